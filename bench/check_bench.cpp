@@ -20,7 +20,7 @@ struct program {
   static constexpr size_t bytes = 4096;
   static constexpr int launches = 9;
   explicit program(bool checked)
-      : machine(simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1},
+      : machine(simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped, .seed = 1},
                 {.check_races = checked}),
         in(machine) {
     for (int i = 0; i < 8; ++i) blocks.emplace_back(bytes);
@@ -28,13 +28,13 @@ struct program {
     if (checked) on_race([](race_report const& r) { std::fprintf(stderr, "%s\n", r.text.c_str()), std::abort(); });
   }
   void step(int uses) {
-    std::array<use, 8> declared{};
+    std::array<memory_use, 8> declared{};
     for (int i = 0; i < launches; ++i) {
       stream& s = lines[static_cast<size_t>(i) % 3];
       for (int u = 0; u < uses; ++u)
         declared[static_cast<size_t>(u)] =
             u ? reads(blocks[static_cast<size_t>(u)].data(), bytes) : writes(blocks[0].data(), bytes);
-      launch(s, std::span<use const>(declared.data(), static_cast<size_t>(uses)), [](CUstream_st*) {}, [] {});
+      launch(s, std::span<memory_use const>(declared.data(), static_cast<size_t>(uses)), [](CUstream_st*) {}, [] {});
       lines[static_cast<size_t>(i + 1) % 3].wait(s);
     }
   }
@@ -102,7 +102,8 @@ void kept_of_ranges(benchmark::State& state) {
     return static_cast<double>(now.uordblks + now.hblkhd);
   };
   auto const kept = [&](bool checked) {
-    auto made = driver::sim::make(simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped});
+    auto made =
+        driver::sim::make(simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped});
     std::unique_ptr<driver::driver> machine =
         checked ? driver::check::wrap(std::move(made.machine)).machine : std::move(made.machine);
     (void)machine->open(0);

@@ -112,14 +112,14 @@ void to_a_peer_granted(benchmark::State& state) {
   if (!two_devices()) return skip(state);
   stream s{device(0)};
   buffer from(large, {.on = device(0)}), to(large, {.on = device(1)});
-  grant_access(to.data(), device(0));
+  enable_peer_access(to.data(), device(0));
   carry(state, s, [&] { copy(s, to.data(), from.data(), large, non_blocking); });
 }
 void to_a_peer_through_pinned_memory(benchmark::State& state) {
   if (!two_devices()) return skip(state);
   stream s{device(0)};
   buffer from(large, {.on = device(0)}), to(large, {.on = device(1)});
-  route_guard staged(route::staged);
+  route_guard staged(copy_route::staged);
   carry(state, s, [&] { copy(s, to.data(), from.data(), large, non_blocking); });
 }
 BENCHMARK(pinned_to_device_raw)->UseRealTime();
@@ -136,7 +136,7 @@ BENCHMARK(to_a_peer_through_pinned_memory)->UseRealTime();
 void new_pinned_memory(benchmark::State& state) {
   auto& pool = runtime::current().get().part<streams::pinned_memory>();
   for (auto _ : state) {
-    pool.deallocate(pool.allocate(1_GiB, natural, here::current()), here::current());
+    pool.deallocate(pool.allocate(1_GiB, default_alignment, source_location::current()), source_location::current());
     state.PauseTiming();
     pool.trim();
     state.ResumeTiming();

@@ -13,14 +13,14 @@ using namespace weir;
 
 struct both_ends {
   std::pair<int, int> sockets = os::make_sockets();
-  share_line here{sockets.first}, there{sockets.second};
+  share_channel here{sockets.first}, there{sockets.second};
 };
 
 // A buffer that nobody had before, and its end: create, map, grant; unmap, release. range(0): bytes.
 void share_make(benchmark::State& state) {
   auto& lent = runtime::current().get().part<peer::exports>();
   for (auto _ : state) {
-    shared_buffer(static_cast<size_t>(state.range(0))).reset();
+    exportable_buffer(static_cast<size_t>(state.range(0))).reset();
     benchmark::DoNotOptimize(lent.forget_idle());
   }
 }
@@ -28,8 +28,8 @@ BENCHMARK(share_make)->Arg(2 << 20)->Arg(256 << 20)->Unit(benchmark::kMicrosecon
 
 // One that was given back before.
 void share_make_again(benchmark::State& state) {
-  shared_buffer(2_MiB).reset();
-  for (auto _ : state) shared_buffer(2_MiB).reset();
+  exportable_buffer(2_MiB).reset();
+  for (auto _ : state) exportable_buffer(2_MiB).reset();
 }
 BENCHMARK(share_make_again)->Unit(benchmark::kMicrosecond)->UseRealTime();
 
@@ -40,7 +40,7 @@ void share_open(benchmark::State& state) {
   auto& lent = runtime::current().get().part<peer::exports>();
   for (auto _ : state) {
     state.PauseTiming();
-    shared_buffer b(static_cast<size_t>(state.range(0)));
+    exportable_buffer b(static_cast<size_t>(state.range(0)));
     state.ResumeTiming();
     line.here.send(b, s);
     line.there.receive().release(s);
@@ -56,7 +56,7 @@ BENCHMARK(share_open)->Arg(2 << 20)->Arg(256 << 20)->Unit(benchmark::kMicrosecon
 void share_open_again(benchmark::State& state) {
   both_ends line;
   auto const s = default_stream();
-  shared_buffer const b(2_MiB);
+  exportable_buffer const b(2_MiB);
   for (auto _ : state) {
     line.here.send(b, s);
     line.there.receive().release(s);

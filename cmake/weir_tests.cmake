@@ -296,14 +296,14 @@ weir_own_code(overrun)
 target_link_libraries(overrun PRIVATE weir::weir)
 set_target_properties(overrun PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 add_test(NAME overrun COMMAND overrun clean)
-set_tests_properties(overrun PROPERTIES TIMEOUT 60 LABELS soak ENVIRONMENT "WEIR_DEVICES=sim:1:1;WEIR_CONF=announce_blocks:1")
+set_tests_properties(overrun PROPERTIES TIMEOUT 60 LABELS soak ENVIRONMENT "WEIR_DEVICES=sim:1:1;WEIR_CONF=nvtx_memory:1")
 
 # Two processes and a ring of buffers: to its end, and with either of them killed or stopped half way.
 if(TARGET share)
   add_test(NAME share COMMAND share --bytes 65536 --rounds 60)
   foreach(mishap kill stop)
     foreach(who writer reader)
-      add_test(NAME share.${mishap}_${who} COMMAND share --bytes 65536 --rounds 60 --lease 500 --${mishap} ${who})
+      add_test(NAME share.${mishap}_${who} COMMAND share --bytes 65536 --rounds 60 --timeout 500 --${mishap} ${who})
     endforeach()
   endforeach()
   set_tests_properties(share share.kill_writer share.kill_reader share.stop_writer share.stop_reader PROPERTIES

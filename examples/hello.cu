@@ -6,7 +6,7 @@
 
 struct scale_by {  // a kernel: plain C++ that nvcc and the host compiler both read
   float* y; float const* x; float a;
-  WEIR_FN void operator()(std::size_t i) const { y[i] = a * x[i]; }
+  WEIR_HOST_DEVICE void operator()(std::size_t i) const { y[i] = a * x[i]; }
 };
 
 int main() try {

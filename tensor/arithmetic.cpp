@@ -7,7 +7,7 @@ namespace {
 
 // out = op(a, b, scalar); `other` is what a two-operand form calls b, null for one operand.
 void apply(tensor const& out, ops::elementwise op, tensor const& a, tensor const* other, double scalar,
-           std::string_view operation, here at) {
+           std::string_view operation, source_location at) {
   char const* const first = other ? "left" : "tensor";
   tensors::require_defined(a, operation, first, at);
   if (other) tensors::require_defined(*other, operation, "right", at);
@@ -23,7 +23,7 @@ void apply(tensor const& out, ops::elementwise op, tensor const& a, tensor const
   tensors::changed(out);
 }
 
-tensor applied(ops::elementwise op, tensor const& a, tensor const* b, std::string_view operation, here at) {
+tensor applied(ops::elementwise op, tensor const& a, tensor const* b, std::string_view operation, source_location at) {
   tensors::require_defined(a, operation, b ? "left" : "tensor", at);
   if (b) {  // before memory is taken
     tensors::require_defined(*b, operation, "right", at);
@@ -36,7 +36,7 @@ tensor applied(ops::elementwise op, tensor const& a, tensor const* b, std::strin
   return out;
 }
 
-tensor summed(tensor const& t, bool averaged, std::string_view operation, here at) {
+tensor summed(tensor const& t, bool averaged, std::string_view operation, source_location at) {
   tensors::require_defined(t, operation, "tensor", at);
   if (t.dtype() != float32 && t.dtype() != float64) {
     throw not_supported(std::string(operation), tensors::describe(t),
@@ -51,36 +51,40 @@ tensor summed(tensor const& t, bool averaged, std::string_view operation, here a
 
 }  // namespace
 
-tensor& tensor::fill_(double value, here at) {
+tensor& tensor::fill_(double value, source_location at) {
   tensors::require_defined(*this, "tensor::fill_", "tensor", at);
   ops::fill(tensors::place_of(*this, at), tensors::operand_of(*this), value, at);
   tensors::changed(*this);
   return *this;
 }
-tensor& tensor::zero_(here at) { return fill_(0, at); }
+tensor& tensor::zero_(source_location at) { return fill_(0, at); }
 
-tensor& tensor::add_(tensor const& other, double alpha, here at) {
+tensor& tensor::add_(tensor const& other, double alpha, source_location at) {
   apply(*this, ops::elementwise::add, *this, &other, alpha, "tensor::add_", at);
   return *this;
 }
-tensor& tensor::mul_(double factor, here at) {
+tensor& tensor::mul_(double factor, source_location at) {
   apply(*this, ops::elementwise::scale, *this, nullptr, factor, "tensor::mul_", at);
   return *this;
 }
-tensor& tensor::mul_(tensor const& other, here at) {
+tensor& tensor::mul_(tensor const& other, source_location at) {
   apply(*this, ops::elementwise::mul, *this, &other, 1, "tensor::mul_", at);
   return *this;
 }
-tensor& tensor::relu_(here at) {
+tensor& tensor::relu_(source_location at) {
   apply(*this, ops::elementwise::relu, *this, nullptr, 0, "tensor::relu_", at);
   return *this;
 }
 
-tensor add(tensor const& a, tensor const& b, here at) { return applied(ops::elementwise::add, a, &b, "add", at); }
-tensor mul(tensor const& a, tensor const& b, here at) { return applied(ops::elementwise::mul, a, &b, "mul", at); }
-tensor relu(tensor const& a, here at) { return applied(ops::elementwise::relu, a, nullptr, "relu", at); }
-tensor sin(tensor const& t, here at) { return applied(ops::elementwise::sine, t, nullptr, "sin", at); }
-tensor sum(tensor const& t, here at) { return summed(t, false, "sum", at); }
-tensor mean(tensor const& t, here at) { return summed(t, true, "mean", at); }
+tensor add(tensor const& a, tensor const& b, source_location at) {
+  return applied(ops::elementwise::add, a, &b, "add", at);
+}
+tensor mul(tensor const& a, tensor const& b, source_location at) {
+  return applied(ops::elementwise::mul, a, &b, "mul", at);
+}
+tensor relu(tensor const& a, source_location at) { return applied(ops::elementwise::relu, a, nullptr, "relu", at); }
+tensor sin(tensor const& t, source_location at) { return applied(ops::elementwise::sine, t, nullptr, "sin", at); }
+tensor sum(tensor const& t, source_location at) { return summed(t, false, "sum", at); }
+tensor mean(tensor const& t, source_location at) { return summed(t, true, "mean", at); }
 
 }  // namespace weir

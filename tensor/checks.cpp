@@ -16,7 +16,7 @@ std::string describe(tensor const& t) {
          (t.is_pinned() ? "pinned cpu" : t.device().str());
 }
 
-void require_defined(tensor const& t, std::string_view operation, char const* name, here at) {
+void require_defined(tensor const& t, std::string_view operation, char const* name, source_location at) {
   if (!t.defined())
     throw invalid_use(std::string(operation), std::string(name) + " is undefined",
                       "Make it with a factory first, for example weir::empty", at);
@@ -26,7 +26,7 @@ void require_defined(tensor const& t, std::string_view operation, char const* na
 }
 
 void require_same_shape(tensor const& a, tensor const& b, std::string_view operation, char const* first,
-                        char const* second, here at) {
+                        char const* second, source_location at) {
   if (a.shape() == b.shape()) return;
   throw invalid_use(std::string(operation),
                     std::string(first) + " " + a.shape().str() + ", " + second + " " + b.shape().str(),
@@ -34,14 +34,14 @@ void require_same_shape(tensor const& a, tensor const& b, std::string_view opera
 }
 
 void require_same_device(tensor const& a, tensor const& b, std::string_view operation, char const* first,
-                         char const* second, here at) {
+                         char const* second, source_location at) {
   if (a.device() == b.device()) return;
   throw invalid_use(std::string(operation),
                     std::string(first) + " on " + a.device().str() + ", " + second + " on " + b.device().str(),
                     "Bring them together with to(device) or copy_", at);
 }
 
-void require_float32(tensor const& t, std::string_view operation, char const* name, here at) {
+void require_float32(tensor const& t, std::string_view operation, char const* name, source_location at) {
   if (t.dtype() == float32) return;
   throw not_supported(std::string(operation), std::string(name) + " is " + describe(t),
                       "Arithmetic is float32: convert with to(weir::float32)", at);
@@ -116,7 +116,8 @@ bool may_share_elements(tensor const& a, tensor const& b) {
   return between.may_be(static_cast<std::int64_t>(second.at - first.at));
 }
 
-void require_no_partial_overlap(tensor const& written, tensor const& read, std::string_view operation, here at) {
+void require_no_partial_overlap(tensor const& written, tensor const& read, std::string_view operation,
+                                source_location at) {
   bool same = written.data() == read.data() && size_of(written.dtype()) == size_of(read.dtype());
   for (int i = 0; i < written.dim(); ++i) same &= written.shape()[i] == 1 || written.strides()[i] == read.strides()[i];
   if (same || !may_share_elements(written, read)) return;
@@ -163,7 +164,7 @@ std::optional<strides> strides_of_view(tensor const& t, shape const& s) noexcept
   return to < 0 ? std::optional(by) : std::nullopt;
 }
 
-shape with_inferred_extent(shape s, std::int64_t numel, std::string_view operation, here at) {
+shape with_inferred_extent(shape s, std::int64_t numel, std::string_view operation, source_location at) {
   shape const asked = s;
   int unknown = -1;
   std::int64_t known = 1;
@@ -187,7 +188,7 @@ shape with_inferred_extent(shape s, std::int64_t numel, std::string_view operati
 
 int device_of(tensor const& t) noexcept { return t.device().is_cpu() ? -1 : t.device().index(); }
 
-ops::place place_of(tensor const& t, here at) {
+ops::place place_of(tensor const& t, source_location at) {
   int const device = device_of(t);
   if (device < 0) return {};
   return streams::ref_of(streams::current_line(*tensor_access::block_of(t).owner.if_alive(), device, at));
@@ -195,12 +196,13 @@ ops::place place_of(tensor const& t, here at) {
 
 ops::operand operand_of(tensor const& t) noexcept { return {t.data(), t.dtype(), t.shape(), t.strides()}; }
 
-void on_host(uses u, char const* operation, here at) noexcept {
-  for (use const& one : u.all()) {
+void on_host(memory_uses u, char const* operation, source_location at) noexcept {
+  for (memory_use const& one : u.all()) {
     if (one.address)
       driver::check::host_uses(
           one.address, one.bytes,
-          one.how == access::read ? driver::check::host_use::reads : driver::check::host_use::writes, operation, at);
+          one.how == access_mode::read ? driver::check::host_use::reads : driver::check::host_use::writes, operation,
+          at);
   }
 }
 
@@ -209,5 +211,5 @@ void changed(tensor const& t) noexcept { tensor_access::block_of(t).version.fetc
 }  // namespace weir::tensors
 
 namespace weir::ops {
-void on_host(uses u, here at) noexcept { tensors::on_host(u, "a tensor operation", at); }
+void on_host(memory_uses u, source_location at) noexcept { tensors::on_host(u, "a tensor operation", at); }
 }  // namespace weir::ops

@@ -15,7 +15,7 @@ bool are_same_elements(tensor const& a, tensor const& b) {
 }
 
 // The bytes as they stand. Requires: both contiguous, of one dtype.
-stamp copy_bytes(tensor const& to, tensor const& from, blocking b, here at) {
+stamp copy_bytes(tensor const& to, tensor const& from, blocking b, source_location at) {
   int const target = tensors::device_of(to), source = tensors::device_of(from);
   if (target < 0 && source < 0) {
     tensors::on_host({reads(from), writes(to)}, "tensor::copy_", at);
@@ -28,7 +28,7 @@ stamp copy_bytes(tensor const& to, tensor const& from, blocking b, here at) {
 
 }  // namespace
 
-stamp tensor::copy_(tensor const& src, blocking b, here at) {
+stamp tensor::copy_(tensor const& src, blocking b, source_location at) {
   tensors::require_defined(*this, "tensor::copy_", "target", at);
   tensors::require_defined(src, "tensor::copy_", "source", at);
   tensors::require_same_shape(*this, src, "tensor::copy_", "target", "source", at);
@@ -55,19 +55,19 @@ stamp tensor::copy_(tensor const& src, blocking b, here at) {
   return done;
 }
 
-tensor tensor::clone(here at) const {
+tensor tensor::clone(source_location at) const {
   tensors::require_defined(*this, "tensor::clone", "tensor", at);
   tensor copy = tensors::empty_at(*this, shape(), dtype(), at);
   copy.copy_(*this, blocking::yes, at);
   return copy;
 }
 
-tensor tensor::contiguous(here at) const {
+tensor tensor::contiguous(source_location at) const {
   tensors::require_defined(*this, "tensor::contiguous", "tensor", at);
   return is_contiguous() ? *this : clone(at);
 }
 
-tensor tensor::to(weir::device on, blocking b, here at) const {
+tensor tensor::to(weir::device on, blocking b, source_location at) const {
   tensors::require_defined(*this, "tensor::to", "tensor", at);
   if (on.is_cpu()) {
     if (device().is_cpu()) return *this;
@@ -86,7 +86,7 @@ tensor tensor::to(weir::device on, blocking b, here at) const {
   return there;
 }
 
-tensor tensor::to(weir::dtype type, here at) const {
+tensor tensor::to(weir::dtype type, source_location at) const {
   tensors::require_defined(*this, "tensor::to", "tensor", at);
   if (type == dtype()) return *this;
   tensor there = tensors::empty_at(*this, shape(), type, at);
@@ -94,7 +94,7 @@ tensor tensor::to(weir::dtype type, here at) const {
   return there;
 }
 
-tensor tensor::pin_memory(here at) const {
+tensor tensor::pin_memory(source_location at) const {
   tensors::require_defined(*this, "tensor::pin_memory", "tensor", at);
   if (!device().is_cpu())
     throw invalid_use("tensor::pin_memory", tensors::describe(*this), "Only host memory can be pinned: cpu() first",
@@ -107,7 +107,7 @@ tensor tensor::pin_memory(here at) const {
 
 namespace {
 struct element { alignas(8) unsigned char bytes[8]; };
-element only_element(tensor const& t, here at) {
+element only_element(tensor const& t, source_location at) {
   tensors::require_defined(t, "tensor::item", "tensor", at);
   if (t.numel() != 1)
     throw invalid_use("tensor::item", t.shape().str() + " has " + std::to_string(t.numel()) + " elements",
@@ -126,11 +126,11 @@ element only_element(tensor const& t, here at) {
 }
 }  // namespace
 
-double tensor::item_as_double(here at) const {
+double tensor::item_as_double(source_location at) const {
   element const e = only_element(*this, at);
   return ops::load(dtype(), e.bytes, 0);
 }
-std::int64_t tensor::item_as_integer(here at) const {
+std::int64_t tensor::item_as_integer(source_location at) const {
   element const e = only_element(*this, at);
   return ops::is_integer(dtype()) ? ops::load_integer(dtype(), e.bytes, 0)
                                   : ops::integer_of(ops::load(dtype(), e.bytes, 0));

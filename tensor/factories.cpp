@@ -13,7 +13,7 @@
 namespace weir {
 namespace tensors {
 
-tensor make_at(runtime::impl* owner, int device, memory_kind kind, shape const& s, dtype type, here at) {
+tensor make_at(runtime::impl* owner, int device, memory_kind kind, shape const& s, dtype type, source_location at) {
   size_t bytes = 0;
   if (__builtin_mul_overflow(static_cast<size_t>(s.numel(at)), size_of(type), &bytes)) {
     throw invalid_use("empty", std::string(name_of(type)) + " " + s.str() + " has more than 2^64 bytes",
@@ -34,18 +34,18 @@ tensor make_at(runtime::impl* owner, int device, memory_kind kind, shape const& 
       throw out_of_memory(report, at);
     }
   } else if (kind == memory_kind::pinned) {
-    block->data = owner->part<streams::pinned_memory>().allocate(bytes, natural, at);
+    block->data = owner->part<streams::pinned_memory>().allocate(bytes, default_alignment, at);
     observe::note(observe::action::alloc, block->data, bytes, 0, owner->id(), observe::pinned_memory_place, at);
     block->how = storage::state::held::block;
   } else {
     block->device = weir::device(device);
-    block->data = allocate(streams::ref_of(streams::current_line(*owner, device, at)), bytes, natural, at);
+    block->data = allocate(streams::ref_of(streams::current_line(*owner, device, at)), bytes, default_alignment, at);
     block->how = storage::state::held::block;
   }
   return tensor_access::make(std::move(block), s, row_major(s), 0, type);
 }
 
-tensor empty_at(tensor const& like, shape const& s, dtype type, here at) {
+tensor empty_at(tensor const& like, shape const& s, dtype type, source_location at) {
   storage::state const& block = tensor_access::block_of(like);
   // borrowed pinned memory
   auto const kind = block.kind == memory_kind::pinned && !block.owner.any() ? memory_kind::pageable : block.kind;
@@ -58,21 +58,21 @@ tensor empty_at(tensor const& like, shape const& s, dtype type, here at) {
 
 namespace {
 
-tensor make(shape const& s, tensor_options const& o, std::string_view operation, here at) {
+tensor make(shape const& s, tensor_options const& o, std::string_view operation, source_location at) {
   if (o.on.is_cpu()) {
     if (o.kind == memory_kind::pinned)
-      return tensors::make_at(&streams::current_runtime(at), -1, memory_kind::pinned, s, o.type, at);
-    return tensors::make_at(nullptr, -1, memory_kind::pageable, s, o.type, at);
+      return tensors::make_at(&streams::current_runtime(at), -1, memory_kind::pinned, s, o.dtype, at);
+    return tensors::make_at(nullptr, -1, memory_kind::pageable, s, o.dtype, at);
   }
   if (o.kind != memory_kind::device) {
     throw invalid_use(std::string(operation), "host memory (kind) on " + o.on.str(),
                       "Say .on = weir::cpu for pinned and pageable tensors", at);
   }
   runtime::impl& r = streams::current_runtime(at);
-  return tensors::make_at(&r, streams::resolve(o.on, r, operation, at), memory_kind::device, s, o.type, at);
+  return tensors::make_at(&r, streams::resolve(o.on, r, operation, at), memory_kind::device, s, o.dtype, at);
 }
 
-tensor filled(tensor t, double value, here at) {
+tensor filled(tensor t, double value, source_location at) {
   ops::fill(tensors::place_of(t, at), tensors::operand_of(t), value, at);
   return t;
 }
@@ -96,7 +96,8 @@ class generators {  // where each device stands in its sequence of random number
   base::guarded<std::vector<position>> at_;
 };
 
-void draw_into(tensor const& t, ops::draw how, double mean, double deviation, here at) {  // contiguous float32
+// contiguous float32
+void draw_into(tensor const& t, ops::draw how, double mean, double deviation, source_location at) {
   known_runtime const& owner = tensor_access::block_of(t).owner;
   auto const from =
       (owner.any() ? owner.get("tensor::normal_", tensors::describe(t), at) : streams::current_runtime(at))
@@ -105,20 +106,20 @@ void draw_into(tensor const& t, ops::draw how, double mean, double deviation, he
   ops::random(tensors::place_of(t, at), tensors::operand_of(t), {how, mean, deviation}, from.seed, from.group, at);
 }
 
-void require_random(dtype type, std::string_view operation, here at) {
+void require_random(dtype type, std::string_view operation, source_location at) {
   if (type != float32)
     throw not_supported(std::string(operation), std::string(name_of(type)),
                         "Random numbers are float32: convert with to(dtype)", at);
 }
 
-tensor drawn(shape const& s, tensor_options const& o, ops::draw how, std::string_view operation, here at) {
-  require_random(o.type, operation, at);
+tensor drawn(shape const& s, tensor_options const& o, ops::draw how, std::string_view operation, source_location at) {
+  require_random(o.dtype, operation, at);
   tensor t = make(s, o, operation, at);
   draw_into(t, how, 0, 1, at);
   return t;
 }
 
-tensor drawn_like(tensor const& like, ops::draw how, std::string_view operation, here at) {
+tensor drawn_like(tensor const& like, ops::draw how, std::string_view operation, source_location at) {
   tensors::require_defined(like, operation, "tensor", at);
   require_random(like.dtype(), operation, at);
   tensor t = empty_like(like, at);
@@ -128,23 +129,27 @@ tensor drawn_like(tensor const& like, ops::draw how, std::string_view operation,
 
 }  // namespace
 
-tensor empty(shape s, tensor_options o, here at) { return make(s, o, "empty", at); }
-tensor zeros(shape s, tensor_options o, here at) { return filled(make(s, o, "zeros", at), 0, at); }
-tensor ones(shape s, tensor_options o, here at) { return filled(make(s, o, "ones", at), 1, at); }
-tensor full(shape s, double value, tensor_options o, here at) { return filled(make(s, o, "full", at), value, at); }
+tensor empty(shape s, tensor_options o, source_location at) { return make(s, o, "empty", at); }
+tensor zeros(shape s, tensor_options o, source_location at) { return filled(make(s, o, "zeros", at), 0, at); }
+tensor ones(shape s, tensor_options o, source_location at) { return filled(make(s, o, "ones", at), 1, at); }
+tensor full(shape s, double value, tensor_options o, source_location at) {
+  return filled(make(s, o, "full", at), value, at);
+}
 
-tensor arange(std::int64_t n, tensor_options o, here at) {
+tensor arange(std::int64_t n, tensor_options o, source_location at) {
   if (n < 0) throw invalid_use("arange", std::to_string(n) + " elements", "Ask for 0 or more", at);
   tensor t = make({n}, o, "arange", at);
   ops::count_up(tensors::place_of(t, at), tensors::operand_of(t), at);
   return t;
 }
 
-tensor rand(shape s, tensor_options o, here at) { return drawn(s, o, ops::draw::uniform, "rand", at); }
-tensor randn(shape s, tensor_options o, here at) { return drawn(s, o, ops::draw::normal, "randn", at); }
-void manual_seed(std::uint64_t value, here at) { streams::current_runtime(at).part<generators>().seed(value); }
+tensor rand(shape s, tensor_options o, source_location at) { return drawn(s, o, ops::draw::uniform, "rand", at); }
+tensor randn(shape s, tensor_options o, source_location at) { return drawn(s, o, ops::draw::normal, "randn", at); }
+void manual_seed(std::uint64_t value, source_location at) {
+  streams::current_runtime(at).part<generators>().seed(value);
+}
 
-tensor& tensor::normal_(double mean, double deviation, here at) {
+tensor& tensor::normal_(double mean, double deviation, source_location at) {
   tensors::require_defined(*this, "tensor::normal_", "tensor", at);
   require_random(dtype(), "tensor::normal_", at);
   if (!(deviation >= 0))
@@ -161,46 +166,48 @@ tensor& tensor::normal_(double mean, double deviation, here at) {
 }
 
 namespace {
-tensor borrowed(void const* values, shape const& s, dtype type, here at) {
+tensor borrowed(void const* values, shape const& s, dtype type, source_location at) {
   static char none;  // lists may be empty
-  return tensor::borrow(values ? const_cast<void*>(values) : &none, s, type, cpu, at);
+  return tensor::from_blob(values ? const_cast<void*>(values) : &none, s, type, cpu, at);
 }
 }  // namespace
 
-tensor detail::tensor_from(void const* values, shape s, dtype type, tensor_options o, here at) {
-  o.type = type;
+tensor detail::tensor_from(void const* values, shape s, dtype type, tensor_options o, source_location at) {
+  o.dtype = type;
   tensor t = make(s, o, "tensor_of", at);
   t.copy_(borrowed(values, s, type, at), blocking::yes, at);
   return t;
 }
 
-void detail::uneven_rows(size_t first, size_t other, here at) {
+void detail::uneven_rows(size_t first, size_t other, source_location at) {
   throw invalid_use("tensor_of", "rows of " + std::to_string(first) + " and of " + std::to_string(other) + " values",
                     "Give all rows the same number of values", at);
 }
 
-tensor tensor::new_of(void const* values, weir::shape s, weir::dtype type, here at) const {
+tensor tensor::new_of(void const* values, weir::shape s, weir::dtype type, source_location at) const {
   tensor t = new_empty(s, at);
   t.copy_(borrowed(values, s, type, at), blocking::yes, at);
   return t;
 }
 
-tensor tensor::new_empty(weir::shape s, here at) const {
+tensor tensor::new_empty(weir::shape s, source_location at) const {
   tensors::require_defined(*this, "tensor::new_empty", "tensor", at);
   return tensors::empty_at(*this, s, dtype(), at);
 }
-tensor tensor::new_zeros(weir::shape s, here at) const { return new_full(s, 0, at); }
-tensor tensor::new_ones(weir::shape s, here at) const { return new_full(s, 1, at); }
-tensor tensor::new_full(weir::shape s, double value, here at) const { return filled(new_empty(s, at), value, at); }
+tensor tensor::new_zeros(weir::shape s, source_location at) const { return new_full(s, 0, at); }
+tensor tensor::new_ones(weir::shape s, source_location at) const { return new_full(s, 1, at); }
+tensor tensor::new_full(weir::shape s, double value, source_location at) const {
+  return filled(new_empty(s, at), value, at);
+}
 
-tensor empty_like(tensor const& t, here at) {
+tensor empty_like(tensor const& t, source_location at) {
   tensors::require_defined(t, "empty_like", "tensor", at);
   return tensors::empty_at(t, t.shape(), t.dtype(), at);
 }
-tensor zeros_like(tensor const& t, here at) { return filled(empty_like(t, at), 0, at); }
-tensor ones_like(tensor const& t, here at) { return filled(empty_like(t, at), 1, at); }
-tensor full_like(tensor const& t, double value, here at) { return filled(empty_like(t, at), value, at); }
-tensor rand_like(tensor const& t, here at) { return drawn_like(t, ops::draw::uniform, "rand_like", at); }
-tensor randn_like(tensor const& t, here at) { return drawn_like(t, ops::draw::normal, "randn_like", at); }
+tensor zeros_like(tensor const& t, source_location at) { return filled(empty_like(t, at), 0, at); }
+tensor ones_like(tensor const& t, source_location at) { return filled(empty_like(t, at), 1, at); }
+tensor full_like(tensor const& t, double value, source_location at) { return filled(empty_like(t, at), value, at); }
+tensor rand_like(tensor const& t, source_location at) { return drawn_like(t, ops::draw::uniform, "rand_like", at); }
+tensor randn_like(tensor const& t, source_location at) { return drawn_like(t, ops::draw::normal, "randn_like", at); }
 
 }  // namespace weir

@@ -26,7 +26,7 @@ std::optional<matrix> as_matrix(tensor const& t) {  // none: gaps both ways, or 
 }
 
 struct readable { tensor t; matrix as; };  // a view where a BLAS can read it, else a copy
-readable readable_of(tensor const& t, here at) {
+readable readable_of(tensor const& t, source_location at) {
   if (auto const as = as_matrix(t)) return {t, *as};
   tensor const copy = t.clone(at);
   return {copy, *as_matrix(copy)};
@@ -36,7 +36,7 @@ bool has_product(dtype type) { return type == float32 || type == float16 || type
 
 struct extents { std::int64_t m, n, k; };
 
-extents check(tensor const& a, tensor const& b, transposed how, here at) {
+extents check(tensor const& a, tensor const& b, transposed how, source_location at) {
   tensors::require_defined(a, "matmul", "left", at);
   tensors::require_defined(b, "matmul", "right", at);
   bool const left = how == transposed::left || how == transposed::both,
@@ -66,7 +66,7 @@ extents check(tensor const& a, tensor const& b, transposed how, here at) {
 
 }  // namespace
 
-void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed how, double beta, here at) {
+void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed how, double beta, source_location at) {
   extents const e = check(left, right, how, at);
   tensors::require_defined(out, "matmul_out", "out", at);
   if (out.dtype() != float32 && out.dtype() != left.dtype()) {
@@ -123,7 +123,7 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
   tensors::changed(out);
 }
 
-tensor matmul(tensor const& left, tensor const& right, transposed how, here at) {
+tensor matmul(tensor const& left, tensor const& right, transposed how, source_location at) {
   extents const e = check(left, right, how, at);
   tensor out = tensors::empty_at(left, {e.m, e.n}, left.dtype(), at);
   matmul_out(out, left, right, how, 0, at);

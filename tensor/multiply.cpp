@@ -81,7 +81,7 @@ class cublas {  // a part of the runtime: a handle a GPU, made on first use
     return its.workspace;
   }
   // Requires: the device is current.
-  void multiply(int device, CUstream_st* s, product const& p, void* workspace, size_t bytes, here at) {
+  void multiply(int device, CUstream_st* s, product const& p, void* workspace, size_t bytes, source_location at) {
     if (functions_.missing)
       throw not_supported("matmul", std::string(functions_.missing) + " was not found",
                           "Install cuBLAS 12 or 13, or name its folder in LD_LIBRARY_PATH", at);
@@ -132,7 +132,7 @@ base::guarded<host_functions> loaded_host_functions;
 
 // Simulated devices multiply at the same time:
 // each on its share of the cores, or the library's threads fight for them.
-decltype(&cblas_sgemm) host_gemm(int devices, here at) {
+decltype(&cblas_sgemm) host_gemm(int devices, source_location at) {
   auto f = loaded_host_functions.lock();
   if (f->gemm) return f->gemm;
 #ifdef WEIR_CBLAS_FILE
@@ -203,11 +203,12 @@ size_t product_workspace(place const& where) {
   return r.machine().simulated() ? 0 : r.part<cublas>().workspace_bytes(line.device());
 }
 
-void multiply(place const& where, product const& p, void* workspace, size_t workspace_bytes, here at) {
-  use const all[] = {{p.c, p.beta == 0 ? access::write : access::update, bytes_of(p.out, p.m, p.n, p.ldc)},
-                     reads(p.a, p.a_transposed ? bytes_of(p.in, p.k, p.m, p.lda) : bytes_of(p.in, p.m, p.k, p.lda)),
-                     reads(p.b, p.b_transposed ? bytes_of(p.in, p.n, p.k, p.ldb) : bytes_of(p.in, p.k, p.n, p.ldb)),
-                     writes(workspace, workspace_bytes)};
+void multiply(place const& where, product const& p, void* workspace, size_t workspace_bytes, source_location at) {
+  memory_use const all[] = {
+      {p.c, p.beta == 0 ? access_mode::write : access_mode::update, bytes_of(p.out, p.m, p.n, p.ldc)},
+      reads(p.a, p.a_transposed ? bytes_of(p.in, p.k, p.m, p.lda) : bytes_of(p.in, p.m, p.k, p.lda)),
+      reads(p.b, p.b_transposed ? bytes_of(p.in, p.n, p.k, p.ldb) : bytes_of(p.in, p.k, p.n, p.ldb)),
+      writes(workspace, workspace_bytes)};
   // the caller's thread alone
   if (!where) return on_host(all, at), multiply_on_host(host_gemm(os::usable_processors(), at), p);
   clock::timeline const& line = streams::line_of(*where);

@@ -7,7 +7,7 @@
 
 namespace weir::ops {
 
-WEIR_FN constexpr bool is_integer(dtype type) noexcept {
+WEIR_HOST_DEVICE constexpr bool is_integer(dtype type) noexcept {
   return type == int8 || type == uint8 || type == int16 || type == int32 || type == int64 || type == boolean;
 }
 
@@ -16,7 +16,7 @@ using detail::float16_of_float;
 using detail::float_of_bfloat16;
 using detail::float_of_float16;
 
-WEIR_FN inline std::int64_t load_integer(dtype type, void const* p, std::int64_t i) noexcept {
+WEIR_HOST_DEVICE inline std::int64_t load_integer(dtype type, void const* p, std::int64_t i) noexcept {
   switch (type) {
     case int8: return static_cast<std::int8_t const*>(p)[i];
     case int16: return static_cast<std::int16_t const*>(p)[i];
@@ -26,7 +26,7 @@ WEIR_FN inline std::int64_t load_integer(dtype type, void const* p, std::int64_t
   }
 }
 
-WEIR_FN inline double load(dtype type, void const* p, std::int64_t i) noexcept {
+WEIR_HOST_DEVICE inline double load(dtype type, void const* p, std::int64_t i) noexcept {
   switch (type) {
     case float32: return static_cast<float const*>(p)[i];
     case float64: return static_cast<double const*>(p)[i];
@@ -37,7 +37,7 @@ WEIR_FN inline double load(dtype type, void const* p, std::int64_t i) noexcept {
 }
 
 // the low bits; boolean: is it not 0
-WEIR_FN inline void store_integer(dtype type, void* p, std::int64_t i, std::int64_t value) noexcept {
+WEIR_HOST_DEVICE inline void store_integer(dtype type, void* p, std::int64_t i, std::int64_t value) noexcept {
   switch (type) {
     case int16: static_cast<std::int16_t*>(p)[i] = static_cast<std::int16_t>(value); break;
     case int32: static_cast<std::int32_t*>(p)[i] = static_cast<std::int32_t>(value); break;
@@ -49,12 +49,12 @@ WEIR_FN inline void store_integer(dtype type, void* p, std::int64_t i, std::int6
 
 // Numbers outside an integer dtype's range, and NaN,
 // become the nearest bound of int64 and 0, then its low bits.
-WEIR_FN inline std::int64_t integer_of(double value) noexcept {
+WEIR_HOST_DEVICE inline std::int64_t integer_of(double value) noexcept {
   if (!(value > -0x1p63)) return value != value ? 0 : INT64_MIN;
   return value >= 0x1p63 ? INT64_MAX : static_cast<std::int64_t>(value);
 }
 
-WEIR_FN inline void store(dtype type, void* p, std::int64_t i, double value) noexcept {
+WEIR_HOST_DEVICE inline void store(dtype type, void* p, std::int64_t i, double value) noexcept {
   switch (type) {
     case float32: static_cast<float*>(p)[i] = static_cast<float>(value); break;
     case float64: static_cast<double*>(p)[i] = value; break;

@@ -15,13 +15,13 @@ namespace weir::ops {
 namespace {
 
 template <class F>
-void run(place const& where, std::int64_t n, uses u, F f, here at) {
+void run(place const& where, std::int64_t n, memory_uses u, F f, source_location at) {
   if (n <= 0) return;
   if (where) parallel_for(*where, static_cast<size_t>(n), u, f, at);
   else on_host(u, at), detail::loop_on_host(static_cast<size_t>(n), f);
 }
 
-use used(operand const& o, access how) noexcept {
+memory_use used(operand const& o, access_mode how) noexcept {
   std::int64_t last = 0;
   for (int i = 0; i < o.extents.rank(); ++i) last += (o.extents[i] - 1) * o.by[i];
   return {o.data, how, static_cast<size_t>(last + 1) * size_of(o.type)};
@@ -56,7 +56,7 @@ struct walk {
     for (int k = 0; k < N; ++k) all = all && by[k][0] == 1;
     return all;
   }
-  WEIR_FN void offsets(std::int64_t i, std::int64_t (&at)[N]) const {
+  WEIR_HOST_DEVICE void offsets(std::int64_t i, std::int64_t (&at)[N]) const {
     for (int k = 0; k < N; ++k) at[k] = 0;
     for (int d = rank - 1; d > 0; --d) {
       std::int64_t const rest = i / extents[d], here = i - rest * extents[d];
@@ -72,22 +72,23 @@ template <class T>
 struct fill_dense {
   T* out;
   T value;
-  WEIR_FN void operator()(size_t i) const { out[i] = value; }
+  WEIR_HOST_DEVICE void operator()(size_t i) const { out[i] = value; }
 };
 struct fill_strided {
   walk<1> over;
   void* out;
   dtype type;
   double value;
-  WEIR_FN void operator()(size_t i) const {
+  WEIR_HOST_DEVICE void operator()(size_t i) const {
     std::int64_t at[1];
     over.offsets(static_cast<std::int64_t>(i), at);
     store(type, out, at[0], value);
   }
 };
 template <class T>
-void fill_with(place const& where, operand const& out, std::int64_t n, void const* bits, here at) {
-  run(where, n, {used(out, access::write)}, fill_dense<T>{static_cast<T*>(out.data), *static_cast<T const*>(bits)}, at);
+void fill_with(place const& where, operand const& out, std::int64_t n, void const* bits, source_location at) {
+  run(where, n, {used(out, access_mode::write)}, fill_dense<T>{static_cast<T*>(out.data), *static_cast<T const*>(bits)},
+      at);
 }
 
 // copy ------------------------------------------------------------------------------------------------------
@@ -96,15 +97,15 @@ struct copy_strided {
   walk<2> over;
   T* out;
   T const* in;
-  WEIR_FN void operator()(size_t i) const {
+  WEIR_HOST_DEVICE void operator()(size_t i) const {
     std::int64_t at[2];
     over.offsets(static_cast<std::int64_t>(i), at);
     out[at[0]] = in[at[1]];
   }
 };
 template <class T>
-void copy_as(place const& where, walk<2> const& over, operand const& out, operand const& in, here at) {
-  run(where, over.n, {used(out, access::write), used(in, access::read)},
+void copy_as(place const& where, walk<2> const& over, operand const& out, operand const& in, source_location at) {
+  run(where, over.n, {used(out, access_mode::write), used(in, access_mode::read)},
       copy_strided<T>{over, static_cast<T*>(out.data), static_cast<T const*>(in.data)}, at);
 }
 struct convert {
@@ -112,7 +113,7 @@ struct convert {
   void* out;
   void const* in;
   dtype to, from;
-  WEIR_FN void operator()(size_t i) const {
+  WEIR_HOST_DEVICE void operator()(size_t i) const {
     std::int64_t at[2];
     over.offsets(static_cast<std::int64_t>(i), at);
     if (is_integer(to) && is_integer(from)) store_integer(to, out, at[0], load_integer(from, in, at[1]));
@@ -123,7 +124,7 @@ struct convert {
 struct counting {
   void* out;
   dtype type;
-  WEIR_FN void operator()(size_t i) const {
+  WEIR_HOST_DEVICE void operator()(size_t i) const {
     if (is_integer(type)) store_integer(type, out, static_cast<std::int64_t>(i), static_cast<std::int64_t>(i));
     else store(type, out, static_cast<std::int64_t>(i), static_cast<double>(i));
   }
@@ -131,9 +132,9 @@ struct counting {
 
 // No fused multiply-add: a GPU and the simulated machine are to give the same bits.
 #if defined(__CUDA_ARCH__)
-WEIR_FN inline float plus_scaled(float a, float s, float b) { return __fadd_rn(a, __fmul_rn(s, b)); }
+WEIR_HOST_DEVICE inline float plus_scaled(float a, float s, float b) { return __fadd_rn(a, __fmul_rn(s, b)); }
 #else
-WEIR_FN inline float plus_scaled(float a, float s, float b) { return a + s * b; }
+WEIR_HOST_DEVICE inline float plus_scaled(float a, float s, float b) { return a + s * b; }
 #endif
 
 // random: Philox 4x32 with 10 rounds, a counter and a key in, four numbers out ------------------------------
@@ -143,7 +144,7 @@ struct drawing {
   std::uint64_t seed, first;
   draw how;
   float mean, deviation;
-  WEIR_FN void operator()(size_t group) const {
+  WEIR_HOST_DEVICE void operator()(size_t group) const {
     std::uint64_t const counter = first + group;
     std::uint32_t c[4] = {static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32), 0, 0};
     std::uint32_t k0 = static_cast<std::uint32_t>(seed), k1 = static_cast<std::uint32_t>(seed >> 32);
@@ -175,7 +176,7 @@ struct drawing {
 
 // element by element ----------------------------------------------------------------------------------------
 template <elementwise Op>
-WEIR_FN inline float result(float a, float b, float s) {
+WEIR_HOST_DEVICE inline float result(float a, float b, float s) {
   if constexpr (Op == elementwise::add) return plus_scaled(a, s, b);
   else if constexpr (Op == elementwise::mul) return a * b;
   else if constexpr (Op == elementwise::scale) return a * s;
@@ -188,7 +189,7 @@ struct apply_dense {
   float const* a;
   float const* b;
   float s;
-  WEIR_FN void operator()(size_t i) const { out[i] = result<Op>(a[i], b[i], s); }
+  WEIR_HOST_DEVICE void operator()(size_t i) const { out[i] = result<Op>(a[i], b[i], s); }
 };
 struct apply_strided {
   walk<3> over;
@@ -197,7 +198,7 @@ struct apply_strided {
   float const* b;
   float s;
   elementwise op;
-  WEIR_FN void operator()(size_t i) const {
+  WEIR_HOST_DEVICE void operator()(size_t i) const {
     std::int64_t at[3];
     over.offsets(static_cast<std::int64_t>(i), at);
     float const x = a[at[1]], y = b[at[2]];
@@ -223,7 +224,7 @@ struct sum_lane {
   double* out;
   T const* in;
   std::int64_t n;
-  WEIR_FN void operator()(size_t i) const {
+  WEIR_HOST_DEVICE void operator()(size_t i) const {
     std::int64_t const first = static_cast<std::int64_t>(i) / lanes * tile + static_cast<std::int64_t>(i) % lanes;
     double total = 0;
     if (first - first % lanes + tile <= n) {
@@ -262,18 +263,18 @@ struct sum_last {
   dtype to, from;
   std::int64_t n;
   double divisor;
-  WEIR_FN void operator()(size_t) const {
+  WEIR_HOST_DEVICE void operator()(size_t) const {
     double total = 0;
     for (std::int64_t i = 0; i < n; ++i) total += load(from, in, i);
     store(to, out, 0, total / divisor);
   }
 };
 template <class T>
-void sum_level(place const& where, double* out, T const* in, std::int64_t n, here at) {
+void sum_level(place const& where, double* out, T const* in, std::int64_t n, source_location at) {
   sum_lane<T> const all{out, in, n};
   std::int64_t const threads = partials_of(n);
-  use const both[] = {reads(in, static_cast<size_t>(n) * sizeof(T)),
-                      writes(out, static_cast<size_t>(threads) * sizeof(double))};
+  memory_use const both[] = {reads(in, static_cast<size_t>(n) * sizeof(T)),
+                             writes(out, static_cast<size_t>(threads) * sizeof(double))};
   if (!where) return on_host(both, at), sum_tiles<T>{all}();
   launch(
       *where, both,
@@ -283,11 +284,11 @@ void sum_level(place const& where, double* out, T const* in, std::int64_t n, her
 
 }  // namespace
 
-void fill(place const& where, operand const& out, double value, here at) {
+void fill(place const& where, operand const& out, double value, source_location at) {
   walk<1> const over({&out});
   if (over.n == 0) return;
   if (!over.dense())
-    return run(where, over.n, {used(out, access::write)}, fill_strided{over, out.data, out.type, value}, at);
+    return run(where, over.n, {used(out, access_mode::write)}, fill_strided{over, out.data, out.type, value}, at);
   std::uint64_t bits = 0;
   store(out.type, &bits, 0, value);
   switch (size_of(out.type)) {
@@ -298,11 +299,11 @@ void fill(place const& where, operand const& out, double value, here at) {
   }
 }
 
-void copy(place const& where, operand const& out, operand const& in, here at) {
+void copy(place const& where, operand const& out, operand const& in, source_location at) {
   walk<2> const over({&out, &in});
   if (over.n == 0) return;
   if (out.type != in.type)
-    return run(where, over.n, {used(out, access::write), used(in, access::read)},
+    return run(where, over.n, {used(out, access_mode::write), used(in, access_mode::read)},
                convert{over, out.data, in.data, out.type, in.type}, at);
   switch (size_of(out.type)) {
     case 1: return copy_as<std::uint8_t>(where, over, out, in, at);
@@ -312,31 +313,31 @@ void copy(place const& where, operand const& out, operand const& in, here at) {
   }
 }
 
-void count_up(place const& where, operand const& out, here at) {
+void count_up(place const& where, operand const& out, source_location at) {
   walk<1> const over({&out});
-  if (over.n) run(where, over.n, {used(out, access::write)}, counting{out.data, out.type}, at);
+  if (over.n) run(where, over.n, {used(out, access_mode::write)}, counting{out.data, out.type}, at);
 }
 
 void random(place const& where, operand const& out, distribution numbers, std::uint64_t seed, std::uint64_t first_group,
-            here at) {
+            source_location at) {
   walk<1> const over({&out});
   if (over.n)
-    run(where, groups_of(over.n), {used(out, access::write)},
+    run(where, groups_of(over.n), {used(out, access_mode::write)},
         drawing{static_cast<float*>(out.data), static_cast<size_t>(over.n), seed, first_group, numbers.how,
                 static_cast<float>(numbers.mean), static_cast<float>(numbers.deviation)},
         at);
 }
 
 void apply(place const& where, elementwise op, operand const& out, operand const& a, operand const& b, double scalar,
-           here at) {
+           source_location at) {
   walk<3> const over({&out, &a, &b});
   if (over.n == 0) return;
   auto* const z = static_cast<float*>(out.data);
   auto const* const x = static_cast<float const*>(a.data);
   auto const* const y = static_cast<float const*>(b.data);
   auto const s = static_cast<float>(scalar);
-  use const all[] = {used(out, access::write), used(a, access::read), used(b, access::read)};
-  uses const u(all);
+  memory_use const all[] = {used(out, access_mode::write), used(a, access_mode::read), used(b, access_mode::read)};
+  memory_uses const u(all);
   if (!over.dense()) return run(where, over.n, u, apply_strided{over, z, x, y, s, op}, at);
   switch (op) {
     case elementwise::add: return run(where, over.n, u, apply_dense<elementwise::add>{z, x, y, s}, at);
@@ -353,7 +354,8 @@ std::int64_t sum_workspace(std::int64_t n) noexcept {
   return first <= few ? first : first + partials_of(first);
 }
 
-void sum(place const& where, operand const& out, operand const& in, void* workspace, double divisor, here at) {
+void sum(place const& where, operand const& out, operand const& in, void* workspace, double divisor,
+         source_location at) {
   std::int64_t n = 1;
   for (std::int64_t const e : in.extents) n *= e;
   void const* from = in.data;
@@ -368,8 +370,8 @@ void sum(place const& where, operand const& out, operand const& in, void* worksp
     n = partials_of(n);
     std::swap(to, other);
   }
-  use const all[] = {{out.data, access::write, size_of(out.type)},
-                     {n ? from : nullptr, access::read, static_cast<size_t>(n) * size_of(type)}};
+  memory_use const all[] = {{out.data, access_mode::write, size_of(out.type)},
+                            {n ? from : nullptr, access_mode::read, static_cast<size_t>(n) * size_of(type)}};
   run(where, 1, all, sum_last{out.data, from, out.type, type, n, divisor}, at);
 }
 

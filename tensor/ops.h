@@ -10,7 +10,7 @@
 namespace weir::ops {
 
 using place = std::optional<stream_ref>;  // empty: on the calling thread, at once
-void on_host(uses, here) noexcept;        // what the calling thread is about to use: for a checker
+void on_host(memory_uses, source_location) noexcept;  // what the calling thread is about to use: for a checker
 
 struct operand {
   void* data;
@@ -19,9 +19,10 @@ struct operand {
   strides by;
 };
 
-void fill(place const&, operand const& out, double value, here);
-void copy(place const&, operand const& out, operand const& in, here);  // any strides, any dtypes, same extents
-void count_up(place const&, operand const& out, here);                 // contiguous: 0, 1, 2, …
+void fill(place const&, operand const& out, double value, source_location);
+// any strides, any dtypes, same extents
+void copy(place const&, operand const& out, operand const& in, source_location);
+void count_up(place const&, operand const& out, source_location);      // contiguous: 0, 1, 2, …
 
 enum class draw : std::uint8_t { uniform, normal };
 inline std::int64_t groups_of(std::int64_t n) noexcept { return (n + 3) / 4; }  // draws count in groups of four numbers
@@ -30,7 +31,8 @@ struct distribution {
   double mean, deviation;  // of normal numbers: mean + deviation * number, each step rounded to float32
 };
 // contiguous float32
-void random(place const&, operand const& out, distribution, std::uint64_t seed, std::uint64_t first_group, here);
+void random(place const&, operand const& out, distribution, std::uint64_t seed, std::uint64_t first_group,
+            source_location);
 
 enum class elementwise : std::uint8_t {
   add,    // a + scalar * b
@@ -40,12 +42,13 @@ enum class elementwise : std::uint8_t {
   sine,   // of a (b is a)
 };
 // float32, any strides
-void apply(place const&, elementwise, operand const& out, operand const& a, operand const& b, double scalar, here);
+void apply(place const&, elementwise, operand const& out, operand const& a, operand const& b, double scalar,
+           source_location);
 
 // sum of `in` (contiguous, float32 or float64) / divisor to the one element of `out`.
 // Workspace: sum_workspace(n) float64.
 std::int64_t sum_workspace(std::int64_t n) noexcept;
-void sum(place const&, operand const& out, operand const& in, void* workspace, double divisor, here);
+void sum(place const&, operand const& out, operand const& in, void* workspace, double divisor, source_location);
 
 // c (m x n) = op(a) (m x k) * op(b) (k x n) + beta * c;
 // row-major; ld in elements. m, n, k > 0. Sums are float32.
@@ -59,6 +62,6 @@ struct product {
   float beta;
 };
 size_t product_workspace(place const&);  // bytes the GPU's library wants; 0 on the simulated machine
-void multiply(place const&, product const&, void* workspace, size_t workspace_bytes, here);
+void multiply(place const&, product const&, void* workspace, size_t workspace_bytes, source_location);
 
 }  // namespace weir::ops

@@ -25,13 +25,13 @@ std::string printed(char const* format, int precision, double value) {
 }
 
 // The elements that are shown, on the host: a dimension longer than two edges keeps its edges alone.
-tensor shown(tensor const& t, bool summarised, here at) {
+tensor shown(tensor const& t, bool summarised, source_location at) {
   shape s = t.shape();
   if (summarised) {
     for (int d = 0; d < s.rank(); ++d) s[d] = std::min(s[d], 2 * edge);
   }
   if (s == t.shape()) return t.to(cpu, blocking::yes, at).contiguous(at);
-  tensor const there = empty(s, {.type = t.dtype(), .on = cpu}, at);
+  tensor const there = empty(s, {.dtype = t.dtype(), .on = cpu}, at);
   for (unsigned corner = 0; corner < 1u << t.dim(); ++corner) {  // bit d: the far end of dimension d
     tensor from = t, to = there;
     bool is_one = true;
@@ -128,7 +128,7 @@ std::string in_parentheses(shape const& s) {  // as Python writes a tuple
 
 }  // namespace
 
-std::string tensor::str(here at) const {
+std::string tensor::str(source_location at) const {
   if (!defined()) return "tensor(undefined)";
   bool const is_empty = numel() == 0;
   if (device().is_cpu()) tensors::on_host({reads(*this)}, "tensor::str", at);

@@ -49,31 +49,34 @@ namespace tensors {
 
 // Throws: invalid_use; of memory whose runtime has ended, too:
 // every operation asks this first. `name`: "source".
-void require_defined(tensor const&, std::string_view operation, char const* name, here);
+void require_defined(tensor const&, std::string_view operation, char const* name, source_location);
 void require_same_shape(tensor const&, tensor const&, std::string_view operation, char const* first, char const* second,
-                        here);
+                        source_location);
 void require_same_device(tensor const&, tensor const&, std::string_view operation, char const* first,
-                         char const* second, here);
-void require_float32(tensor const&, std::string_view operation, char const* name, here);
+                         char const* second, source_location);
+void require_float32(tensor const&, std::string_view operation, char const* name, source_location);
 base::byte_range memory_of(tensor const&) noexcept;  // from the first element's first byte to the last one's last
 // true also where the search for a common one takes too long
 bool may_share_elements(tensor const& a, tensor const& b);
 // Operands of one shape of which one is written must be the same elements or none of the same.
-void require_no_partial_overlap(tensor const& written, tensor const& read, std::string_view operation, here);
+void require_no_partial_overlap(tensor const& written, tensor const& read, std::string_view operation, source_location);
 std::string describe(tensor const&);  // "float32 [2, 3] on gpu:1"
 
 strides row_major(shape const&) noexcept;
 // Strides under which `t` can be seen with this shape, without a copy.
 std::optional<strides> strides_of_view(tensor const& t, shape const&) noexcept;
-shape with_inferred_extent(shape, std::int64_t numel, std::string_view operation, here);  // -1 filled in
+shape with_inferred_extent(shape, std::int64_t numel, std::string_view operation, source_location);  // -1 filled in
 
-ops::place place_of(tensor const&, here);  // where work on it runs: its device's current stream, or the calling thread
+// where work on it runs: its device's current stream, or the calling thread
+ops::place place_of(tensor const&, source_location);
 ops::operand operand_of(tensor const&) noexcept;
-void on_host(uses, char const* operation, here) noexcept;  // the calling thread is about to do that: for a checker
+// the calling thread is about to do that: for a checker
+void on_host(memory_uses, char const* operation, source_location) noexcept;
 void changed(tensor const&) noexcept;  // counts the storage's version up
 // Contiguous. owner: of the device or the pinned memory; not asked for pageable memory. device -1: cpu.
-tensor make_at(runtime::impl* owner, int device, memory_kind, shape const&, dtype, here);
-tensor empty_at(tensor const& like, shape const&, dtype, here);  // in the same kind of memory of the same device
+tensor make_at(runtime::impl* owner, int device, memory_kind, shape const&, dtype, source_location);
+// in the same kind of memory of the same device
+tensor empty_at(tensor const& like, shape const&, dtype, source_location);
 int device_of(tensor const&) noexcept;  // -1: cpu
 
 }  // namespace tensors

@@ -15,11 +15,11 @@
 namespace weir {
 
 // shape -----------------------------------------------------------------------------------------------------
-void shape::too_many(size_t n, here at) {
+void shape::too_many(size_t n, source_location at) {
   throw invalid_use("shape", std::to_string(n) + " extents", "A shape has at most " + std::to_string(max_rank), at);
 }
 
-std::int64_t shape::numel(here at) const {
+std::int64_t shape::numel(source_location at) const {
   std::int64_t n = 1;
   bool overflows = false, empty = false;
   for (std::int64_t const e : *this) {
@@ -60,7 +60,7 @@ std::uint64_t storage::version() const noexcept {
   return state_ ? state_->version.load(base::memory_order_relaxed) : 0;
 }
 
-storage storage::pin_memory(here at) const {
+storage storage::pin_memory(source_location at) const {
   if (!state_) throw invalid_use("storage::pin_memory", "no storage", "Take it of a defined tensor: t.storage()", at);
   if (kind() == memory_kind::device) {
     throw invalid_use("storage::pin_memory", std::to_string(nbytes()) + " B on " + device().str(),
@@ -94,18 +94,18 @@ tensor tensor_access::with(tensor const& t, shape extents, strides by, std::int6
   return make(of(t).storage.state_, extents, by, offset, t.dtype());
 }
 
-tensor tensor::view_of(buffer b, weir::shape s, weir::dtype type, here at) {
+tensor tensor::from_buffer(buffer b, weir::shape s, weir::dtype type, source_location at) {
   auto block = std::make_shared<storage::state>();
   size_t bytes = 0;
   if (__builtin_mul_overflow(static_cast<size_t>(s.numel(at)), size_of(type), &bytes) || bytes > b.size()) {
     throw invalid_use(
-        "tensor::view_of",
+        "tensor::from_buffer",
         "a buffer of " + std::to_string(b.size()) + " B for " + std::string(name_of(type)) + " " + s.str(),
         "Ask for no more elements than the buffer holds", at);
   }
   block_info const info = b.info();
   if (b.data() && info.kind == memory_kind::device && !info.home) {
-    throw invalid_use("tensor::view_of", "a buffer of " + std::to_string(b.size()) + " B, whose runtime has ended",
+    throw invalid_use("tensor::from_buffer", "a buffer of " + std::to_string(b.size()) + " B, whose runtime has ended",
                       "A runtime outlives every use of it", at);
   }
   block->data = b.data();
@@ -119,13 +119,14 @@ tensor tensor::view_of(buffer b, weir::shape s, weir::dtype type, here at) {
   return tensor_access::make(std::move(block), s, tensors::row_major(s), 0, type);
 }
 
-tensor tensor::view_of(weir::storage of, weir::shape s, weir::dtype type, std::int64_t offset, here at) {
+tensor tensor::from_storage(weir::storage of, weir::shape s, weir::dtype type, std::int64_t offset,
+                            source_location at) {
   if (!tensor_access::shared(of))
-    throw invalid_use("tensor::view_of", "no storage", "Take it of a defined tensor: t.storage()", at);
+    throw invalid_use("tensor::from_storage", "no storage", "Take it of a defined tensor: t.storage()", at);
   auto const first = static_cast<size_t>(offset), count = static_cast<size_t>(s.numel(at)),
              room = of.nbytes() / size_of(type);
   if (offset < 0 || first > room || count > room - first) {
-    throw invalid_use("tensor::view_of",
+    throw invalid_use("tensor::from_storage",
                       "a storage of " + std::to_string(of.nbytes()) + " B for " + std::string(name_of(type)) + " " +
                           s.str() + " from element " + std::to_string(offset) + " on",
                       "Ask for no more elements than the storage holds", at);
@@ -133,22 +134,22 @@ tensor tensor::view_of(weir::storage of, weir::shape s, weir::dtype type, std::i
   return tensor_access::make(tensor_access::shared(of), s, tensors::row_major(s), offset, type);
 }
 
-tensor tensor::borrow(void* p, weir::shape s, weir::dtype type, weir::device on, here at) {
+tensor tensor::from_blob(void* p, weir::shape s, weir::dtype type, weir::device on, source_location at) {
   auto block = std::make_shared<storage::state>();
   size_t bytes = 0;
   if (__builtin_mul_overflow(static_cast<size_t>(s.numel(at)), size_of(type), &bytes)) {
-    throw invalid_use("tensor::borrow", std::string(name_of(type)) + " " + s.str() + " has more than 2^64 bytes",
+    throw invalid_use("tensor::from_blob", std::string(name_of(type)) + " " + s.str() + " has more than 2^64 bytes",
                       "Ask for fewer elements", at);
   }
   if (!p && bytes)
-    throw invalid_use("tensor::borrow", "a null address for " + s.str(), "Give the address of the memory", at);
+    throw invalid_use("tensor::from_blob", "a null address for " + s.str(), "Give the address of the memory", at);
   block->data = p;
   block->nbytes = bytes;
   if (on.is_cpu()) {
     block->kind = memory_kind::pageable;
     if (std::optional<block_info> const known = p ? find_block(p) : std::nullopt) {
       if (known->kind == memory_kind::device) {
-        throw invalid_use("tensor::borrow", "an address on " + known->on.str() + " as memory of the cpu",
+        throw invalid_use("tensor::from_blob", "an address on " + known->on.str() + " as memory of the cpu",
                           "Name the device it is on", at);
       }
       block->kind = known->kind;
@@ -156,13 +157,13 @@ tensor tensor::borrow(void* p, weir::shape s, weir::dtype type, weir::device on,
   } else {
     auto& owner = streams::current_runtime(at);
     block->owner = known_runtime(owner);
-    block->device = weir::device(streams::resolve(on, owner, "tensor::borrow", at));
+    block->device = weir::device(streams::resolve(on, owner, "tensor::from_blob", at));
     block->kind = memory_kind::device;
   }
   return tensor_access::make(std::move(block), s, tensors::row_major(s), 0, type);
 }
 
-tensor tensor::peer_view(weir::device reader, here at) const {
+tensor tensor::peer_view(weir::device reader, source_location at) const {
   tensors::require_defined(*this, "tensor::peer_view", "tensor", at);
   storage::state const& block = tensor_access::block_of(*this);
   if (block.kind == memory_kind::pageable)
@@ -176,7 +177,7 @@ tensor tensor::peer_view(weir::device reader, here at) const {
                                   : streams::current_runtime(at);
   weir::device const on(streams::resolve(reader, owner, "tensor::peer_view", at));
   if (on == block.device) return *this;
-  if (block.data) grant_access(block.data, on, at);
+  if (block.data) enable_peer_access(block.data, on, at);
   runtime_guard const in(owner.facade());
   if (block.kind == memory_kind::device) current_stream(on, at).wait(current_stream(block.device, at), at);
   auto seen = std::make_shared<storage::state>();
@@ -218,7 +219,7 @@ bool tensor::is_contiguous() const noexcept {
 }
 
 namespace {
-int dimension(tensor const& t, int dim, std::string_view operation, here at) {
+int dimension(tensor const& t, int dim, std::string_view operation, source_location at) {
   int const d = dim < 0 ? dim + t.dim() : dim;
   if (d < 0 || d >= t.dim()) {
     throw invalid_use(std::string(operation), "dimension " + std::to_string(dim) + " of " + t.shape().str(),
@@ -228,9 +229,11 @@ int dimension(tensor const& t, int dim, std::string_view operation, here at) {
 }
 }  // namespace
 
-std::int64_t tensor::size(int dim, here at) const { return shape()[dimension(*this, dim, "tensor::size", at)]; }
+std::int64_t tensor::size(int dim, source_location at) const {
+  return shape()[dimension(*this, dim, "tensor::size", at)];
+}
 
-void* tensor::data_as(int code, here at) const {
+void* tensor::data_as(int code, source_location at) const {
   tensors::require_defined(*this, "tensor::data", "tensor", at);
   bool const sixteen = dtype() == float16 || dtype() == bfloat16;
   if (code == bits16 ? !sixteen : code != static_cast<int>(dtype())) {
@@ -244,7 +247,7 @@ void* tensor::data_as(int code, here at) const {
   return data();
 }
 
-void* tensor::host_as(int code, here at) const {
+void* tensor::host_as(int code, source_location at) const {
   void* const p = data_as(code, at);
   if (!device().is_cpu())
     throw invalid_use("tensor::host", tensors::describe(*this),
@@ -257,7 +260,7 @@ void* tensor::host_as(int code, here at) const {
 }
 
 // views -----------------------------------------------------------------------------------------------------
-tensor tensor::view(weir::shape s, here at) const {
+tensor tensor::view(weir::shape s, source_location at) const {
   tensors::require_defined(*this, "tensor::view", "tensor", at);
   s = tensors::with_inferred_extent(s, numel(), "tensor::view", at);
   std::optional<weir::strides> const by = tensors::strides_of_view(*this, s);
@@ -268,7 +271,7 @@ tensor tensor::view(weir::shape s, here at) const {
   return tensor_access::with(*this, s, *by, storage_offset());
 }
 
-tensor tensor::reshape(weir::shape s, here at) const {
+tensor tensor::reshape(weir::shape s, source_location at) const {
   tensors::require_defined(*this, "tensor::reshape", "tensor", at);
   s = tensors::with_inferred_extent(s, numel(), "tensor::reshape", at);
   if (std::optional<weir::strides> const by = tensors::strides_of_view(*this, s))
@@ -276,12 +279,12 @@ tensor tensor::reshape(weir::shape s, here at) const {
   return clone(at).view(s, at);
 }
 
-tensor tensor::detach(here at) const {
+tensor tensor::detach(source_location at) const {
   tensors::require_defined(*this, "tensor::detach", "tensor", at);
   return *this;
 }
 
-tensor tensor::transpose(int a, int b, here at) const {
+tensor tensor::transpose(int a, int b, source_location at) const {
   tensors::require_defined(*this, "tensor::transpose", "tensor", at);
   int const i = dimension(*this, a, "tensor::transpose", at), j = dimension(*this, b, "tensor::transpose", at);
   weir::shape s = shape();
@@ -291,13 +294,13 @@ tensor tensor::transpose(int a, int b, here at) const {
   return tensor_access::with(*this, s, by, storage_offset());
 }
 
-tensor tensor::t(here at) const {
+tensor tensor::t(source_location at) const {
   tensors::require_defined(*this, "tensor::t", "tensor", at);
   if (dim() != 2) throw invalid_use("tensor::t", shape().str(), "t() is of two dimensions: use transpose(a, b)", at);
   return transpose(0, 1, at);
 }
 
-tensor tensor::slice(int dim, std::int64_t from, std::int64_t to, here at) const {
+tensor tensor::slice(int dim, std::int64_t from, std::int64_t to, source_location at) const {
   tensors::require_defined(*this, "tensor::slice", "tensor", at);
   int const d = dimension(*this, dim, "tensor::slice", at);
   std::int64_t const extent = shape()[d];
@@ -328,7 +331,7 @@ tensor tensor::operator[](index which) const {
   return tensor_access::with(*this, s, by, s.numel() ? storage_offset() + k * strides()[0] : storage_offset());
 }
 
-void tensor::record_stream(stream_ref user, here at) const {
+void tensor::record_stream(stream_ref user, source_location at) const {
   if (!state_ || storage().kind() == memory_kind::pageable || !storage().data()) return;
   storage::state const& block = tensor_access::block_of(*this);
   if (block.owner.any()) (void)block.owner.get("tensor::record_stream", tensors::describe(*this), at);
@@ -339,13 +342,13 @@ void tensor::record_stream(stream_ref user, here at) const {
 
 // uses ------------------------------------------------------------------------------------------------------
 namespace {
-use use_of(tensor const& t, access how) noexcept {
+memory_use use_of(tensor const& t, access_mode how) noexcept {
   auto const memory = tensors::memory_of(t);
   return {memory.bytes ? t.data() : nullptr, how, memory.bytes};
 }
 }  // namespace
-use reads(tensor const& t) noexcept { return use_of(t, access::read); }
-use writes(tensor const& t) noexcept { return use_of(t, access::write); }
-use updates(tensor const& t) noexcept { return use_of(t, access::update); }
+memory_use reads(tensor const& t) noexcept { return use_of(t, access_mode::read); }
+memory_use writes(tensor const& t) noexcept { return use_of(t, access_mode::write); }
+memory_use updates(tensor const& t) noexcept { return use_of(t, access_mode::update); }
 
 }  // namespace weir

@@ -6,7 +6,7 @@
 namespace pipeline {
 namespace {
 
-WEIR_FN std::uint64_t mixed(std::uint64_t word, std::uint64_t place) {
+WEIR_HOST_DEVICE std::uint64_t mixed(std::uint64_t word, std::uint64_t place) {
   std::uint64_t z = (place + 1) * 0x9e3779b97f4a7c15u;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
@@ -17,7 +17,7 @@ struct mix {
   std::uint64_t* y;
   std::uint64_t const* x;
   std::uint64_t first;
-  WEIR_FN void operator()(std::size_t i) const { y[i] = mixed(x[i], first + i); }
+  WEIR_HOST_DEVICE void operator()(std::size_t i) const { y[i] = mixed(x[i], first + i); }
 };
 
 }  // namespace

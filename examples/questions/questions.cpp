@@ -94,7 +94,8 @@ void line(std::ostream& out) {
 
 // Given back, and still held: by which stream?
 void pending(std::ostream& out) {
-  weir::runtime machine(weir::simulated{.devices = 1, .memory = 16_GiB, .how = weir::simulated::running::stepped});
+  weir::runtime machine(
+      weir::simulated{.devices = 1, .memory = 16_GiB, .schedule = weir::simulated::scheduling::stepped});
   weir::runtime_guard const in(machine);
   weir::stream compute, copies;
   weir::buffer const host(2_GiB, {.kind = weir::memory_kind::pinned});
@@ -147,7 +148,7 @@ void overlap(std::ostream& out) {
   weir::copy(copies, next.data(), host.data(), 64_MiB);  // memory of the host is slow when it is first touched
   weir::record_timeline();
   {
-    weir::range const r("side by side");
+    weir::profile_range const r("side by side");
     kernel runs;
     runs.on(compute, batch);
     weir::copy(copies, next.data(), host.data(), 64_MiB, weir::non_blocking);
@@ -155,7 +156,7 @@ void overlap(std::ostream& out) {
     runs.finish();
   }
   {
-    weir::range const r("one after the other");
+    weir::profile_range const r("one after the other");
     kernel runs;
     runs.on(compute, batch);
     runs.finish();

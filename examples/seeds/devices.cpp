@@ -49,7 +49,7 @@ void the_articles_lines(table& t) {
 
 void like_another(table& t) {
   weir::tensor const x_cpu = weir::empty({2}, {.on = weir::cpu}), x_gpu = weir::empty({2}),
-                     x_cpu_long = weir::empty({2}, {.type = weir::int64, .on = weir::cpu});
+                     x_cpu_long = weir::empty({2}, {.dtype = weir::int64, .on = weir::cpu});
   auto const prints = [&](weir::tensor const& x, std::string const& should) {
     t.holds(x.str() == should, "prints " + x.str());
   };
@@ -107,10 +107,10 @@ told late_error(bool launch_blocking) {
   weir::simulation machine = weir::simulation::of(rt);
   unsigned const launched = __LINE__ + 2;
   try {
-    weir::launch(weir::current_stream(), {}, [](CUstream_st*) {}, [machine]() mutable { machine.lose(0); });
+    weir::launch(weir::current_stream(), {}, [](CUstream_st*) {}, [machine]() mutable { machine.lose_device(0); });
     weir::synchronize();
   } catch (weir::device_lost const& e) {
-    return {launched, e.where().line};
+    return {launched, e.where().line()};
   }
   return {launched, 0};
 }

@@ -29,14 +29,14 @@ void kinds(table& t, std::int64_t bytes) {
           "d.to(cpu, non_blocking) lands in pinned memory and is there when the stream is done");
   weir::route_choice const fast = weir::explain_copy(d.data(), p.data(), p.nbytes()),
                            slow = weir::explain_copy(d.data(), x.data(), x.nbytes());
-  t.holds(fast.by == weir::route::engine && slow.by == weir::route::staged,
+  t.holds(fast.by == weir::copy_route::engine && slow.by == weir::copy_route::staged,
           "explain_copy: from p by the copy " + std::string(name_of(fast.by)) + ", from x " +
               std::string(name_of(slow.by)));
 }
 
 // A machine that moves only when it is told to: what has not run is seen, not timed.
 void hidden_behind_work(table& t) {
-  weir::runtime rt{weir::simulated{.devices = 1, .memory = 64_MiB, .how = weir::simulated::running::stepped}};
+  weir::runtime rt{weir::simulated{.devices = 1, .memory = 64_MiB, .schedule = weir::simulated::scheduling::stepped}};
   weir::runtime_guard const in{rt};
   weir::simulation machine = weir::simulation::of(rt);
   weir::stream const compute, copies;

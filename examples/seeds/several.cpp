@@ -79,17 +79,17 @@ std::string refused(F f) {
 // count a gradient as ready when its layer's forward pass runs again.
 void gradients_that_come_twice_or_never(table& t) {
   weir::device const only[] = {0};
-  std::vector<weir::communicator> ranks = weir::communicator::in_process(only);
+  std::vector<weir::communicator> ranks = weir::communicator::create_all(only);
   weir::gradient_buckets buckets(ranks[0]);
   int const first = buckets.add("embedding", 16), last = buckets.add("dense1.weight", 64);
   buckets.build();
-  buckets.ready(last, weir::current_stream());
-  std::string const twice = refused([&] { buckets.ready(last, weir::current_stream()); }),
+  buckets.mark_ready(last, weir::current_stream());
+  std::string const twice = refused([&] { buckets.mark_ready(last, weir::current_stream()); }),
                     never = refused([&] { buckets.finish(weir::current_stream()); });
   t.holds(twice.find("dense1.weight") != std::string::npos,
           "a gradient that is ready twice in a step is refused: " + twice);
   t.holds(never.find("embedding") != std::string::npos, "and one that never was: " + never);
-  buckets.ready(first, weir::current_stream());
+  buckets.mark_ready(first, weir::current_stream());
   buckets.finish(weir::current_stream());
 }
 

@@ -31,7 +31,7 @@ outcome program(waits w) {
 
 outcome run(std::uint64_t seed, waits w) {
   weir::runtime rt{
-      weir::simulated{.devices = 1, .memory = 64_MiB, .how = weir::simulated::running::seeded, .seed = seed},
+      weir::simulated{.devices = 1, .memory = 64_MiB, .schedule = weir::simulated::scheduling::seeded, .seed = seed},
       {.check_races = true}};
   weir::runtime_guard const in{rt};
   return program(w);
@@ -70,7 +70,7 @@ int streams(settings const& with) {
                   waited = run(static_cast<std::uint64_t>(seed), waits::yes);
     wrong += without.sum != 10000;
     // Both places: where A was filled, and where it was read.
-    reported += without.races.size() > 0 && without.races[0].first.line != without.races[0].second.line &&
+    reported += without.races.size() > 0 && without.races[0].first.line() != without.races[0].second.line() &&
                 without.races[0].text.find("streams.cpp:") != std::string::npos;
     if (text.empty() && !without.races.empty()) text = without.races[0].text;
     right += waited.sum == 10000;

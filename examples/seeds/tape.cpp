@@ -20,7 +20,7 @@ weir::tensor const& saved::value() const {
   throw weir::invalid_use("backward",
                           "a saved tensor " + t_.shape().str() + ": its storage is at version " + std::to_string(is) +
                               ", it was saved at " + std::to_string(version_),
-                          "Change it in place after its last use, or save a clone()", weir::here::current());
+                          "Change it in place after its last use, or save a clone()", weir::source_location::current());
 }
 
 struct node {
@@ -62,7 +62,7 @@ var made(weir::tensor value, std::vector<var> const& of, gradients back, char co
 void backward_from(var const& last, weir::tensor gradient, bool retained) {
   if (!last.node_)
     throw weir::invalid_use("backward", "a value that no parameter leads to",
-                            "Compute it from parameters, outside no_grad", weir::here::current());
+                            "Compute it from parameters, outside no_grad", weir::source_location::current());
   no_grad const off;
   std::vector<std::shared_ptr<node>> order;
   std::set<node*> seen;
@@ -80,7 +80,7 @@ void backward_from(var const& last, weir::tensor gradient, bool retained) {
     }
     if (!n.back)
       throw weir::invalid_use("backward", std::string("the graph behind ") + n.name + " has been released",
-                              "Say graph::retained in the pass before", weir::here::current());
+                              "Say graph::retained in the pass before", weir::source_location::current());
     std::vector<weir::tensor> const to = n.back(mine.mapped());
     if (!retained) n.back = {};
     for (std::size_t i = 0; i < to.size(); ++i) {
@@ -93,7 +93,7 @@ void backward_from(var const& last, weir::tensor gradient, bool retained) {
 
 void backward(var const& loss, graph g) { backward_from(loss, weir::ones_like(loss.value()), g == graph::retained); }
 
-var mul(var const& a, var const& b, weir::here at) {
+var mul(var const& a, var const& b, weir::source_location at) {
   return made(
       weir::mul(a.value(), b.value(), at), {a, b},
       [x = saved(a.value()), y = saved(b.value())](weir::tensor const& g) {
@@ -102,7 +102,7 @@ var mul(var const& a, var const& b, weir::here at) {
       "mul");
 }
 
-var matmul(var const& a, var const& b, weir::here at) {
+var matmul(var const& a, var const& b, weir::source_location at) {
   ++products;
   return made(
       weir::matmul(a.value(), b.value(), weir::transposed::none, at), {a, b},
@@ -113,7 +113,7 @@ var matmul(var const& a, var const& b, weir::here at) {
       "matmul");
 }
 
-var sin(var const& a, weir::here at) {
+var sin(var const& a, weir::source_location at) {
   return made(weir::sin(a.value(), at), {a},
               [x = saved(a.value())](weir::tensor const& g) {
                 weir::tensor turned = weir::full_like(x.value(), quarter_turn);
@@ -122,7 +122,7 @@ var sin(var const& a, weir::here at) {
               "sin");
 }
 
-var mean(var const& a, weir::here at) {
+var mean(var const& a, weir::source_location at) {
   return made(weir::mean(a.value(), at), {a},
               [s = a.value().shape(), on = a.value().device()](weir::tensor const& g) {
                 return std::vector{weir::full(s, g.item<double>() / static_cast<double>(s.numel()), {.on = on})};

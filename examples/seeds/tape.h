@@ -46,10 +46,10 @@ class var {
 };
 
 // Memory is counted to the caller's line.
-var mul(var const&, var const&, weir::here = weir::here::current());
-var matmul(var const&, var const&, weir::here = weir::here::current());
-var sin(var const&, weir::here = weir::here::current());
-var mean(var const&, weir::here = weir::here::current());
+var mul(var const&, var const&, weir::source_location = weir::source_location::current());
+var matmul(var const&, var const&, weir::source_location = weir::source_location::current());
+var sin(var const&, weir::source_location = weir::source_location::current());
+var mean(var const&, weir::source_location = weir::source_location::current());
 
 enum class graph : bool { released, retained };
 // Adds to the parameters' gradients. Throws:

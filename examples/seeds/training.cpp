@@ -154,10 +154,10 @@ void kept_losses(table& t, network& net, std::int64_t batch) {
           {near(before + activation + 3 * (2 * layers - 1) * activation, scalars), range{}},
           "each keeps its whole graph");
     std::vector<weir::line_statistics> const lines = weir::memory_lines();
-    std::string const where = lines.empty() || !lines[0].where.file ? "" : lines[0].where.file;
+    std::string const where = lines.empty() || !lines[0].where.file_name() ? "" : lines[0].where.file_name();
     t.holds(where.find("training.cpp") != std::string::npos && lines[0].bytes >= 3 * (layers - 1) * activation,
             "memory_by_line names the line: " + where.substr(where.rfind('/') + 1) + ":" +
-                std::to_string(lines.empty() ? 0 : lines[0].where.line) + ", " +
+                std::to_string(lines.empty() ? 0 : lines[0].where.line()) + ", " +
                 in_words(lines.empty() ? 0 : lines[0].bytes));
   }
   weir::stop_memory_history();

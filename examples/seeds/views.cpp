@@ -45,7 +45,7 @@ void sharing(table& t) {
 
 void sizes(table& t, std::int64_t n) {
   for (weir::dtype const type : {weir::float32, weir::float16, weir::int64}) {
-    weir::tensor const x = weir::empty({n}, {.type = type});
+    weir::tensor const x = weir::empty({n}, {.dtype = type});
     std::int64_t const bytes = n * static_cast<std::int64_t>(weir::size_of(type));
     t.row("n elements of " + std::string(weir::name_of(type)), {exactly(bytes), range{}},
           std::to_string(weir::size_of(type)) + " B each");

@@ -51,9 +51,9 @@ void fragmented(table& t, std::size_t room) {
   {
     std::vector<weir::buffer> const rest = every_other(4_MiB, room);
     t.row("full of 4 MiB blocks, every other one dropped", {exactly(half), exactly(2 * half)}, "");
-    weir::memory_report const report = weir::memory_report_now();
-    t.holds(report.largest_hole < room / 4, "memory_report_now: half is free, the largest hole is " +
-                                                in_words(static_cast<std::int64_t>(report.largest_hole)));
+    weir::memory_report const report = weir::current_memory_report();
+    t.holds(report.largest_free < room / 4, "current_memory_report: half is free, the largest hole is " +
+                                                in_words(static_cast<std::int64_t>(report.largest_free)));
     weir::buffer const large(room / 4);
     t.row("a block of a quarter of the device", {exactly(half + half / 2), exactly(2 * half)},
           "out of memory, though twice that is free");

@@ -10,13 +10,13 @@ namespace {
 
 struct writing {
   std::uint32_t* const* blocks;
-  WEIR_FN void operator()(std::size_t i) const { *blocks[i] = static_cast<std::uint32_t>(i); }
+  WEIR_HOST_DEVICE void operator()(std::size_t i) const { *blocks[i] = static_cast<std::uint32_t>(i); }
 };
 struct counting {  // a part of the blocks each
   std::uint32_t* const* blocks;
   std::size_t count, part;
   std::uint32_t* wrong;
-  WEIR_FN void operator()(std::size_t k) const {
+  WEIR_HOST_DEVICE void operator()(std::size_t k) const {
     std::uint32_t n = 0;
     for (std::size_t i = k * part; i < (k + 1) * part && i < count; ++i)
       n += *blocks[i] != static_cast<std::uint32_t>(i);

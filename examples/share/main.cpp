@@ -1,7 +1,7 @@
 // share: two processes, on two GPUs where there are two,
 // and one ring of buffers in the memory of the first; every word is checked.
-//   share [--bytes N] [--buffers N] [--rounds N] [--lease MS] [--kill writer|reader | --stop writer|reader]
-// With --kill or --stop one of them meets that half way, and the other has to notice within the lease.
+//   share [--bytes N] [--buffers N] [--rounds N] [--timeout MS] [--kill writer|reader | --stop writer|reader]
+// With --kill or --stop one of them meets that half way, and the other has to notice within the timeout.
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -40,7 +40,7 @@ std::uint64_t number(std::string const& option, char const* text,
 }
 
 // One of the two. Its exit status: 0, all was right; 3, the other one was gone;
-// 4, it said nothing for the whole lease.
+// 4, it said nothing for the whole timeout.
 int play(std::string const& role, share::settings const& s) try {
   bool const writes = role == "writer";
   auto const [sum, seconds] = writes ? share::write(line_of_child, s) : share::read(line_of_child, s);
@@ -50,7 +50,7 @@ int play(std::string const& role, share::settings const& s) try {
               weir::runtime::current().description().c_str(), gb, seconds, gb / seconds,
               static_cast<unsigned long long>(sum.sum), writes ? "" : ", as the writer's: every byte is right");
   return 0;
-} catch (weir::peer_gone const& e) {
+} catch (weir::peer_disconnected const& e) {
   std::printf("%s: %s\n", role.c_str(), e.what());
   return 3;
 } catch (weir::timed_out const& e) {
@@ -108,7 +108,7 @@ char const* const usage =
     "  --bytes N               of a buffer\n"
     "  --buffers N             of the ring\n"
     "  --rounds N              buffers sent in all\n"
-    "  --lease MS              how long one may say nothing before the other gives it up\n"
+    "  --timeout MS              how long one may say nothing before the other gives it up\n"
     "  --kill writer|reader    is killed half way, and the other has to notice\n"
     "  --stop writer|reader    is stopped half way, likewise\n";
 
@@ -124,11 +124,11 @@ int command(int argc, char** argv) try {
     if (option == "--bytes") s.bytes = number(option, value) / 8 * 8;
     else if (option == "--buffers") s.buffers = static_cast<int>(number(option, value, most_int));
     else if (option == "--rounds") s.rounds = number(option, value);
-    else if (option == "--lease") s.lease = std::chrono::milliseconds(number(option, value, most_int));
+    else if (option == "--timeout") s.timeout = std::chrono::milliseconds(number(option, value, most_int));
     else if (option == "--as") role = value;
     else if (option == "--kill" || option == "--stop")
       victim = value, meets = option == "--kill" ? mishap::killed : mishap::stopped;
-    else throw std::runtime_error(option + " is no option: --bytes, --buffers, --rounds, --lease, --kill, --stop");
+    else throw std::runtime_error(option + " is no option: --bytes, --buffers, --rounds, --timeout, --kill, --stop");
   }
   if (!victim.empty() && victim != "writer" && victim != "reader")
     throw std::runtime_error(victim + " is neither writer nor reader");

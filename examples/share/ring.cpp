@@ -28,21 +28,21 @@ double since(std::chrono::steady_clock::time_point t) {
 }  // namespace
 
 outcome write(int socket, settings const& s) {
-  weir::share_line line(socket, s.lease);
+  weir::share_channel line(socket, s.timeout);
   weir::stream const work(weir::device(0));
-  std::vector<weir::shared_buffer> ring;
+  std::vector<weir::exportable_buffer> ring;
   for (int i = 0; i < s.buffers; ++i) {
     ring.emplace_back(s.bytes, 0);
     ring.back().record_stream(work);
     line.send(ring.back(), work);
   }
-  line.set_lease(s.lease * 10);  // the other process may still be starting its device
+  line.set_timeout(s.timeout * 10);  // the other process may still be starting its device
   checksum sum(work, 0);
   weir::event written[2];  // of even rounds, of odd ones
   auto const began = std::chrono::steady_clock::now();
   for (std::uint64_t round = 0; round < s.rounds; ++round) {
     half_way(s, round);
-    if (round >= ring.size()) (void)line.wait(), line.set_lease(s.lease);  // it was read
+    if (round >= ring.size()) (void)line.wait(), line.set_timeout(s.timeout);  // it was read
     auto* const words = ring[round % ring.size()].data<std::uint64_t>();
     fill(work, words, s.bytes / 8, round);
     sum.add(work, words, s.bytes / 8, round);
@@ -59,12 +59,12 @@ outcome write(int socket, settings const& s) {
 
 outcome read(int socket, settings const& s) {
   weir::device const on(weir::device_count() > 1 ? 1 : 0);
-  weir::share_line line(socket, s.lease);
+  weir::share_channel line(socket, s.timeout);
   weir::stream const work(on);
-  std::vector<weir::opened_buffer> ring;
-  line.set_lease(s.lease * 10);  // the other process may still be starting its device
+  std::vector<weir::imported_buffer> ring;
+  line.set_timeout(s.timeout * 10);  // the other process may still be starting its device
   for (int i = 0; i < s.buffers; ++i) ring.push_back(line.receive(on));
-  line.set_lease(s.lease);
+  line.set_timeout(s.timeout);
   checksum sum(work, on);
   weir::event was_read[2];
   std::chrono::steady_clock::time_point began;

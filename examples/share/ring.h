@@ -13,7 +13,7 @@ struct settings {
   std::size_t bytes = std::size_t{8} << 20;  // of a buffer
   int buffers = 4;
   std::uint64_t rounds = 100;
-  std::chrono::milliseconds lease{2000};     // how long either waits for the other
+  std::chrono::milliseconds timeout{2000};   // how long either waits for the other
   enum class mishap : std::uint8_t { none, killed, stopped } meets = mishap::none;  // half way
 };
 
@@ -21,7 +21,7 @@ struct outcome {
   checksum::result sum;
   double seconds = 0;  // from the first round to the last
 };
-// Both throw what weir throws when the other one is gone, or says nothing for the whole lease.
+// Both throw what weir throws when the other one is gone, or says nothing for the whole timeout.
 outcome write(int socket, settings const&);
 // after the last round compares with the writer's. Throws: std::runtime_error (they differ)
 outcome read(int socket, settings const&);

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t lanes = 1 << 16;
 
-WEIR_FN std::uint64_t word_at(std::uint64_t place, std::uint64_t round) {
+WEIR_HOST_DEVICE std::uint64_t word_at(std::uint64_t place, std::uint64_t round) {
   std::uint64_t z = (place + 1) * 0x9e3779b97f4a7c15u + round * 0xd1b54a32d192ed03u;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   return z ^ (z >> 27);
@@ -20,7 +20,7 @@ WEIR_FN std::uint64_t word_at(std::uint64_t place, std::uint64_t round) {
 struct write_words {
   std::uint64_t* words;
   std::uint64_t round;
-  WEIR_FN void operator()(std::size_t i) const { words[i] = word_at(i, round); }
+  WEIR_HOST_DEVICE void operator()(std::size_t i) const { words[i] = word_at(i, round); }
 };
 
 struct sum_words {
@@ -28,7 +28,7 @@ struct sum_words {
   std::uint64_t const* words;
   std::size_t count;
   std::uint64_t round;
-  WEIR_FN void operator()(std::size_t lane) const {
+  WEIR_HOST_DEVICE void operator()(std::size_t lane) const {
     checksum::result r = into[lane];
     for (std::size_t i = lane; i < count; i += lanes) {
       r.sum = (r.sum ^ words[i]) * 0x100000001b3u;

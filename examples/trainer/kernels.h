@@ -22,7 +22,7 @@ struct look_up {  // x[r, c, e] = table[inputs[r, c], e]
   float const* table;
   int32_t const* inputs;
   index embedding;
-  WEIR_FN void operator()(size_t i) const {
+  WEIR_HOST_DEVICE void operator()(size_t i) const {
     index const place = static_cast<index>(i) / embedding, e = static_cast<index>(i) % embedding;
     x[i] = table[static_cast<index>(inputs[place]) * embedding + e];
   }
@@ -32,7 +32,7 @@ struct add_bias {
   float* y;
   float const* bias;
   index columns;
-  WEIR_FN void operator()(size_t i) const { y[i] += bias[static_cast<index>(i) % columns]; }
+  WEIR_HOST_DEVICE void operator()(size_t i) const { y[i] += bias[static_cast<index>(i) % columns]; }
 };
 
 template <class T>
@@ -40,7 +40,7 @@ struct add_bias_relu {
   T* y;
   float const* bias;
   index columns;
-  WEIR_FN void operator()(size_t i) const {
+  WEIR_HOST_DEVICE void operator()(size_t i) const {
     float const v = y[i] + bias[static_cast<index>(i) % columns];
     y[i] = v > 0 ? v : 0.f;
   }
@@ -50,7 +50,7 @@ template <class T>
 struct relu_backward {  // dh is zero where the activation was
   T* dh;
   T const* h;
-  WEIR_FN void operator()(size_t i) const {
+  WEIR_HOST_DEVICE void operator()(size_t i) const {
     if (!(h[i] > 0.f)) dh[i] = 0.f;
   }
 };
@@ -71,7 +71,7 @@ struct softmax_loss {  // row r: losses[r] = -log softmax(logits)[target]; logit
   int vocabulary;
   float scale;
   float const* scaling;  // null: 1
-  WEIR_FN void operator()(size_t r) const {
+  WEIR_HOST_DEVICE void operator()(size_t r) const {
     float* const row = logits + r * vocabulary;
     float top = row[0];
     for (int j = 1; j < vocabulary; ++j) top = row[j] > top ? row[j] : top;
@@ -91,7 +91,7 @@ struct column_sums {  // out[j] = sum over the rows, in order; added to what is 
   T const* in;
   int rows, columns;
   bool more;
-  WEIR_FN void operator()(size_t j) const {
+  WEIR_HOST_DEVICE void operator()(size_t j) const {
     float sum = more ? out[j] : 0;
     for (int r = 0; r < rows; ++r) sum += in[static_cast<size_t>(r) * columns + j];
     out[j] = sum;
@@ -106,7 +106,7 @@ struct embedding_gradient {  // the sum over the places where character i / embe
   int32_t const* places;
   int embedding;
   bool more;
-  WEIR_FN void operator()(size_t i) const {
+  WEIR_HOST_DEVICE void operator()(size_t i) const {
     size_t const character = i / embedding, e = i % embedding;
     float sum = more ? out[i] : 0;
     for (int32_t k = starts[character]; k < starts[character + 1]; ++k)
@@ -121,7 +121,7 @@ struct momentum_step {
   float const* gradient;
   float rate, momentum;
   float const* scaling;  // null: gradients are as they are
-  WEIR_FN void operator()(size_t i) const {
+  WEIR_HOST_DEVICE void operator()(size_t i) const {
     float g = gradient[i];
     if (scaling) {
       if (scaling[loss_scale::found] != 0) return;  // the whole step is left out
@@ -135,7 +135,7 @@ struct momentum_step {
 struct look_for_overflow {
   float const* gradient;
   float* scaling;
-  WEIR_FN void operator()(size_t i) const {
+  WEIR_HOST_DEVICE void operator()(size_t i) const {
     float const g = gradient[i];
     // infinite, or no number; written once or a few times
     if (!(g - g == 0) && scaling[loss_scale::found] == 0) scaling[loss_scale::found] = 1;
@@ -144,7 +144,7 @@ struct look_for_overflow {
 
 struct next_scale {
   float* scaling;
-  WEIR_FN void operator()(size_t) const {
+  WEIR_HOST_DEVICE void operator()(size_t) const {
     if (scaling[loss_scale::found] != 0) {
       scaling[loss_scale::scale] = scaling[loss_scale::scale] > 1 ? scaling[loss_scale::scale] / 2 : 1;
       scaling[loss_scale::good_steps] = 0, scaling[loss_scale::found] = 0;

@@ -16,12 +16,13 @@ using namespace kernels;
 using std::int64_t;
 
 template <class F>
-void run(std::int64_t n, std::initializer_list<weir::use> uses, F f, weir::here at = weir::here::current()) {
+void run(std::int64_t n, std::initializer_list<weir::memory_use> uses, F f,
+         weir::source_location at = weir::source_location::current()) {
   weir::parallel_for(weir::current_stream(), static_cast<size_t>(n), uses, f, at);
 }
 
-weir::tensor look_at(weir::span_of span, parameter_row const& row, weir::device on) {
-  return weir::tensor::borrow(span.data, weir::shape{row.rows, row.columns}, weir::float32, on);
+weir::tensor look_at(weir::device_span span, parameter_row const& row, weir::device on) {
+  return weir::tensor::from_blob(span.data, weir::shape{row.rows, row.columns}, weir::float32, on);
 }
 
 // Normal with the given deviation, from the seed and the place alone.
@@ -101,7 +102,7 @@ model::model(model_shape shape, model_options options, weir::communicator& ranks
     p.value.copy_(first, weir::non_blocking);
     ranks.broadcast(buckets_.parameter(i), 0);
     if (options_.type != weir::float32 && i % 2 == 1)
-      p.half = weir::empty({row.rows, row.columns}, {.type = options_.type});
+      p.half = weir::empty({row.rows, row.columns}, {.dtype = options_.type});
     parameters_.push_back(std::move(p));
   }
   if (options_.type == weir::float16) {
@@ -119,7 +120,7 @@ void model::round_weights() {
 
 void model::hidden(trace& t, int layer) const {
   weir::tensor const& in = layer ? t.h[static_cast<size_t>(layer - 1)] : t.x;
-  weir::tensor h = weir::empty({in.size(0), shape_.hidden}, {.type = options_.type});
+  weir::tensor h = weir::empty({in.size(0), shape_.hidden}, {.dtype = options_.type});
   weir::matmul_out(h, in, factor(layer));
   weir::tensor const& b = bias(layer).value;
   with_type(options_.type, [&]<class T>(T) {
@@ -132,7 +133,7 @@ void model::hidden(trace& t, int layer) const {
 model::trace model::forward(device_batch const& b, bool for_training) const {
   trace t;
   int64_t const width = int64_t{shape_.context} * shape_.embedding;
-  t.x = weir::empty({b.rows, width}, {.type = options_.type});
+  t.x = weir::empty({b.rows, width}, {.dtype = options_.type});
   weir::tensor const& table = parameters_[0].value;
   with_type(options_.type, [&]<class T>(T) {
     run(t.x.numel(), {weir::reads(table), weir::reads(b.storage), weir::writes(t.x)},
@@ -177,7 +178,7 @@ weir::tensor model::forward_backward(device_batch const& b, float scale, part_of
   weir::tensor total = weir::sum(rows).mul_(scale);
 
   auto const ready = [&](int gradient) {
-    if (part.last) buckets_.ready(gradient, weir::current_stream());
+    if (part.last) buckets_.mark_ready(gradient, weir::current_stream());
   };
   weir::tensor d = std::move(t.logits).to(options_.type);  // the gradient of what the layer at hand gave out
   for (int layer = shape_.layers; layer >= 0; --layer) {
@@ -191,7 +192,7 @@ weir::tensor model::forward_backward(device_batch const& b, float scale, part_of
     ready(2 + 2 * layer);
     weir::matmul_out(weight(layer).gradient, in, d, weir::transposed::left, part.first ? 0 : 1);
     ready(1 + 2 * layer);
-    weir::tensor din = weir::empty({b.rows, in.size(1)}, {.type = options_.type});
+    weir::tensor din = weir::empty({b.rows, in.size(1)}, {.dtype = options_.type});
     weir::matmul_out(din, d, factor(layer), weir::transposed::right);
     if (layer) {
       with_type(options_.type, [&]<class T>(T) {
@@ -212,7 +213,7 @@ weir::tensor model::forward_backward(device_batch const& b, float scale, part_of
 
 void model::update(float rate, float momentum) {
   if (scaling_.defined()) {
-    weir::span_of const all = buckets_.gradients();
+    weir::device_span const all = buckets_.gradients();
     run(all.count, {weir::reads(all.data, static_cast<size_t>(all.count) * sizeof(float)), weir::updates(scaling_)},
         look_for_overflow{static_cast<float const*>(all.data), scaling()});
   }

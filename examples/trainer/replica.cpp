@@ -14,7 +14,7 @@ namespace trainer {
 namespace {
 
 weir::tensor pinned(weir::shape shape, weir::dtype type) {
-  return weir::empty(shape, {.type = type, .on = weir::cpu, .kind = weir::memory_kind::pinned});
+  return weir::empty(shape, {.dtype = type, .on = weir::cpu, .kind = weir::memory_kind::pinned});
 }
 
 }  // namespace
@@ -53,7 +53,7 @@ void replica::send(slot& at, int rows) {
   weir::stream_guard in{copies_};
   auto const elements =
       static_cast<std::int64_t>(batch_elements(rows, settings_.shape.context, settings_.shape.vocabulary));
-  at.device = weir::empty({elements}, {.type = weir::int32});
+  at.device = weir::empty({elements}, {.dtype = weir::int32});
   at.arrived = at.device.copy_(at.host.slice(0, 0, elements), weir::non_blocking);
 }
 
@@ -95,7 +95,7 @@ void replica::train(std::int64_t first_step, std::int64_t last_step) {
   std::int64_t part = first_step * parts;
   if (first_step < last_step) prefetch(part);
   for (std::int64_t step = first_step; step < last_step && !report_.failed.load(std::memory_order_relaxed); ++step) {
-    weir::range const in_timeline("step " + std::to_string(step));
+    weir::profile_range const in_timeline("step " + std::to_string(step));
     weir::tensor loss;
     for (int i = 0; i < parts; ++i, ++part) {
       device_batch const batch = take(part);

@@ -53,7 +53,7 @@ bool outcome::agree() const noexcept {
 outcome train(settings const& s, text const& t, checkpoint const* from, report& told) {
   std::vector<weir::device> devices;
   for (std::size_t i = 0; i < told.replicas; ++i) devices.emplace_back(static_cast<int>(i));
-  std::vector<weir::communicator> ranks = weir::communicator::in_process(devices);
+  std::vector<weir::communicator> ranks = weir::communicator::create_all(devices);
   std::vector<share> shares(told.replicas);
   outcome all;
   std::vector<std::thread> workers;

@@ -15,13 +15,13 @@
 namespace weir {
 
 // average of integers: sum / ranks, rounded towards zero
-enum class reduction : std::uint8_t { sum, average, min, max };
-std::string_view name_of(reduction) noexcept;
+enum class reduce_op : std::uint8_t { sum, average, min, max };
+std::string_view name_of(reduce_op) noexcept;
 
-struct span_of {  // elements in the memory of one device
+struct device_span {  // elements in the memory of one device
   void* data = nullptr;
   std::int64_t count = 0;
-  dtype type = float32;
+  weir::dtype dtype = float32;
 };
 
 // Every call below but barrier enqueues on the thread's current stream of this rank's device and returns: the
@@ -36,7 +36,8 @@ class communicator {
   // One rank a device, in this order, for a thread a device. Of the thread's current runtime.
   // Throws: invalid_use (none, no such device, cpu, one twice), not_supported (no NCCL for these GPUs).
   // Blocks: until NCCL is connected and all links were tried once.
-  static std::vector<communicator> in_process(std::span<weir::device const>, here = here::current());
+  static std::vector<communicator> create_all(std::span<weir::device const>,
+                                              source_location = source_location::current());
   communicator(communicator&&) noexcept;
   communicator& operator=(communicator&&) noexcept;
   ~communicator();  // aborts all ranks when a collective of this one still waits for others
@@ -45,20 +46,21 @@ class communicator {
   int size() const noexcept;
   weir::device device() const noexcept;
 
-  stamp all_reduce(span_of, reduction = reduction::sum, here = here::current());  // in place
-  stamp broadcast(span_of, int root, here = here::current());                     // in place
+  stamp all_reduce(device_span, reduce_op = reduce_op::sum, source_location = source_location::current());  // in place
+  stamp broadcast(device_span, int root, source_location = source_location::current());  // in place
   // in holds size() times what each rank's out holds, and rank k gets the k-th part. Only the root's in is
   // looked at; its out may be its part of in, else they do not overlap.
-  stamp scatter(span_of out, span_of in, int root, here = here::current());
+  stamp scatter(device_span out, device_span in, int root, source_location = source_location::current());
   // out holds size() times what each rank's in holds, rank after rank. Only the root's out is looked at; its
   // in may be its part of out, else they do not overlap.
-  stamp gather(span_of out, span_of in, int root, here = here::current());
+  stamp gather(device_span out, device_span in, int root, source_location = source_location::current());
   // out holds size() times what in holds, rank after rank.
   // in may be this rank's part of out, else they do not overlap.
-  stamp all_gather(span_of out, span_of in, here = here::current());
+  stamp all_gather(device_span out, device_span in, source_location = source_location::current());
   // in holds size() times what out holds; out is this rank's part of the reduction,
   // may be that part of in, else they do not overlap.
-  stamp reduce_scatter(span_of out, span_of in, reduction = reduction::sum, here = here::current());
+  stamp reduce_scatter(device_span out, device_span in, reduce_op = reduce_op::sum,
+                       source_location = source_location::current());
 
   // By what way this rank's last broadcast, scatter or gather went, and why: "copies:
   // 3 hops, 42 chunks of 25 MiB". "": there was none
@@ -67,7 +69,8 @@ class communicator {
   // Blocks: the host, until every rank's thread has come here. Devices are not waited for.
   // Throws: timed_out, naming the ranks that did not come:
   // this rank has not come either then and may try again.
-  void barrier(std::chrono::milliseconds limit = std::chrono::minutes{10}, here = here::current());
+  void barrier(std::chrono::milliseconds limit = std::chrono::minutes{10},
+               source_location = source_location::current());
   // Lets every rank go: streams and threads that wait for others go on, what is not done never will be,
   // buffers of unfinished collectives hold anything. Every later call of any rank throws.
   void abort() noexcept;
@@ -96,26 +99,28 @@ class gradient_buckets {
   ~gradient_buckets();
 
   // before build(). Returns: 0, 1, 2, …
-  int add(std::string name, std::int64_t count, dtype = float32, here = here::current());
+  int add(std::string name, std::int64_t count, dtype = float32, source_location = source_location::current());
   // Takes the memory, on the thread's current stream of the rank's device, and fills it with zeros.
   // Throws: invalid_use (built before, nothing added),
   // not_supported (a type that cannot be reduced), out_of_memory
-  void build(here = here::current());
+  void build(source_location = source_location::current());
   int size() const noexcept;
   int bucket_count() const noexcept;
-  span_of parameter(int, here = here::current()) const;  // Throws: invalid_use (no such one, not built)
-  span_of gradient(int, here = here::current()) const;
+  // Throws: invalid_use (no such one, not built)
+  device_span parameter(int, source_location = source_location::current()) const;
+  device_span gradient(int, source_location = source_location::current()) const;
   // All of them with the gaps between them (zeros): element i of one belongs to element i of the other.
-  span_of parameters(here = here::current()) const;  // Throws: invalid_use (types differ, not built)
-  span_of gradients(here = here::current()) const;   // the same
+  // Throws: invalid_use (types differ, not built)
+  device_span parameters(source_location = source_location::current()) const;
+  device_span gradients(source_location = source_location::current()) const;  // the same
 
   // The gradient is written by what `writer` was given so far. Starts a bucket's reduction, on its own
   // stream, when all of it and of the buckets before it are ready. Throws:
   // invalid_use when it is ready twice in a step.
-  void ready(int gradient, stream_ref writer, here = here::current());
+  void mark_ready(int gradient, stream_ref writer, source_location = source_location::current());
   // `reader` waits for all reductions of this step; the next step begins.
   // Throws: invalid_use naming gradients that never were ready: nothing has changed, they may still come.
-  void finish(stream_ref reader, here = here::current());
+  void finish(stream_ref reader, source_location = source_location::current());
 
  private:
   struct state;

@@ -20,8 +20,10 @@ namespace weir {
 // Throws: invalid_use (null, past the end of a known block, ranges that overlap, freed memory, another
 // device's stream), out_of_memory (no room for staging), device_lost, driver_error, not_supported.
 // Zero bytes are fine, wherever they lie.
-stamp copy(void* dst, void const* src, size_t bytes, blocking = blocking::yes, here = here::current());
-stamp copy(stream_ref, void* dst, void const* src, size_t bytes, blocking = blocking::yes, here = here::current());
+stamp copy(void* dst, void const* src, size_t bytes, blocking = blocking::yes,
+           source_location = source_location::current());
+stamp copy(stream_ref, void* dst, void const* src, size_t bytes, blocking = blocking::yes,
+           source_location = source_location::current());
 
 struct copy_item {
   void* dst;
@@ -29,13 +31,14 @@ struct copy_item {
   size_t bytes;
 };
 // Many as one: all are looked at before the first is enqueued, in order.
-stamp copy(stream_ref, std::span<copy_item const>, blocking = blocking::no, here = here::current());
+stamp copy(stream_ref, std::span<copy_item const>, blocking = blocking::no,
+           source_location = source_location::current());
 
 // Every byte becomes that one. On the current stream of dst's device; memory of the host:
 // when this thread's current stream is done.
-stamp set(void* dst, std::byte, size_t bytes, here = here::current());
+stamp fill(void* dst, std::byte, size_t bytes, source_location = source_location::current());
 
-enum class route : std::uint8_t {
+enum class copy_route : std::uint8_t {
   automatic,
   same_device,  // the device's own engine
   engine,       // between pinned memory and a device
@@ -44,36 +47,36 @@ enum class route : std::uint8_t {
   host,         // by the calling thread
   striped,      // between pinned memory and a device, over the links of lent devices too
 };
-std::string_view name_of(route) noexcept;
+std::string_view name_of(copy_route) noexcept;
 struct route_choice {
-  route by;
+  copy_route by;
   std::string reason;
 };
 // What copy would do with these, and why. Throws: what copy would throw before it enqueues anything
-route_choice explain_copy(void const* dst, void const* src, size_t bytes, here = here::current());
+route_choice explain_copy(void const* dst, void const* src, size_t bytes, source_location = source_location::current());
 
 class [[nodiscard]] route_guard {  // copies of this thread take that route; one that cannot be throws invalid_use
  public:
-  explicit route_guard(route);
+  explicit route_guard(copy_route);
   ~route_guard();
   route_guard(route_guard const&) = delete;
   route_guard& operator=(route_guard const&) = delete;
 
  private:
-  route found_;
+  copy_route found_;
 };
 
 // While this lives, large copies of this thread between pinned memory and a device go in parts, at the same
 // time, over that device's own link to the host and over those of the devices lent here, which pass them on
 // between devices. Nothing else of them is used but 24 MiB of their memory for each device copied to or from.
 // Those that do not reach the device are left out.
-class [[nodiscard]] lend_links {
+class [[nodiscard]] link_sharing_guard {
  public:
   // Throws: invalid_use (cpu, no such device). Blocks: no; the first striped copy makes what it needs
-  explicit lend_links(std::span<device const>, here = here::current());
-  ~lend_links();  // requires: on its thread, in reverse order of making
-  lend_links(lend_links const&) = delete;
-  lend_links& operator=(lend_links const&) = delete;
+  explicit link_sharing_guard(std::span<device const>, source_location = source_location::current());
+  ~link_sharing_guard();  // requires: on its thread, in reverse order of making
+  link_sharing_guard(link_sharing_guard const&) = delete;
+  link_sharing_guard& operator=(link_sharing_guard const&) = delete;
 
  private:
   std::vector<int> found_;

@@ -22,20 +22,20 @@ bool is_available() noexcept;  // a GPU, real or simulated. false also where dev
 // Honours CUDA_VISIBLE_DEVICES, on simulated devices too. Makes no context.
 // Throws: invalid_use (WEIR_CONF, WEIR_DEVICES:
 // a word that is none), not_supported (WEIR_DEVICES=cuda without a usable GPU)
-int device_count(here = here::current());
-device current_device(here = here::current());
+int device_count(source_location = source_location::current());
+device current_device(source_location = source_location::current());
 
 // The calling thread's current device from now on, for weir and for CUDA.
 // Makes the device's context. cpu: no effect.
 // Throws: invalid_use (no such device), device_lost, driver_error; the current device is as it was then
-void set_device(device, here = here::current());
+void set_device(device, source_location = source_location::current());
 // makes no context. Throws: invalid_use (cpu, no such device)
-device_properties get_device_properties(device = gpu, here = here::current());
+device_properties get_device_properties(device = gpu, source_location = source_location::current());
 // Throws: invalid_use (cpu, no such device), device_lost
-memory_info mem_get_info(device = gpu, here = here::current());
+memory_info mem_get_info(device = gpu, source_location = source_location::current());
 // Blocks: host, until all work of all streams of the device is done, that of streams weir does not know too.
 // Throws: invalid_use (cpu, no such device), device_lost
-void synchronize(device = gpu, here = here::current());
+void synchronize(device = gpu, source_location = source_location::current());
 
 namespace detail {
 struct guard_mark {  // where a guard stands in the pile of its thread
@@ -50,7 +50,7 @@ struct guard_mark {  // where a guard stands in the pile of its thread
 // or the next that it makes later. Both are counted.
 class [[nodiscard]] device_guard {
  public:
-  explicit device_guard(device, here = here::current());  // Throws: as set_device
+  explicit device_guard(device, source_location = source_location::current());  // Throws: as set_device
   ~device_guard();
   device_guard(device_guard const&) = delete;
 

@@ -17,10 +17,10 @@ class error {
   std::string_view operation() const noexcept;  // "copy"
   std::string_view operands() const noexcept;   // "dst gpu:1 0x7f10… holds 4096 B, asked 8192 B"
   std::string_view remedy() const noexcept;     // what to do about it
-  here where() const noexcept;                  // the caller's line
+  source_location where() const noexcept;       // the caller's line
 
  protected:
-  error(std::string operation, std::string operands, std::string remedy, here);
+  error(std::string operation, std::string operands, std::string remedy, source_location);
   error(error const&) noexcept;
   error& operator=(error const&) noexcept;
   ~error();
@@ -33,19 +33,19 @@ class error {
 // The caller's fault: a wrong argument or a wrong moment. Nothing has changed.
 class invalid_use : public std::logic_error, public error {
  public:
-  invalid_use(std::string operation, std::string operands, std::string remedy, here);
+  invalid_use(std::string operation, std::string operands, std::string remedy, source_location);
 };
 
 // This machine, or this build, cannot.
 class not_supported : public std::runtime_error, public error {
  public:
-  not_supported(std::string operation, std::string operands, std::string remedy, here);
+  not_supported(std::string operation, std::string operands, std::string remedy, source_location);
 };
 
 // The driver refused. code() is its own number (CUresult, ncclResult_t), 0 on a simulated machine.
 class driver_error : public std::runtime_error, public error {
  public:
-  driver_error(int code, std::string operation, std::string operands, std::string remedy, here);
+  driver_error(int code, std::string operation, std::string operands, std::string remedy, source_location);
   int code() const noexcept { return code_; }
 
  private:
@@ -62,24 +62,24 @@ class device_lost : public driver_error {
 // A wait with a limit reached it.
 class timed_out : public std::runtime_error, public error {
  public:
-  timed_out(std::string operation, std::string operands, std::string remedy, here);
+  timed_out(std::string operation, std::string operands, std::string remedy, source_location);
 };
 
 // options::check_races found something, and require_no_races was called. where(): the second use.
 class race_found : public std::logic_error, public error {
  public:
-  race_found(std::string report, here first, here second);
-  here first() const noexcept { return first_; }
-  here second() const noexcept { return where(); }
+  race_found(std::string report, source_location first, source_location second);
+  source_location first() const noexcept { return first_; }
+  source_location second() const noexcept { return where(); }
 
  private:
-  here first_;
+  source_location first_;
 };
 
 // No memory after every rung of the ladder. The runtime works on as before.
 class out_of_memory : public std::bad_alloc, public error {
  public:
-  out_of_memory(memory_report, here);
+  out_of_memory(memory_report, source_location);
   char const* what() const noexcept override;
   memory_report const& report() const noexcept { return *report_; }
 

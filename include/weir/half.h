@@ -12,17 +12,17 @@
 namespace weir {
 namespace detail {
 
-WEIR_FN inline float float_of_bfloat16(std::uint16_t bits) noexcept {
+WEIR_HOST_DEVICE inline float float_of_bfloat16(std::uint16_t bits) noexcept {
   return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
 }
 
-WEIR_FN inline std::uint16_t bfloat16_of_float(float f) noexcept {
+WEIR_HOST_DEVICE inline std::uint16_t bfloat16_of_float(float f) noexcept {
   auto const bits = std::bit_cast<std::uint32_t>(f);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>(bits >> 16 | 0x40u);  // NaN stays one
   return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
-WEIR_FN inline float float_of_float16(std::uint16_t bits) noexcept {
+WEIR_HOST_DEVICE inline float float_of_float16(std::uint16_t bits) noexcept {
   std::uint32_t const sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16, exponent = bits >> 10 & 0x1fu,
                       fraction = bits & 0x3ffu;
   if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | fraction << 13);
@@ -31,7 +31,7 @@ WEIR_FN inline float float_of_float16(std::uint16_t bits) noexcept {
   return sign ? -tiny : tiny;
 }
 
-WEIR_FN inline std::uint16_t float16_of_float(float f) noexcept {
+WEIR_HOST_DEVICE inline std::uint16_t float16_of_float(float f) noexcept {
   auto const bits = std::bit_cast<std::uint32_t>(f);
   auto const sign = static_cast<std::uint16_t>(bits >> 16 & 0x8000u);
   std::uint32_t const size = bits & 0x7fffffffu;
@@ -49,14 +49,14 @@ WEIR_FN inline std::uint16_t float16_of_float(float f) noexcept {
 struct float16_t {
   std::uint16_t bits;
   float16_t() = default;
-  WEIR_FN float16_t(float f) noexcept : bits(detail::float16_of_float(f)) {}
-  WEIR_FN operator float() const noexcept { return detail::float_of_float16(bits); }
+  WEIR_HOST_DEVICE float16_t(float f) noexcept : bits(detail::float16_of_float(f)) {}
+  WEIR_HOST_DEVICE operator float() const noexcept { return detail::float_of_float16(bits); }
 };
 struct bfloat16_t {
   std::uint16_t bits;
   bfloat16_t() = default;
-  WEIR_FN bfloat16_t(float f) noexcept : bits(detail::bfloat16_of_float(f)) {}
-  WEIR_FN operator float() const noexcept { return detail::float_of_bfloat16(bits); }
+  WEIR_HOST_DEVICE bfloat16_t(float f) noexcept : bits(detail::bfloat16_of_float(f)) {}
+  WEIR_HOST_DEVICE operator float() const noexcept { return detail::float_of_bfloat16(bits); }
 };
 
 // tensor::data<weir::float16_t>() asks for float16 alone, data<std::uint16_t>() for either one's bits.

@@ -14,15 +14,15 @@
 
 namespace weir {
 
-enum class access : std::uint8_t { read, write, update };
-struct use {
+enum class access_mode : std::uint8_t { read, write, update };
+struct memory_use {
   void const* address;  // null: nothing
-  access how;
+  access_mode how;
   size_t bytes = 0;     // from address on; 0: to the end of its block. Needed for memory that weir does not know
 };
-inline use reads(void const* p, size_t bytes = 0) noexcept { return {p, access::read, bytes}; }
-inline use writes(void const* p, size_t bytes = 0) noexcept { return {p, access::write, bytes}; }
-inline use updates(void const* p, size_t bytes = 0) noexcept { return {p, access::update, bytes}; }
+inline memory_use reads(void const* p, size_t bytes = 0) noexcept { return {p, access_mode::read, bytes}; }
+inline memory_use writes(void const* p, size_t bytes = 0) noexcept { return {p, access_mode::write, bytes}; }
+inline memory_use updates(void const* p, size_t bytes = 0) noexcept { return {p, access_mode::update, bytes}; }
 template <class T> concept has_data = requires(T const& t) { { t.data() } -> std::convertible_to<void const*>; };
 template <class T>
 concept has_elements = requires(T const& t) {
@@ -31,26 +31,26 @@ concept has_elements = requires(T const& t) {
   sizeof(*t.data());
 };
 namespace detail {
-template <class T> use use_of(T const& t, access how) noexcept {
+template <class T> memory_use use_of(T const& t, access_mode how) noexcept {
   void const* const p = t.data();
   // a vector, span, array: as much as it says
   if constexpr (has_elements<T>) return {t.size() ? p : nullptr, how, t.size() * sizeof(*t.data())};
   else return {p, how};
 }
 }  // namespace detail
-template <has_data T> use reads(T const& t) noexcept { return detail::use_of(t, access::read); }
-template <has_data T> use writes(T const& t) noexcept { return detail::use_of(t, access::write); }
-template <has_data T> use updates(T const& t) noexcept { return detail::use_of(t, access::update); }
+template <has_data T> memory_use reads(T const& t) noexcept { return detail::use_of(t, access_mode::read); }
+template <has_data T> memory_use writes(T const& t) noexcept { return detail::use_of(t, access_mode::write); }
+template <has_data T> memory_use updates(T const& t) noexcept { return detail::use_of(t, access_mode::update); }
 
-class uses {  // a braced list, or a span, vector or array of them. Borrows: a parameter, never a variable
+class memory_uses {  // a braced list, or a span, vector or array of them. Borrows: a parameter, never a variable
  public:
-  uses(std::initializer_list<use> list) noexcept : list_(list.begin(), list.size()) {}
-  template <class Range> requires std::convertible_to<Range const&, std::span<use const>>
-  uses(Range const& list) noexcept : list_(list) {}
-  std::span<use const> all() const noexcept { return list_; }
+  memory_uses(std::initializer_list<memory_use> list) noexcept : list_(list.begin(), list.size()) {}
+  template <class Range> requires std::convertible_to<Range const&, std::span<memory_use const>>
+  memory_uses(Range const& list) noexcept : list_(list) {}
+  std::span<memory_use const> all() const noexcept { return list_; }
 
  private:
-  std::span<use const> list_;
+  std::span<memory_use const> list_;
 };
 
 namespace detail {
@@ -59,10 +59,13 @@ struct queued {
   void (*drop)(void*);  // exactly once
   void* state;
 };
-bool begin_work(stream_ref, std::span<use const>, here);         // checks and records the uses. true: simulated
-void queue_work(stream_ref, std::span<use const>, queued, here);  // simulated: drops also when it throws
-void abandon_work(stream_ref, std::span<use const>) noexcept;  // on_gpu threw: it may have given some work all the same
-void end_work(stream_ref, std::span<use const>, here);         // launch_blocking waits here
+// checks and records the uses. true: simulated
+bool begin_work(stream_ref, std::span<memory_use const>, source_location);
+// simulated: drops also when it throws
+void queue_work(stream_ref, std::span<memory_use const>, queued, source_location);
+// on_gpu threw: it may have given some work all the same
+void abandon_work(stream_ref, std::span<memory_use const>) noexcept;
+void end_work(stream_ref, std::span<memory_use const>, source_location);  // launch_blocking waits here
 }  // namespace detail
 
 // on_gpu(CUstream_st*): called now, once, with the stream's device current:
@@ -75,10 +78,11 @@ void end_work(stream_ref, std::span<use const>, here);         // launch_blockin
 // buffers, pinned ranges, and, with its bytes, memory that is not weir's.
 // Throws: invalid_use (a freed block; more than a block holds;
 // a block of another device without peer access; memory that weir does
-//         not know, without bytes; a foreign stream whose registration ended), device_lost, driver_error.
+//         not know, without bytes; an external stream whose registration ended), device_lost, driver_error.
 //         Blocks: only with options::launch_blocking.
 template <class OnGpu, class OnHost>
-void launch(stream_ref s, uses u, OnGpu&& on_gpu, OnHost&& on_host, here at = here::current()) {
+void launch(stream_ref s, memory_uses u, OnGpu&& on_gpu, OnHost&& on_host,
+            source_location at = source_location::current()) {
   if (detail::begin_work(s, u.all(), at)) {
     using F = std::decay_t<OnHost>;
     detail::queue_work(s, u.all(),
@@ -100,6 +104,6 @@ void launch(stream_ref s, uses u, OnGpu&& on_gpu, OnHost&& on_host, here at = he
 // Requires: no weir and no CUDA call inside, and no exception out of it: one ends the process, on both
 // drivers, and the message names this call's line, the stream and what(). Throws: invalid_use (an empty
 // function), device_lost, driver_error.
-void launch_host(stream_ref, std::function<void()>, here = here::current());
+void launch_host(stream_ref, std::function<void()>, source_location = source_location::current());
 
 }  // namespace weir

@@ -12,31 +12,35 @@ namespace weir {
 
 // Bytes of device memory: in live blocks, rounded; and held of the driver.
 // 0 before the first use of the device.
-size_t memory_allocated(device = gpu, here = here::current());
-size_t max_memory_allocated(device = gpu, here = here::current());
-size_t memory_reserved(device = gpu, here = here::current());
-size_t max_memory_reserved(device = gpu, here = here::current());
-[[deprecated("torch renamed it: memory_reserved")]] size_t memory_cached(device = gpu, here = here::current());
-[[deprecated("torch renamed it: max_memory_reserved")]] size_t max_memory_cached(device = gpu, here = here::current());
+size_t memory_allocated(device = gpu, source_location = source_location::current());
+size_t max_memory_allocated(device = gpu, source_location = source_location::current());
+size_t memory_reserved(device = gpu, source_location = source_location::current());
+size_t max_memory_reserved(device = gpu, source_location = source_location::current());
+[[deprecated("torch renamed it: memory_reserved")]] size_t memory_cached(device = gpu,
+                                                                         source_location = source_location::current());
+[[deprecated("torch renamed it: max_memory_reserved")]] size_t max_memory_cached(
+    device = gpu, source_location = source_location::current());
 
-memory_statistics memory_stats(device = gpu, here = here::current());  // .flat() has torch's keys
-memory_statistics pinned_memory_stats(here = here::current());       // page-locked host memory, of all devices
-void reset_peak_memory_stats(device = gpu, here = here::current());         // peaks start again from what is current
+memory_statistics memory_stats(device = gpu, source_location = source_location::current());  // .flat() has torch's keys
+// page-locked host memory, of all devices
+memory_statistics pinned_memory_stats(source_location = source_location::current());
+// peaks start again from what is current
+void reset_peak_memory_stats(device = gpu, source_location = source_location::current());
 // what was allocated and freed so far counts from zero again
-void reset_accumulated_memory_stats(device = gpu, here = here::current());
+void reset_accumulated_memory_stats(device = gpu, source_location = source_location::current());
 
 // A table of about ten lines whose byte columns add up: reserved = allocated + pending + cached. Then a
 // sentence for each thing worth knowing: whose cached memory is, what pending blocks wait for, what rounding
 // and holes cost, what others hold.
-std::string memory_summary(device = gpu, here = here::current());
+std::string memory_summary(device = gpu, source_location = source_location::current());
 // All devices of the current runtime and page-locked memory (device="cpu")
 // as Prometheus' text 0.0.4, for an HTTP answer.
-std::string memory_metrics(here = here::current());
+std::string memory_metrics(source_location = source_location::current());
 // Who has the device's memory: by stream, the most bytes first.
 // Cached memory of an idle stream serves others when they run short.
-std::vector<stream_memory_use> memory_by_stream(device = gpu, here = here::current());
+std::vector<stream_memory_use> memory_by_stream(device = gpu, source_location = source_location::current());
 // Where the device's memory is now, with the remedies of an out_of_memory.
-memory_report memory_report_now(device = gpu, here = here::current());
+memory_report current_memory_report(device = gpu, source_location = source_location::current());
 
 // Memory as it lies: stretches held of the driver, each without a hole,
 // and in each its blocks and what is free, side by side.
@@ -47,7 +51,7 @@ struct memory_block {
   size_t bytes;      // of all blocks of a segment together: the segment's
   size_t requested;  // as asked for; 0 unless allocated
   block_state state;
-  here where;        // who took it; file null: the history does not know it
+  source_location where;  // who took it; file_name() null: the history does not know it
 };
 // with other processes: this one's memory, another one's
 enum class memory_sharing : std::uint8_t { none, exported, imported };
@@ -62,15 +66,16 @@ struct memory_segment {
 };
 // By address. Each stream's memory as it was at one moment. Blocks:
 // allocations of a stream, while its memory is looked at
-std::vector<memory_segment> memory_snapshot(device = gpu, here = here::current());
+std::vector<memory_segment> memory_snapshot(device = gpu, source_location = source_location::current());
 // All devices of the current runtime in the pickle of torch.cuda.memory._dump_snapshot, with the history that
 // was recorded (newest events as traces): PyTorch's viewer (its web page, or python -m
 // torch.cuda._memory_viz) opens it. While other threads allocate, traces and segments may differ by what
 // happened in between. Throws: invalid_use (the file cannot be written, and why)
-void dump_memory_snapshot(std::string const& path, here = here::current());
+void dump_memory_snapshot(std::string const& path, source_location = source_location::current());
 // The same as a page for a browser, one file that needs no network:
 // memory over time, and what lies where at any moment. Likewise
-void dump_memory_page(std::string const& path, std::string const& title = {}, here = here::current());
+void dump_memory_page(std::string const& path, std::string const& title = {},
+                      source_location = source_location::current());
 
 // History: every block taken and given back, with time, thread, stream and line. Off until it is asked for;
 // what it costs then: docs/where-did-my-memory-go.md. weir's own scratch memory (staging, trials of links) is
@@ -81,7 +86,7 @@ struct history_options {
   bool stacks = false;              // who called whom, up to 32 deep: microseconds an allocation
 };
 // Anew: what was recorded before is forgotten. Throws: invalid_use (no events, or more than 2^32), bad_alloc
-void record_memory_history(history_options = {}, here = here::current());
+void record_memory_history(history_options = {}, source_location = source_location::current());
 void stop_memory_history();  // and what was recorded stays to be read
 
 struct memory_event {
@@ -91,28 +96,29 @@ struct memory_event {
   size_t bytes;          // as asked for; of a free of a block that was taken before the recording began: 0
   std::uint64_t stream;  // the block's home; 0: none (host memory)
   std::uint64_t thread;
-  here where;            // file null: not known
+  source_location where;  // file_name() null: not known
   std::vector<void const*> stack;  // return addresses, innermost first
 };
 // The newest events of a device, oldest first;
 // of page-locked host memory with weir::cpu. Blocks: writers, while it is gathered
-std::vector<memory_event> memory_history(device = gpu, here = here::current());
+std::vector<memory_event> memory_history(device = gpu, source_location = source_location::current());
 
 struct line_statistics {  // of one line of the program: blocks taken there, since the recording began
-  here where;
+  source_location where;
   std::int64_t blocks, bytes;                  // live now
   std::int64_t blocks_at_peak, bytes_at_peak;  // live when most bytes of the device were
-  std::int64_t taken_blocks, taken_bytes;      // ever
+  std::int64_t total_blocks, total_bytes;      // ever
 };
 // the most bytes first. weir::cpu: page-locked memory
-std::vector<line_statistics> memory_lines(device = gpu, here = here::current());
-std::string memory_by_line(device = gpu, here = here::current());                 // the same as a table
+std::vector<line_statistics> memory_lines(device = gpu, source_location = source_location::current());
+std::string memory_by_line(device = gpu, source_location = source_location::current());  // the same as a table
 
 // What appeared and vanished between two places of a program, by line. Begins a recording when there is none.
 class memory_tracker {
  public:
-  explicit memory_tracker(std::ostream& out, device = gpu, here = here::current());
-  void track(here = here::current());  // prints what changed since the last time, or since it was made
+  explicit memory_tracker(std::ostream& out, device = gpu, source_location = source_location::current());
+  // prints what changed since the last time, or since it was made
+  void track(source_location = source_location::current());
   memory_tracker(memory_tracker const&) = delete;
   ~memory_tracker();
 
@@ -129,15 +135,15 @@ struct race_report {
   // of weir: "handed out too early", "unmapped in use"
   std::string kind;
   std::string text;      // which bytes of which block, both uses with line and stream, the remedy
-  here first, second;    // file null: not known, or there is only one
+  source_location first, second;  // file_name() null: not known, or there is only one
   std::uint64_t times;   // seen at these two places
 };
 // all so far. What nobody asks for is printed when the runtime or the process ends
-std::vector<race_report> race_reports(here = here::current());
+std::vector<race_report> race_reports(source_location = source_location::current());
 // Throws: race_found with the first report, if there is one
-void require_no_races(here = here::current());
+void require_no_races(source_location = source_location::current());
 // Called for each new report, on the thread that made the call it was found in;
 // it calls nothing of weir. An empty one ends it.
-void on_race(std::function<void(race_report const&)>, here = here::current());
+void on_race(std::function<void(race_report const&)>, source_location = source_location::current());
 
 }  // namespace weir

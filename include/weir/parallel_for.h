@@ -3,7 +3,7 @@
 // weir_kernels(target file.cu…) picks the compiler.
 // Threads: any.
 //
-// The body is a functor, or a lambda marked WEIR_FN. The rules of nvcc 13.0 for such a lambda;
+// The body is a functor, or a lambda marked WEIR_HOST_DEVICE. The rules of nvcc 13.0 for such a lambda;
 // each breach is refused at compile time:
 //   captures   by value, by name or [=]: no init-capture ([x = e]), nothing by reference, no element of a
 //              parameter pack, no variable of a type that is local to a function or private to a class, none
@@ -11,8 +11,8 @@
 //   itself     no `auto` parameter; f(i) is a const call, so not `mutable`;
 //   around it  a function with a name whose address can be taken: no constructor, no private or protected
 //              member function (a TEST_F's or TEST_P's body is one), none with a deduced return type, no
-//              template with an unnamed parameter; no generic lambda and no other lambda marked WEIR_FN; a
-//              lambda around it has to stand in a function itself.
+//              template with an unnamed parameter; no generic lambda and no other lambda marked
+//              WEIR_HOST_DEVICE; a lambda around it has to stand in a function itself.
 // A functor takes none of these but one: its type is not local to a function.
 // [this] compiles, and reads the host's object on a GPU.
 #pragma once
@@ -20,16 +20,16 @@
 
 #include "weir/launch.h"
 #if defined(__CUDACC__)
-#define WEIR_FN __host__ __device__
+#define WEIR_HOST_DEVICE __host__ __device__
 #else
-#define WEIR_FN
+#define WEIR_HOST_DEVICE
 #endif
 
 namespace weir {
 namespace detail {
 
-[[noreturn]] void no_device_code(here);                      // this file was compiled without nvcc
-void check_native_launch(stream_ref, int native_code, here);  // 0: fine. Throws: device_lost, driver_error
+[[noreturn]] void no_device_code(source_location);           // this file was compiled without nvcc
+void check_native_launch(stream_ref, int native_code, source_location);  // 0: fine. Throws: device_lost, driver_error
 
 // The body by value in a local: no store of the loop can then be taken for a change of the body itself, and
 // the blocks of fixed length become vector code at -O2.
@@ -46,8 +46,8 @@ void loop_on_host(size_t n, F f) {
   for (; i < n; ++i) f(i);
 }
 
-// A body reaches a GPU as its bytes. nvcc's host pass has a wrapper in the place of a lambda marked WEIR_FN,
-// its device pass the lambda itself.
+// A body reaches a GPU as its bytes. nvcc's host pass has a wrapper in the place of a lambda marked
+// WEIR_HOST_DEVICE, its device pass the lambda itself.
 template <class F>
 inline constexpr bool goes_as_bytes = std::is_trivially_copy_constructible_v<F> && std::is_trivially_destructible_v<F>;
 #if defined(__NVCC__) && !defined(__CUDA_ARCH__)
@@ -67,7 +67,7 @@ __global__ void for_each_index(size_t n, F f) {
   for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x) f(i);
 }
 template <class F>
-void loop_on_gpu(stream_ref s, CUstream_st* native, size_t n, F f, here at) {
+void loop_on_gpu(stream_ref s, CUstream_st* native, size_t n, F f, source_location at) {
   if (n == 0) return;
   size_t const blocks = (n + 255) / 256;
   void* arguments[] = {&n, &f};
@@ -81,7 +81,7 @@ void loop_on_gpu(stream_ref s, CUstream_st* native, size_t n, F f, here at) {
 #else
 inline namespace without_kernels {
 template <class F>
-void loop_on_gpu(stream_ref, CUstream_st*, size_t, F const&, here at) {
+void loop_on_gpu(stream_ref, CUstream_st*, size_t, F const&, source_location at) {
   no_device_code(at);
 }
 }  // namespace without_kernels
@@ -94,16 +94,16 @@ inline namespace with_kernels {
 inline namespace without_kernels {
 #endif
 // f(size_t i) for every i < n, on the stream. Requires: iterations independent of each other; f copied byte
-// for byte (no vector, tensor or buffer in it: their data<T>()), its operator() WEIR_FN; memory only through
-// what `uses` declares. Throws: as launch; not_supported on a GPU without nvcc's code. An exception out of f
-// ends the process, as in launch.
+// for byte (no vector, tensor or buffer in it: their data<T>()), its operator() WEIR_HOST_DEVICE; memory only
+// through what `uses` declares. Throws: as launch; not_supported on a GPU without nvcc's code. An exception
+// out of f ends the process, as in launch.
 template <class F>
-void parallel_for(stream_ref s, size_t n, uses u, F f, here at = here::current()) {
+void parallel_for(stream_ref s, size_t n, memory_uses u, F f, source_location at = source_location::current()) {
   static_assert(detail::may_be_a_body<F>,
                 "parallel_for: this body owns something (a std::vector, std::string, weir::tensor, weir::buffer, ...): "
                 "a GPU gets its bytes alone and would read "
                 "memory of the host. Capture plain values and pointers instead: auto* x = tensor.data<float>(); [x] "
-                "WEIR_FN(size_t i) { ... }");
+                "WEIR_HOST_DEVICE(size_t i) { ... }");
   launch(
       s, u, [&](CUstream_st* native) { detail::loop_on_gpu(s, native, n, f, at); },
       [n, f]() { detail::loop_on_host(n, f); }, at);

@@ -7,7 +7,7 @@
 
 namespace weir {
 
-struct link {
+struct peer_link {
   device from, to;              // `from` reads and writes memory of `to`
   // direct: PCIe, or NVLinks nobody counted; host: no access, copies go through host memory
   enum class kind : std::uint8_t { self, nvlink, direct, host } by;
@@ -21,21 +21,23 @@ struct link {
 };
 // All pairs, row by row. Opens every device. Blocks:
 // the first call verifies each pair, about a millisecond each
-std::vector<link> links(here = here::current());
+std::vector<peer_link> links(source_location = source_location::current());
 // The driver claims it, and no test has found it wrong. Opens nothing. Throws:
 // invalid_use (no such device), driver_error
-bool can_access_peer(device from, device to, here = here::current());
+bool can_access_peer(device from, device to, source_location = source_location::current());
+namespace detail {
+void enable_peer_access(void const* block, device reader, source_location);
+}
 // A kernel of `reader` may then use the whole block at the address it has. Memory of the reader's own device,
 // and pinned memory: nothing to do. Blocks: the first for a pair verifies the link
 // Shared memory of weir/share.h, too: then the whole handle, with what else a pool has there.
 // Throws: not_supported (no link, or one that gives wrong bytes, memory in segments), invalid_use (no block
 // of weir's), out_of_memory (the link could not be tried), device_lost, driver_error
-void grant_access(void const* block, device reader, here = here::current());
-// The same, typed.
+// Returns: block
 template <class T>
-T* peer_data(buffer const& b, device reader, here at = here::current()) {
-  grant_access(b.data(), reader, at);
-  return b.template data<T>();
+T* enable_peer_access(T* block, device reader, source_location at = source_location::current()) {
+  detail::enable_peer_access(block, reader, at);
+  return block;
 }
 // All memory that allocations of this stream, or of all streams of a device, those to come as well, draw on,
 // and of a device what it shares with other processes, is open to these devices from now on: what is held
@@ -48,8 +50,9 @@ T* peer_data(buffer const& b, device reader, here at = here::current()) {
 // Throws: not_supported, naming the pair (no link, one that gives wrong bytes, a ninth peer; memory in
 // segments), invalid_use, out_of_memory, device_lost, driver_error;
 // nothing is open from now on then that was not
-void open_memory(stream_ref, std::vector<device> const& readers, here = here::current());
-void open_memory(device owner, std::vector<device> const& readers, here = here::current());
-std::vector<device> memory_readers(stream_ref, here = here::current());  // by number; not the stream's own
+void enable_peer_access(stream_ref, std::vector<device> const& readers, source_location = source_location::current());
+void enable_peer_access(device owner, std::vector<device> const& readers, source_location = source_location::current());
+// by number; not the stream's own
+std::vector<device> memory_readers(stream_ref, source_location = source_location::current());
 
 }  // namespace weir

@@ -16,22 +16,22 @@ class driver;
 struct simulated {  // a machine of this process; see weir/sim.h to step, break and question it
   int devices = 4;
   size_t memory = 16_GiB;  // bytes a device; costs only what is touched
-  enum class running : std::uint8_t {
+  enum class scheduling : std::uint8_t {
     threads,  // workers run the streams: for programs
     seeded,   // nothing moves by itself; the seed chooses among what devices may do: for finding races
     stepped,  // the test moves streams
-  } how = running::threads;
+  } schedule = scheduling::threads;
   std::uint64_t seed = 0;  // 0: a fresh one
   enum class links : std::uint8_t { all, none, pairs } peers = links::all;  // pairs: 0-1, 2-3, …
   // false: devices without virtual memory management, as some virtual GPUs are:
   // memory comes in whole segments
-  bool maps = true;
+  bool virtual_memory = true;
   // Of the room CUDA leaves a device, how much this one takes: docs/simulated-machine.md lists it, F1 to F10.
-  enum class freedoms : std::uint8_t {
+  enum class allowed : std::uint8_t {
     usual,  // seeded: all that a right program cannot tell; else none
     none,   // seeded: orders alone
     all,    // also memory that is refused although there was room, and links that change bytes
-  } takes = freedoms::usual;
+  } nondeterminism = allowed::usual;
   // to the hardware, for the streams of a device to share: what cannot start yet holds up the other streams
   // behind it. 0: one each, or as the seed has it
   int connections = 0;
@@ -39,7 +39,7 @@ struct simulated {  // a machine of this process; see weir/sim.h to step, break 
   // named, and the process ends there. Programs built with AddressSanitizer are stopped at the byte.
   // options::check_races sets it, and has pinned pages guarded too: a host that uses them before it has
   // waited for their copy is reported, and goes on.
-  bool guarded = false;
+  bool protect_memory = false;
 };
 
 // each tells what those before it tell, too
@@ -65,7 +65,7 @@ struct options {
   // Which bytes are a block is told to tools that listen to NVTX: compute-sanitizer then names what a kernel
   // does between two blocks of one page. 256 B after every block are nobody's. Implies launch_blocking.
   // No effect on a simulated machine.
-  bool announce_blocks = false;
+  bool nvtx_memory = false;
 
   // Memory held of a device exceeds the most that was ever in use by at most this part of it, as long as free
   // memory can be moved instead of taking more.
@@ -82,7 +82,7 @@ struct options {
   } device_waits = wait_policy::before_growth;
   // bytes given back between two events, with a second stream active; 0:
   // 16 MiB, or a part of what the stream holds
-  size_t fence_every = 0;
+  size_t fence_interval = 0;
   // Where blocks of device memory lie depends on the program's calls alone, not on when work is seen to be
   // complete: the same addresses, counted from the device's first, in every run of a program whose calls come
   // in one order. Costs memory and overlap.
@@ -90,18 +90,18 @@ struct options {
   // Bytes in all from which weir's own copies carry a broadcast, scatter or gather, not NCCL; 0: from where
   // they were measured to be faster, on simulated devices never. Where they do, a rank's call waits until all
   // ranks have asked: docs/collectives.md
-  size_t chains_from = 0;
-  // Once two devices have something to do with each other (a copy between them, grant_access, peer_data), all
+  size_t copy_collectives_from = 0;
+  // Once two devices have something to do with each other (a copy between them, enable_peer_access), all
   // memory of either is open to the other, where the link was proven: what it has by then, and each further
-  // handle before a block of it is handed out. open_memory() of weir/peer.h does it at a moment of yours.
-  // Such memory is not moved: docs/copies.md
-  bool peer_visible = false;
+  // handle before a block of it is handed out. enable_peer_access() of weir/peer.h does it at a moment of
+  // yours. Such memory is not moved: docs/copies.md
+  bool peer_access = false;
   log_level log = log_level::silent;  // what is told while it runs: see weir/log.h
 
   // The file that WEIR_CONF_FILE names, then WEIR_CONF=key:value,key:value, with the names above; sizes take
   // KiB, MiB, GiB, TiB. docs/options.md lists them. Throws: invalid_use for an unknown key or value, with its
   // place and the nearest right one
-  static options from_environment(here = here::current());
+  static options from_environment(source_location = source_location::current());
 };
 
 class runtime {
@@ -109,15 +109,15 @@ class runtime {
   // The machine WEIR_DEVICES names: auto (GPUs if there are any, else simulated), cuda, sim[:N[:GiB]].
   // Throws: invalid_use (WEIR_DEVICES is none of these), not_supported (cuda,
   // and there is no usable GPU: says why)
-  explicit runtime(options = options::from_environment(), here = here::current());
-  explicit runtime(simulated, options = {}, here = here::current());
+  explicit runtime(options = options::from_environment(), source_location = source_location::current());
+  explicit runtime(simulated, options = {}, source_location = source_location::current());
   // Blocks: until its own streams are done. Memory still held is reported, not freed under its owner.
   ~runtime();
   runtime(runtime const&) = delete;
 
   // This thread's, from a runtime_guard; else the process default, made on first use and never destroyed.
   // Throws: as runtime(), while there is no default
-  static runtime& current(here = here::current());
+  static runtime& current(source_location = source_location::current());
   bool is_simulated() const noexcept;
   std::string const& description() const noexcept;  // "4 simulated devices of 16 GiB (no GPU: libcuda.so.1 not found)"
 

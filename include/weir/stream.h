@@ -10,7 +10,7 @@ struct CUstream_st;  // the CUDA toolkit's own tag: `CUstream_st*` is `cudaStrea
 struct CUevent_st;
 
 namespace weir {
-using milliseconds = std::chrono::duration<float, std::milli>;
+using float_milliseconds = std::chrono::duration<float, std::milli>;
 // torch: lower runs first; clamped to what the device has
 enum class priority : std::int8_t { normal = 0, high = -1, highest = -2 };
 class event;
@@ -26,8 +26,9 @@ struct stream_access;
 class stamp {
  public:
   // Blocks: no. At most a few driver calls, none once the answer was yes. Throws: device_lost, driver_error
-  bool query(here = here::current()) const;
-  void synchronize(here = here::current()) const;  // Blocks: host. Throws: device_lost, driver_error
+  bool query(source_location = source_location::current()) const;
+  // Blocks: host. Throws: device_lost, driver_error
+  void synchronize(source_location = source_location::current()) const;
   friend bool operator==(stamp, stamp) = default;
 
  private:
@@ -45,8 +46,8 @@ class stream_ref {
   // lease: what was known of its order stays true.
   std::uint64_t id() const noexcept;
   // is all work given so far done? Blocks: no. Throws: device_lost, driver_error
-  bool query(here = here::current()) const;
-  void synchronize(here = here::current()) const;   // Blocks: host, until it is
+  bool query(source_location = source_location::current()) const;
+  void synchronize(source_location = source_location::current()) const;  // Blocks: host, until it is
   weir::stamp stamp() const noexcept;               // a complete one when its runtime has ended
   // Work given to this stream from now on runs after that: after the stamped work, after the event's last
   // record (nothing when it was never recorded), after all work given so far to the other stream. No driver
@@ -54,16 +55,16 @@ class stream_ref {
   // Inside a capture streams wait for streams and events of the same capture: a wait for a captured stream,
   // or for an event recorded inside, captures this one too.
   // Other work must be known to be complete: synchronize with it before.
-  // Throws: invalid_use (of another runtime; a foreign stream that has ended;
+  // Throws: invalid_use (of another runtime; an external stream that has ended;
   // into or out of a capture), device_lost, driver_error
-  void wait(weir::stamp, here = here::current()) const;
-  void wait(event const&, here = here::current()) const;  // torch: wait_event
-  void wait(stream_ref, here = here::current()) const;    // torch: wait_stream
-  event record_event(here = here::current()) const;
-  bool is_capturing(here = here::current()) const;
+  void wait(weir::stamp, source_location = source_location::current()) const;
+  void wait(event const&, source_location = source_location::current()) const;  // torch: wait_event
+  void wait(stream_ref, source_location = source_location::current()) const;  // torch: wait_stream
+  event record_event(source_location = source_location::current()) const;
+  bool is_capturing(source_location = source_location::current()) const;
   // For <<<>>> and libraries. Makes the stream's device CUDA's current one, weir's current device stays.
   // Throws: not_supported on a simulated device (use weir::launch), device_lost
-  CUstream_st* native(here = here::current()) const;
+  CUstream_st* native(source_location = source_location::current()) const;
   friend bool operator==(stream_ref, stream_ref) noexcept = default;
 
  private:
@@ -76,8 +77,9 @@ class stream_ref {
 class stream {  // leased from the device's pool: no two live `stream`s are the same stream, unlike torch's 33rd
  public:
   // Throws: invalid_use (cpu, no such device), device_lost, driver_error
-  explicit stream(weir::priority = priority::normal, here = here::current());  // of the current device
-  explicit stream(weir::device, weir::priority = priority::normal, here = here::current());
+  // of the current device
+  explicit stream(weir::priority = priority::normal, source_location = source_location::current());
+  explicit stream(weir::device, weir::priority = priority::normal, source_location = source_location::current());
   ~stream();  // gives it back; its work goes on, its memory serves others. Blocks: no
   stream(stream&&) noexcept;
   stream& operator=(stream&&) noexcept;
@@ -87,14 +89,14 @@ class stream {  // leased from the device's pool: no two live `stream`s are the 
   // What stream_ref offers, without writing ref().
   weir::device device() const noexcept { return ref_.device(); }
   std::uint64_t id() const noexcept { return ref_.id(); }
-  bool query(here at = here::current()) const { return ref_.query(at); }
-  void synchronize(here at = here::current()) const { ref_.synchronize(at); }
+  bool query(source_location at = source_location::current()) const { return ref_.query(at); }
+  void synchronize(source_location at = source_location::current()) const { ref_.synchronize(at); }
   weir::stamp stamp() const noexcept { return ref_.stamp(); }
-  void wait(weir::stamp s, here at = here::current()) const { ref_.wait(s, at); }
-  void wait(event const& e, here at = here::current()) const { ref_.wait(e, at); }
-  void wait(stream_ref other, here at = here::current()) const { ref_.wait(other, at); }
-  event record_event(here = here::current()) const;
-  CUstream_st* native(here at = here::current()) const { return ref_.native(at); }
+  void wait(weir::stamp s, source_location at = source_location::current()) const { ref_.wait(s, at); }
+  void wait(event const& e, source_location at = source_location::current()) const { ref_.wait(e, at); }
+  void wait(stream_ref other, source_location at = source_location::current()) const { ref_.wait(other, at); }
+  event record_event(source_location = source_location::current()) const;
+  CUstream_st* native(source_location at = source_location::current()) const { return ref_.native(at); }
 
  private:
   stream_ref ref_;
@@ -102,16 +104,16 @@ class stream {  // leased from the device's pool: no two live `stream`s are the 
 
 // torch.cuda.ExternalStream: a handle of yours, registered while this object lives; registered twice it is
 // one stream. Destroy this first, then your stream.
-class foreign_stream {
+class external_stream {
  public:
   // Null is CUDA's legacy stream: ordered with all blocking streams of its device, weir's default stream
   // among them, and on simulated devices too. The per-thread default stream is refused:
   // it is another stream on every thread.
   // Throws: invalid_use (the stream is of another device;
   // per-thread default), not_supported (another stream, on a simulated device)
-  foreign_stream(weir::device, CUstream_st*, here = here::current());
-  ~foreign_stream();  // records a last event on your stream
-  foreign_stream(foreign_stream const&) = delete;
+  external_stream(weir::device, CUstream_st*, source_location = source_location::current());
+  ~external_stream();  // records a last event on your stream
+  external_stream(external_stream const&) = delete;
   operator stream_ref() const noexcept { return ref_; }
 
  private:
@@ -120,17 +122,17 @@ class foreign_stream {
 
 // The default stream of each device is ordered with CUDA's legacy stream, both ways:
 // bare <<<>>> launches are ordered with it.
-stream_ref default_stream(device = gpu, here = here::current());
+stream_ref default_stream(device = gpu, source_location = source_location::current());
 // the default stream, until the thread chooses another
-stream_ref current_stream(device = gpu, here = here::current());
+stream_ref current_stream(device = gpu, source_location = source_location::current());
 // Makes it current for this thread, and its device too. Throws:
 // invalid_use (of another runtime than the thread's)
-void set_stream(stream_ref, here = here::current());
+void set_stream(stream_ref, source_location = source_location::current());
 
 // with torch.cuda.stream(s): sets the stream's device too, restores both. Out of order: as device_guard
 class [[nodiscard]] stream_guard {
  public:
-  explicit stream_guard(stream_ref, here = here::current());  // Throws: as set_stream
+  explicit stream_guard(stream_ref, source_location = source_location::current());  // Throws: as set_stream
   ~stream_guard();
   stream_guard(stream_guard const&) = delete;
 
@@ -152,16 +154,17 @@ class event {  // the driver's object is made at the first record, on that strea
   // for. Inside a capture it is good for waits inside alone, until it is recorded again outside.
   // Throws: invalid_use (recorded on another device before), device_lost, driver_error:
   // it stands for what it did then
-  void record(stream_ref, here = here::current());
-  void record(here = here::current());                    // on the current stream
-  bool query(here = here::current()) const;  // true when never recorded, as torch. Blocks: no. Throws: device_lost
-  void synchronize(here = here::current()) const;         // Blocks: host, until it would answer true
+  void record(stream_ref, source_location = source_location::current());
+  void record(source_location = source_location::current());  // on the current stream
+  // true when never recorded, as torch. Blocks: no. Throws: device_lost
+  bool query(source_location = source_location::current()) const;
+  void synchronize(source_location = source_location::current()) const;  // Blocks: host, until it would answer true
   // Throws: invalid_use unless both were made with timing, recorded on one device, and are complete
-  milliseconds elapsed_time(event const& end, here = here::current()) const;
+  float_milliseconds elapsed_time(event const& end, source_location = source_location::current()) const;
   // Null when never recorded. From then on weir concludes nothing from this event:
   // you may record it yourself.
   // Throws: not_supported on a simulated device
-  CUevent_st* native(here = here::current()) const;
+  CUevent_st* native(source_location = source_location::current()) const;
 
  private:
   friend class stream_ref;

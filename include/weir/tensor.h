@@ -24,10 +24,10 @@ class shape {  // up to 8 extents, no heap. No extents: one element
  public:
   static constexpr int max_rank = 8;
   constexpr shape() noexcept = default;
-  constexpr shape(std::initializer_list<std::int64_t> extents, here at = here::current())
+  constexpr shape(std::initializer_list<std::int64_t> extents, source_location at = source_location::current())
       : shape(std::span(extents.begin(), extents.size()), at) {}
   // Throws: invalid_use for more than max_rank
-  constexpr explicit shape(std::span<std::int64_t const> extents, here at = here::current()) {
+  constexpr explicit shape(std::span<std::int64_t const> extents, source_location at = source_location::current()) {
     if (extents.size() > max_rank) too_many(extents.size(), at);
     for (std::int64_t const e : extents) at_[static_cast<size_t>(rank_++)] = e;
   }
@@ -36,21 +36,22 @@ class shape {  // up to 8 extents, no heap. No extents: one element
   constexpr std::int64_t& operator[](int i) noexcept { return at_[static_cast<size_t>(i)]; }
   constexpr std::int64_t const* begin() const noexcept { return at_.data(); }
   constexpr std::int64_t const* end() const noexcept { return at_.data() + rank_; }
-  std::int64_t numel(here = here::current()) const;  // Throws: invalid_use on overflow or a negative extent
+  // Throws: invalid_use on overflow or a negative extent
+  std::int64_t numel(source_location = source_location::current()) const;
   std::string str() const;     // "[2, 3]"
   friend constexpr bool operator==(shape const& a, shape const& b) noexcept {
     return a.rank_ == b.rank_ && a.at_ == b.at_;
   }
 
  private:
-  [[noreturn]] static void too_many(size_t, here);
+  [[noreturn]] static void too_many(size_t, source_location);
   std::array<std::int64_t, max_rank> at_{};
   int rank_ = 0;
 };
 using strides = shape;  // in elements, never negative
 
 struct tensor_options {
-  dtype type = float32;
+  weir::dtype dtype = float32;
   device on = gpu;
   memory_kind kind = memory_kind::device;  // on = cpu: pageable unless kind says pinned
 };
@@ -75,7 +76,7 @@ WEIR_DTYPE(double, float64) WEIR_DTYPE(std::int8_t, int8) WEIR_DTYPE(std::uint8_
   memory_kind kind() const noexcept;
   long use_count() const noexcept;
   // a pinned copy of host memory; itself when pinned. Throws: invalid_use (none, device memory)
-  storage pin_memory(here = here::current()) const;
+  storage pin_memory(source_location = source_location::current()) const;
   // up by one at each change through a tensor: a tape can tell that a saved value has changed
   std::uint64_t version() const noexcept;
   friend bool operator==(storage const&, storage const&) noexcept = default;  // the same block
@@ -91,11 +92,12 @@ class tensor {
  public:
   tensor() noexcept = default;                                                  // undefined
   // takes the buffer. Throws: invalid_use when it is too small
-  static tensor view_of(buffer, shape, dtype, here = here::current());
+  static tensor from_buffer(buffer, shape, dtype, source_location = source_location::current());
   // shares it; offset in elements. Throws: invalid_use when it is too small
-  static tensor view_of(weir::storage, shape, dtype, std::int64_t offset = 0, here = here::current());
+  static tensor from_storage(weir::storage, shape, dtype, std::int64_t offset = 0,
+                             source_location = source_location::current());
   // the caller keeps the memory alive. cpu, or the device it is on
-  static tensor borrow(void*, shape, dtype, device, here = here::current());
+  static tensor from_blob(void*, shape, dtype, device, source_location = source_location::current());
   bool defined() const noexcept { return state_ != nullptr; }
   // Of an undefined tensor everything below throws invalid_use; the noexcept ones answer empty.
   weir::shape const& shape() const noexcept;
@@ -104,133 +106,143 @@ class tensor {
   weir::device device() const noexcept;    // cpu for pinned and pageable; never the unindexed gpu
   std::int64_t numel() const noexcept;
   size_t nbytes() const noexcept;          // numel() elements
-  std::int64_t size(int dim, here = here::current()) const;  // -1: the last
+  std::int64_t size(int dim, source_location = source_location::current()) const;  // -1: the last
   int dim() const noexcept { return shape().rank(); }
   weir::storage const& storage() const noexcept;
   std::int64_t storage_offset() const noexcept;  // in elements
   void* data() const noexcept;             // of the first element
   // Throws: invalid_use when T is not the dtype. float16 and bfloat16: their bits as std::uint16_t
-  template <class T> T* data(here at = here::current()) const {
+  template <class T> T* data(source_location at = source_location::current()) const {
     return static_cast<T*>(data_as(code_of<std::remove_cv_t<T>>(), at));
   }
   // A checker takes this call for a read where a copy to all of that pinned memory is not waited for.
   // For the address alone: data<T>().
   // Throws: invalid_use on device memory or a view with gaps
-  template <class T> std::span<T> host(here at = here::current()) const {
+  template <class T> std::span<T> host(source_location at = source_location::current()) const {
     return {static_cast<T*>(host_as(code_of<std::remove_cv_t<T>>(), at)), static_cast<size_t>(numel())};
   }
   bool is_contiguous() const noexcept;     // row-major without gaps
   bool is_pinned() const noexcept;
 
   struct index {  // an operator takes no second argument: its line comes with the first
-    constexpr index(std::int64_t i, here line = here::current()) noexcept : at(i), from(line) {}
+    constexpr index(std::int64_t i, source_location line = source_location::current()) noexcept : at(i), from(line) {}
     std::int64_t at;
-    here from;
+    source_location from;
   };
   // Views share the storage.
   // one extent may be -1. Throws: invalid_use, with the strides that forbid it
-  tensor view(weir::shape, here = here::current()) const;
-  tensor reshape(weir::shape, here = here::current()) const;  // a view where possible, else a copy
-  tensor transpose(int a, int b, here = here::current()) const;
-  tensor t(here = here::current()) const;                     // of two dimensions
+  tensor view(weir::shape, source_location = source_location::current()) const;
+  // a view where possible, else a copy
+  tensor reshape(weir::shape, source_location = source_location::current()) const;
+  tensor transpose(int a, int b, source_location = source_location::current()) const;
+  tensor t(source_location = source_location::current()) const;  // of two dimensions
   // [from, to); negative: from the end
-  tensor slice(int dim, std::int64_t from, std::int64_t to, here = here::current()) const;
+  tensor slice(int dim, std::int64_t from, std::int64_t to, source_location = source_location::current()) const;
   tensor operator[](index) const;                             // the first dimension goes
   // the same elements. There is no graph to leave: for code that is read beside torch's
-  tensor detach(here = here::current()) const;
-  tensor contiguous(here = here::current()) const;            // itself, or a copy
-  tensor clone(here = here::current()) const;                 // a contiguous copy in the same kind of memory
+  tensor detach(source_location = source_location::current()) const;
+  tensor contiguous(source_location = source_location::current()) const;  // itself, or a copy
+  tensor clone(source_location = source_location::current()) const;  // a contiguous copy in the same kind of memory
 
   // itself when it is there already. To cpu, non_blocking: pinned, valid when the stream is done
-  tensor to(weir::device, blocking = blocking::yes, here = here::current()) const;
-  tensor to(weir::dtype, here = here::current()) const;                             // itself when it is that already
+  tensor to(weir::device, blocking = blocking::yes, source_location = source_location::current()) const;
+  tensor to(weir::dtype, source_location = source_location::current()) const;       // itself when it is that already
   // The same memory as a tensor of `reader`: its operations run there and reach over the link, nothing is
   // copied. Of another device's memory or of pinned memory. The reader's current stream waits for what the
   // owner's current stream was given so far; what the owner is given later, and other streams, are yours to
   // order. The view holds the memory, and operations on it are uses of it as any launch's are.
   // It counts its own version.
   // Throws: invalid_use (pageable, no block of weir's, reader is the cpu), not_supported (no link);
-  // see grant_access of weir/peer.h
-  tensor peer_view(weir::device reader, here = here::current()) const;
-  tensor gpu(blocking b = blocking::yes, here at = here::current()) const { return to(weir::gpu, b, at); }
-  tensor cpu(here at = here::current()) const { return to(weir::cpu, blocking::yes, at); }
-  tensor pin_memory(here = here::current()) const;            // a pinned copy of a cpu tensor; itself when pinned
+  // see enable_peer_access of weir/peer.h
+  tensor peer_view(weir::device reader, source_location = source_location::current()) const;
+  tensor gpu(blocking b = blocking::yes, source_location at = source_location::current()) const {
+    return to(weir::gpu, b, at);
+  }
+  tensor cpu(source_location at = source_location::current()) const { return to(weir::cpu, blocking::yes, at); }
+  // a pinned copy of a cpu tensor; itself when pinned
+  tensor pin_memory(source_location = source_location::current()) const;
 
   // Any strides, any dtypes, any two devices; same shape. On the target's current stream (the source's when
   // the target is cpu). Between devices ordered after the current streams of both, and before what they are
   // given next. non_blocking to or from contiguous pinned memory of the same dtype does not block;
   // the stamp says when it is done.
-  stamp copy_(tensor const& src, blocking = blocking::yes, here = here::current());
-  void record_stream(stream_ref, here = here::current()) const;  // also used there. Implied by launch
-  template <class T> T item(here at = here::current()) const {  // of one element, converted. Blocks: host
+  stamp copy_(tensor const& src, blocking = blocking::yes, source_location = source_location::current());
+  // also used there. Implied by launch
+  void record_stream(stream_ref, source_location = source_location::current()) const;
+  // of one element, converted. Blocks: host
+  template <class T> T item(source_location at = source_location::current()) const {
     static_assert(std::is_arithmetic_v<T>);
     if constexpr (std::is_integral_v<T>) return static_cast<T>(item_as_integer(at));
     else return static_cast<T>(item_as_double(at));
   }
 
-  tensor& fill_(double, here = here::current());              // any dtype
-  tensor& zero_(here = here::current());                      // any dtype
-  tensor& normal_(double mean = 0, double deviation = 1, here = here::current());  // float32: drawn as randn draws
+  tensor& fill_(double, source_location = source_location::current());  // any dtype
+  tensor& zero_(source_location = source_location::current());  // any dtype
+  // float32: drawn as randn draws
+  tensor& normal_(double mean = 0, double deviation = 1, source_location = source_location::current());
   // self + alpha * other. float32, as the rest of the arithmetic
-  tensor& add_(tensor const&, double alpha = 1, here = here::current());
-  tensor& mul_(double, here = here::current());
-  tensor& mul_(tensor const&, here = here::current());
-  tensor& relu_(here = here::current());
+  tensor& add_(tensor const&, double alpha = 1, source_location = source_location::current());
+  tensor& mul_(double, source_location = source_location::current());
+  tensor& mul_(tensor const&, source_location = source_location::current());
+  tensor& relu_(source_location = source_location::current());
 
   // Of this dtype, device and kind of memory; contiguous. Values are converted.
-  tensor new_empty(weir::shape, here = here::current()) const;
-  tensor new_zeros(weir::shape, here = here::current()) const;
-  tensor new_ones(weir::shape, here = here::current()) const;
-  tensor new_full(weir::shape, double, here = here::current()) const;
-  template <class T> tensor new_tensor(std::initializer_list<T> values, here at = here::current()) const;
+  tensor new_empty(weir::shape, source_location = source_location::current()) const;
+  tensor new_zeros(weir::shape, source_location = source_location::current()) const;
+  tensor new_ones(weir::shape, source_location = source_location::current()) const;
+  tensor new_full(weir::shape, double, source_location = source_location::current()) const;
   template <class T>
-  tensor new_tensor(std::initializer_list<std::initializer_list<T>> rows, here at = here::current()) const;
+  tensor new_tensor(std::initializer_list<T> values, source_location at = source_location::current()) const;
+  template <class T>
+  tensor new_tensor(std::initializer_list<std::initializer_list<T>> rows,
+                    source_location at = source_location::current()) const;
 
   // As torch prints: widths and precision from the values, scientific where they are far apart, three at each
   // edge beyond 1000 elements. Device and dtype by weir's names. Blocks:
   // until what is shown has come from its device
-  std::string str(here = here::current()) const;
+  std::string str(source_location = source_location::current()) const;
 
   struct state;
 
  private:
   friend struct tensor_access;
-  tensor new_of(void const* values, weir::shape, weir::dtype, here) const;  // converted
+  tensor new_of(void const* values, weir::shape, weir::dtype, source_location) const;  // converted
   static constexpr int bits16 = -1;
   template <class T> static constexpr int code_of() {
     if constexpr (std::is_same_v<T, std::uint16_t>) return bits16;
     else { static_assert(has_dtype<T>, "no dtype has this C++ type"); return static_cast<int>(dtype_of<T>); }
   }
-  void* data_as(int code, here) const;
-  void* host_as(int code, here) const;
-  double item_as_double(here) const;
-  std::int64_t item_as_integer(here) const;
+  void* data_as(int code, source_location) const;
+  void* host_as(int code, source_location) const;
+  double item_as_double(source_location) const;
+  std::int64_t item_as_integer(source_location) const;
   std::shared_ptr<state const> state_;
 };
 
 // What a strided view touches lies between its first and its last element.
-use reads(tensor const&) noexcept;
-use writes(tensor const&) noexcept;
-use updates(tensor const&) noexcept;
+memory_use reads(tensor const&) noexcept;
+memory_use writes(tensor const&) noexcept;
+memory_use updates(tensor const&) noexcept;
 
 // Factories. Throws: invalid_use (a negative extent, a size that overflows), out_of_memory.
-tensor empty(shape, tensor_options = {}, here = here::current());
-tensor zeros(shape, tensor_options = {}, here = here::current());
-tensor ones(shape, tensor_options = {}, here = here::current());
-tensor full(shape, double, tensor_options = {}, here = here::current());
-tensor arange(std::int64_t n, tensor_options = {}, here = here::current());  // 0, 1, … n - 1
+tensor empty(shape, tensor_options = {}, source_location = source_location::current());
+tensor zeros(shape, tensor_options = {}, source_location = source_location::current());
+tensor ones(shape, tensor_options = {}, source_location = source_location::current());
+tensor full(shape, double, tensor_options = {}, source_location = source_location::current());
+tensor arange(std::int64_t n, tensor_options = {}, source_location = source_location::current());  // 0, 1, … n - 1
 // float32. Values follow from the seed and from what was drawn on that device since: devices that draw alike
 // get the same numbers, simulated or not (randn: to the last bit or two).
-tensor rand(shape, tensor_options = {}, here = here::current());   // uniform in [0, 1)
-tensor randn(shape, tensor_options = {}, here = here::current());  // normal, mean 0, variance 1
-void manual_seed(std::uint64_t, here = here::current());           // of every device of the current runtime
+tensor rand(shape, tensor_options = {}, source_location = source_location::current());  // uniform in [0, 1)
+tensor randn(shape, tensor_options = {}, source_location = source_location::current());  // normal, mean 0, variance 1
+// of every device of the current runtime
+void manual_seed(std::uint64_t, source_location = source_location::current());
 namespace detail {
-tensor tensor_from(void const* values, shape, dtype, tensor_options, here);
-[[noreturn]] void uneven_rows(size_t first, size_t other, here);
+tensor tensor_from(void const* values, shape, dtype, tensor_options, source_location);
+[[noreturn]] void uneven_rows(size_t first, size_t other, source_location);
 template <class T> struct matrix {  // of a list of rows
   std::unique_ptr<T[]> values;
   shape extents;
-  matrix(std::initializer_list<std::initializer_list<T>> rows, here at) {
+  matrix(std::initializer_list<std::initializer_list<T>> rows, source_location at) {
     size_t const wide = rows.size() ? rows.begin()->size() : 0;
     for (auto const& row : rows) if (row.size() != wide) uneven_rows(wide, row.size(), at);
     values = std::make_unique<T[]>(rows.size() * wide);
@@ -241,54 +253,59 @@ template <class T> struct matrix {  // of a list of rows
 };
 }  // namespace detail
 // One dimension, or rows of the same length; of the values' dtype whatever the options' type.
-template <class T> tensor tensor_of(std::initializer_list<T> values, tensor_options o = {}, here at = here::current()) {
+template <class T>
+tensor tensor_of(std::initializer_list<T> values, tensor_options o = {},
+                 source_location at = source_location::current()) {
   static_assert(has_dtype<T>, "no dtype has this C++ type");
   return detail::tensor_from(values.begin(), {static_cast<std::int64_t>(values.size())}, dtype_of<T>, o, at);
 }
 template <class T>
 tensor tensor_of(std::initializer_list<std::initializer_list<T>> rows, tensor_options o = {},
-                 here at = here::current()) {
+                 source_location at = source_location::current()) {
   static_assert(has_dtype<T>, "no dtype has this C++ type");
   detail::matrix<T> const m(rows, at);
   return detail::tensor_from(m.values.get(), m.extents, dtype_of<T>, o, at);
 }
-template <class T> tensor tensor::new_tensor(std::initializer_list<T> values, here at) const {
+template <class T> tensor tensor::new_tensor(std::initializer_list<T> values, source_location at) const {
   static_assert(has_dtype<T>, "no dtype has this C++ type");
   return new_of(values.begin(), {static_cast<std::int64_t>(values.size())}, dtype_of<T>, at);
 }
-template <class T> tensor tensor::new_tensor(std::initializer_list<std::initializer_list<T>> rows, here at) const {
+template <class T>
+tensor tensor::new_tensor(std::initializer_list<std::initializer_list<T>> rows, source_location at) const {
   static_assert(has_dtype<T>, "no dtype has this C++ type");
   detail::matrix<T> const m(rows, at);
   return new_of(m.values.get(), m.extents, dtype_of<T>, at);
 }
 // Same shape, dtype, device and kind of memory; contiguous.
-tensor empty_like(tensor const&, here = here::current());
-tensor zeros_like(tensor const&, here = here::current());
-tensor ones_like(tensor const&, here = here::current());
-tensor full_like(tensor const&, double, here = here::current());
-tensor rand_like(tensor const&, here = here::current());   // float32
-tensor randn_like(tensor const&, here = here::current());  // float32
+tensor empty_like(tensor const&, source_location = source_location::current());
+tensor zeros_like(tensor const&, source_location = source_location::current());
+tensor ones_like(tensor const&, source_location = source_location::current());
+tensor full_like(tensor const&, double, source_location = source_location::current());
+tensor rand_like(tensor const&, source_location = source_location::current());  // float32
+tensor randn_like(tensor const&, source_location = source_location::current());  // float32
 
 // float32, same shapes. Throws: invalid_use naming both shapes, or both devices.
-tensor add(tensor const&, tensor const&, here = here::current());
-tensor mul(tensor const&, tensor const&, here = here::current());
-tensor relu(tensor const&, here = here::current());
-tensor sin(tensor const&, here = here::current());  // to the last bit or two the same on every machine
+tensor add(tensor const&, tensor const&, source_location = source_location::current());
+tensor mul(tensor const&, tensor const&, source_location = source_location::current());
+tensor relu(tensor const&, source_location = source_location::current());
+// to the last bit or two the same on every machine
+tensor sin(tensor const&, source_location = source_location::current());
 // Of all elements, float32 or float64; no extents. Summed in float64 in an order that depends on the number
 // of elements alone: the same bits every time, on every machine.
-tensor sum(tensor const&, here = here::current());
-tensor mean(tensor const&, here = here::current());
+tensor sum(tensor const&, source_location = source_location::current());
+tensor mean(tensor const&, source_location = source_location::current());
 
 // Products of two dimensions. float32 in full precision; float16 and bfloat16 by float16 or bfloat16, summed
 // in float32. Which operand is read transposed; strides say the same:
 // views made by t() are read as they are, without a copy.
 enum class transposed : std::uint8_t { none, left, right, both };
-tensor matmul(tensor const&, tensor const&, transposed = transposed::none, here = here::current());
+tensor matmul(tensor const&, tensor const&, transposed = transposed::none,
+              source_location = source_location::current());
 // out = product + beta * out; beta 0: what is in out does not matter. Takes no memory of its own but, on a
 // GPU, the library's workspace. out has the operands' dtype (with beta, a GPU may round the product, too), or
 // float32. Requires: out shares no element with the operands.
 void matmul_out(tensor& out, tensor const&, tensor const&, transposed = transposed::none, double beta = 0,
-                here = here::current());
+                source_location = source_location::current());
 
 std::ostream& operator<<(std::ostream&, tensor const&);  // str()
 

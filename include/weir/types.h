@@ -8,15 +8,25 @@
 namespace weir {
 using std::size_t;
 // The caller's line: the last parameter of every call that can throw.
-// (std::source_location is missing in clang 14.)
-struct here {
-  char const* file;
-  char const* function;
-  unsigned line;
-  static constexpr here current(char const* f = __builtin_FILE(), char const* fn = __builtin_FUNCTION(),
-                                unsigned l = __builtin_LINE()) noexcept {
-    return {f, fn, l};
+// As std::source_location, which clang 14 has not.
+class source_location {
+ public:
+  constexpr source_location() noexcept = default;
+  constexpr source_location(char const* file, char const* function, unsigned line) noexcept
+      : file_(file), function_(function), line_(line) {}
+  static constexpr source_location current(char const* file = __builtin_FILE(),
+                                           char const* function = __builtin_FUNCTION(),
+                                           unsigned line = __builtin_LINE()) noexcept {
+    return {file, function, line};
   }
+  constexpr char const* file_name() const noexcept { return file_; }  // null: not known
+  constexpr char const* function_name() const noexcept { return function_; }
+  constexpr unsigned line() const noexcept { return line_; }
+
+ private:
+  char const* file_ = nullptr;
+  char const* function_ = nullptr;
+  unsigned line_ = 0;
 };
 
 inline namespace literals {
@@ -31,9 +41,9 @@ class device {
  public:
   constexpr device(int gpu_index) noexcept : index_(gpu_index) {}  // as torch: a bare int is a GPU ordinal
   // "cpu" "gpu" "gpu:1"; "cuda:1" means the same. Throws: invalid_use
-  explicit device(std::string_view text, here = here::current());
-  static constexpr device make_cpu() noexcept { return device(-2); }
-  static constexpr device make_current() noexcept { return device(-1); }
+  explicit device(std::string_view text, source_location = source_location::current());
+  static constexpr device host() noexcept { return device(-2); }
+  static constexpr device current_gpu() noexcept { return device(-1); }
   constexpr bool is_cpu() const noexcept { return index_ == -2; }
   constexpr bool is_gpu() const noexcept { return index_ != -2; }
   constexpr int index() const noexcept { return index_; }  // -1: current
@@ -42,8 +52,8 @@ class device {
  private:
   int index_;
 };
-inline constexpr device cpu = device::make_cpu();
-inline constexpr device gpu = device::make_current();
+inline constexpr device cpu = device::host();
+inline constexpr device gpu = device::current_gpu();
 
 enum class dtype : std::uint8_t { float32, float16, bfloat16, float64, int8, uint8, int16, int32, int64, boolean };
 using enum dtype;

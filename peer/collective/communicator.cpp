@@ -14,16 +14,16 @@
 namespace weir {
 namespace {
 
-constexpr char const* make_anew = "Make a new one with communicator::in_process";
+constexpr char const* make_anew = "Make a new one with communicator::create_all";
 
 }  // namespace
 
-std::string_view name_of(reduction how) noexcept {
+std::string_view name_of(reduce_op how) noexcept {
   switch (how) {
-    case reduction::sum: return "sum";
-    case reduction::average: return "average";
-    case reduction::min: return "min";
-    case reduction::max: return "max";
+    case reduce_op::sum: return "sum";
+    case reduce_op::average: return "average";
+    case reduce_op::min: return "min";
+    case reduce_op::max: return "max";
   }
   return "unknown";
 }
@@ -82,14 +82,14 @@ group::group(runtime::impl& owner, std::vector<int> devices, std::unique_ptr<car
   s->at_barrier.resize(devices_.size());
 }
 
-runtime::impl& group::owner(std::string_view operation, here at) const {
+runtime::impl& group::owner(std::string_view operation, source_location at) const {
   if (ended())
     throw invalid_use(std::string(operation), "the communicator's runtime has ended",
                       "A runtime outlives every use of it", at);
   return runtime_;
 }
 
-void group::refuse_if_over(shared const& s, int rank, std::string const& operation, here at) const {
+void group::refuse_if_over(shared const& s, int rank, std::string const& operation, source_location at) const {
   std::string const who = "rank " + std::to_string(rank) + " of " + std::to_string(size());
   if (s.aborted_by >= 0) {
     throw driver_error(0, operation, who + ": rank " + std::to_string(s.aborted_by) + " aborted this communicator",
@@ -102,7 +102,7 @@ void group::refuse_if_over(shared const& s, int rank, std::string const& operati
   }
 }
 
-std::uint64_t group::agree(int rank, request const& r, here at) {
+std::uint64_t group::agree(int rank, request const& r, source_location at) {
   auto s = shared_.lock();
   refuse_if_over(*s, rank, std::string(name_of(r.what)), at);
   // for this one, and for one that withdraw() opens again
@@ -113,7 +113,7 @@ std::uint64_t group::agree(int rank, request const& r, here at) {
     s->open.push_back({r, rank, at, 0});
   } else if (asked const& first = s->open[place]; !r.matches(first.first)) {
     std::string const there =
-        first.at.file ? std::string(" at ") + first.at.file + ":" + std::to_string(first.at.line) : "";
+        first.at.file_name() ? std::string(" at ") + first.at.file_name() + ":" + std::to_string(first.at.line()) : "";
     throw invalid_use(std::string(name_of(r.what)),
                       "rank " + std::to_string(rank) + " asks for " + r.text() + " where rank " +
                           std::to_string(first.first_rank) + " asked for " + first.first.text() + there,
@@ -128,7 +128,7 @@ std::uint64_t group::agree(int rank, request const& r, here at) {
   return turn;
 }
 
-void group::withdraw(int rank, request const& r, here at) noexcept {
+void group::withdraw(int rank, request const& r, source_location at) noexcept {
   auto s = shared_.lock();
   std::uint64_t const turn = --s->next[static_cast<std::size_t>(rank)];
   if (turn < s->closed) {  // this rank had completed it: open it again for its second try
@@ -140,7 +140,7 @@ void group::withdraw(int rank, request const& r, here at) noexcept {
   if (--s->open[place].ranks == 0) s->open.pop_back();  // nobody else got this far, so it is the last
 }
 
-stamp group::issue(int rank, clock::timeline& on, request const& r, here at) {
+stamp group::issue(int rank, clock::timeline& on, request const& r, source_location at) {
   auto const refuse_if_broken = [&] {
     if (std::string why = carrier_->broken(rank); !why.empty()) {
       abort(rank);
@@ -172,7 +172,7 @@ stamp group::issue(int rank, clock::timeline& on, request const& r, here at) {
   return streams::public_stamp(on.now());
 }
 
-void group::barrier(int rank, base::time_limit limit, here at) {
+void group::barrier(int rank, base::time_limit limit, source_location at) {
   auto s = shared_.lock();
   refuse_if_over(*s, rank, "barrier", at);
   s->at_barrier[static_cast<std::size_t>(rank)] = true;
@@ -276,16 +276,17 @@ class groups {
 
 }  // namespace
 
-void use_on(clock::timeline& line, span_of what, std::string_view operation, std::string_view operand, here at) {
+void use_on(clock::timeline& line, device_span what, std::string_view operation, std::string_view operand,
+            source_location at) {
   std::string const op(operation);
   auto const role = [&] {
-    return std::string(operand) + " of " + std::to_string(what.count) + " " + std::string(weir::name_of(what.type)) +
+    return std::string(operand) + " of " + std::to_string(what.count) + " " + std::string(weir::name_of(what.dtype)) +
            " at";
   };
   auto const named = [&] { return role() + " " + address_text(what.data); };
   if (what.count < 0) throw invalid_use(op, named() + ": a negative count", "Counts are of elements, from 0 up", at);
   std::size_t bytes = 0;
-  if (__builtin_mul_overflow(static_cast<std::size_t>(what.count), size_of(what.type), &bytes))
+  if (__builtin_mul_overflow(static_cast<std::size_t>(what.count), size_of(what.dtype), &bytes))
     throw invalid_use(op, named() + ": more bytes than an address can count", "Counts are of elements", at);
   if (bytes == 0) return;
   using streams::known_range;
@@ -309,7 +310,7 @@ void use_on(clock::timeline& line, span_of what, std::string_view operation, std
 }  // namespace peer
 
 communicator::state::~state() { all->leave(rank); }
-clock::timeline& communicator::state::line(std::string_view operation, here at) const {
+clock::timeline& communicator::state::line(std::string_view operation, source_location at) const {
   return streams::current_line(all->owner(operation, at), all->device(rank), at);
 }
 
@@ -318,19 +319,19 @@ communicator::communicator(communicator&&) noexcept = default;
 communicator& communicator::operator=(communicator&&) noexcept = default;
 communicator::~communicator() = default;
 
-std::vector<communicator> communicator::in_process(std::span<weir::device const> devices, here at) {
+std::vector<communicator> communicator::create_all(std::span<weir::device const> devices, source_location at) {
   runtime::impl& owner = streams::current_runtime(at);
-  if (devices.empty()) throw invalid_use("communicator::in_process", "no devices", "Name a device for each rank", at);
+  if (devices.empty()) throw invalid_use("communicator::create_all", "no devices", "Name a device for each rank", at);
   std::vector<int> ordinals;
   for (weir::device const d : devices) {
-    int const ordinal = streams::resolve(d, owner, "communicator::in_process", at);
+    int const ordinal = streams::resolve(d, owner, "communicator::create_all", at);
     if (std::find(ordinals.begin(), ordinals.end(), ordinal) != ordinals.end()) {
-      throw invalid_use("communicator::in_process", "gpu:" + std::to_string(ordinal) + " is named twice",
+      throw invalid_use("communicator::create_all", "gpu:" + std::to_string(ordinal) + " is named twice",
                         "Each rank has its own device", at);
     }
     ordinals.push_back(ordinal);
   }
-  for (int const ordinal : ordinals) owner.open(ordinal, "communicator::in_process", at);
+  for (int const ordinal : ordinals) owner.open(ordinal, "communicator::create_all", at);
   auto by = owner.machine().simulated() ? peer::carried_by_streams(owner, ordinals)
                                         : peer::carried_by_nccl(owner, ordinals, at);
   by = peer::carried_in_chains(owner, ordinals, std::move(by),
@@ -349,14 +350,14 @@ weir::device communicator::device() const noexcept { return weir::device(state_-
 
 namespace {
 
-void require_reducible(dtype type, std::string_view operation, here at) {
+void require_reducible(dtype type, std::string_view operation, source_location at) {
   if (!peer::reducible(type)) {
     throw not_supported(std::string(operation), "elements of " + std::string(name_of(type)),
                         "Reduce float32, float64, float16, bfloat16, int8, uint8, int32 or int64", at);
   }
 }
 
-void require_rank(int root, int ranks, std::string_view operation, here at) {
+void require_rank(int root, int ranks, std::string_view operation, source_location at) {
   if (root < 0 || root >= ranks) {
     throw invalid_use(std::string(operation),
                       "root " + std::to_string(root) + " of " + std::to_string(ranks) + " ranks",
@@ -365,11 +366,12 @@ void require_rank(int root, int ranks, std::string_view operation, here at) {
 }
 
 // `part` is either exactly the rank's slice of `whole` or apart from it.
-void require_slice_or_apart(span_of whole, span_of part, int rank, int ranks, std::string_view operation, here at) {
+void require_slice_or_apart(device_span whole, device_span part, int rank, int ranks, std::string_view operation,
+                            source_location at) {
   std::string const op(operation);
-  if (whole.type != part.type) {
+  if (whole.dtype != part.dtype) {
     throw invalid_use(
-        op, "out and in are of " + std::string(name_of(whole.type)) + " and " + std::string(name_of(part.type)),
+        op, "out and in are of " + std::string(name_of(whole.dtype)) + " and " + std::string(name_of(part.dtype)),
         "Both sides have one element type", at);
   }
   std::int64_t product = 0;
@@ -379,8 +381,8 @@ void require_slice_or_apart(span_of whole, span_of part, int rank, int ranks, st
                           " ranks do not make " + std::to_string(whole.count),
                       "The whole holds as many parts as there are ranks", at);
   }
-  auto const begin = [](span_of s) { return reinterpret_cast<std::uintptr_t>(s.data); };
-  auto const bytes = [](span_of s) { return static_cast<std::uintptr_t>(s.count) * size_of(s.type); };
+  auto const begin = [](device_span s) { return reinterpret_cast<std::uintptr_t>(s.data); };
+  auto const bytes = [](device_span s) { return static_cast<std::uintptr_t>(s.count) * size_of(s.dtype); };
   bool const apart = begin(part) + bytes(part) <= begin(whole) || begin(whole) + bytes(whole) <= begin(part);
   bool const slice = begin(part) == begin(whole) + static_cast<std::uintptr_t>(rank) * bytes(part);
   if (!apart && !slice) {
@@ -394,23 +396,24 @@ void require_slice_or_apart(span_of whole, span_of part, int rank, int ranks, st
 
 }  // namespace
 
-stamp communicator::all_reduce(span_of what, reduction how, here at) {
-  require_reducible(what.type, "all_reduce", at);
+stamp communicator::all_reduce(device_span what, reduce_op how, source_location at) {
+  require_reducible(what.dtype, "all_reduce", at);
   clock::timeline& on = state_->line("all_reduce", at);
   peer::use_on(on, what, "all_reduce", "the buffer", at);
   return state_->all->issue(state_->rank, on,
-                            {peer::verb::all_reduce, what.type, how, 0, what.count, what.data, what.data}, at);
+                            {peer::verb::all_reduce, what.dtype, how, 0, what.count, what.data, what.data}, at);
 }
 
-stamp communicator::broadcast(span_of what, int root, here at) {
+stamp communicator::broadcast(device_span what, int root, source_location at) {
   require_rank(root, size(), "broadcast", at);
   clock::timeline& on = state_->line("broadcast", at);
   peer::use_on(on, what, "broadcast", "the buffer", at);
-  return state_->all->issue(
-      state_->rank, on, {peer::verb::broadcast, what.type, reduction::sum, root, what.count, what.data, what.data}, at);
+  return state_->all->issue(state_->rank, on,
+                            {peer::verb::broadcast, what.dtype, reduce_op::sum, root, what.count, what.data, what.data},
+                            at);
 }
 
-stamp communicator::scatter(span_of out, span_of in, int root, here at) {
+stamp communicator::scatter(device_span out, device_span in, int root, source_location at) {
   require_rank(root, size(), "scatter", at);
   clock::timeline& on = state_->line("scatter", at);
   bool const mine = root == rank();
@@ -421,10 +424,10 @@ stamp communicator::scatter(span_of out, span_of in, int root, here at) {
   peer::use_on(on, out, "scatter", "out", at);
   return state_->all->issue(
       state_->rank, on,
-      {peer::verb::scatter, out.type, reduction::sum, root, out.count, mine ? in.data : nullptr, out.data}, at);
+      {peer::verb::scatter, out.dtype, reduce_op::sum, root, out.count, mine ? in.data : nullptr, out.data}, at);
 }
 
-stamp communicator::gather(span_of out, span_of in, int root, here at) {
+stamp communicator::gather(device_span out, device_span in, int root, source_location at) {
   require_rank(root, size(), "gather", at);
   clock::timeline& on = state_->line("gather", at);
   bool const mine = root == rank();
@@ -435,29 +438,29 @@ stamp communicator::gather(span_of out, span_of in, int root, here at) {
   peer::use_on(on, in, "gather", "in", at);
   return state_->all->issue(
       state_->rank, on,
-      {peer::verb::gather, in.type, reduction::sum, root, in.count, in.data, mine ? out.data : nullptr}, at);
+      {peer::verb::gather, in.dtype, reduce_op::sum, root, in.count, in.data, mine ? out.data : nullptr}, at);
 }
 
-stamp communicator::all_gather(span_of out, span_of in, here at) {
+stamp communicator::all_gather(device_span out, device_span in, source_location at) {
   clock::timeline& on = state_->line("all_gather", at);
   require_slice_or_apart(out, in, rank(), size(), "all_gather", at);
   peer::use_on(on, in, "all_gather", "in", at);
   peer::use_on(on, out, "all_gather", "out", at);
   return state_->all->issue(state_->rank, on,
-                            {peer::verb::all_gather, in.type, reduction::sum, 0, in.count, in.data, out.data}, at);
+                            {peer::verb::all_gather, in.dtype, reduce_op::sum, 0, in.count, in.data, out.data}, at);
 }
 
-stamp communicator::reduce_scatter(span_of out, span_of in, reduction how, here at) {
-  require_reducible(in.type, "reduce_scatter", at);
+stamp communicator::reduce_scatter(device_span out, device_span in, reduce_op how, source_location at) {
+  require_reducible(in.dtype, "reduce_scatter", at);
   clock::timeline& on = state_->line("reduce_scatter", at);
   require_slice_or_apart(in, out, rank(), size(), "reduce_scatter", at);
   peer::use_on(on, in, "reduce_scatter", "in", at);
   peer::use_on(on, out, "reduce_scatter", "out", at);
   return state_->all->issue(state_->rank, on,
-                            {peer::verb::reduce_scatter, in.type, how, 0, out.count, in.data, out.data}, at);
+                            {peer::verb::reduce_scatter, in.dtype, how, 0, out.count, in.data, out.data}, at);
 }
 
-void communicator::barrier(std::chrono::milliseconds limit, here at) {
+void communicator::barrier(std::chrono::milliseconds limit, source_location at) {
   (void)state_->all->owner("barrier", at);
   state_->all->barrier(state_->rank, limit, at);
 }

@@ -30,7 +30,7 @@ std::string size_text(std::size_t bytes) {
 class chained_carrier final : public carrier {
  public:
   chained_carrier(runtime::impl& r, std::vector<int> devices, std::unique_ptr<carrier> others, char const* name,
-                  here at)
+                  source_location at)
       : runtime_(r),
         chains_(r.part<chains>()),
         devices_(std::move(devices)),
@@ -43,7 +43,7 @@ class chained_carrier final : public carrier {
     lanes_ = chains_.lease(devices_, at);
   }
 
-  void issue(int rank, clock::timeline& on, std::uint64_t turn, request const& r, here at) override {
+  void issue(int rank, clock::timeline& on, std::uint64_t turn, request const& r, source_location at) override {
     auto& said = said_[static_cast<std::size_t>(rank)];
     if (!r.has_root()) return others_->issue(rank, on, turn, r, at);
     std::size_t const bytes = r.part_bytes() * (r.what == verb::broadcast ? 1 : devices_.size()),
@@ -56,7 +56,7 @@ class chained_carrier final : public carrier {
     auto const met = meet(rank, {&on, r, on.captured().value}, turn, at);
     if (!met)
       throw driver_error(0, std::string(name_of(r.what)), operands(rank, r) + ": the communicator was aborted",
-                         "Make a new one with communicator::in_process", at);
+                         "Make a new one with communicator::create_all", at);
     said = met->way;
     if (!met->carried) return others_->issue(rank, on, turn, r, at);
     if (!met->refused.ok())
@@ -97,7 +97,7 @@ class chained_carrier final : public carrier {
 
   // Blocks: until all ranks are here, and the last of them has seen to it. Returns:
   // null when somebody aborted before that.
-  std::shared_ptr<meeting const> meet(int rank, rank_part const& mine, std::uint64_t turn, here at) {
+  std::shared_ptr<meeting const> meet(int rank, rank_part const& mine, std::uint64_t turn, source_location at) {
     std::shared_ptr<meeting> here_is;
     {
       auto s = shared_.lock();
@@ -127,7 +127,7 @@ class chained_carrier final : public carrier {
     return here_is;
   }
 
-  void see_to(meeting& m, here at) noexcept {
+  void see_to(meeting& m, source_location at) noexcept {
     auto const& what = m.parts.front().what;
     base::call_site const in(runtime_.witness(), name_of(what.what).data(), at);
     try {
@@ -161,7 +161,7 @@ class chained_carrier final : public carrier {
 }  // namespace
 
 std::unique_ptr<carrier> carried_in_chains(runtime::impl& owner, std::vector<int> const& devices,
-                                           std::unique_ptr<carrier> others, char const* name, here at) {
+                                           std::unique_ptr<carrier> others, char const* name, source_location at) {
   return std::make_unique<chained_carrier>(owner, devices, std::move(others), name, at);
 }
 

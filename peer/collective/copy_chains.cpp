@@ -79,7 +79,7 @@ struct chains::state {
     });
   }
 
-  std::string why_closed(hop const& h, std::span<rank_part const> parts, here at) {
+  std::string why_closed(hop const& h, std::span<rank_part const> parts, source_location at) {
     auto& ways = owner.part<links>();
     int const from = parts[h.from].line->device(), to = parts[h.to].line->device();
     auto const is = ways.known(from, to);
@@ -96,7 +96,7 @@ struct chains::state {
   }
 
   // Nobody knows when a lost device stops: what it may still touch is given to nobody.
-  void hold_back(void const* at, clock::timeline& line, here where) noexcept {
+  void hold_back(void const* at, clock::timeline& line, source_location where) noexcept {
     try {
       if (auto* const its = memory.owner(at)) its->mark(at, line, where);
     } catch (...) {}
@@ -123,7 +123,7 @@ struct carrying {
   std::size_t streams;                                                    // of each hop
   std::array<std::vector<clock::timeline*>, chains::side_by_side> by{};  // of each hop, in turn
   std::vector<bool> begun, ended;                                         // of each hop
-  here at;
+  source_location at;
   driver::status refused{};          // the first
 
   clock::timeline& from(std::size_t k) const { return *parts[hops[k].from].line; }
@@ -195,15 +195,15 @@ struct carrying {
 
 chains::chains(runtime::impl& r)
     : state_(std::make_unique<state>(r)),
-      from_(r.options().chains_from   ? r.options().chains_from
-            : r.machine().simulated() ? never
-                                      : as_usual) {}
+      from_(r.options().copy_collectives_from ? r.options().copy_collectives_from
+            : r.machine().simulated()         ? never
+                                              : as_usual) {}
 chains::~chains() {
   // nothing to give back any more
   if (process_is_ending() || process_was_forked()) static_cast<void>(state_.release());
 }
 
-chains::lanes* chains::lease(std::vector<int> const& devices, here at) {
+chains::lanes* chains::lease(std::vector<int> const& devices, source_location at) {
   auto& my = *state_;
   std::vector<lanes*> left;  // by communicators that have ended
   {
@@ -222,7 +222,7 @@ chains::lanes* chains::lease(std::vector<int> const& devices, here at) {
   fresh->devices = devices;
   for (auto& each : fresh->of) {
     for (int const device : devices)
-      each.push_back(std::make_unique<own_stream>(my.owner, device, "communicator::in_process", at));
+      each.push_back(std::make_unique<own_stream>(my.owner, device, "communicator::create_all", at));
   }
   auto all = my.all.lock();
   all->push_back(std::move(fresh));
@@ -244,7 +244,7 @@ std::size_t chains::chunk_for(std::size_t bytes, std::size_t hops) const noexcep
   return std::min(bytes, base::round_up(least, chunk_unit));
 }
 
-std::string chains::why_not(std::span<rank_part const> parts, here at) noexcept try {
+std::string chains::why_not(std::span<rank_part const> parts, source_location at) noexcept try {
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     if (parts[rank].captured) return "the stream of rank " + std::to_string(rank) + " is captured";
   }
@@ -257,7 +257,7 @@ std::string chains::why_not(std::span<rank_part const> parts, here at) noexcept 
   return "no host memory";  // short: words that need memory would end the process here
 }
 
-driver::status chains::carry(lanes& on, std::span<rank_part const> parts, here at) noexcept try {
+driver::status chains::carry(lanes& on, std::span<rank_part const> parts, source_location at) noexcept try {
   request const& what = parts.front().what;
   std::vector<hop> const hops = hops_of(parts);
   std::size_t const chunk =

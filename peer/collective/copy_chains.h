@@ -46,9 +46,9 @@ class chains {  // a part of the runtime
   explicit chains(runtime::impl&);
   ~chains();  // Blocks: until what was carried is done
 
-  // Collectives of fewer bytes in all are not carried here. As it begins: options::chains_from. On simulated
-  // devices: never, unless somebody says else, for there one thread may give the parts of all ranks, and none
-  // waits. Requires for all setters: no collective is being asked for
+  // Collectives of fewer bytes in all are not carried here. As it begins: options::copy_collectives_from. On
+  // simulated devices: never, unless somebody says else, for there one thread may give the parts of all
+  // ranks, and none waits. Requires for all setters: no collective is being asked for
   std::size_t from(verb what, std::size_t ranks) const noexcept {
     std::size_t const said = from_.load(base::memory_order_relaxed);
     return said == as_usual ? usual_from(what, ranks) : said;
@@ -60,17 +60,17 @@ class chains {  // a part of the runtime
   std::size_t chunk_for(std::size_t bytes, std::size_t hops) const noexcept;
 
   struct lanes;  // streams on each of some devices
-  lanes* lease(std::vector<int> const& devices, here);  // Throws: device_lost, driver_error
+  lanes* lease(std::vector<int> const& devices, source_location);  // Throws: device_lost, driver_error
   void give_back(lanes*) noexcept;                      // Blocks: no
 
   // Requires, for both: part k is rank k's, lanes are of their devices, all parts match, and something is to
   // be copied. Why these cannot be carried, "" when they can. Makes them likelier to next time:
   // memory that much is copied to is opened.
-  std::string why_not(std::span<rank_part const>, here) noexcept;
+  std::string why_not(std::span<rank_part const>, source_location) noexcept;
   // Ensures: every rank's line is ordered after all that touches its memory, also when something was refused,
   // but for what a lost device still does: that memory serves nobody any more.
   // Returns: what was refused; the data is arbitrary then.
-  driver::status carry(lanes&, std::span<rank_part const>, here) noexcept;
+  driver::status carry(lanes&, std::span<rank_part const>, source_location) noexcept;
   std::string text_of(std::span<rank_part const>) const;  // "copies: 3 hops, 42 chunks of 25 MiB"
 
  private:

@@ -48,7 +48,7 @@ struct gradient_buckets::state {
   std::optional<stream> side{};  // carries the reductions
   std::size_t started = 0;       // buckets of this step
 
-  memory::allocator& memory(here at) const {
+  memory::allocator& memory(source_location at) const {
     return all->owner("gradient_buckets", at).part<memory::device_memory>().on(all->device(rank), at);
   }
   std::string named(int i) const {
@@ -61,18 +61,18 @@ struct gradient_buckets::state {
     // not for a rank that this very thread may have to serve.
     if (std::uncaught_exceptions() > 0 && all->waits(rank)) all->abort(rank);
     try {
-      observe::note(observe::action::free, block, 0, 0, 0, 0, here::current());
-      memory(here::current()).deallocate(block, nullptr, here::current());
+      observe::note(observe::action::free, block, 0, 0, 0, 0, source_location::current());
+      memory(source_location::current()).deallocate(block, nullptr, source_location::current());
     } catch (...) {  // a device that is lost: its memory went with it
     }
   }
 
   void lay_out();
-  void start_full_buckets(here);
-  one& find(int i, std::string_view operation, here);
+  void start_full_buckets(source_location);
+  one& find(int i, std::string_view operation, source_location);
 };
 
-gradient_buckets::state::one& gradient_buckets::state::find(int i, std::string_view operation, here at) {
+gradient_buckets::state::one& gradient_buckets::state::find(int i, std::string_view operation, source_location at) {
   std::string const op(operation);
   if (!block)
     throw invalid_use(op, std::to_string(ones.size()) + " gradients are added, none is built",
@@ -99,17 +99,17 @@ void gradient_buckets::state::lay_out() {
   }
 }
 
-void gradient_buckets::state::start_full_buckets(here at) {
+void gradient_buckets::state::start_full_buckets(source_location at) {
   clock::timeline& on = streams::line_of(*side);
   while (started < buckets.size() && buckets[started].missing == 0) {
     bucket& b = buckets[started];
     for (clock::stamp const s : b.written)
-      require(on.wait(s), "gradient_buckets::ready",
+      require(on.wait(s), "gradient_buckets::mark_ready",
               "bucket " + std::to_string(started) + " of rank " + std::to_string(rank), "", at);
     std::byte* const data = block + half + b.begin;
     std::int64_t const count = static_cast<std::int64_t>((b.end - b.begin) / size_of(b.type));
-    peer::use_on(on, {data, count, b.type}, "gradient_buckets::ready", "bucket " + std::to_string(started), at);
-    reduction const how = options.average ? reduction::average : reduction::sum;
+    peer::use_on(on, {data, count, b.type}, "gradient_buckets::mark_ready", "bucket " + std::to_string(started), at);
+    reduce_op const how = options.average ? reduce_op::average : reduce_op::sum;
     all->issue(rank, on, {peer::verb::all_reduce, b.type, how, 0, count, data, data}, at);
     ++started;
   }
@@ -121,7 +121,7 @@ gradient_buckets::gradient_buckets(gradient_buckets&&) noexcept = default;
 gradient_buckets& gradient_buckets::operator=(gradient_buckets&&) noexcept = default;
 gradient_buckets::~gradient_buckets() = default;
 
-int gradient_buckets::add(std::string name, std::int64_t count, dtype type, here at) {
+int gradient_buckets::add(std::string name, std::int64_t count, dtype type, source_location at) {
   if (state_->block)
     throw invalid_use("gradient_buckets::add", "\"" + name + "\" after build()", "Add everything first", at);
   constexpr std::int64_t most = std::int64_t{1} << 56;
@@ -144,7 +144,7 @@ int gradient_buckets::add(std::string name, std::int64_t count, dtype type, here
   return static_cast<int>(state_->ones.size()) - 1;
 }
 
-void gradient_buckets::build(here at) {
+void gradient_buckets::build(source_location at) {
   state& s = *state_;
   if (s.block) throw invalid_use("gradient_buckets::build", "a second build()", "Build once, after the last add()", at);
   if (s.ones.empty()) throw invalid_use("gradient_buckets::build", "nothing is added", "add() each gradient first", at);
@@ -172,15 +172,15 @@ void gradient_buckets::build(here at) {
 int gradient_buckets::size() const noexcept { return static_cast<int>(state_->ones.size()); }
 int gradient_buckets::bucket_count() const noexcept { return static_cast<int>(state_->buckets.size()); }
 
-span_of gradient_buckets::parameter(int i, here at) const {
+device_span gradient_buckets::parameter(int i, source_location at) const {
   state::one const& o = state_->find(i, "gradient_buckets::parameter", at);
   return {state_->block + o.offset, o.count, o.type};
 }
-span_of gradient_buckets::gradient(int i, here at) const {
+device_span gradient_buckets::gradient(int i, source_location at) const {
   state::one const& o = state_->find(i, "gradient_buckets::gradient", at);
   return {state_->block + state_->half + o.offset, o.count, o.type};
 }
-span_of gradient_buckets::parameters(here at) const {
+device_span gradient_buckets::parameters(source_location at) const {
   state::one const& first = state_->find(0, "gradient_buckets::parameters", at);
   for (state::one const& o : state_->ones) {
     if (o.type != first.type) {
@@ -192,24 +192,24 @@ span_of gradient_buckets::parameters(here at) const {
   }
   return {state_->block, static_cast<std::int64_t>(state_->half / size_of(first.type)), first.type};
 }
-span_of gradient_buckets::gradients(here at) const {
-  span_of const same = parameters(at);
-  return {state_->block + state_->half, same.count, same.type};
+device_span gradient_buckets::gradients(source_location at) const {
+  device_span const same = parameters(at);
+  return {state_->block + state_->half, same.count, same.dtype};
 }
 
-void gradient_buckets::ready(int i, stream_ref writer, here at) {
+void gradient_buckets::mark_ready(int i, stream_ref writer, source_location at) {
   state& s = *state_;
-  state::one& o = s.find(i, "gradient_buckets::ready", at);
-  (void)s.all->owner("gradient_buckets::ready", at);
-  clock::timeline& line = streams::line_or_throw(writer, "gradient_buckets::ready", at);
+  state::one& o = s.find(i, "gradient_buckets::mark_ready", at);
+  (void)s.all->owner("gradient_buckets::mark_ready", at);
+  clock::timeline& line = streams::line_or_throw(writer, "gradient_buckets::mark_ready", at);
   if (line.device() != s.all->device(s.rank)) {
-    throw invalid_use("gradient_buckets::ready",
+    throw invalid_use("gradient_buckets::mark_ready",
                       s.named(i) + " from a stream of gpu:" + std::to_string(line.device()) +
                           ", the rank's device is gpu:" + std::to_string(s.all->device(s.rank)),
                       "Give the stream that wrote the gradient", at);
   }
   if (o.was_ready) {
-    throw invalid_use("gradient_buckets::ready", s.named(i) + " is ready twice in one step",
+    throw invalid_use("gradient_buckets::mark_ready", s.named(i) + " is ready twice in one step",
                       "Say ready once, after the last write: when a layer is computed again or gradients accumulate, "
                       "after the last pass",
                       at);
@@ -229,7 +229,7 @@ void gradient_buckets::ready(int i, stream_ref writer, here at) {
   s.start_full_buckets(at);
 }
 
-void gradient_buckets::finish(stream_ref reader, here at) {
+void gradient_buckets::finish(stream_ref reader, source_location at) {
   state& s = *state_;
   s.find(0, "gradient_buckets::finish", at);
   (void)s.all->owner("gradient_buckets::finish", at);

@@ -20,7 +20,7 @@ std::string_view name_of(verb) noexcept;
 struct request {
   verb what = verb::all_reduce;
   dtype type = float32;
-  reduction how = reduction::sum;
+  reduce_op how = reduce_op::sum;
   int root = 0;
   // elements of one part: the whole buffer; all_gather's and gather's in; reduce_scatter's and scatter's out
   std::int64_t count = 0;
@@ -50,7 +50,7 @@ class carrier {
   // Enqueues this rank's part of collective `turn` (0, 1, 2, … the same on all ranks).
   // Blocks: only as NCCL does.
   // Throws: device_lost, driver_error: then nothing is under way, or broken() says why no rank can go on.
-  virtual void issue(int rank, clock::timeline& on, std::uint64_t turn, request const&, here) = 0;
+  virtual void issue(int rank, clock::timeline& on, std::uint64_t turn, request const&, source_location) = 0;
   // What keeps the ranks from going on, "" when nothing does: asked before each collective. Any thread.
   virtual std::string broken(int rank) = 0;
   virtual void abort() noexcept = 0;            // any thread; idempotent. Ensures: no stream waits for a rank any more
@@ -61,22 +61,23 @@ class carrier {
 std::unique_ptr<carrier> carried_by_streams(runtime::impl&, std::vector<int> const& devices);
 // Large broadcasts, scatters and gathers by weir's own copies, all else by that one. `name`: of that one.
 std::unique_ptr<carrier> carried_in_chains(runtime::impl&, std::vector<int> const& devices, std::unique_ptr<carrier>,
-                                           char const* name, here);
+                                           char const* name, source_location);
 // Throws: not_supported, driver_error
-std::unique_ptr<carrier> carried_by_nccl(runtime::impl&, std::vector<int> const& devices, here);
+std::unique_ptr<carrier> carried_by_nccl(runtime::impl&, std::vector<int> const& devices, source_location);
 
 // The ranks' meeting place on the host.
 // Invariant: the i-th collective of every rank is the same but for its addresses.
 class group {
  public:
   group(runtime::impl&, std::vector<int> devices, std::unique_ptr<carrier>);
-  runtime::impl& owner(std::string_view operation, here) const;  // Throws: invalid_use, once the runtime has ended
+  // Throws: invalid_use, once the runtime has ended
+  runtime::impl& owner(std::string_view operation, source_location) const;
   bool ended() const noexcept { return ended_.load(base::memory_order_acquire); }
   int size() const noexcept { return static_cast<int>(devices_.size()); }
   int device(int rank) const noexcept { return devices_[static_cast<std::size_t>(rank)]; }
 
-  stamp issue(int rank, clock::timeline& on, request const&, here);
-  void barrier(int rank, base::time_limit, here);
+  stamp issue(int rank, clock::timeline& on, request const&, source_location);
+  void barrier(int rank, base::time_limit, source_location);
   void abort(int rank) noexcept;
   std::string said(int rank) const { return carrier_->said(rank); }
   bool waits(int rank) const noexcept;  // it asked for something that others have not asked for yet
@@ -87,7 +88,7 @@ class group {
   struct asked {       // one collective that not all ranks have asked for yet
     request first;
     int first_rank;
-    here at;
+    source_location at;
     int ranks = 0;     // how many have
   };
   struct shared {
@@ -98,9 +99,9 @@ class group {
     std::uint64_t barriers = 0;          // completed
     int aborted_by = -1;
   };
-  std::uint64_t agree(int rank, request const&, here);
-  void withdraw(int rank, request const&, here) noexcept;  // the rank's last agreement, whose issue failed
-  void refuse_if_over(shared const&, int rank, std::string const& operation, here) const;
+  std::uint64_t agree(int rank, request const&, source_location);
+  void withdraw(int rank, request const&, source_location) noexcept;  // the rank's last agreement, whose issue failed
+  void refuse_if_over(shared const&, int rank, std::string const& operation, source_location) const;
 
   runtime::impl& runtime_;           // dangles once ended_
   base::atomic<bool> ended_{false};
@@ -114,7 +115,7 @@ std::string address_text(void const*);  // "0x7f10…"
 
 // Throws invalid_use unless all of the elements lie in one block of that device.
 // Marks the block for the stream.
-void use_on(clock::timeline&, span_of, std::string_view operation, std::string_view operand, here);
+void use_on(clock::timeline&, device_span, std::string_view operation, std::string_view operand, source_location);
 
 }  // namespace weir::peer
 
@@ -124,7 +125,8 @@ struct communicator::state {
   std::shared_ptr<peer::group> all;
   int rank;
 
-  clock::timeline& line(std::string_view operation, here) const;  // the thread's current stream of the rank's device
+  // the thread's current stream of the rank's device
+  clock::timeline& line(std::string_view operation, source_location) const;
   ~state();
 };
 

@@ -99,20 +99,20 @@ void by_blocks(std::span<void const* const> in, std::span<void* const> out, std:
 }
 
 template <class T>
-void reduce_as(reduction how, std::span<void const* const> in, std::span<void* const> out, std::int64_t begin,
+void reduce_as(reduce_op how, std::span<void const* const> in, std::span<void* const> out, std::int64_t begin,
                std::int64_t end) {
   using W = wide<T>;
   switch (how) {
-    case reduction::sum: return by_blocks<T>(in, out, begin, end, false, add<W>);
-    case reduction::average: return by_blocks<T>(in, out, begin, end, true, add<W>);
-    case reduction::min: return by_blocks<T>(in, out, begin, end, false, [](W a, W b) { return b < a ? b : a; });
-    case reduction::max: return by_blocks<T>(in, out, begin, end, false, [](W a, W b) { return a < b ? b : a; });
+    case reduce_op::sum: return by_blocks<T>(in, out, begin, end, false, add<W>);
+    case reduce_op::average: return by_blocks<T>(in, out, begin, end, true, add<W>);
+    case reduce_op::min: return by_blocks<T>(in, out, begin, end, false, [](W a, W b) { return b < a ? b : a; });
+    case reduce_op::max: return by_blocks<T>(in, out, begin, end, false, [](W a, W b) { return a < b ? b : a; });
   }
 }
 
 }  // namespace
 
-void reduce(dtype type, reduction how, std::span<void const* const> in, std::span<void* const> out, std::int64_t begin,
+void reduce(dtype type, reduce_op how, std::span<void const* const> in, std::span<void* const> out, std::int64_t begin,
             std::int64_t end) {
   switch (type) {
     case float32: return reduce_as<float>(how, in, out, begin, end);

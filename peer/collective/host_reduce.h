@@ -12,7 +12,7 @@ namespace weir::peer {
 // so that all hold the same bits. Outputs may be inputs. 16-bit floats are added as float32, integers
 // narrower than 64 bits as int64.
 // Requires: reducible(type).
-void reduce(dtype type, reduction how, std::span<void const* const> in, std::span<void* const> out, std::int64_t begin,
+void reduce(dtype type, reduce_op how, std::span<void const* const> in, std::span<void* const> out, std::int64_t begin,
             std::int64_t end);
 
 }  // namespace weir::peer

@@ -76,12 +76,12 @@ ncclDataType_t type_of(dtype type) noexcept {
   }
   return ncclUint8;
 }
-ncclRedOp_t operation_of(reduction how) noexcept {
+ncclRedOp_t operation_of(reduce_op how) noexcept {
   switch (how) {
-    case reduction::sum: return ncclSum;
-    case reduction::average: return ncclAvg;
-    case reduction::min: return ncclMin;
-    case reduction::max: return ncclMax;
+    case reduce_op::sum: return ncclSum;
+    case reduce_op::average: return ncclAvg;
+    case reduce_op::min: return ncclMin;
+    case reduce_op::max: return ncclMax;
   }
   return ncclSum;
 }
@@ -94,12 +94,12 @@ std::string words(ncclResult_t r, ncclComm_t on) {
 
 class nccl_carrier final : public carrier {
  public:
-  nccl_carrier(runtime::impl& r, std::vector<int> devices, here at)
+  nccl_carrier(runtime::impl& r, std::vector<int> devices, source_location at)
       : runtime_(r), devices_(std::move(devices)), ranks_(devices_.size()) {
     std::vector<ncclComm_t> made(devices_.size());
     ncclResult_t const answer = nccl().CommInitAll(made.data(), static_cast<int>(made.size()), devices_.data());
     if (answer != ncclSuccess) {
-      throw driver_error(static_cast<int>(answer), "communicator::in_process",
+      throw driver_error(static_cast<int>(answer), "communicator::create_all",
                          std::to_string(devices_.size()) + " GPUs: NCCL answers " + words(answer, nullptr),
                          "NCCL_DEBUG=INFO makes NCCL say more", at);
     }
@@ -108,7 +108,7 @@ class nccl_carrier final : public carrier {
 
   ~nccl_carrier() override { abort(); }  // of ranks that have not left
 
-  void issue(int rank, clock::timeline& on, std::uint64_t, request const& r, here at) override {
+  void issue(int rank, clock::timeline& on, std::uint64_t, request const& r, source_location at) override {
     if (r.count == 0) return;
     one& mine = ranks_[static_cast<std::size_t>(rank)];
     driver::driver& machine = runtime_.machine();
@@ -125,7 +125,7 @@ class nccl_carrier final : public carrier {
       base::lock_guard const lock(mine.calls);
       if (!mine.comm)
         throw driver_error(0, std::string(name_of(r.what)), operands() + ": the communicator was aborted",
-                           "Make a new one with communicator::in_process", at);
+                           "Make a new one with communicator::create_all", at);
       bool const bytes = !r.reduces();  // nothing is added: element types do not matter
       std::size_t const count = static_cast<std::size_t>(r.count) * (bytes ? size_of(r.type) : 1);
       ncclDataType_t const type = bytes ? ncclUint8 : type_of(r.type);
@@ -254,9 +254,9 @@ class nccl_carrier final : public carrier {
 
 }  // namespace
 
-std::unique_ptr<carrier> carried_by_nccl(runtime::impl& owner, std::vector<int> const& devices, here at) {
+std::unique_ptr<carrier> carried_by_nccl(runtime::impl& owner, std::vector<int> const& devices, source_location at) {
   if (std::string const& why = nccl().why; !why.empty()) {
-    throw not_supported("communicator::in_process", "NCCL for " + std::to_string(devices.size()) + " GPUs: " + why,
+    throw not_supported("communicator::create_all", "NCCL for " + std::to_string(devices.size()) + " GPUs: " + why,
                         "Install NCCL (libnccl2), or put its folder on LD_LIBRARY_PATH", at);
   }
   return std::make_unique<nccl_carrier>(owner, devices, at);
@@ -268,8 +268,8 @@ std::unique_ptr<carrier> carried_by_nccl(runtime::impl& owner, std::vector<int> 
 
 namespace weir::peer {
 
-std::unique_ptr<carrier> carried_by_nccl(runtime::impl&, std::vector<int> const& devices, here at) {
-  throw not_supported("communicator::in_process",
+std::unique_ptr<carrier> carried_by_nccl(runtime::impl&, std::vector<int> const& devices, source_location at) {
+  throw not_supported("communicator::create_all",
                       "NCCL for " + std::to_string(devices.size()) + " GPUs: this weir was built without <nccl.h>",
                       "Install NCCL's development package (libnccl-dev) and the CUDA toolkit, and build again", at);
 }

@@ -43,7 +43,7 @@ struct meeting {
   // were dropped, and whether all have been enqueued, after which none is a refused one.
   std::vector<base::atomic<int>> dropped;
   std::vector<base::atomic<bool>> given;
-  std::vector<here> at;         // of each rank's call, written before its arrive is enqueued
+  std::vector<source_location> at;  // of each rank's call, written before its arrive is enqueued
   std::shared_ptr<fate> const over;
   base::atomic<int> arrived{0}, working{0}, done{0};
 
@@ -126,10 +126,10 @@ struct part {
   }
 
   std::string name() const {
-    here const& at = where->at[static_cast<std::size_t>(rank)];
-    std::string_view const file = at.file ? at.file : "?";
+    source_location const& at = where->at[static_cast<std::size_t>(rank)];
+    std::string_view const file = at.file_name() ? at.file_name() : "?";
     return "rank " + std::to_string(rank) + "'s part of " + where->what.text() + " (" +
-           std::string(file.substr(file.rfind('/') + 1)) + ":" + std::to_string(at.line) + ")";
+           std::string(file.substr(file.rfind('/') + 1)) + ":" + std::to_string(at.line()) + ")";
   }
   bool needs(part const& other) const noexcept {
     if (other.where != where || other.rank == rank || other.ran) return false;
@@ -161,7 +161,7 @@ class streams_carrier final : public carrier {
  public:
   streams_carrier(runtime::impl& r, std::vector<int> devices) : runtime_(r), devices_(std::move(devices)) {}
 
-  void issue(int rank, clock::timeline& on, std::uint64_t turn, request const& r, here at) override {
+  void issue(int rank, clock::timeline& on, std::uint64_t turn, request const& r, source_location at) override {
     std::size_t const mine = static_cast<std::size_t>(rank);
     std::unique_ptr<part> parts[3];  // all or none: a host without memory for the last has not given the first
     for (auto const does : {part::step::arrive, part::step::share, part::step::depart})

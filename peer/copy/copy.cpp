@@ -24,7 +24,7 @@ namespace {
 struct plan {
   end dst, src;
   std::size_t bytes = 0;
-  route by = route::automatic;
+  copy_route by = copy_route::automatic;
   char const* reason = "";
   bool dst_open = false, src_open = false;  // to the other end's device
 };
@@ -40,37 +40,37 @@ bool overlap(void const* a, void const* b, std::size_t bytes) {
 
 void choose(runtime::impl& r, plan& p) {
   if (p.dst.on_host() && p.src.on_host()) {
-    p.by = route::host;
+    p.by = copy_route::host;
     p.reason = "both are memory of the host: this thread copies once the stream is done";
   } else if (p.dst.on_host() || p.src.on_host()) {
     bool const pinned = (p.dst.on_host() ? p.dst : p.src).in == driver::where::pinned;
-    p.by = pinned ? route::engine : route::staged;
+    p.by = pinned ? copy_route::engine : copy_route::staged;
     p.reason = pinned ? "pinned memory: the device's copy engine reaches it"
                       : "pageable memory: no engine reaches it, so it goes through slots of pinned memory";
     if (!pinned || p.bytes < stripes::worth) return;
     auto const& lent = wished().lent;
     if (lent.empty()) return;
     if (r.part<stripes>().any_reaches(p.dst.on_host() ? p.src.device : p.dst.device, lent)) {
-      p.by = route::striped;
+      p.by = copy_route::striped;
       p.reason =
           "pinned memory, and enough of it: in parts over this device's link to the host and those of lent devices";
     } else {
       p.reason = "pinned memory: the device's copy engine reaches it, and none of the lent devices reaches the device";
     }
   } else if (p.dst.device == p.src.device) {
-    p.by = route::same_device;
+    p.by = copy_route::same_device;
     p.reason = "both lie on one device";
   } else {
     auto& all = r.part<links>();
     auto const out = all.known(p.src.device, p.dst.device), in = all.known(p.dst.device, p.src.device);
-    p.by = route::peer;
+    p.by = copy_route::peer;
     if (out == links::trust::wrong || in == links::trust::wrong) {
-      p.by = route::staged;
+      p.by = copy_route::staged;
       p.reason = "the link between these devices changed bytes when it was tried";
       return;
     }
     if (out == links::trust::refused && in == links::trust::refused) {
-      p.by = route::staged;
+      p.by = copy_route::staged;
       p.reason = "the driver gives neither device access to the other";
       return;
     }
@@ -82,24 +82,24 @@ void choose(runtime::impl& r, plan& p) {
   }
 }
 
-void force(plan& p, route by, here at) {
-  if (by == route::automatic || by == p.by) return;
-  bool const through_slots =
-      by == route::staged && (p.by == route::engine || p.by == route::striped || p.by == route::peer);
-  bool const straight = by == route::engine && p.by == route::striped;
-  bool const anyhow_peer = by == route::peer && p.by == route::staged && !p.dst.on_host() && !p.src.on_host();
+void force(plan& p, copy_route by, source_location at) {
+  if (by == copy_route::automatic || by == p.by) return;
+  bool const through_slots = by == copy_route::staged &&
+                             (p.by == copy_route::engine || p.by == copy_route::striped || p.by == copy_route::peer);
+  bool const straight = by == copy_route::engine && p.by == copy_route::striped;
+  bool const anyhow_peer = by == copy_route::peer && p.by == copy_route::staged && !p.dst.on_host() && !p.src.on_host();
   if (!through_slots && !anyhow_peer && !straight) {
-    throw invalid_use(
-        "copy", text_of(p) + ", by route::" + std::string(name_of(by)),
-        "A route_guard forces a route these places do not have; automatic takes route::" + std::string(name_of(p.by)),
-        at);
+    throw invalid_use("copy", text_of(p) + ", by copy_route::" + std::string(name_of(by)),
+                      "A route_guard forces a route these places do not have; automatic takes copy_route::" +
+                          std::string(name_of(p.by)),
+                      at);
   }
   p.by = by;
   p.reason = "a route_guard of this thread says so";
 }
 
 // Requires: a.bytes > 0.
-plan look(runtime::impl& r, asked a, here at) {
+plan look(runtime::impl& r, asked a, source_location at) {
   plan p;
   p.bytes = a.bytes;
   p.dst = look_at(r, "copy", "dst", a.dst, a.bytes, at);
@@ -112,10 +112,10 @@ plan look(runtime::impl& r, asked a, here at) {
 }
 
 // The same for a copy that is about to be made: devices that may see each other's memory do so from here on.
-plan meet_and_look(runtime::impl& r, asked a, here at) {
+plan meet_and_look(runtime::impl& r, asked a, source_location at) {
   plan p = look(r, a, at);
   bool const between = !p.dst.on_host() && !p.src.on_host() && p.dst.device != p.src.device;
-  if (between && r.options().peer_visible && r.part<links>().meet(p.src.device, p.dst.device, at)) p = look(r, a, at);
+  if (between && r.options().peer_access && r.part<links>().meet(p.src.device, p.dst.device, at)) p = look(r, a, at);
   return p;
 }
 
@@ -124,15 +124,15 @@ int device_of_stream(plan const& p) {
   return p.src.on_host() || (p.src.foreign && !p.dst.on_host()) ? p.dst.device : p.src.device;
 }
 
-void check_stream(plan const& p, clock::timeline const& line, here at) {
-  bool const is_host = p.by == route::host;
+void check_stream(plan const& p, clock::timeline const& line, source_location at) {
+  bool const is_host = p.by == copy_route::host;
   if (is_host || line.device() == p.dst.device || line.device() == p.src.device) return;
   throw invalid_use("copy", text_of(p) + ", on a stream of gpu:" + std::to_string(line.device()),
                     "Pass a stream of a device that the memory lies on", at);
 }
 
 void synchronize(runtime::impl& r, clock::timeline const& line, clock::stamp s, char const* operation, plan const& p,
-                 here at) {
+                 source_location at) {
   auto waited = r.part<clock::clocks>().synchronize(s);
   // The caller may free or reuse its memory once this throws:
   // a refused wait is tried another way before that.
@@ -143,7 +143,7 @@ void synchronize(runtime::impl& r, clock::timeline const& line, clock::stamp s, 
 }
 
 // The block is used by that stream, which is not its home.
-void mark(end const& e, clock::timeline& line, here at) {
+void mark(end const& e, clock::timeline& line, source_location at) {
   if (e.memory && e.block->home != &line) e.memory->mark(e.at, line, at);
 }
 void mark_host(runtime::impl& r, end const& e, clock::timeline& line) {
@@ -164,7 +164,7 @@ struct marks_host {  // whatever was enqueued uses it
 // before this was made, and what that is given comes after them once it was made to follow.
 class between {
  public:
-  between(runtime::impl& r, plan const& first, clock::timeline& line, here at)
+  between(runtime::impl& r, plan const& first, clock::timeline& line, source_location at)
       : r_(r),
         line_(line),
         other_(streams::current_line(r, far(first, line).device, at)),
@@ -173,14 +173,14 @@ class between {
       refused(before, first, at);
   }
   static bool concerns(plan const& p) {
-    return !p.dst.on_host() && !p.src.on_host() && (p.by == route::peer || p.by == route::staged);
+    return !p.dst.on_host() && !p.src.on_host() && (p.by == copy_route::peer || p.by == copy_route::staged);
   }
   bool serves(plan const& p) const {
     return concerns(p) && far(p, line_).device == other_.device() && needs_no_order(p, line_) == alone_;
   }
 
-  void copy(plan const& p, asked a, here at) {
-    if (p.by == route::staged) {
+  void copy(plan const& p, asked a, source_location at) {
+    if (p.by == copy_route::staged) {
       staged(p, a, at);
     } else {
       mark(p.src, line_, at);
@@ -191,13 +191,13 @@ class between {
   }
   // Once something is enqueued the streams must come out ordered:
   // if a wait is refused, the host waits for them instead.
-  void other_follows(plan const& last, here at) {
+  void other_follows(plan const& last, source_location at) {
     if (!alone_ && given_) order_after(other_, line_, last, at);
   }
-  void count(plan const& p, std::size_t bytes, here at) const {  // towards opening the memory
+  void count(plan const& p, std::size_t bytes, source_location at) const {  // towards opening the memory
     auto const& there = far(p, line_);
     bool const open = &there == &p.dst ? p.dst_open : p.src_open;
-    if (there.memory && p.by == route::peer && !open)
+    if (there.memory && p.by == copy_route::peer && !open)
       r_.part<links>().flowed(line_.device(), *there.memory, *there.block, bytes, at);
   }
 
@@ -209,17 +209,17 @@ class between {
   // to do with it, and work given there would make two processes take turns on that device (0.1 ms each
   // time).
   static bool needs_no_order(plan const& p, clock::timeline const& line) {
-    return far(p, line).foreign && p.by == route::peer;
+    return far(p, line).foreign && p.by == copy_route::peer;
   }
-  [[noreturn]] void refused(driver::status s, plan const& p, here at) const {
+  [[noreturn]] void refused(driver::status s, plan const& p, source_location at) const {
     throw_refusal(s, "copy", text_of(p) + streams::which_is_lost(r_, s, p.dst.device, p.src.device),
                   "The streams of both devices could not be ordered: the same call may be made again", at);
   }
-  void order_after(clock::timeline& later, clock::timeline& earlier, plan const& p, here at) const {
+  void order_after(clock::timeline& later, clock::timeline& earlier, plan const& p, source_location at) const {
     if (later.wait(earlier.now()).ok()) return;
     if (auto const done = r_.part<clock::clocks>().synchronize(earlier.now()); !done.ok()) refused(done, p, at);
   }
-  void staged(plan const& p, asked a, here at) {
+  void staged(plan const& p, asked a, source_location at) {
     bool const from_here = line_.device() == p.src.device;
     auto& from = from_here ? line_ : other_;
     auto& to = from_here ? other_ : line_;
@@ -247,7 +247,7 @@ class between {
 // The first of them, and those after it that lie between the same two devices. Returns:
 // how many, with those of zero bytes among them.
 std::size_t between_devices(runtime::impl& r, std::span<plan const> plans, clock::timeline& line,
-                            std::span<copy_item const> items, here at) {
+                            std::span<copy_item const> items, source_location at) {
   between both(r, plans.front(), line, at);
   std::size_t n = 0, last = 0;
   try {
@@ -266,7 +266,7 @@ std::size_t between_devices(runtime::impl& r, std::span<plan const> plans, clock
 }
 
 // Returns: what of it will still come to pageable memory.
-streams::staging::coming carry_out(runtime::impl& r, plan const& p, clock::timeline& line, asked a, here at,
+streams::staging::coming carry_out(runtime::impl& r, plan const& p, clock::timeline& line, asked a, source_location at,
                                    bool caller_waits = false) {
   streams::staging::coming later;
   if (a.dst == a.src) return later;
@@ -277,25 +277,25 @@ streams::staging::coming carry_out(runtime::impl& r, plan const& p, clock::timel
     return later;
   }
   switch (p.by) {
-    case route::host:
+    case copy_route::host:
       synchronize(r, line, line.now(), "copy", p, at);
       driver::check::host_uses(a.src, a.bytes, driver::check::host_use::reads, "copy", at);
       driver::check::host_uses(a.dst, a.bytes, driver::check::host_use::writes, "copy", at);
       std::memcpy(a.dst, a.src, a.bytes);
       break;
-    case route::striped:
-    case route::engine:
-    case route::same_device:
+    case copy_route::striped:
+    case copy_route::engine:
+    case copy_route::same_device:
       mark(p.dst, line, at);
       mark(p.src, line, at);
       {
         marks_host const at_the_end{r, p, line};
         bool const carried =
-            p.by == route::striped && r.part<stripes>().carry(line, p.dst, p.src, a.bytes, wished().lent, at);
+            p.by == copy_route::striped && r.part<stripes>().carry(line, p.dst, p.src, a.bytes, wished().lent, at);
         if (!carried) streams::enqueue_copy(line, a.dst, a.src, a.bytes, at);
       }
       break;
-    case route::staged:
+    case copy_route::staged:
       mark(p.dst.on_host() ? p.src : p.dst, line, at);
       if (p.dst.on_host() && caller_waits) {
         r.part<streams::staging>().to_waiting_host(line, a.dst, a.src, a.bytes, at);
@@ -306,19 +306,19 @@ streams::staging::coming carry_out(runtime::impl& r, plan const& p, clock::timel
       }
       mark_host(r, p.dst, line);
       break;
-    case route::peer:
-    case route::automatic: break;
+    case copy_route::peer:
+    case copy_route::automatic: break;
   }
   return later;
 }
 
-stamp finish(runtime::impl& r, plan const& last, clock::timeline& line, bool host_waits, here at) {
+stamp finish(runtime::impl& r, plan const& last, clock::timeline& line, bool host_waits, source_location at) {
   auto const done = line.now();
   if (host_waits || r.options().launch_blocking) synchronize(r, line, done, "copy", last, at);
   return streams::public_stamp(done);
 }
 
-stamp finish(runtime::impl& r, short_way const& way, asked const& a, bool host_waits, here const& at) {
+stamp finish(runtime::impl& r, short_way const& way, asked const& a, bool host_waits, source_location const& at) {
   auto const done = way.line->now();
   if (!host_waits && !r.options().launch_blocking) return streams::public_stamp(done);
   plan p;  // for what is said of a refusal
@@ -332,7 +332,7 @@ stamp finish(runtime::impl& r, short_way const& way, asked const& a, bool host_w
   return streams::public_stamp(done);
 }
 
-stamp copy_one(runtime::impl& r, clock::timeline* given, asked a, blocking b, here const& at) {
+stamp copy_one(runtime::impl& r, clock::timeline* given, asked a, blocking b, source_location const& at) {
   if (a.bytes == 0) return streams::public_stamp((given ? *given : streams::current_line(r, at)).now());
   if (short_way way; way.find(r, given, a, at)) [[likely]] {
     auto const enqueued = way.enqueue(a, at);
@@ -345,7 +345,8 @@ stamp copy_one(runtime::impl& r, clock::timeline* given, asked a, blocking b, he
   auto& line = given ? *given : device < 0 ? streams::current_line(r, at) : streams::current_line(r, device, at);
   auto const later = carry_out(r, p, line, a, at, b == blocking::yes || r.options().launch_blocking);
   try {
-    return finish(r, p, line, b == blocking::yes && (p.dst.on_host() || p.src.on_host()) && p.by != route::host, at);
+    return finish(r, p, line, b == blocking::yes && (p.dst.on_host() || p.src.on_host()) && p.by != copy_route::host,
+                  at);
   } catch (...) {  // the caller may free its memory now
     later.cancel();
     throw;
@@ -355,29 +356,29 @@ stamp copy_one(runtime::impl& r, clock::timeline* given, asked a, blocking b, he
 }  // namespace
 }  // namespace peer
 
-std::string_view name_of(route by) noexcept {
+std::string_view name_of(copy_route by) noexcept {
   switch (by) {
-    case route::automatic: return "automatic";
-    case route::same_device: return "same_device";
-    case route::engine: return "engine";
-    case route::peer: return "peer";
-    case route::staged: return "staged";
-    case route::host: return "host";
-    case route::striped: return "striped";
+    case copy_route::automatic: return "automatic";
+    case copy_route::same_device: return "same_device";
+    case copy_route::engine: return "engine";
+    case copy_route::peer: return "peer";
+    case copy_route::staged: return "staged";
+    case copy_route::host: return "host";
+    case copy_route::striped: return "striped";
   }
   return "unknown";
 }
 
-stamp copy(void* dst, void const* src, size_t bytes, blocking b, here at) {
+stamp copy(void* dst, void const* src, size_t bytes, blocking b, source_location at) {
   return peer::copy_one(streams::current_runtime(at), nullptr, {dst, src, bytes}, b, at);
 }
 
-stamp copy(stream_ref s, void* dst, void const* src, size_t bytes, blocking b, here at) {
+stamp copy(stream_ref s, void* dst, void const* src, size_t bytes, blocking b, source_location at) {
   auto& line = streams::line_or_throw(s, "copy", at);
   return peer::copy_one(line.owner(), &line, {dst, src, bytes}, b, at);
 }
 
-stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, here at) {
+stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, source_location at) {
   auto& line = streams::line_or_throw(s, "copy", at);
   auto& r = line.owner();
   if (peer::short_ways all; all.find(r, line, items, at)) [[likely]] {
@@ -424,7 +425,7 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, here at) 
   }
 }
 
-stamp set(void* dst, std::byte value, size_t bytes, here at) {
+stamp fill(void* dst, std::byte value, size_t bytes, source_location at) {
   auto& r = streams::current_runtime(at);
   if (bytes == 0) return streams::public_stamp(streams::current_line(r, at).now());
   peer::plan p;
@@ -436,11 +437,11 @@ stamp set(void* dst, std::byte value, size_t bytes, here at) {
     streams::enqueue_fill(*line, dst, value, bytes, at);
     return peer::finish(r, p, *line, false, at);
   }
-  p.dst = peer::look_at(r, "set", "dst", dst, bytes, at);
+  p.dst = peer::look_at(r, "fill", "dst", dst, bytes, at);
   auto& line = p.dst.on_host() ? streams::current_line(r, at) : streams::current_line(r, p.dst.device, at);
   if (p.dst.on_host()) {
-    peer::synchronize(r, line, line.now(), "set", p, at);
-    driver::check::host_uses(dst, bytes, driver::check::host_use::writes, "set", at);
+    peer::synchronize(r, line, line.now(), "fill", p, at);
+    driver::check::host_uses(dst, bytes, driver::check::host_use::writes, "fill", at);
     std::memset(dst, static_cast<int>(value), bytes);
   } else {
     peer::mark(p.dst, line, at);
@@ -449,21 +450,21 @@ stamp set(void* dst, std::byte value, size_t bytes, here at) {
   return peer::finish(r, p, line, false, at);
 }
 
-route_choice explain_copy(void const* dst, void const* src, size_t bytes, here at) {
-  if (bytes == 0) return {route::automatic, "nothing to copy"};
+route_choice explain_copy(void const* dst, void const* src, size_t bytes, source_location at) {
+  if (bytes == 0) return {copy_route::automatic, "nothing to copy"};
   auto const p = peer::look(streams::current_runtime(at), {const_cast<void*>(dst), src, bytes}, at);
   return {p.by, p.reason};
 }
 
-route_guard::route_guard(route by) : found_(std::exchange(peer::wished().by, by)) {}
+route_guard::route_guard(copy_route by) : found_(std::exchange(peer::wished().by, by)) {}
 route_guard::~route_guard() { peer::wished().by = found_; }
 
-lend_links::lend_links(std::span<device const> lent, here at) {
+link_sharing_guard::link_sharing_guard(std::span<device const> lent, source_location at) {
   auto& r = streams::current_runtime(at);
   std::vector<int> ordinals;
-  for (device const one : lent) ordinals.push_back(streams::resolve(one, r, "lend_links", at));
+  for (device const one : lent) ordinals.push_back(streams::resolve(one, r, "link_sharing_guard", at));
   found_ = std::exchange(peer::wished().lent, std::move(ordinals));
 }
-lend_links::~lend_links() { peer::wished().lent = std::move(found_); }
+link_sharing_guard::~link_sharing_guard() { peer::wished().lent = std::move(found_); }
 
 }  // namespace weir

@@ -23,7 +23,7 @@ std::string end::text() const {
 }
 
 end look_at(runtime::impl& r, std::string_view operation, std::string_view role, void const* at, std::size_t bytes,
-            here where) {
+            source_location where) {
   end found;
   found.at = at;
   auto const refuse = [&](std::string const& what, char const* remedy) {

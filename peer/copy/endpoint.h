@@ -24,6 +24,7 @@ struct end {
 
 // Requires: bytes > 0. `role`: "dst" or "src".
 // Throws: invalid_use: null; what known_range refuses; a device that is not this machine's
-end look_at(runtime::impl&, std::string_view operation, std::string_view role, void const*, std::size_t bytes, here);
+end look_at(runtime::impl&, std::string_view operation, std::string_view role, void const*, std::size_t bytes,
+            source_location);
 
 }  // namespace weir::peer

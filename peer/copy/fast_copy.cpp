@@ -11,9 +11,9 @@ wishes& make_wishes() {
   return *(wishes::own::value = &of_thread->get());
 }
 
-bool short_way::find(runtime::impl& r, clock::timeline* given, asked const& a, here const& at) {
+bool short_way::find(runtime::impl& r, clock::timeline* given, asked const& a, source_location const& at) {
   auto& mine = wished();
-  if (mine.by != route::automatic || (a.bytes >= stripes::worth && !mine.lent.empty())) return false;
+  if (mine.by != copy_route::automatic || (a.bytes >= stripes::worth && !mine.lent.empty())) return false;
   driver::address const to = number(a.dst), from = number(a.src);
   if (to + a.bytes < a.bytes || from + a.bytes < a.bytes) return false;
   auto* const devices = r.part_if_made<memory::device_memory>();
@@ -41,7 +41,7 @@ bool short_way::find(runtime::impl& r, clock::timeline* given, asked const& a, h
   return (to < from ? from - to : to - from) >= a.bytes && within(on->use(other, *line), other, a.bytes);
 }
 
-clock::timeline* find_to_set(runtime::impl& r, void* dst, std::size_t bytes, here const& at) {
+clock::timeline* find_to_set(runtime::impl& r, void* dst, std::size_t bytes, source_location const& at) {
   auto* const devices = r.part_if_made<memory::device_memory>();
   memory::allocator* const on = devices ? devices->owner(dst) : nullptr;
   if (!on) return nullptr;
@@ -51,7 +51,8 @@ clock::timeline* find_to_set(runtime::impl& r, void* dst, std::size_t bytes, her
   return held.holds(reinterpret_cast<driver::address>(dst), bytes) ? &line : nullptr;
 }
 
-bool short_ways::find(runtime::impl& r, clock::timeline& line, std::span<copy_item const> items, here const& at) {
+bool short_ways::find(runtime::impl& r, clock::timeline& line, std::span<copy_item const> items,
+                      source_location const& at) {
   for (auto const& item : items) {
     asked const a{item.dst, item.src, item.bytes};
     if (!a.bytes || (!all_.empty() && a.bytes < stripes::worth && all_.back().holds(a))) continue;
@@ -61,7 +62,7 @@ bool short_ways::find(runtime::impl& r, clock::timeline& line, std::span<copy_it
   return !all_.empty();
 }
 
-driver::status short_ways::enqueue(std::span<copy_item const> items, std::size_t& done, here const& at) {
+driver::status short_ways::enqueue(std::span<copy_item const> items, std::size_t& done, source_location const& at) {
   struct notes {
     decltype(all_) const& of;
     ~notes() {

@@ -18,7 +18,7 @@
 namespace weir::peer {
 
 struct wishes {  // of a thread, and what it remembers
-  route by = route::automatic;
+  copy_route by = copy_route::automatic;
   bool down = false;        // its last short copy left the device
   std::vector<int> lent{};  // ordinals
   streams::pinned_uses known{};
@@ -44,7 +44,7 @@ class short_way {
   // else one may be marked, and that is all.
   // given: null: the current stream of the device that the copy concerns.
   // Requires: bytes > 0. Throws: what the current stream of an opened device throws
-  bool find(runtime::impl&, clock::timeline* given, asked const&, here const&);
+  bool find(runtime::impl&, clock::timeline* given, asked const&, source_location const&);
   // Are these in the very blocks of the last find()?
   bool holds(asked const& a) const noexcept {
     if (!pinned.last) return false;
@@ -54,7 +54,7 @@ class short_way {
 
   // Ensures: the use of pinned memory is noted, also when the answer is no:
   // nobody knows what an engine had begun.
-  driver::status enqueue(asked const& a, here const& at) const {
+  driver::status enqueue(asked const& a, source_location const& at) const {
     notes_use const at_the_end{*this};
     return streams::try_copy(*line, a.dst, a.src, a.bytes, at);
   }
@@ -82,15 +82,15 @@ class short_way {
 
 // The same for bytes that are set: the current stream of the device whose live block holds them all,
 // marked for it. Null: no case of it.
-clock::timeline* find_to_set(runtime::impl&, void* dst, std::size_t bytes, here const&);
+clock::timeline* find_to_set(runtime::impl&, void* dst, std::size_t bytes, source_location const&);
 
 // Many on one line: all found before the first is enqueued.
 class short_ways {
  public:
   // All of them are cases of it, or false. Zero bytes are, beside others.
-  bool find(runtime::impl&, clock::timeline& line, std::span<copy_item const>, here const&);
+  bool find(runtime::impl&, clock::timeline& line, std::span<copy_item const>, source_location const&);
   // In order. Returns: why one was refused, which is the one after the first `done`
-  driver::status enqueue(std::span<copy_item const>, std::size_t& done, here const&);
+  driver::status enqueue(std::span<copy_item const>, std::size_t& done, source_location const&);
   bool of_host() const noexcept { return of_host_; }
   short_way const& last() const noexcept { return all_.back(); }
 

@@ -24,7 +24,7 @@ std::byte* at(void const* base, std::size_t offset) {
 struct stripes::state {
   // Of one lent device, for one device that copies go to or come from.
   struct lane {
-    lane(runtime::impl& r, int lent, int device, here where)
+    lane(runtime::impl& r, int lent, int device, source_location where)
         : near(r, lent, "copy", where),
           far(r, device, "copy", where),
           memory(r.part<memory::device_memory>().on(lent, where)),
@@ -41,7 +41,7 @@ struct stripes::state {
     lane& operator=(lane const&) = delete;
     void give_back() noexcept {
       try {
-        memory.deallocate(room, nullptr, here::current());
+        memory.deallocate(room, nullptr, source_location::current());
       } catch (...) {}
     }
     void* slot() const noexcept { return at(room, next * largest_chunk); }
@@ -129,7 +129,7 @@ struct stripes::state {
   }
 
   // Returns: null when there are enough, or none of these devices can be used now.
-  std::unique_ptr<set> make(int device, std::vector<int> const& lent, here where) {
+  std::unique_ptr<set> make(int device, std::vector<int> const& lent, source_location where) {
     let_go_of_useless(device, lent);
     if (!ways.may_try()) return nullptr;  // what follows may wait for devices, and they for ranks of this thread
     {
@@ -182,7 +182,7 @@ struct sharing {
   streams::pinned_memory& pinned;
   clock::timeline& line;
   end const &dst, &src;
-  here where;
+  source_location where;
   bool up() const noexcept { return src.on_host(); }
   end const& host() const noexcept { return up() ? src : dst; }
   end const& far_end() const noexcept { return up() ? dst : src; }
@@ -242,7 +242,7 @@ stripes::~stripes() {
 bool stripes::any_reaches(int device, std::span<int const> lent) { return !state_->usable(device, lent).empty(); }
 
 bool stripes::carry(clock::timeline& line, end const& dst, end const& src, std::size_t bytes, std::span<int const> lent,
-                    here where) {
+                    source_location where) {
   auto& my = *state_;
   auto const captured = my.owner.machine().capturing(line.device(), line.handle());
   if (!captured.ok() || captured.value) return false;

@@ -35,7 +35,8 @@ class stripes {  // a part of the runtime
   // Returns: false when no lane can be had now: nothing was enqueued.
   // Throws: device_lost, driver_error: nothing touches the host's memory any more but what a lost device
   // still may
-  bool carry(clock::timeline& line, end const& dst, end const& src, std::size_t bytes, std::span<int const> lent, here);
+  bool carry(clock::timeline& line, end const& dst, end const& src, std::size_t bytes, std::span<int const> lent,
+             source_location);
 
  private:
   struct state;

@@ -13,7 +13,7 @@ namespace weir::peer {
 
 class own_stream {
  public:
-  own_stream(runtime::impl& r, int device, std::string_view operation, here where)
+  own_stream(runtime::impl& r, int device, std::string_view operation, source_location where)
       : pool_(r.part<streams::stream_pool>()) {
     r.open(device, operation, where);
     line_ = &pool_.lease(device, priority::normal, where);

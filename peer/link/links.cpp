@@ -34,11 +34,11 @@ std::string pair_text(int from, int to) { return "gpu:" + std::to_string(from) +
 
 class device_block {
  public:
-  device_block(memory::allocator& m, clock::timeline& home, here at)
+  device_block(memory::allocator& m, clock::timeline& home, source_location at)
       : memory_(m), data_(m.allocate(home, proof_bytes, 0, at)) {}
   ~device_block() {
     try {
-      memory_.deallocate(data_, nullptr, here::current());
+      memory_.deallocate(data_, nullptr, source_location::current());
     } catch (...) {}
   }
   device_block(device_block const&) = delete;
@@ -52,10 +52,10 @@ class device_block {
 
 class pinned_block {
  public:
-  pinned_block(streams::pinned_memory& m, here at) : memory_(m), data_(m.allocate(proof_bytes, 0, at)) {}
+  pinned_block(streams::pinned_memory& m, source_location at) : memory_(m), data_(m.allocate(proof_bytes, 0, at)) {}
   ~pinned_block() {
     try {
-      memory_.deallocate(data_, here::current());
+      memory_.deallocate(data_, source_location::current());
     } catch (...) {}
   }
   pinned_block(pinned_block const&) = delete;
@@ -203,7 +203,7 @@ struct links::state {
     return any;
   }
 
-  clock::timeline& line_on(int device, here at) {
+  clock::timeline& line_on(int device, source_location at) {
     auto& line = lines[static_cast<std::size_t>(device)];
     if (!line) {
       owner.open(device, "links", at);
@@ -232,7 +232,7 @@ struct links::state {
   }
 
   // What others only keep goes when memory is short.
-  driver::status make_page(mapped_handle& page, int to, int from, here at) {
+  driver::status make_page(mapped_handle& page, int to, int from, source_location at) {
     auto const its = owner.machine().info(to);
     if (!its.ok()) return its.is;
     std::size_t const bytes = its.value.granularity;
@@ -270,7 +270,7 @@ struct links::state {
   }
 
   // Writes from `from` into memory of `to`, reads it back on both.
-  trust try_out(int from, int to, here at) {
+  trust try_out(int from, int to, source_location at) {
     auto& near = line_on(from, at);
     auto& far = line_on(to, at);
     struct trial {
@@ -334,7 +334,7 @@ links::trust links::known(int from, int to) {
   return seen.told.access ? seen.is : trust::refused;
 }
 
-links::trust links::prove(int from, int to, here at) {
+links::trust links::prove(int from, int to, source_location at) {
   if (from != to) require(told(from, to).is, "links", pair_text(from, to), "Try again", at);
   auto is = known(from, to);
   if (is != trust::claimed || !may_be_opened(to)) return is;
@@ -349,7 +349,7 @@ links::trust links::prove(int from, int to, here at) {
 
 bool links::wants_to_meet(int from, int to) {
   auto& my = *state_;
-  return my.owner.options().peer_visible && from != to && !my.in.lock()->met[my.index(from, to)];
+  return my.owner.options().peer_access && from != to && !my.in.lock()->met[my.index(from, to)];
 }
 void links::have_met(int from, int to) { state_->in.lock()->met[state_->index(from, to)] = true; }
 std::uint64_t links::readers(int device) { return state_->in.lock()->open[static_cast<std::size_t>(device)]; }
@@ -381,7 +381,7 @@ bool links::may_be_opened(int device) {
 
 bool links::may_try() { return !state_->collectives_under_way(); }
 
-void links::must_reach(int from, int to, std::string_view operation, here at) {
+void links::must_reach(int from, int to, std::string_view operation, source_location at) {
   auto const is = prove(from, to, at);
   if (is == trust::proven) return;
   std::string const why =
@@ -393,7 +393,7 @@ void links::must_reach(int from, int to, std::string_view operation, here at) {
   throw not_supported(std::string(operation), pair_text(from, to), why, at);
 }
 
-void links::prove_all(std::span<int const> devices, here at) noexcept {
+void links::prove_all(std::span<int const> devices, source_location at) noexcept {
   for (int const from : devices) {
     for (int const to : devices) {
       try {
@@ -404,7 +404,8 @@ void links::prove_all(std::span<int const> devices, here at) noexcept {
   }
 }
 
-void links::flowed(int from, memory::allocator& of, memory::block const& block, std::size_t bytes, here at) noexcept {
+void links::flowed(int from, memory::allocator& of, memory::block const& block, std::size_t bytes,
+                   source_location at) noexcept {
   auto& my = *state_;
   state::flow const key{&of, block.base, from};
   try {
@@ -431,10 +432,10 @@ namespace {
 peer::links& links_of(runtime::impl& r) { return r.part<peer::links>(); }
 }  // namespace
 
-std::vector<link> links(here at) {
+std::vector<peer_link> links(source_location at) {
   auto& r = streams::current_runtime(at);
   auto& all = links_of(r);
-  std::vector<link> table;
+  std::vector<peer_link> table;
   std::vector<std::string> buses(static_cast<std::size_t>(r.device_count()));
   std::vector<std::vector<peer::nvlink_end>> ends(buses.size());
   for (std::size_t i = 0; i < buses.size() && buses.size() > 1 && !r.machine().simulated(); ++i) {
@@ -444,7 +445,7 @@ std::vector<link> links(here at) {
   for (int from = 0; from < r.device_count(); ++from) {
     for (int to = 0; to < r.device_count(); ++to) {
       if (from == to) {
-        table.push_back({device(from), device(to), link::kind::self, 0, true, true, true});
+        table.push_back({device(from), device(to), peer_link::kind::self, 0, true, true, true});
         continue;
       }
       auto is = peer::links::trust::claimed;
@@ -454,7 +455,9 @@ std::vector<link> links(here at) {
       auto told = all.told(from, to).value;
       auto const a = static_cast<std::size_t>(from), b = static_cast<std::size_t>(to);
       if (told.access && told.nvlinks == 0) told.nvlinks = peer::nvlinks_between(ends[a], buses[a], ends[b], buses[b]);
-      auto const by = !told.access ? link::kind::host : told.nvlinks > 0 ? link::kind::nvlink : link::kind::direct;
+      auto const by = !told.access       ? peer_link::kind::host
+                      : told.nvlinks > 0 ? peer_link::kind::nvlink
+                                         : peer_link::kind::direct;
       table.push_back({device(from), device(to), by, told.nvlinks, told.access, told.native_atomics,
                        is == peer::links::trust::proven, is == peer::links::trust::wrong});
     }
@@ -462,7 +465,7 @@ std::vector<link> links(here at) {
   return table;
 }
 
-bool can_access_peer(device from, device to, here at) {
+bool can_access_peer(device from, device to, source_location at) {
   auto& r = streams::current_runtime(at);
   int const reader = streams::resolve(from, r, "can_access_peer", at),
             owner = streams::resolve(to, r, "can_access_peer", at);
@@ -471,33 +474,34 @@ bool can_access_peer(device from, device to, here at) {
   return known == peer::links::trust::claimed || known == peer::links::trust::proven;
 }
 
-void grant_access(void const* block, device reader, here at) {
+void detail::enable_peer_access(void const* block, device reader, source_location at) {
   auto& r = streams::current_runtime(at);
-  int const from = streams::resolve(reader, r, "grant_access", at);
+  int const from = streams::resolve(reader, r, "enable_peer_access", at);
   if (r.part<streams::pinned_memory>().find(block)) return;  // every device reads it as it is
   auto* const memory = r.part<memory::device_memory>().owner(block);
   auto const found = memory ? memory->find(block) : std::nullopt;
   auto const* const beside = found ? nullptr : r.part_if_made<observe::memory_beside>();
   if (auto const its = beside ? beside->find(block) : std::nullopt; its && its->in_use) {
     if (from == its->device || its->device < 0) return;
-    links_of(r).must_reach(from, its->device, "grant_access", at);
+    links_of(r).must_reach(from, its->device, "enable_peer_access", at);
     links_of(r).meet(from, its->device, at);
     bool const own = its->kind == observe::sharing::exported;
     require(own ? r.part<peer::exports>().open_to(block, from) : r.part<peer::imports>().open_to(block, from),
-            "grant_access", "shared memory at " + streams::range_text(block, 0) + " for gpu:" + std::to_string(from),
+            "enable_peer_access",
+            "shared memory at " + streams::range_text(block, 0) + " for gpu:" + std::to_string(from),
             "Copy instead, or try again", at);
     return;
   }
   if (!found) {
-    throw invalid_use("grant_access", streams::range_text(block, 0) + " for gpu:" + std::to_string(from),
+    throw invalid_use("enable_peer_access", streams::range_text(block, 0) + " for gpu:" + std::to_string(from),
                       "Pass a live block of this runtime: other memory is opened by whoever made it", at);
   }
   int const to = memory->device();
   if (from == to) return;
-  links_of(r).must_reach(from, to, "grant_access", at);
+  links_of(r).must_reach(from, to, "enable_peer_access", at);
   links_of(r).meet(from, to, at);
   if (memory->granted(block, from)) return;
-  require(memory->grant(block, from), "grant_access",
+  require(memory->grant(block, from), "enable_peer_access",
           streams::range_text(found->base, found->bytes) + " for gpu:" + std::to_string(from),
           "Copy instead, or try again", at);
 }

@@ -35,7 +35,7 @@ class links {  // a part of the runtime
   // Blocks: the first time. What cannot be tried now, or never, for want of connections or because no memory
   // of `to` could be opened, stays claimed.
   // Throws: out_of_memory, device_lost, driver_error
-  trust prove(int from, int to, here);
+  trust prove(int from, int to, source_location);
   // its memory is mapped; segments never are open. The driver is asked once
   bool may_be_opened(int device);
   // A trial, and the making of streams, may wait for work of all devices. Not while collectives are under
@@ -43,24 +43,24 @@ class links {  // a part of the runtime
   bool may_try();
   // Every claimed pair of these devices, unless collectives are under way. What cannot be tried now stays
   // claimed. Blocks: the first time
-  void prove_all(std::span<int const> devices, here) noexcept;
-  // With options::peer_visible: all memory of either device is open to the other from now on, where the link
+  void prove_all(std::span<int const> devices, source_location) noexcept;
+  // With options::peer_access: all memory of either device is open to the other from now on, where the link
   // was proven. Blocks: the first time. What cannot be tried or opened now is asked for at the next.
   // Returns: something may be known or open that was not
-  bool meet(int a, int b, here) noexcept;
+  bool meet(int a, int b, source_location) noexcept;
   std::uint64_t readers(int device);  // to whom all memory of that device is open or about to be, a bit each
   // All memory that allocations of that stream of `to`, null: of all its streams, draw on is open to these
-  // devices. Throws: as open_memory
-  void open_memory(int to, clock::timeline* home, std::span<int const> readers, here);
+  // devices. Throws: as enable_peer_access
+  void enable_peer_access(int to, clock::timeline* home, std::span<int const> readers, source_location);
   // Throws: not_supported (no link, one that gives wrong bytes, no connection left,
   // memory in segments), naming the pair; as prove()
-  void must_reach(int from, int to, std::string_view operation, here);
+  void must_reach(int from, int to, std::string_view operation, source_location);
   // Bytes were copied between `from` and that block of another device. Ensures: once that was worth it, the
   // block is granted to `from`, if the link is proven. Refusals are no errors here: copies work without.
-  void flowed(int from, memory::allocator& of, memory::block const&, std::size_t bytes, here) noexcept;
+  void flowed(int from, memory::allocator& of, memory::block const&, std::size_t bytes, source_location) noexcept;
 
  private:
-  bool wants_to_meet(int from, int to);  // options::peer_visible, and they have not yet
+  bool wants_to_meet(int from, int to);  // options::peer_access, and they have not yet
   void have_met(int from, int to);
   driver::status open_all(int to, std::uint64_t readers);  // allocations and what is shared with other processes
   memory::allocator& memory_of(int device);

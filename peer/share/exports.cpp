@@ -255,13 +255,13 @@ driver::status exports::grant_all(exported& b, std::uint64_t readers) {
 
 // Invariant: who opens a device's memory has noted so before he looks at what there is;
 // this looks at the note once the handle is there.
-void exports::open_as_device(exported& b, here at) {
+void exports::open_as_device(exported& b, source_location at) {
   auto* const ways = runtime_.part_if_made<links>();
   for (std::uint64_t left = ways ? ways->readers(b.device) : 0; left; left &= left - 1) {
     auto const s = grant_all(b, left & (~left + 1));
     // a link that has vanished since, a reader that is lost
     if (s.what == driver::code::not_supported || s.what == driver::code::lost) continue;
-    require(s, "shared_buffer",
+    require(s, "exportable_buffer",
             "gpu:" + std::to_string(std::countr_zero(left)) + " reads gpu:" + std::to_string(b.device), "Try again",
             at);
   }
@@ -297,7 +297,7 @@ driver::status exports::open_to(void const* inside, int reader) {
   });
 }
 
-driver::device_info exports::about(int device, char const* operation, here at) const {
+driver::device_info exports::about(int device, char const* operation, source_location at) const {
   auto const info = machine().info(device);
   require(info.is, operation, "gpu:" + std::to_string(device), "Try again", at);
   if (!info.value.maps)
@@ -327,9 +327,9 @@ void exports::keep(exported& b, bool going) noexcept {
   b.is = exported::state::idle;
 }
 
-std::shared_ptr<exported> exports::make(int device, std::size_t bytes, when_short then, here at) {
+std::shared_ptr<exported> exports::make(int device, std::size_t bytes, when_short then, source_location at) {
   std::string const what = std::to_string(bytes) + " B on gpu:" + std::to_string(device);
-  auto const its = about(device, "shared_buffer", at);
+  auto const its = about(device, "exportable_buffer", at);
   std::size_t const page = its.granularity, handle_bytes = base::round_up(bytes, page);
   auto made = std::make_shared<exported>();
   made->device = device;
@@ -365,14 +365,14 @@ std::shared_ptr<exported> exports::make(int device, std::size_t bytes, when_shor
     return made;
   }
   if (!forget(*made)) set(*made, exported::state::idle);
-  if (is.what != driver::code::out_of_memory) throw_refusal(is, "shared_buffer", what, "Try again", at);
+  if (is.what != driver::code::out_of_memory) throw_refusal(is, "exportable_buffer", what, "Try again", at);
   memory_report r = memory_.on(device).report();
   r.requested = bytes;
   r.rounded = handle_bytes;
   throw out_of_memory(std::move(r), at);
 }
 
-std::shared_ptr<exported> exports::take(clock::timeline& home, std::size_t bytes, here at) {
+std::shared_ptr<exported> exports::take(clock::timeline& home, std::size_t bytes, source_location at) {
   auto b = find_idle(home.device(), bytes);
   bool const kept = b != nullptr;
   if (!b) b = make(home.device(), bytes, when_short::waits, at);
@@ -394,7 +394,7 @@ std::shared_ptr<exported> exports::take(clock::timeline& home, std::size_t bytes
   return b;
 }
 
-void exports::begun(exported& b, clock::timeline& home, here at) noexcept {
+void exports::begun(exported& b, clock::timeline& home, source_location at) noexcept {
   auto const first = reinterpret_cast<driver::address>(b.data());
   if (auto* const w = runtime_.witness()) [[unlikely]]
     w->allocated({home.device(), driver::stream_handle::none}, first, b.bytes, at);
@@ -403,7 +403,7 @@ void exports::begun(exported& b, clock::timeline& home, here at) noexcept {
 
 // For a checker: whose work the next owner comes after.
 void exports::tell_freed(exported& b) noexcept {
-  constexpr here its_end{"the end of its shared_buffer", "", 0};  // nobody's line
+  constexpr source_location its_end{"the end of its exportable_buffer", "", 0};  // nobody's line
   try {
     std::vector<driver::witness::user> behind;
     for (clock::timeline const* user : b.users) behind.push_back({user->device(), user->handle()});

@@ -6,9 +6,9 @@
 //   the owner says `lent` once, before it sends; to open, an importer takes that word, so that each loan is
 //   opened once; the importer says `opened` before it maps anything, and `released` when its work is done
 //   with the memory; the kernel closes its end when the process is gone, whatever killed it.
-// Invariant: a block serves another shared_buffer only when each of its loans is over: released, or closed
-// without having been opened. One that was opened and then closed without a word belonged to a process that
-// was killed, and whose kernels may still run:
+// Invariant: a block serves another exportable_buffer only when each of its loans is over: released, or
+// closed without having been opened. One that was opened and then closed without a word belonged to a process
+// that was killed, and whose kernels may still run:
 // its memory goes to the driver instead, which keeps it as long as it is mapped anywhere.
 #pragma once
 #include <memory>
@@ -77,7 +77,7 @@ class loan {
 class exports;
 class pool_books;
 struct exported {  // a block of this process: a handle of its own, or a range of a pool's
-  // of a shared_buffer, or a handle of a pool; kept; by one thread
+  // of an exportable_buffer, or a handle of a pool; kept; by one thread
   enum class state : std::uint8_t { lent_out, idle, looked_at };
   mapped_handle pages;                  // nothing: it lies in another one's
   std::shared_ptr<exported> within;
@@ -111,7 +111,7 @@ class exports {  // a part of the runtime
   explicit exports(runtime::impl&);
   ~exports();
   // Throws: not_supported, out_of_memory, device_lost, driver_error
-  std::shared_ptr<exported> take(clock::timeline& home, std::size_t bytes, here);
+  std::shared_ptr<exported> take(clock::timeline& home, std::size_t bytes, source_location);
   static void give_back(std::shared_ptr<exported>) noexcept;
   std::uint64_t origin() const noexcept { return origin_; }
   driver::driver& machine() const noexcept { return runtime_.machine(); }
@@ -125,15 +125,16 @@ class exports {  // a part of the runtime
   void remember(std::weak_ptr<pool_books>);
   std::vector<std::shared_ptr<pool_books>> pools() const;                     // that there are
   // Throws: not_supported (it maps no memory), driver_error
-  driver::device_info about(int device, char const* operation, here) const;
+  driver::device_info about(int device, char const* operation, source_location) const;
   // for this process's work on what was given back
   enum class when_short : std::uint8_t { refuses, waits };
   // Lent out, and open to whom its device's memory is open. Throws: as take
-  std::shared_ptr<exported> make(int device, std::size_t bytes, when_short, here);
+  std::shared_ptr<exported> make(int device, std::size_t bytes, when_short, source_location);
   driver::status grant(exported&, int reader);                  // Requires: it is lent out, or a guest's
-  // what make() made: for any shared_buffer once its loans and uses are over; going: for the driver then
+  // what make() made: for any exportable_buffer once its loans and uses are over; going: for the driver then
   void keep(exported&, bool going) noexcept;
-  void begun(exported&, clock::timeline& home, here) noexcept;  // it serves somebody. Requires: one user, home
+  // it serves somebody. Requires: one user, home
+  void begun(exported&, clock::timeline& home, source_location) noexcept;
   bool complete(exported const&) noexcept;                      // its last uses are
   // Blocks: until all of them are complete;
   // where ranks may be waiting for each other, for two seconds each at most. false: some are not
@@ -150,7 +151,8 @@ class exports {  // a part of the runtime
   bool wait_for_kept(int device) noexcept;
   driver::status place(exported&, std::size_t handle_bytes, std::size_t alignment);
   driver::status grant_all(exported&, std::uint64_t readers);
-  void open_as_device(exported&, here);  // to whom all its memory is open. Throws: driver_error, out_of_memory
+  // to whom all its memory is open. Throws: driver_error, out_of_memory
+  void open_as_device(exported&, source_location);
   template <class Which>
   driver::status open_some(std::uint64_t readers, Which);
 
@@ -172,14 +174,14 @@ struct imported {  // memory of another process, mapped here once
   mapped_handle pages;
   owned_file file;                  // the descriptor that came first: another one must be the same open file
   int device = -1;
-  int uses = 0;                     // opened_buffers
+  int uses = 0;                     // imported_buffers
   std::uint64_t last_closed = 0;    // unused: the count of closed buffers when it became so
   owned_file life;  // unused: of its last loan. Closed at the other end: the memory is gone there, or its process
   bool going = false, ended = false;
 };
 
 class imports;
-struct opening {  // one opened_buffer
+struct opening {  // one imported_buffer
   std::shared_ptr<imported> of;
   imports* home = nullptr;
   owned_file life;
@@ -198,7 +200,7 @@ class imports {  // a part of the runtime
   };
   // `line`: the number of the line it came over. Takes the files only when it succeeds: what was refused for
   // want of memory may be tried again with them.
-  std::unique_ptr<opening> open(message const&, loaned&, std::uint64_t line, int reader, here);
+  std::unique_ptr<opening> open(message const&, loaned&, std::uint64_t line, int reader, source_location);
   driver::status open_to(int device, std::uint64_t readers);    // as of exports
   driver::status open_to(void const* inside, int reader);
   bool at_rest(imported const&);         // Blocks: until all work of the devices that may use it is done
@@ -207,13 +209,13 @@ class imports {  // a part of the runtime
   std::size_t mapped() const { return all_.lock()->size(); }  // handles of other processes
 
  private:
-  static void take_word(loaned&, std::string const& name, here);
+  static void take_word(loaned&, std::string const& name, source_location);
   std::shared_ptr<imported> find(message const&, owned_file const& memory, std::uint64_t line, int device);
-  std::shared_ptr<imported> bring_in(message const&, owned_file const& memory, int device, here);
-  void make_reachable(imported&, int reader, here);
+  std::shared_ptr<imported> bring_in(message const&, owned_file const& memory, int device, source_location);
+  void make_reachable(imported&, int reader, source_location);
   driver::status grant_all(imported&, std::uint64_t readers);  // Requires: opening_
   void sweep() noexcept;                 // those not used, whose owner has them no more; the longest unused of too many
-  int device_named(std::string const& uuid, here);  // Requires: opening_
+  int device_named(std::string const& uuid, source_location);  // Requires: opening_
 
   runtime::impl& runtime_;
   clock::clocks& clocks_;
@@ -221,7 +223,7 @@ class imports {  // a part of the runtime
   base::mutex opening_;                  // one at a time: the same memory twice finds it
   std::vector<std::string> uuids_;       // of this process's devices; under opening_
   base::guarded<std::vector<std::shared_ptr<imported>>> all_;
-  std::uint64_t closed_ = 0;             // opened_buffers; under all_
+  std::uint64_t closed_ = 0;             // imported_buffers; under all_
 };
 
 }  // namespace weir::peer

@@ -13,17 +13,17 @@
 namespace weir::peer {
 namespace {
 
-constexpr char const* operation = "share_line::receive";
+constexpr char const* operation = "share_channel::receive";
 
-[[noreturn]] void refuse(std::string what, here at) {
+[[noreturn]] void refuse(std::string what, source_location at) {
   throw invalid_use(operation, std::move(what),
                     "Nothing of it was kept: let the other process send its buffer again, with the same weir", at);
 }
-[[noreturn]] void is_gone(std::string const& name, here at) {
-  throw peer_gone(operation, name + ": its owner has ended since, or taken it back", "Let a process that lives send it",
-                  at);
+[[noreturn]] void is_gone(std::string const& name, source_location at) {
+  throw peer_disconnected(operation, name + ": its owner has ended since, or taken it back",
+                          "Let a process that lives send it", at);
 }
-[[noreturn]] void cannot_talk(std::string const& name, here at) {
+[[noreturn]] void cannot_talk(std::string const& name, source_location at) {
   throw driver_error(0, operation, name + ": the system passes no word between this process and its owner", "Try again",
                      at);
 }
@@ -55,7 +55,7 @@ imports::~imports() {
   }
 }
 
-int imports::device_named(std::string const& uuid, here at) {
+int imports::device_named(std::string const& uuid, source_location at) {
   while (uuids_.size() < static_cast<std::size_t>(runtime_.device_count())) {
     int const d = static_cast<int>(uuids_.size());
     auto info = runtime_.machine().info(d);
@@ -81,7 +81,7 @@ std::shared_ptr<imported> imports::find(message const& m, owned_file const& memo
 }
 
 // Ensures: no other importer opens this loan.
-void imports::take_word(loaned& with, std::string const& name, here at) {
+void imports::take_word(loaned& with, std::string const& name, source_location at) {
   if (with.taken) return;
   std::array<std::byte, 8> text{};
   auto const got = os::receive_message(with.life.get(), text, {});
@@ -116,7 +116,8 @@ void imports::sweep() noexcept {
   } while (b);
 }
 
-std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& memory, int device, here at) {
+std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& memory, int device,
+                                            source_location at) {
   auto const text = std::to_string(m.handle_bytes) + " B of gpu:" + std::to_string(device);
   auto& machine = runtime_.machine();
   auto const info = machine.info(device);
@@ -150,7 +151,7 @@ std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& 
   throw out_of_memory(std::move(r), at);
 }
 
-void imports::make_reachable(imported& b, int reader, here at) {
+void imports::make_reachable(imported& b, int reader, source_location at) {
   if (b.pages.granted(reader)) return;
   std::string const pair = "gpu:" + std::to_string(reader) + " -> gpu:" + std::to_string(b.device);
   runtime_.open(reader, operation, at);
@@ -163,7 +164,8 @@ void imports::make_reachable(imported& b, int reader, here at) {
           "Open it for gpu:" + std::to_string(b.device) + " and copy, or try again", at);
 }
 
-std::unique_ptr<opening> imports::open(message const& m, loaned& with, std::uint64_t line, int reader, here at) {
+std::unique_ptr<opening> imports::open(message const& m, loaned& with, std::uint64_t line, int reader,
+                                       source_location at) {
   auto &memory = with.memory, &life = with.life;
   base::lock_guard const alone(opening_);
   int const device = device_named(uuid_of(m), at);

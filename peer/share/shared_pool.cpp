@@ -15,7 +15,7 @@ namespace {
 constexpr int most_rounds = 1000;  // for one block: other threads may keep on taking what came back
 constexpr std::size_t first_handle = std::size_t{32} << 20, largest_handle = std::size_t{256} << 20;
 
-std::size_t whole_pages(std::size_t handle_bytes, std::size_t page, here at) {
+std::size_t whole_pages(std::size_t handle_bytes, std::size_t page, source_location at) {
   if (handle_bytes <= ~std::size_t{0} / 4) return base::round_up(handle_bytes, page);
   throw invalid_use("share_pool", "handle_bytes of " + std::to_string(handle_bytes),
                     "The size has overflowed: check the product it was made from", at);
@@ -23,7 +23,7 @@ std::size_t whole_pages(std::size_t handle_bytes, std::size_t page, here at) {
 
 }  // namespace
 
-pool_books::pool_books(exports& e, runtime::impl& r, int device, share_pool_options const& o, here at)
+pool_books::pool_books(exports& e, runtime::impl& r, int device, share_pool_options const& o, source_location at)
     : exports_(e),
       runtime_(r),
       device_(device),
@@ -208,7 +208,7 @@ std::size_t pool_books::let_go() noexcept try {
   return 0;
 }
 
-void pool_books::refuse(std::size_t bytes, std::size_t reserved, here at) {
+void pool_books::refuse(std::size_t bytes, std::size_t reserved, source_location at) {
   memory_report r = exports_.report(device_);
   r.requested = bytes;
   r.rounded = base::round_up(bytes, page_);
@@ -241,7 +241,7 @@ bool pool_books::wait_for_held(search& s) noexcept try {
   return false;
 }
 
-void pool_books::grow(std::size_t bytes, std::size_t room, search& s, here at) {
+void pool_books::grow(std::size_t bytes, std::size_t room, search& s, source_location at) {
   std::size_t const least = base::round_up(room, page_);
   std::size_t want = 0;
   {
@@ -300,7 +300,7 @@ void pool_books::grow(std::size_t bytes, std::size_t room, search& s, here at) {
 }
 
 std::shared_ptr<exported> pool_books::allocate(std::shared_ptr<pool_books> const& self, clock::timeline& home,
-                                               std::size_t bytes, here at) {
+                                               std::size_t bytes, source_location at) {
   auto made = std::make_shared<exported>();
   exported& b = *made;
   b.device = self->device_;

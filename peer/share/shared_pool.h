@@ -22,13 +22,14 @@ namespace weir::peer {
 
 class pool_books {
  public:
-  pool_books(exports&, runtime::impl&, int device, share_pool_options const&, here);  // Throws: as share_pool
+  // Throws: as share_pool
+  pool_books(exports&, runtime::impl&, int device, share_pool_options const&, source_location);
   ~pool_books();  // after its last block: its handles are exports' from now on, with what their blocks wait for
   pool_books(pool_books const&) = delete;
 
   // Throws: as exports::take; out_of_memory also beyond the pool's limit
   static std::shared_ptr<exported> allocate(std::shared_ptr<pool_books> const&, clock::timeline& home,
-                                            std::size_t bytes, here);
+                                            std::size_t bytes, source_location);
   void put_back(std::shared_ptr<exported>) noexcept;  // Blocks: no
   share_pool_statistics statistics();
   std::size_t let_go() noexcept;             // handles that serve nobody are exports' from now on. Returns: bytes
@@ -93,11 +94,12 @@ class pool_books {
   static void add_held(books const&, std::vector<std::vector<clock::stamp>>&);
   // Blocks: until what is held of one block is complete. false: that would not help
   bool wait_for_held(search&) noexcept;
-  void grow(std::size_t bytes, std::size_t room, search&, here);  // or nothing, when there may be room since it looked
+  // or nothing, when there may be room since it looked
+  void grow(std::size_t bytes, std::size_t room, search&, source_location);
   // Blocks: while other threads are in motion, who wait for none of this pool. Returns:
   // there may be room since it looked.
   bool has_more(base::guarded<books>::access&, search&);
-  [[noreturn]] void refuse(std::size_t bytes, std::size_t reserved, here);
+  [[noreturn]] void refuse(std::size_t bytes, std::size_t reserved, source_location);
 
   exports& exports_;
   weir::runtime::impl& runtime_;

@@ -13,9 +13,9 @@ call_context& this_call() noexcept {
 
 std::string text_of(running_work const& w) {
   std::string text = w.given.operation ? w.given.operation : "work";
-  if (w.given.at.file) {
-    std::string_view const file = w.given.at.file;
-    text += " at " + std::string(file.substr(file.rfind('/') + 1)) + ":" + std::to_string(w.given.at.line);
+  if (w.given.at.file_name()) {
+    std::string_view const file = w.given.at.file_name();
+    text += " at " + std::string(file.substr(file.rfind('/') + 1)) + ":" + std::to_string(w.given.at.line());
   }
   return text + " on stream " + std::to_string(w.stream) + " of gpu:" + std::to_string(w.device);
 }

@@ -10,7 +10,7 @@ namespace weir::base {
 
 struct site {
   char const* operation = nullptr;  // "copy"; null: no public call
-  here at{nullptr, nullptr, 0};
+  source_location at{nullptr, nullptr, 0};
 };
 
 // Work of the program that a stream runs on this thread.
@@ -43,7 +43,7 @@ class [[nodiscard]] running {
 // While one lives, driver calls of this thread are made for that line of the program. The outermost counts.
 class [[nodiscard]] call_site {
  public:
-  call_site(bool wanted, char const* operation, here at) noexcept {
+  call_site(bool wanted, char const* operation, source_location at) noexcept {
     if (!wanted) [[likely]] return;
     call_context& c = this_call();
     if (c.in.operation) return;

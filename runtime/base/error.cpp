@@ -8,10 +8,10 @@ namespace weir {
 
 struct error::text {
   std::string operation, operands, remedy;
-  here where;
+  source_location where;
 };
 
-error::error(std::string operation, std::string operands, std::string remedy, here at)
+error::error(std::string operation, std::string operands, std::string remedy, source_location at)
     : text_(std::make_shared<text const>(text{std::move(operation), std::move(operands), std::move(remedy), at})) {}
 error::error(error const&) noexcept = default;
 error& error::operator=(error const&) noexcept = default;
@@ -19,28 +19,30 @@ error::~error() = default;
 std::string_view error::operation() const noexcept { return text_->operation; }
 std::string_view error::operands() const noexcept { return text_->operands; }
 std::string_view error::remedy() const noexcept { return text_->remedy; }
-here error::where() const noexcept { return text_->where; }
+source_location error::where() const noexcept { return text_->where; }
 
 namespace {
-std::string sentence(std::string const& operation, std::string const& operands, std::string const& remedy, here at) {
+std::string sentence(std::string const& operation, std::string const& operands, std::string const& remedy,
+                     source_location at) {
   std::string s = "weir: " + operation + ": " + operands;
   if (!remedy.empty()) s += ". " + remedy;
-  if (at.file) s += std::string(" [") + at.file + ":" + std::to_string(at.line) + "]";
+  if (at.file_name()) s += std::string(" [") + at.file_name() + ":" + std::to_string(at.line()) + "]";
   return s;
 }
 }  // namespace
 
-invalid_use::invalid_use(std::string operation, std::string operands, std::string remedy, here at)
+invalid_use::invalid_use(std::string operation, std::string operands, std::string remedy, source_location at)
     : std::logic_error(sentence(operation, operands, remedy, at)),
       error(std::move(operation), std::move(operands), std::move(remedy), at) {}
-not_supported::not_supported(std::string operation, std::string operands, std::string remedy, here at)
+not_supported::not_supported(std::string operation, std::string operands, std::string remedy, source_location at)
     : std::runtime_error(sentence(operation, operands, remedy, at)),
       error(std::move(operation), std::move(operands), std::move(remedy), at) {}
-driver_error::driver_error(int code, std::string operation, std::string operands, std::string remedy, here at)
+driver_error::driver_error(int code, std::string operation, std::string operands, std::string remedy,
+                           source_location at)
     : std::runtime_error(sentence(operation, operands, remedy, at)),
       error(std::move(operation), std::move(operands), std::move(remedy), at),
       code_(code) {}
-timed_out::timed_out(std::string operation, std::string operands, std::string remedy, here at)
+timed_out::timed_out(std::string operation, std::string operands, std::string remedy, source_location at)
     : std::runtime_error(sentence(operation, operands, remedy, at)),
       error(std::move(operation), std::move(operands), std::move(remedy), at) {}
 
@@ -53,7 +55,7 @@ std::string after_remedy(std::string const& report) {
 }
 }  // namespace
 
-race_found::race_found(std::string report, here first, here second)
+race_found::race_found(std::string report, source_location first, source_location second)
     : std::logic_error(sentence("check_races", report, "", second)),
       error("check_races", before_remedy(report), after_remedy(report), second),
       first_(first) {}
@@ -65,7 +67,7 @@ std::string last_line(std::string text) {  // of a report: what to do
 }
 }  // namespace
 
-out_of_memory::out_of_memory(memory_report report, here at)
+out_of_memory::out_of_memory(memory_report report, source_location at)
     : error("allocate", report.on.str() + " has no room for " + std::to_string(report.requested) + " B",
             last_line(report.text()), at),
       report_(std::make_shared<memory_report const>(std::move(report))),

@@ -8,7 +8,7 @@
 
 namespace weir {
 
-device::device(std::string_view text, here at) : index_(-1) {
+device::device(std::string_view text, source_location at) : index_(-1) {
   auto const refuse = [&] {
     throw invalid_use("device", "\"" + std::string(text) + "\" names no device",
                       "Write cpu, gpu, gpu:N, cuda or cuda:N", at);

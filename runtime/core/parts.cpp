@@ -24,7 +24,7 @@ driver::opened open_simulated(simulated const& like, std::vector<int> visible, s
   constexpr size_t most = size_t{1} << 46;  // a device reserves addresses for all of its memory
   if (like.memory > most) {
     throw invalid_use("runtime", "simulated{.memory = " + std::to_string(like.memory) + "}",
-                      "Ask for at most " + bytes_text(most) + " a device", here::current());
+                      "Ask for at most " + bytes_text(most) + " a device", source_location::current());
   }
   auto made = driver::sim::make(like, std::move(visible));
   int const n = made.machine->device_count();
@@ -34,7 +34,7 @@ driver::opened open_simulated(simulated const& like, std::vector<int> visible, s
 
 }  // namespace
 
-driver::opened open_machine(machine_choice const& asked, here at) {
+driver::opened open_machine(machine_choice const& asked, source_location at) {
   if (asked.which == machine_choice::kind::simulated) return open_simulated(asked.sim, asked.visible, "");
   auto found = driver::open_cuda();
   if (found.machine) return {std::move(found.machine), std::move(found.why)};
@@ -54,7 +54,7 @@ int detail::new_part_slot() noexcept {
 }
 
 runtime::impl::impl(weir::runtime& facade, std::unique_ptr<driver::driver> machine, weir::options o, std::string why,
-                    here at)
+                    source_location at)
     : facade_(facade),
       life_(std::make_shared<base::atomic<impl*>>(this)),
       driver_(races_wanted(o, at) && !driver::check::control_of(*machine)
@@ -68,8 +68,8 @@ runtime::impl::impl(weir::runtime& facade, std::unique_ptr<driver::driver> machi
       opened_(new base::atomic<bool>[static_cast<std::size_t>(device_count_)]) {
   check_options(options_, at);
   if (logs(*this, log_level::info)) log(log_level::info, {}, "runtime " + std::to_string(id_) + " begins: " + why_);
-  if (!options_.announce_blocks) return;
-  (void)driver_->announce_blocks();
+  if (!options_.nvtx_memory) return;
+  (void)driver_->nvtx_memory();
   options_.launch_blocking = true;  // a block given back is no kernel's any more
 }
 
@@ -85,7 +85,7 @@ runtime::impl::~impl() {
   }
 }
 
-runtime::impl& known_runtime::get(std::string_view operation, std::string const& what, here at) const {
+runtime::impl& known_runtime::get(std::string_view operation, std::string const& what, source_location at) const {
   if (auto* const r = if_alive()) return *r;
   throw invalid_use(std::string(operation), what + ", whose runtime has ended", "A runtime outlives every use of it",
                     at);
@@ -118,7 +118,7 @@ void* runtime::impl::make_part(int slot, void* (*make)(impl&), void (*destroy)(v
   return part;
 }
 
-void runtime::impl::open(int device, std::string_view operation, here at) {
+void runtime::impl::open(int device, std::string_view operation, source_location at) {
   if (device < 0 || device >= device_count_) {
     throw invalid_use(
         std::string(operation), "gpu:" + std::to_string(device) + " of " + std::to_string(device_count_) + " devices",
@@ -136,7 +136,7 @@ void runtime::impl::open(int device, std::string_view operation, here at) {
   }
 }
 
-void runtime::impl::open_any(int likely, std::string_view operation, here at) {
+void runtime::impl::open_any(int likely, std::string_view operation, source_location at) {
   for (int d = 0; d < device_count_; ++d) {
     if (opened_[static_cast<std::size_t>(d)].load(base::memory_order_acquire)) return;
   }
@@ -151,7 +151,8 @@ bool runtime::impl::has_come_to_rest() {
   return all;
 }
 
-void throw_refusal(driver::status s, std::string_view operation, std::string operands, std::string remedy, here at) {
+void throw_refusal(driver::status s, std::string_view operation, std::string operands, std::string remedy,
+                   source_location at) {
   std::string const op(operation);
   switch (s.what) {
     case driver::code::lost:
@@ -195,21 +196,21 @@ void begin_in_process() {
 }
 }  // namespace
 
-runtime::runtime(weir::options o, here at) {
+runtime::runtime(weir::options o, source_location at) {
   begin_in_process();
   machine_choice asked = devices_from_environment(at);
-  asked.sim.guarded |= guard_wanted(o, at);
+  asked.sim.protect_memory |= guard_wanted(o, at);
   driver::opened c = open_machine(asked, at);
   impl_ = new impl(*this, std::move(c.machine), o, std::move(c.why), at);
 }
 
-runtime::runtime(simulated like, weir::options o, here at) {
+runtime::runtime(simulated like, weir::options o, source_location at) {
   begin_in_process();
   if (like.devices < 1 || like.devices > 64) {
     throw invalid_use("runtime", "simulated{.devices = " + std::to_string(like.devices) + "}",
                       "Ask for 1 to 64 devices", at);
   }
-  like.guarded |= guard_wanted(o, at);
+  like.protect_memory |= guard_wanted(o, at);
   driver::opened c = open_simulated(like, {}, "");
   impl_ = new impl(*this, std::move(c.machine), o, std::move(c.why), at);
 }
@@ -228,9 +229,9 @@ runtime::~runtime() {
   delete impl_;
 }
 
-runtime& runtime::current(here at) { return runtime_of_thread(at); }
+runtime& runtime::current(source_location at) { return runtime_of_thread(at); }
 
-runtime& runtime_of_thread(here const& at) {
+runtime& runtime_of_thread(source_location const& at) {
   if (runtime* const r = guarded_runtime().get()) [[unlikely]] return *r;
   static runtime* const process_default = [&at] {
     base::undivided const whole;

@@ -16,8 +16,8 @@ namespace weir {
 // The machine a program asked for; `why` says which it is. Throws:
 // not_supported (cuda, and there is no usable GPU)
 struct machine_choice;
-driver::opened open_machine(machine_choice const&, here = here::current());
-runtime& runtime_of_thread(here const&);  // runtime::current()
+driver::opened open_machine(machine_choice const&, source_location = source_location::current());
+runtime& runtime_of_thread(source_location const&);  // runtime::current()
 // A runtime over a machine of one's own making: for tools that put something in front of it.
 std::unique_ptr<runtime> make_runtime(std::unique_ptr<driver::driver>, options, std::string why);
 
@@ -40,7 +40,7 @@ class known_runtime {
   bool any() const noexcept { return of_ != nullptr; }
   runtime::impl* if_alive() const noexcept { return of_ ? of_->load(base::memory_order_acquire) : nullptr; }
   // `what`: the object that asks. Requires: any(). Throws: invalid_use when it has ended
-  runtime::impl& get(std::string_view operation, std::string const& what, here) const;
+  runtime::impl& get(std::string_view operation, std::string const& what, source_location) const;
 
  private:
   friend struct runtime::impl;
@@ -48,7 +48,8 @@ class known_runtime {
 };
 
 struct runtime::impl {
-  impl(weir::runtime& facade, std::unique_ptr<driver::driver>, weir::options, std::string why, here = here::current());
+  impl(weir::runtime& facade, std::unique_ptr<driver::driver>, weir::options, std::string why,
+       source_location = source_location::current());
   ~impl();  // parts in reverse order of their making, then the driver
 
   // A part is any class with a constructor T(runtime::impl&). Made on first use; the same object ever after.
@@ -81,8 +82,8 @@ struct runtime::impl {
 
   // Makes the device usable, once; cheap afterwards. Throws:
   // invalid_use (no such device), device_lost, driver_error, not_supported
-  void open(int device, std::string_view operation, here);
-  void open_any(int likely, std::string_view operation, here);  // unless some device is open
+  void open(int device, std::string_view operation, source_location);
+  void open_any(int likely, std::string_view operation, source_location);  // unless some device is open
   // Blocks: until every device in use says that nothing runs on it.
   // false: one cannot say so. For the end of a runtime
   bool has_come_to_rest();
@@ -119,8 +120,9 @@ inline known_runtime::known_runtime(runtime::impl& r) noexcept : of_(r.life_) {}
 // Turns a refusal of the driver into the exception that the caller sees.
 // `operands`: the values; `remedy`: what to do. device >= 0 is named for lost devices.
 [[noreturn]] void throw_refusal(driver::status, std::string_view operation, std::string operands, std::string remedy,
-                                here);
-inline void require(driver::status s, std::string_view operation, std::string operands, std::string remedy, here at) {
+                                source_location);
+inline void require(driver::status s, std::string_view operation, std::string operands, std::string remedy,
+                    source_location at) {
   if (!s.ok()) [[unlikely]] throw_refusal(s, operation, std::move(operands), std::move(remedy), at);
 }
 

@@ -26,12 +26,12 @@ class witness {
   // From now on these bytes are a block of that stream. stream none: of no stream, what was done with them
   // before is complete; device -1: of the host.
   // Called before the block is known to anybody else.
-  virtual void allocated(user home, address, std::size_t bytes, here) = 0;
+  virtual void allocated(user home, address, std::size_t bytes, source_location) = 0;
   // The block is given back. Called before anybody else may have its memory,
   // and before the stamps are taken that it waits for.
-  virtual void freed(address, std::size_t bytes, waits_for, here) = 0;
+  virtual void freed(address, std::size_t bytes, waits_for, source_location) = 0;
   // The block is another stream's from now on; that stream was made to wait for what the block was used for.
-  virtual void handed_over(user to, address, std::size_t bytes, here) = 0;
+  virtual void handed_over(user to, address, std::size_t bytes, source_location) = 0;
   // A wait that nobody asked for was just inserted:
   // `waiter` for the work of `other` that these bytes were used for, to have them.
   virtual void wait_inserted(user waiter, user other, address, std::size_t bytes) = 0;

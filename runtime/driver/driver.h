@@ -234,7 +234,7 @@ class driver {
   // Tools that look on --------------------------------------------------------------------------------------
   // They are told from now on which bytes are somebody's block.
   // Once, before the first grant. false: nobody could listen.
-  virtual bool announce_blocks() { return false; }
+  virtual bool nvtx_memory() { return false; }
   // of granted memory. May be called with locks held, as the next
   virtual void block_taken(address, std::size_t /*bytes*/) {}
   virtual void block_given_back(address) {}                            // what was taken there; no work uses it any more

@@ -180,13 +180,13 @@ memory_statistics counters::sum(std::span<tally const* const> tallies, lent_slot
   auto const allocation = parts(out.allocation), active = parts(out.active), allocated = parts(out.allocated_bytes),
              requested = parts(out.requested_bytes), active_bytes = parts(out.active_bytes),
              pending = parts(out.pending_bytes), cached = parts(out.cached_bytes), reserved = parts(out.reserved_bytes);
-  std::array<std::array<stat*, 3>, levels> const with_peak{allocation, active, allocated, active_bytes, requested};
+  std::array<std::array<statistic*, 3>, levels> const with_peak{allocation, active, allocated, active_bytes, requested};
   level_values now{}, peak{};
   for (tally const* const t : tallies) {
     auto const peak_here = t->peaks();
     for (std::size_t p = 0; p < tally::all; ++p) {  // each number is looked at once, so that small and large add up
       auto const ever = [&](tally::pools const& s, tally::cell sums::* what) { return t->of(s, p, what); };
-      auto const add = [&](std::array<stat*, 3> const& to, level k, std::int64_t taken, std::int64_t given) {
+      auto const add = [&](std::array<statistic*, 3> const& to, level k, std::int64_t taken, std::int64_t given) {
         for (std::size_t q : {p, tally::all})
           to[q]->allocated += taken, to[q]->freed += given, now[static_cast<std::size_t>(k)][q] += taken - given;
       };
@@ -203,16 +203,16 @@ memory_statistics counters::sum(std::span<tally const* const> tallies, lent_slot
       pending[p]->peak += t->pending_peak_[p].get();
       cached[p]->peak += std::max(t->cached_peak_[p].get(), t->cached(p));
     }
-    for (stat* s : {&out.inactive.all, &out.inactive.large}) {
+    for (statistic* s : {&out.inactive.all, &out.inactive.large}) {
       s->allocated += t->pieces_made_.get(), s->freed += t->pieces_gone_.get(), s->peak += t->pieces_peak_.get();
     }
   }
   for (std::size_t p : {std::size_t{0}, tally::all}) {  // thread caches hold small blocks alone
     for (level k : {level::allocation, level::active}) now[static_cast<std::size_t>(k)][p] += lent.taken - lent.given;
-    now[static_cast<std::size_t>(level::allocated_bytes)][p] += lent.taken_bytes - lent.given_bytes;
+    now[static_cast<std::size_t>(level::allocated_bytes)][p] += lent.total_bytes - lent.given_bytes;
     now[static_cast<std::size_t>(level::requested_bytes)][p] += lent.taken_requested - lent.given_requested;
     for (auto const& s : {allocation, active}) s[p]->allocated += lent.taken, s[p]->freed += lent.given;
-    allocated[p]->allocated += lent.taken_bytes, allocated[p]->freed += lent.given_bytes;
+    allocated[p]->allocated += lent.total_bytes, allocated[p]->freed += lent.given_bytes;
     requested[p]->allocated += lent.taken_requested, requested[p]->freed += lent.given_requested;
     now[static_cast<std::size_t>(level::active)][p] += lent.waited, active[p]->freed -= lent.waited;
     now[static_cast<std::size_t>(level::active_bytes)][p] += lent.waited_bytes,
@@ -237,7 +237,7 @@ memory_statistics counters::sum(std::span<tally const* const> tallies, lent_slot
     cached[p]->freed = allocated[p]->allocated + reserved[p]->freed;
     cached[p]->peak = std::max(std::min(cached[p]->peak, reserved[p]->peak), cached[p]->current);
   }
-  for (stat* s : {&out.inactive.all, &out.inactive.large}) s->current = s->allocated - s->freed;
+  for (statistic* s : {&out.inactive.all, &out.inactive.large}) s->current = s->allocated - s->freed;
   return out;
 }
 

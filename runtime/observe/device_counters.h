@@ -35,13 +35,13 @@ struct lent_slots {
   // of slots taken from caches less those given back there: their size less what was asked
   std::int64_t unused_bytes = 0;
   // ever
-  std::int64_t taken = 0, taken_bytes = 0, taken_requested = 0, given = 0, given_bytes = 0, given_requested = 0;
+  std::int64_t taken = 0, total_bytes = 0, taken_requested = 0, given = 0, given_bytes = 0, given_requested = 0;
   std::int64_t waited = 0, waited_bytes = 0;             // of those given: in an outbox, ever
   lent_slots& operator+=(lent_slots const& o) noexcept {
     held += o.held, held_bytes += o.held_bytes, waiting_bytes += o.waiting_bytes, waited += o.waited,
         waited_bytes += o.waited_bytes;
     unused_bytes += o.unused_bytes;
-    taken += o.taken, taken_bytes += o.taken_bytes, taken_requested += o.taken_requested;
+    taken += o.taken, total_bytes += o.total_bytes, taken_requested += o.taken_requested;
     given += o.given, given_bytes += o.given_bytes, given_requested += o.given_requested;
     return *this;
   }
@@ -421,9 +421,9 @@ class counters {
   void run_cut(std::size_t bytes) { move_run(as(bytes)); }        // a stretch of the arena becomes a slab's run
   void run_returned(std::size_t bytes) { move_run(-as(bytes)); }
   void retried() { edit([](memory_statistics& n) { ++n.num_alloc_retries; }); }
-  void found_by(std::size_t rung) { edit([rung](memory_statistics& n) { ++n.found_by[rung]; }); }
+  void recovered_by(std::size_t rung) { edit([rung](memory_statistics& n) { ++n.recovered_by[rung]; }); }
   void ran_out() { edit([](memory_statistics& n) { ++n.num_ooms; }); }
-  void waited(bool behind_all) { edit([&](memory_statistics& n) { ++n.waits_inserted, n.over_waits += behind_all; }); }
+  void waited(bool behind_all) { edit([&](memory_statistics& n) { ++n.waits_inserted, n.late_waits += behind_all; }); }
   void fenced() { edit([](memory_statistics& n) { ++n.fences; }); }
   void missed() { edit([&](memory_statistics&) { ++misses_; }); }  // an allocation had to ask the driver for memory
 
@@ -453,8 +453,8 @@ class counters {
   // see tally::reset_peak.
   void reset_peak() {
     edit([this](memory_statistics& n) {
-      for (stat_by_size* s : {&n.segment, &n.reserved_bytes}) {
-        for (stat* t : {&s->all, &s->small, &s->large}) t->peak = t->current;
+      for (statistic_by_size* s : {&n.segment, &n.reserved_bytes}) {
+        for (statistic* t : {&s->all, &s->small, &s->large}) t->peak = t->current;
       }
       shared_.lower();
     });
@@ -462,8 +462,8 @@ class counters {
   void reset_accumulated(std::span<tally const* const> tallies, lent_slots const& lent) {
     lock_guard hold(lock_);
     misses_ = 0;
-    now_.found_by = {};
-    now_.num_ooms = now_.num_alloc_retries = now_.fences = now_.waits_inserted = now_.over_waits = now_.pages_mapped =
+    now_.recovered_by = {};
+    now_.num_ooms = now_.num_alloc_retries = now_.fences = now_.waits_inserted = now_.late_waits = now_.pages_mapped =
         0;
     base_ = sum(tallies, lent);
   }
@@ -471,17 +471,17 @@ class counters {
  private:
   using lock_guard = base::lock_guard;
   static std::int64_t as(std::size_t bytes) noexcept { return static_cast<std::int64_t>(bytes); }
-  static void add(stat& s, std::int64_t change) noexcept {
+  static void add(statistic& s, std::int64_t change) noexcept {
     s.current += change;
     (change > 0 ? s.allocated : s.freed) += change > 0 ? change : -change;
     if (s.current > s.peak) s.peak = s.current;
   }
-  static void both(stat_by_size& s, size_pool p, std::int64_t change) noexcept {
+  static void both(statistic_by_size& s, size_pool p, std::int64_t change) noexcept {
     add(s.all, change);
     add(p == size_pool::small ? s.small : s.large, change);
   }
-  static std::array<stat*, 3> parts(stat_by_size& s) noexcept { return {&s.small, &s.large, &s.all}; }
-  static std::array<stat_by_size*, 10> each(memory_statistics& n) noexcept {
+  static std::array<statistic*, 3> parts(statistic_by_size& s) noexcept { return {&s.small, &s.large, &s.all}; }
+  static std::array<statistic_by_size*, 10> each(memory_statistics& n) noexcept {
     return {&n.allocation,      &n.segment,        &n.active,       &n.inactive,      &n.allocated_bytes,
             &n.requested_bytes, &n.reserved_bytes, &n.active_bytes, &n.pending_bytes, &n.cached_bytes};
   }

@@ -24,7 +24,7 @@ auto before(Map& map, std::uintptr_t at) {
 memory_beside::memory_beside(runtime::impl&) { in_process().lock()->push_back(this); }
 memory_beside::~memory_beside() { std::erase(*in_process().lock(), this); }
 
-stat* memory_beside::of(books& b, int device, sharing kind) noexcept {
+statistic* memory_beside::of(books& b, int device, sharing kind) noexcept {
   auto const d = static_cast<std::size_t>(device);
   if (d >= b.devices.size()) return nullptr;
   return kind == sharing::exported ? &b.devices[d].exported : &b.devices[d].imported;
@@ -36,7 +36,7 @@ void memory_beside::appeared(int device, sharing kind, std::uintptr_t at, std::s
     if (b->devices.size() <= static_cast<std::size_t>(device)) b->devices.resize(static_cast<std::size_t>(device) + 1);
     b->mapped.insert_or_assign(at, pages{device, bytes, kind});
   } catch (...) {}
-  if (stat* const s = of(*b, device, kind)) {
+  if (statistic* const s = of(*b, device, kind)) {
     auto const n = static_cast<std::int64_t>(bytes);
     s->current += n, s->allocated += n;
     s->peak = std::max(s->peak, s->current);
@@ -47,11 +47,11 @@ void memory_beside::vanished(int device, sharing kind, std::uintptr_t at, std::s
   auto b = books_.lock();
   b->mapped.erase(at);
   b->blocks.erase(b->blocks.lower_bound(at), b->blocks.lower_bound(at + bytes));
-  if (stat* const s = of(*b, device, kind))
+  if (statistic* const s = of(*b, device, kind))
     s->current -= static_cast<std::int64_t>(bytes), s->freed += static_cast<std::int64_t>(bytes);
 }
 
-void memory_beside::taken(std::uintptr_t at, std::size_t bytes, std::size_t requested, here from) noexcept {
+void memory_beside::taken(std::uintptr_t at, std::size_t bytes, std::size_t requested, source_location from) noexcept {
   auto b = books_.lock();
   try {
     auto const [is, first] = b->blocks.try_emplace(at, block{at, bytes, requested, from});
@@ -70,7 +70,7 @@ void memory_beside::given_back(std::uintptr_t at) noexcept {
   if (auto const is = b->blocks.find(at); is != b->blocks.end() && --is->second.holders == 0) b->blocks.erase(is);
 }
 
-bool memory_beside::pinned(std::uintptr_t at, std::size_t bytes, here from) noexcept {
+bool memory_beside::pinned(std::uintptr_t at, std::size_t bytes, source_location from) noexcept {
   auto b = books_.lock();
   try {
     b->pins.insert_or_assign(at, block{at, bytes, bytes, from});
@@ -134,14 +134,14 @@ void memory_beside::add_to(int device, memory_statistics& out) const {
 void memory_beside::reset_peak(int device) {
   auto b = books_.lock();
   for (auto const kind : {sharing::exported, sharing::imported}) {
-    if (stat* const s = of(*b, device, kind)) s->peak = s->current;
+    if (statistic* const s = of(*b, device, kind)) s->peak = s->current;
   }
 }
 
 void memory_beside::reset_accumulated(int device) {
   auto b = books_.lock();
   for (auto const kind : {sharing::exported, sharing::imported}) {
-    if (stat* const s = of(*b, device, kind)) s->allocated = s->freed = 0;
+    if (statistic* const s = of(*b, device, kind)) s->allocated = s->freed = 0;
   }
 }
 

@@ -1,6 +1,6 @@
 // Memory that weir knows beside what its allocators hold: shared with other processes, or the program's own
 // and page-locked. How much there is of each device, and what lies where. Who has it (peer/share/exports.h,
-// pinned_range, floors above) says here what appeared and what went.
+// registered_host_memory, floors above) says here what appeared and what went.
 // Threads: any. The lock is held over no driver call.
 #pragma once
 #include <map>
@@ -27,19 +27,19 @@ class memory_beside {  // a part of the runtime
   // A block in one of them serves somebody, or nobody any more: as often given back as taken. Blocks of
   // another process may overlap: of those at an address the one that reaches furthest counts. For want of
   // memory for these books all of its handle is in use.
-  void taken(std::uintptr_t at, std::size_t bytes, std::size_t requested, here) noexcept;
+  void taken(std::uintptr_t at, std::size_t bytes, std::size_t requested, source_location) noexcept;
   void given_back(std::uintptr_t at) noexcept;
 
   void opened(std::uintptr_t at, int reader) noexcept;  // that handle: the device may use it, too
   struct block {
     std::uintptr_t at = 0;
     std::size_t bytes = 0, requested = 0;
-    here from{nullptr, nullptr, 0};
+    source_location from{nullptr, nullptr, 0};
     int holders = 1;
   };
   // Pages of the host were locked for a range of the program's own, which no other one meets.
   // false: no memory for these books
-  bool pinned(std::uintptr_t at, std::size_t bytes, here) noexcept;
+  bool pinned(std::uintptr_t at, std::size_t bytes, source_location) noexcept;
   std::optional<block> unpinned(std::uintptr_t page, std::size_t page_bytes) noexcept;  // the range that begins in it
 
   struct place {  // where an address lies
@@ -74,14 +74,14 @@ class memory_beside {  // a part of the runtime
     bool overlaps = false;      // some block in it began inside another one
   };
   struct of_device {
-    stat exported{}, imported{};
+    statistic exported{}, imported{};
   };
   struct books {
     std::vector<of_device> devices;
     std::map<std::uintptr_t, pages> mapped;
     std::map<std::uintptr_t, block> blocks, pins;
   };
-  stat* of(books&, int device, sharing) noexcept;
+  statistic* of(books&, int device, sharing) noexcept;
   base::guarded<books> books_;
 };
 

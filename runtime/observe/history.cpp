@@ -127,7 +127,7 @@ struct history::book {
   }
   void count_taken(std::uint32_t line, std::uint64_t bytes, bool lives) {
     line_sums& s = lines[line].sums;
-    s.taken_blocks += 1, s.taken_bytes += static_cast<std::int64_t>(bytes);
+    s.total_blocks += 1, s.total_bytes += static_cast<std::int64_t>(bytes);
     if (lives) {
       change(line, 1, static_cast<std::int64_t>(bytes));
     } else {
@@ -209,7 +209,7 @@ void history::turn(bool on) noexcept {
 }
 
 void history::note(action what, std::uintptr_t at, std::size_t bytes, std::uint64_t stream, std::uint32_t runtime,
-                   int device, here from) noexcept {
+                   int device, source_location from) noexcept {
   try {
     log& l = mine();
     std::uint32_t n = l.count.load(base::memory_order_relaxed);
@@ -225,9 +225,9 @@ void history::note(action what, std::uintptr_t at, std::size_t bytes, std::uint6
                    at,
                    bytes,
                    stream,
-                   from.file,
-                   from.function,
-                   from.line,
+                   from.file_name(),
+                   from.function_name(),
+                   from.line(),
                    runtime,
                    stack,
                    l.thread,

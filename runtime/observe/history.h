@@ -47,13 +47,13 @@ struct line_sums {  // of one line of the program, for one device
   std::uint32_t line = 0;
   std::int64_t blocks = 0, bytes = 0;                    // live now
   std::int64_t blocks_at_peak = 0, bytes_at_peak = 0;    // when most bytes of the device were live
-  std::int64_t taken_blocks = 0, taken_bytes = 0, given_blocks = 0, given_bytes = 0;
+  std::int64_t total_blocks = 0, total_bytes = 0, given_blocks = 0, given_bytes = 0;
 };
 struct live_block {
   std::uintptr_t at = 0;
   std::uint64_t bytes = 0, ticks = 0, stream = 0;
   std::uint32_t thread = 0, stack = 0;
-  here from{nullptr, nullptr, 0};
+  source_location from{nullptr, nullptr, 0};
 };
 
 class history {
@@ -66,7 +66,7 @@ class history {
   // Requires: of a block that is taken, after it was; of one that goes, before it does:
   // times of one address are then in order.
   void note(action, std::uintptr_t at, std::size_t bytes, std::uint64_t stream, std::uint32_t runtime, int device,
-            here) noexcept;
+            source_location) noexcept;
 
   // Of one runtime's device. Each is what all threads had written when it was called.
   std::vector<event> events(std::uint32_t runtime, int device);
@@ -102,7 +102,7 @@ class history {
 
 // On the ways that run often: one load and one branch while nobody asks.
 inline void note(action what, void const* at, std::size_t bytes, std::uint64_t stream, std::uint64_t runtime,
-                 int device, here from) noexcept {
+                 int device, source_location from) noexcept {
   if (history::on()) [[unlikely]]
     history::process().note(what, reinterpret_cast<std::uintptr_t>(at), bytes, stream,
                             static_cast<std::uint32_t>(runtime), device, from);

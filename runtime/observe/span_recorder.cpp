@@ -42,7 +42,7 @@ struct outermost {};
 using call_of_thread = base::thread_pointer<outermost, static_cast<span*>(nullptr)>;
 }  // namespace
 
-void host_span::begin(std::string_view name, here at, std::size_t bytes, std::uint64_t stream) noexcept {
+void host_span::begin(std::string_view name, source_location at, std::size_t bytes, std::uint64_t stream) noexcept {
   if (span const* const call = call_of_thread::value; call && call->name == name) {
     within_ = call->link;
     return;

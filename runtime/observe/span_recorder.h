@@ -20,7 +20,7 @@ struct span {
   std::uint64_t link = 0;                 // a call and what a stream did for it have the same; 0: none
   std::size_t bytes = 0;
   std::uint64_t stream = 0;               // of a call: where its work went; of a wait on a stream: for which other one
-  here at{nullptr, nullptr, 0};
+  source_location at{nullptr, nullptr, 0};
 };
 
 class activity {
@@ -47,7 +47,7 @@ class activity {
 // its link. Costs a load and a branch while nobody asks.
 class [[nodiscard]] host_span {
  public:
-  host_span(std::string_view name, here at, std::size_t bytes = 0, std::uint64_t stream = 0) noexcept {
+  host_span(std::string_view name, source_location at, std::size_t bytes = 0, std::uint64_t stream = 0) noexcept {
     if (activity::on()) [[unlikely]] begin(name, at, bytes, stream);
   }
   ~host_span() {
@@ -57,7 +57,7 @@ class [[nodiscard]] host_span {
   std::uint64_t link() const noexcept { return open_ ? open_->link : within_; }
 
  private:
-  void begin(std::string_view, here, std::size_t bytes, std::uint64_t stream) noexcept;
+  void begin(std::string_view, source_location, std::size_t bytes, std::uint64_t stream) noexcept;
   void end() noexcept;
   std::unique_ptr<span> open_;
   std::uint64_t within_ = 0;  // the link of the call that this is a part of

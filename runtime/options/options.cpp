@@ -31,7 +31,7 @@ constexpr option_row table[] = {
      "-v`) may want fewer."},
     {"launch_blocking", &options::launch_blocking, "", "CUDA_LAUNCH_BLOCKING",
      "Every launch waits for its work, so that an error names the right line. Slow."},
-    {"announce_blocks", &options::announce_blocks, "", nullptr,
+    {"nvtx_memory", &options::nvtx_memory, "", nullptr,
      "Blocks are made known to tools that listen to NVTX: compute-sanitizer then sees what a kernel does between two "
      "of them. Implies launch_blocking."},
     {"check_races", &options::check_races, "", "WEIR_CHECK_RACES",
@@ -48,16 +48,16 @@ constexpr option_row table[] = {
      "before out_of_memory; "
      "`before_growth`, also instead of taking more, where four blocks that would do wait for a stream that is behind. "
      "Never a stream that carries collectives."},
-    {"fence_every", &options::fence_every, "16 MiB, or a part of what the stream holds", nullptr,
+    {"fence_interval", &options::fence_interval, "16 MiB, or a part of what the stream holds", nullptr,
      "Bytes given back between two events, with a second stream active. Fewer: a wait for memory covers less that came "
      "after its last use, and frees cost more."},
     {"deterministic", &options::deterministic, "", nullptr,
      "Where blocks of device memory lie depends on the program's calls alone, not on when work is seen to be complete, "
      "unless memory is short while collectives are under way. Costs memory and overlap: see decisions/reuse.md."},
-    {"chains_from", &options::chains_from, "as measured; simulated devices: never", nullptr,
+    {"copy_collectives_from", &options::copy_collectives_from, "as measured; simulated devices: never", nullptr,
      "Bytes in all from which weir's own copies carry a broadcast, scatter or gather, not NCCL; such a call waits "
      "until all ranks have asked. 1: all of them; 1024TiB: none. See collectives.md."},
-    {"peer_visible", &options::peer_visible, "", nullptr,
+    {"peer_access", &options::peer_access, "", nullptr,
      "Once two devices have something to do with each other, all memory of either is open to the other, that which is "
      "taken later from its first byte on. Each handle costs some 0.15 ms more, 50 us for each peer after the first, "
      "and is not moved. See copies.md."},
@@ -67,7 +67,7 @@ constexpr option_row table[] = {
      "`info`: machines and devices; `debug`: memory taken from the driver and given back, waits inserted."},
 };
 
-[[noreturn]] void refuse(std::string operation, std::string operands, std::string remedy, here at) {
+[[noreturn]] void refuse(std::string operation, std::string operands, std::string remedy, source_location at) {
   throw invalid_use(std::move(operation), std::move(operands), std::move(remedy), at);
 }
 
@@ -84,7 +84,7 @@ std::optional<size_t> whole_number(std::string_view text) {
 
 // Which of the words it is.
 std::size_t word_of(std::span<std::string_view const> words, std::string_view key, std::string_view value,
-                    std::string_view where, here at) {
+                    std::string_view where, source_location at) {
   auto const found = std::find(words.begin(), words.end(), value);
   if (found != words.end()) return static_cast<std::size_t>(found - words.begin());
   std::string meant = did_you_mean(value, words, std::string(key) + ":");
@@ -104,12 +104,13 @@ constexpr std::pair<std::string_view, std::string_view> of_pytorch[] = {
     {"per_process_memory_fraction", "Use device_limit:SIZE, or weir::set_per_process_memory_fraction"},
     {"release_lock_on_cudamalloc", "Leave it out: weir holds no lock over calls of the driver"},
     {"pinned_use_cuda_host_register", "Leave it out: weir registers its pages with the driver"},
-    {"pinned_num_register_threads", "Leave it out. weir::warm_up_pinned_memory takes pinned memory beforehand"},
+    {"pinned_num_register_threads", "Leave it out. weir::reserve_pinned_memory takes pinned memory beforehand"},
     {"pinned_use_background_threads", "Leave it out: events are asked by the calls that need the memory"},
 };
 
 // `where`: WEIR_CONF, or a file and its line. Returns: the row that was set.
-size_t set_option(options& into, std::string_view key, std::string_view value, std::string_view where, here at) {
+size_t set_option(options& into, std::string_view key, std::string_view value, std::string_view where,
+                  source_location at) {
   size_t number = 0;
   for (option_row const& row : table) {
     if (key != row.name) {
@@ -250,7 +251,7 @@ std::string_view trimmed(std::string_view s) {
 
 // key:value,key:value.
 void read_options(std::string_view text, options& into, std::vector<std::string>* origin, std::string const& where,
-                  here at) {
+                  source_location at) {
   while (!text.empty()) {
     std::string_view const item = text.substr(0, text.find(','));
     text.remove_prefix(std::min(text.size(), item.size() + 1));
@@ -264,7 +265,7 @@ void read_options(std::string_view text, options& into, std::vector<std::string>
 }
 
 // The same, a line for each or several; # begins a comment.
-void read_file(std::string const& path, found_options& into, here at) {
+void read_file(std::string const& path, found_options& into, source_location at) {
   constexpr std::size_t most = std::size_t{1} << 20;
   auto const file = os::read_text(path.c_str(), most);
   if (!file.text)
@@ -280,7 +281,7 @@ void read_file(std::string const& path, found_options& into, here at) {
 
 }  // namespace
 
-options parse_options(std::string_view text, here at) {
+options parse_options(std::string_view text, source_location at) {
   options result;
   read_options(text, result, nullptr, "WEIR_CONF", at);
   return result;
@@ -288,7 +289,7 @@ options parse_options(std::string_view text, here at) {
 
 std::span<option_row const> option_table() noexcept { return table; }
 
-void check_options(options const& o, here at) {
+void check_options(options const& o, source_location at) {
   for (option_row const& row : table) {
     auto const refuse_it = [&](std::string const& value, std::string remedy) {
       throw invalid_use("runtime", "options::" + std::string(row.name) + " of " + value, std::move(remedy), at);
@@ -350,7 +351,7 @@ std::string options_document() {
   return out;
 }
 
-machine_choice parse_devices(std::string_view text, std::string const& where, here at) {
+machine_choice parse_devices(std::string_view text, std::string const& where, source_location at) {
   static constexpr std::string_view machines[] = {"auto", "cuda", "sim"};
   std::string_view const word = text.substr(0, text.find(':'));
   machine_choice choice;
@@ -382,7 +383,7 @@ machine_choice parse_devices(std::string_view text, std::string const& where, he
   return choice;
 }
 
-race_check races_of_process(here at) {
+race_check races_of_process(source_location at) {
   char const* const text = variable("WEIR_CHECK_RACES");
   if (!text) return race_check::off;
   if (auto const given = switch_from_text(text)) return *given ? race_check::report : race_check::off;
@@ -394,9 +395,11 @@ race_check races_of_process(here at) {
          did_you_mean(word, words) + "Write WEIR_CHECK_RACES=on", at);
 }
 
-bool races_wanted(options const& o, here at) { return races_of_process(at) != race_check::off || o.check_races; }
+bool races_wanted(options const& o, source_location at) {
+  return races_of_process(at) != race_check::off || o.check_races;
+}
 
-bool guard_wanted(options const& o, here at) {
+bool guard_wanted(options const& o, source_location at) {
   char const* const text = variable("WEIR_SIM_GUARD");
   if (!text) return races_wanted(o, at);
   auto const given = switch_from_text(text);
@@ -421,7 +424,7 @@ std::vector<int> visible_devices(std::string_view text, int count) {
   return shown;
 }
 
-machine_choice devices_from_environment(here at) {
+machine_choice devices_from_environment(source_location at) {
   char const* const text = variable("WEIR_DEVICES");
   machine_choice choice = text ? parse_devices(text, "WEIR_DEVICES", at) : machine_choice{};
   auto const visible = os::environment("CUDA_VISIBLE_DEVICES");  // empty is a word, too: none
@@ -437,7 +440,7 @@ machine_choice devices_from_environment(here at) {
   return choice;
 }
 
-found_options find_options(here at) {
+found_options find_options(source_location at) {
   found_options found{{}, std::vector<std::string>(std::size(table), "default")};
   if (char const* const path = variable("WEIR_CONF_FILE")) read_file(path, found, at);
   if (char const* const text = variable("WEIR_CONF"))
@@ -453,7 +456,7 @@ found_options find_options(here at) {
   return found;
 }
 
-options options::from_environment(here at) { return find_options(at).in_force; }
+options options::from_environment(source_location at) { return find_options(at).in_force; }
 
 std::vector<std::string> unknown_variables() {
   static constexpr std::string_view ours[] = {"WEIR_CONF",        "WEIR_CONF_FILE", "WEIR_DEVICES",

@@ -31,7 +31,7 @@ struct option_row {
 };
 std::span<option_row const> option_table() noexcept;
 // what code may have put there and no text could. Throws: invalid_use, by its name
-void check_options(options const&, here);
+void check_options(options const&, source_location);
 // as options::wait_policy counts them
 inline constexpr std::string_view wait_policies[] = {"never", "when_short", "before_growth"};
 inline constexpr std::string_view log_levels[] = {"silent", "error", "warning", "info", "debug"};  // as log_level does
@@ -46,26 +46,28 @@ struct found_options {
   std::vector<std::string> origin;  // one for each row of the table
 };
 // Throws: invalid_use (a file that cannot be read; as parse_options)
-found_options find_options(here = here::current());
+found_options find_options(source_location = source_location::current());
 
 // Throws: invalid_use, which says where the text stood
-machine_choice parse_devices(std::string_view text, std::string const& where = "WEIR_DEVICES", here = here::current());
-options parse_options(std::string_view text, here = here::current());  // WEIR_CONF. Throws: invalid_use
+machine_choice parse_devices(std::string_view text, std::string const& where = "WEIR_DEVICES",
+                             source_location = source_location::current());
+// WEIR_CONF. Throws: invalid_use
+options parse_options(std::string_view text, source_location = source_location::current());
 // WEIR_DEVICES and, for simulated devices, CUDA_VISIBLE_DEVICES. Throws:
 // invalid_use, not_supported (none is visible)
-machine_choice devices_from_environment(here = here::current());
+machine_choice devices_from_environment(source_location = source_location::current());
 // What CUDA_VISIBLE_DEVICES shows of `count` simulated devices, by CUDA's rules: numbers or UUIDs (SIM-2)
 // with commas, up to the first that is none; nothing when one comes twice.
 std::vector<int> visible_devices(std::string_view text, int count);
 // of a simulated machine: as WEIR_SIM_GUARD says, else with a race check.
 // Throws: invalid_use (it is no switch)
-bool guard_wanted(options const&, here = here::current());
+bool guard_wanted(options const&, source_location = source_location::current());
 // WEIR_CHECK_RACES: races are looked for in the whole process; `fail`:
 // and if some were found, it ends with a status of its own.
 enum class race_check : std::uint8_t { off, report, fail };
-race_check races_of_process(here = here::current());  // Throws: invalid_use (it is no word)
+race_check races_of_process(source_location = source_location::current());  // Throws: invalid_use (it is no word)
 // by these options or by WEIR_CHECK_RACES. Throws: as races_of_process
-bool races_wanted(options const&, here = here::current());
+bool races_wanted(options const&, source_location = source_location::current());
 // Variables of the environment that begin with WEIR_ and that neither weir nor its tests and tools read: a
 // sentence for each, with the nearest right name.
 std::vector<std::string> unknown_variables();

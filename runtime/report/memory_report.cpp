@@ -44,9 +44,9 @@ std::string memory_report::text() const {
   row("  allocated", allocated);
   row("  pending", pending);
   row("  cached", cached);
-  row("largest hole", largest_hole);
+  row("largest hole", largest_free);
   bool addresses = false;  // were short, not memory
-  for (rung const& tried : ladder) {
+  for (recovery_step const& tried : recovery) {
     if (tried.name == "addresses") {
       addresses = true;
       continue;
@@ -86,7 +86,7 @@ std::string memory_report::text() const {
   } else if (outside > capacity / 2) {
     out +=
         "Most of the device is held outside weir, by other processes or libraries: end them, or use another device.\n";
-  } else if (held + rounded <= within && largest_hole < rounded && cached >= within / 64) {
+  } else if (held + rounded <= within && largest_free < rounded && cached >= within / 64) {
     // less is the end of a page here and there
     out +=
         "Enough bytes are free, but something lives on each of their pages, so none can be moved: take large blocks "

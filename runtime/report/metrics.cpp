@@ -5,7 +5,7 @@
 namespace weir::report {
 namespace {
 
-using by_size = stat_by_size memory_statistics::*;
+using by_size = statistic_by_size memory_statistics::*;
 struct level {
   by_size at;
   std::string_view state;
@@ -25,7 +25,7 @@ constexpr count counts[] = {
     {&memory_statistics::num_alloc_retries, "weir_ladders_climbed_total",
      "Allocations that had to look for memory beyond their stream's cache and the driver."},
     {&memory_statistics::waits_inserted, "weir_waits_inserted_total", "Waits between streams for the sake of memory."},
-    {&memory_statistics::over_waits, "weir_over_waits_total",
+    {&memory_statistics::late_waits, "weir_late_waits_total",
      "Of these waits, those behind all that a stream had been given when somebody asked."},
     {&memory_statistics::fences, "weir_fences_total", "Events recorded for the sake of memory."},
     {&memory_statistics::pages_mapped, "weir_pieces_mapped_total", "Pieces of memory asked of the driver."},
@@ -86,8 +86,8 @@ std::string metrics(std::span<measured const> all) {
   out.family("weir_ladders_found_total", "counter",
              "Of the allocations that had to look, those that found memory, by where.");
   for (measured const& m : all) {
-    for (std::size_t i = 0; i < ladder_rungs.size(); ++i)
-      out.sample(m.device, "rung", ladder_rungs[i], static_cast<std::int64_t>(m.numbers.found_by[i]));
+    for (std::size_t i = 0; i < recovery_steps.size(); ++i)
+      out.sample(m.device, "step", recovery_steps[i], static_cast<std::int64_t>(m.numbers.recovered_by[i]));
   }
   return std::move(out).take();
 }

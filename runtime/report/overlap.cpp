@@ -58,7 +58,7 @@ std::string sentence(int device, device_times const& d) {
   for (observe::span const* const c : d.copies) {
     std::int64_t const whole = c->end_ns - c->begin_ns, both = within({c->begin_ns, c->end_ns}, kernels);
     copying += whole, overlapped += both;
-    line& l = lines[{c->at.file ? c->at.file : "", c->at.line}];
+    line& l = lines[{c->at.file_name() ? c->at.file_name() : "", c->at.line()}];
     l.alone += whole - both, l.whole += whole, l.bytes += c->bytes;
     l.copies += c->link == 0 || l.calls.insert(c->link).second;
   }
@@ -85,7 +85,7 @@ std::string overlap(std::span<observe::span const> spans) {
   for (observe::span const& s : spans) {
     if (s.where != observe::span::on::stream) continue;
     device_times& d = devices[s.device];
-    if (s.name == "copy" || s.name == "set") d.copies.push_back(&s);
+    if (s.name == "copy" || s.name == "fill") d.copies.push_back(&s);
     else if (s.name == "wait") d.waited += s.end_ns - s.begin_ns;
     else d.kernels.push_back({s.begin_ns, s.end_ns});
   }

@@ -42,9 +42,9 @@ class names {
   explicit names(std::span<stack_of const> stacks) {
     for (stack_of const& s : stacks) stacks_[s.number] = &s;
   }
-  std::uint32_t site(here const& at, std::uint32_t stack) {
-    auto const [found, fresh] =
-        numbers_.try_emplace({at.file ? at.file : "", at.line, stack}, static_cast<std::uint32_t>(numbers_.size()));
+  std::uint32_t site(source_location const& at, std::uint32_t stack) {
+    auto const [found, fresh] = numbers_.try_emplace({at.file_name() ? at.file_name() : "", at.line(), stack},
+                                                     static_cast<std::uint32_t>(numbers_.size()));
     if (fresh)
       sites_ += (sites_.empty() ? "[" : ",[") + base::json_text(label(at, stack)) + ',' +
                 base::json_text(calls(at, stack)) + ']';
@@ -58,21 +58,23 @@ class names {
   std::string json() const { return "\"sites\":[" + sites_ + "],\"streams\":[" + stream_list_ + "]"; }
 
  private:
-  std::string label(here const& at, std::uint32_t stack) const {
-    if (at.file) {
-      std::string_view file = at.file;
+  std::string label(source_location const& at, std::uint32_t stack) const {
+    if (at.file_name()) {
+      std::string_view file = at.file_name();
       if (std::size_t const cut = file.rfind('/'); cut != file.npos && cut > 0) {
         if (std::size_t const folder = file.rfind('/', cut - 1); folder != file.npos) file.remove_prefix(folder + 1);
       }
-      return std::string(file) + (at.line ? ":" + std::to_string(at.line) : "");
+      return std::string(file) + (at.line() ? ":" + std::to_string(at.line()) : "");
     }
     auto const found = stacks_.find(stack);
     return found == stacks_.end() || found->second->frames.empty() ? "(line not known)"
                                                                    : found->second->frames.front().name;
   }
-  std::string calls(here const& at, std::uint32_t stack) const {
+  std::string calls(source_location const& at, std::uint32_t stack) const {
     std::string out;
-    if (at.file) out = std::string(at.function ? at.function : "") + "\n  " + at.file + ':' + std::to_string(at.line);
+    if (at.file_name())
+      out = std::string(at.function_name() ? at.function_name() : "") + "\n  " + at.file_name() + ':' +
+            std::to_string(at.line());
     auto const found = stacks_.find(stack);
     if (found == stacks_.end()) return out;
     for (frame const& f : found->second->frames) {
@@ -90,7 +92,7 @@ class names {
 struct block_there {
   std::size_t bytes = 0;
   std::uint64_t stream = 0;
-  here where{nullptr, nullptr, 0};
+  source_location where{nullptr, nullptr, 0};
   bool given_back = false;
 };
 // bytes and stream by address, none overlap

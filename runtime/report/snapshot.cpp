@@ -102,14 +102,14 @@ class writer {
   }
 
   // The same list is written once and named from then on.
-  void frames(here const& where, std::uint32_t stack) {
-    auto const [at, fresh] = lists_.try_emplace({where.file, where.line, stack}, 0u);
+  void frames(source_location const& where, std::uint32_t stack) {
+    auto const [at, fresh] = lists_.try_emplace({where.file_name(), where.line(), stack}, 0u);
     if (!fresh) {
       out_.again(at->second);
       return;
     }
     out_.open_list();
-    if (where.file) frame(where.function ? where.function : "", where.file, where.line);
+    if (where.file_name()) frame(where.function_name() ? where.function_name() : "", where.file_name(), where.line());
     if (auto const found = stacks_.find(stack); found != stacks_.end()) {
       for (report::frame const& f : found->second->frames) frame(f.name, f.file, f.line);
     }

@@ -20,7 +20,7 @@ struct trace_entry {
   std::size_t bytes = 0;
   std::uint64_t stream = 0;
   std::int64_t us = 0;      // since 1970
-  here where{nullptr, nullptr, 0};
+  source_location where{nullptr, nullptr, 0};
   std::uint32_t stack = 0;  // number of a stack; 0: none
   std::uint64_t user = 0;   // of a free_requested: the stream that still uses the block; 0: none, or not known
 };

@@ -22,7 +22,7 @@ std::string grouped(std::int64_t n) {  // 1,234,567
   return out;
 }
 
-std::string row(char const* name, stat const& s) {
+std::string row(char const* name, statistic const& s) {
   char text[160];
   std::snprintf(text, sizeof text, "%-14s %20s %20s %22s %22s\n", name, grouped(s.current).c_str(),
                 grouped(s.peak).c_str(), grouped(s.allocated).c_str(), grouped(s.freed).c_str());
@@ -34,7 +34,7 @@ std::string in_units(std::int64_t bytes) { return bytes_text(static_cast<std::si
 // Worth a sentence: at least an eighth of what is held, and a page.
 bool worth(std::int64_t bytes, std::int64_t of) { return bytes >= 2 << 20 && bytes >= of / 8; }
 
-std::string whose_cached(stat const& cached, std::int64_t reserved, std::span<stream_memory_use const> streams) {
+std::string whose_cached(statistic const& cached, std::int64_t reserved, std::span<stream_memory_use const> streams) {
   std::string out = in_units(cached.current) + " of " + in_units(reserved) + " are free";
   std::size_t told = 0;
   for (stream_memory_use const& u : streams) {
@@ -68,7 +68,7 @@ std::string sentences(memory_statistics const& n, memory_report const& now,
   std::int64_t const reserved = n.reserved_bytes.all.current, cached = n.cached_bytes.all.current,
                      pending = n.pending_bytes.all.current;
   std::int64_t const rounding = n.allocated_bytes.all.current - n.requested_bytes.all.current;
-  auto const hole = static_cast<std::int64_t>(now.largest_hole);
+  auto const hole = static_cast<std::int64_t>(now.largest_free);
   std::string out;
   if (worth(cached, reserved)) out += whose_cached(n.cached_bytes.all, reserved, streams);
   if (worth(pending, reserved)) out += what_is_pending(pending, streams);
@@ -81,8 +81,8 @@ std::string sentences(memory_statistics const& n, memory_report const& now,
   if (worth(n.reserved_bytes.all.peak - reserved, reserved))
     out += "The most ever held was " + in_units(n.reserved_bytes.all.peak) + ", " +
            in_units(n.reserved_bytes.all.peak - reserved) + " more than now.\n";
-  if (n.peer_visible_bytes)
-    out += in_units(static_cast<std::int64_t>(n.peer_visible_bytes)) +
+  if (n.peer_access_bytes)
+    out += in_units(static_cast<std::int64_t>(n.peer_access_bytes)) +
            " are open to other devices, and stay where they are.\n";
   if (n.exported_bytes.current)
     out += in_units(n.exported_bytes.current) + " more are held to be shared with other processes.\n";
@@ -113,7 +113,7 @@ std::string summary(memory_statistics const& n, memory_report const& now, std::s
   out += row("  small", n.allocation.small);
   out += row("  large", n.allocation.large);
   out += row("segments", n.segment.all);
-  out += "largest piece free " + grouped(static_cast<std::int64_t>(now.largest_hole)) + " B; device " +
+  out += "largest piece free " + grouped(static_cast<std::int64_t>(now.largest_free)) + " B; device " +
          grouped(static_cast<std::int64_t>(now.capacity)) + " B, limit " +
          (now.limit ? grouped(static_cast<std::int64_t>(now.limit)) + " B" : "none") + ", outside weir " +
          grouped(outside(now)) + " B\n";
@@ -126,13 +126,13 @@ std::string summary(memory_statistics const& n, memory_report const& now, std::s
 
 std::vector<std::pair<std::string, std::int64_t>> memory_statistics::flat() const {
   std::vector<std::pair<std::string, std::int64_t>> out;
-  auto const one = [&](std::string const& name, stat const& s) {
+  auto const one = [&](std::string const& name, statistic const& s) {
     out.emplace_back(name + ".current", s.current);
     out.emplace_back(name + ".peak", s.peak);
     out.emplace_back(name + ".allocated", s.allocated);
     out.emplace_back(name + ".freed", s.freed);
   };
-  auto const by_size = [&](std::string const& name, stat_by_size const& s) {
+  auto const by_size = [&](std::string const& name, statistic_by_size const& s) {
     one(name + ".all", s.all);
     one(name + ".small_pool", s.small);
     one(name + ".large_pool", s.large);
@@ -157,15 +157,16 @@ std::vector<std::pair<std::string, std::int64_t>> memory_statistics::flat() cons
   out.emplace_back("max_split_size", -1);
   scalar("num_alloc_retries", num_alloc_retries);
   scalar("num_ooms", num_ooms);
-  for (std::size_t i = 0; i < ladder_rungs.size(); ++i) scalar("found_by." + std::string(ladder_rungs[i]), found_by[i]);
+  for (std::size_t i = 0; i < recovery_steps.size(); ++i)
+    scalar("recovered_by." + std::string(recovery_steps[i]), recovered_by[i]);
   scalar("num_sync_all_streams", 0);  // weir never does
   scalar("num_device_alloc", pages_mapped);
-  scalar("peer_visible_bytes", peer_visible_bytes);
+  scalar("peer_access_bytes", peer_access_bytes);
   scalar("num_device_free", static_cast<std::uint64_t>(segment.all.freed));
   scalar("cache_hits", cache_hits);
   scalar("fences", fences);
   scalar("waits_inserted", waits_inserted);
-  scalar("over_waits", over_waits);
+  scalar("late_waits", late_waits);
   std::sort(out.begin(), out.end());
   return out;
 }

@@ -32,7 +32,8 @@ class writer {
     bool first = true;
     if (s.bytes) arg(first, "bytes", std::to_string(s.bytes));
     if (s.stream) arg(first, s.where == observe::span::on::thread ? "stream" : "for stream", std::to_string(s.stream));
-    if (s.at.file) arg(first, "line", json_text(std::string(s.at.file) + ":" + std::to_string(s.at.line)));
+    if (s.at.file_name())
+      arg(first, "line", json_text(std::string(s.at.file_name()) + ":" + std::to_string(s.at.line())));
     out_ += "}}";
     // to the first part of it
     if (!s.link || (s.where == observe::span::on::stream && !arrived_.insert(s.link).second)) return;
@@ -48,7 +49,8 @@ class writer {
     std::snprintf(at, sizeof at, "0x%llx", static_cast<unsigned long long>(e.address));
     out_ += ",\"s\":\"t\",\"args\":{\"device\":" + std::to_string(device) + ",\"stream\":" + std::to_string(e.stream) +
             ",\"bytes\":" + std::to_string(e.bytes) + ",\"address\":\"" + at + '"';
-    if (e.where.file) out_ += ",\"line\":" + json_text(std::string(e.where.file) + ":" + std::to_string(e.where.line));
+    if (e.where.file_name())
+      out_ += ",\"line\":" + json_text(std::string(e.where.file_name()) + ":" + std::to_string(e.where.line()));
     out_ += "}}";
     begin("memory of gpu:" + std::to_string(device), "C", 1 + device, 0);
     time("ts", e.ns - origin_);

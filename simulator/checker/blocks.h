@@ -16,7 +16,7 @@ struct block {
   stream_id home = 0;        // 0: of the host
   std::uint64_t number = 0;  // counts from 1 on each device, and on the host
   bool live = true;
-  here allocated{nullptr, nullptr, 0}, freed{nullptr, nullptr, 0};
+  source_location allocated{nullptr, nullptr, 0}, freed{nullptr, nullptr, 0};
 };
 
 class blocks {

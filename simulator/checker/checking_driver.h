@@ -21,7 +21,7 @@ class checked final : public driver, public control, public witness {
   witness* watching() noexcept override { return this; }
   void recheck() override { inner_->recheck(); }
   void number_stream(int device, stream_handle, std::uint64_t number) override;
-  bool announce_blocks() override { return inner_->announce_blocks(); }
+  bool nvtx_memory() override { return inner_->nvtx_memory(); }
   void block_taken(address at, std::size_t bytes) override { inner_->block_taken(at, bytes); }
   void block_given_back(address at) override { inner_->block_given_back(at); }
 
@@ -84,15 +84,15 @@ class checked final : public driver, public control, public witness {
 
   std::vector<finding> findings() override;
   void on_finding(std::function<void(finding const&)>) override;
-  over_waits counted() const override;
+  late_waits counted() const override;
   std::vector<std::string> census() const override;
   epoch position(int device, stream_handle) override;
   bool ordered(epoch, int device, stream_handle) override;
   bool complete(epoch) override;
 
-  void allocated(user home, address, std::size_t bytes, here) override;
-  void freed(address, std::size_t bytes, waits_for, here) override;
-  void handed_over(user to, address, std::size_t bytes, here) override;
+  void allocated(user home, address, std::size_t bytes, source_location) override;
+  void freed(address, std::size_t bytes, waits_for, source_location) override;
+  void handed_over(user to, address, std::size_t bytes, source_location) override;
   void wait_inserted(user waiter, user other, address, std::size_t bytes) override;
   void relied_on(user waiter, user other) override;
 

@@ -115,7 +115,7 @@ status checked::unpin(void* host) {
 
 // A simulated machine guards bytes by blocks:
 // it may be told when the host gives them back, other tools only when no work uses them.
-void checked::allocated(user home, address at, std::size_t bytes, here where) {
+void checked::allocated(user home, address at, std::size_t bytes, source_location where) {
   if (away()) return;
   if (sim::bytes_are_guarded && simulated()) inner_->block_taken(at, bytes);
   auto const known = judge_.lock();
@@ -128,7 +128,7 @@ void checked::allocated(user home, address at, std::size_t bytes, here where) {
   known->allocated(of_nobody ? 0 : known->order.find(home.device, home.stream), home.device, at, bytes, where);
 }
 
-void checked::freed(address at, std::size_t bytes, waits_for r, here where) {
+void checked::freed(address at, std::size_t bytes, waits_for r, source_location where) {
   if (away()) return;
   if (sim::bytes_are_guarded && simulated()) inner_->block_given_back(at);
   auto const known = judge_.lock();
@@ -138,7 +138,7 @@ void checked::freed(address at, std::size_t bytes, waits_for r, here where) {
   known->freed(at, bytes, {behind.data(), behind.size()}, {counted.data(), counted.size()}, where);
 }
 
-void checked::handed_over(user to, address at, std::size_t bytes, here where) {
+void checked::handed_over(user to, address at, std::size_t bytes, source_location where) {
   if (away()) return;
   auto const known = judge_.lock();
   known->handed_over(known->order.find(to.device, to.stream), at, bytes, where);
@@ -168,7 +168,7 @@ std::vector<finding> checked::findings() {
 }
 
 void checked::on_finding(std::function<void(finding const&)> f) { judge_.lock()->listener = std::move(f); }
-control::over_waits checked::counted() const { return judge_.lock()->over; }
+control::late_waits checked::counted() const { return judge_.lock()->over; }
 
 std::vector<std::string> checked::census() const {
   std::vector<std::string> all;

@@ -42,7 +42,8 @@ struct finding {
   };
   kind what{};
   std::string text;    // clear sentences: what, which bytes, both uses, the remedy
-  here first{nullptr, nullptr, 0}, second{nullptr, nullptr, 0};  // file null: not known, or there is only one
+  // file_name() null: not known, or there is only one
+  source_location first{nullptr, nullptr, 0}, second{nullptr, nullptr, 0};
   std::uint64_t times = 1;  // seen at these two places
 };
 std::string_view name_of(finding::kind) noexcept;
@@ -55,11 +56,11 @@ class control {
   // weir held: note it, or end the process; no call of weir.
   virtual void on_finding(std::function<void(finding const&)>) = 0;
 
-  struct over_waits {
+  struct late_waits {
     std::uint64_t waits = 0;       // inserted by weir to have memory
     std::uint64_t operations = 0;  // that they cover beyond the last use of that memory
   };
-  virtual over_waits counted() const = 0;
+  virtual late_waits counted() const = 0;
   virtual std::vector<std::string> census() const = 0;  // made through this driver and never given back
 
   // For whoever compares other clocks with these: the stream's place now, and what is so about such places.
@@ -85,7 +86,8 @@ namespace detail {
 extern base::atomic<int> checkers;
 void tell_host_use(void const*, std::size_t bytes, host_use, base::site) noexcept;
 }  // namespace detail
-inline void host_uses(void const* at, std::size_t bytes, host_use how, char const* operation, here where) noexcept {
+inline void host_uses(void const* at, std::size_t bytes, host_use how, char const* operation,
+                      source_location where) noexcept {
   if (detail::checkers.load(base::memory_order_relaxed) > 0) [[unlikely]]
     detail::tell_host_use(at, bytes, how, {operation, where});
 }

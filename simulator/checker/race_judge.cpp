@@ -57,7 +57,7 @@ epoch knowledge::used(stream_id s, moment const& before, std::span<range const> 
 }
 
 // A write of the block, by the allocator. What comes before it is judged by all that weir knew.
-void knowledge::allocated(stream_id home, int device, address at, std::size_t bytes, here where) {
+void knowledge::allocated(stream_id home, int device, address at, std::size_t bytes, source_location where) {
   if (bytes == 0) return;
   moment const now = home ? order.now(home) : moment{};
   auto const [b, held] = blocks.add(at, {bytes, device, home, 0, true, where, {nullptr, nullptr, 0}});
@@ -76,7 +76,7 @@ void knowledge::allocated(stream_id home, int device, address at, std::size_t by
 // Uses that are over, or ordered before what the block waits for, are done with.
 // The next owner comes after `behind`.
 void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> behind,
-                      std::span<stream_id const> counted, here where) {
+                      std::span<stream_id const> counted, source_location where) {
   if (bytes == 0) return;
   auto const b = blocks.find(at, bytes);
   if (b == blocks.end() || b->first != at) return;  // of before the checker looked
@@ -108,12 +108,12 @@ void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> 
 
 // The new stream comes after all uses so far. It is no use itself:
 // what the old one does next comes after its own.
-void knowledge::handed_over(stream_id to, address at, std::size_t bytes, here where) {
+void knowledge::handed_over(stream_id to, address at, std::size_t bytes, source_location where) {
   auto const b = blocks.find(at, bytes);
   if (bytes == 0 || b == blocks.end() || b->first != at) return;
   b->second.home = to;
   moment const now = order.now(to);
-  access_ref const a = made(action::takes_over, now.at, {"rebind", where}, at, bytes);
+  access_ref const a = made(action::takes_over, now.at, {"set_stream", where}, at, bytes);
   std::set<access const*> told;
   for (part const& p : memory.find(at, bytes)) {
     p.of->uses.each(p.from, p.to, [&](access const& old) {
@@ -196,8 +196,8 @@ std::vector<access_ref> knowledge::host_uses(address at, std::size_t bytes, host
   for (access_ref const& a : early) {
     address const from = std::max(at, a->at), to = std::min(at + bytes, a->at + a->bytes);
     std::string const where = text_of(site);
-    report_early_host(*a, where, site.at.file ? text_of(site.at) : "it", site.at, key_of_call(site), from, to - from,
-                      how == host_use::writes ? "writes" : "reads");
+    report_early_host(*a, where, site.at.file_name() ? text_of(site.at) : "it", site.at, key_of_call(site), from,
+                      to - from, how == host_use::writes ? "writes" : "reads");
   }
   return early;
 }

@@ -32,7 +32,7 @@ struct knowledge {
   std::map<std::string, std::size_t> by_sites;  // index in found
   std::vector<finding> to_tell;
   std::function<void(finding const&)> listener;
-  control::over_waits over;
+  control::late_waits over;
   bool taken = false;                           // somebody has asked for the findings
   std::size_t added = 0, sweep_at = 4096;       // accesses since the last sweep
 
@@ -40,9 +40,10 @@ struct knowledge {
   // of a stream under capture: it does not happen now
   bool keep_for_graph(stream_id, std::span<range const>, base::site);
   epoch launched(executable&, moment before, base::site);
-  void allocated(stream_id home, int device, address, std::size_t bytes, here);
-  void freed(address, std::size_t bytes, std::span<stream_id const> behind, std::span<stream_id const> counted, here);
-  void handed_over(stream_id to, address, std::size_t bytes, here);
+  void allocated(stream_id home, int device, address, std::size_t bytes, source_location);
+  void freed(address, std::size_t bytes, std::span<stream_id const> behind, std::span<stream_id const> counted,
+             source_location);
+  void handed_over(stream_id to, address, std::size_t bytes, source_location);
   void wait_inserted(stream_id waiter, stream_id other, address, std::size_t bytes);
   void unmapped(places::region const&, address, base::site);
   void copies_from(epoch copy, moment const& before, address, std::size_t bytes, base::site);
@@ -64,10 +65,10 @@ struct knowledge {
   void report_handed_out_early(access const& before, blocks::map::iterator, std::optional<block> const& held);
   void report_unmapped(access const& before, base::site, address, std::size_t bytes);
   void report_changed(source const&);
-  void report_early_host(access const& before, std::string who, std::string where, here second, std::string key,
-                         address, std::size_t bytes, char const* how);
+  void report_early_host(access const& before, std::string who, std::string where, source_location second,
+                         std::string key, address, std::size_t bytes, char const* how);
   void report_undeclared(base::running_work const&, char const* how, address);
-  void note(finding::kind, std::string key, std::string text, here first, here second);
+  void note(finding::kind, std::string key, std::string text, source_location first, source_location second);
   std::string stream(stream_id) const;
   std::string bytes_of(address, std::size_t);        // "bytes 0-63 of block 2 of gpu:0 (256 B, allocated at a.cpp:3)"
   std::string block_text(blocks::map::iterator) const;
@@ -75,7 +76,7 @@ struct knowledge {
 
 // Text of a place in a program; the key tells two apart.
 std::string text_of(base::site const&);
-std::string text_of(here const&);
+std::string text_of(source_location const&);
 std::string key_of_call(base::site const&);
 
 class checker {

@@ -20,9 +20,11 @@ char const* does(action how) {
 
 std::string key_of(base::site const& s, stream_id stream) {
   std::string key = s.operation ? s.operation : "?";
-  return s.at.file ? key + '@' + s.at.file + ':' + number(s.at.line) : key + '#' + number(stream);
+  return s.at.file_name() ? key + '@' + s.at.file_name() + ':' + number(s.at.line()) : key + '#' + number(stream);
 }
-std::string key_of(here const& h) { return h.file ? std::string(h.file) + ':' + number(h.line) : "?"; }
+std::string key_of(source_location const& h) {
+  return h.file_name() ? std::string(h.file_name()) + ':' + number(h.line()) : "?";
+}
 
 }  // namespace
 
@@ -43,16 +45,16 @@ std::string_view name_of(finding::kind k) noexcept {
   return "finding";
 }
 
-std::string text_of(here const& h) {
-  if (!h.file) return "a place that is not known";
-  std::string_view file = h.file;
+std::string text_of(source_location const& h) {
+  if (!h.file_name()) return "a place that is not known";
+  std::string_view file = h.file_name();
   file = file.substr(file.rfind('/') + 1);
-  return h.line ? std::string(file) + ':' + number(h.line) : std::string(file);
+  return h.line() ? std::string(file) + ':' + number(h.line()) : std::string(file);
 }
 
 std::string text_of(base::site const& s) {
   std::string const operation = s.operation ? s.operation : "a driver call";
-  return s.at.file ? operation + " at " + text_of(s.at) : operation;
+  return s.at.file_name() ? operation + " at " + text_of(s.at) : operation;
 }
 
 std::string knowledge::stream(stream_id s) const {
@@ -77,7 +79,8 @@ std::string knowledge::bytes_of(address at, std::size_t bytes) {
          (p.of->device < 0 ? " of the host" : " of gpu:" + number(static_cast<std::uint64_t>(p.of->device)));
 }
 
-void knowledge::note(finding::kind what, std::string key, std::string text, here first, here second) {
+void knowledge::note(finding::kind what, std::string key, std::string text, source_location first,
+                     source_location second) {
   key.insert(key.begin(), static_cast<char>('a' + static_cast<int>(what)));
   if (auto const known = by_sites.find(key); known != by_sites.end()) {
     ++found[known->second].times;
@@ -95,7 +98,7 @@ void knowledge::report_race(access const& before, access const& now, address fro
   std::string const a = text_of(before.site), b = text_of(now.site);
   std::string const wait = "let " + stream(now.stream) + " wait for " + stream(before.stream) +
                            " (stream_ref::wait, or an event recorded there) before " +
-                           (now.site.at.file ? text_of(now.site.at) : "the second") + ".";
+                           (now.site.at.file_name() ? text_of(now.site.at) : "the second") + ".";
   std::string text;
   if (before.how == action::allocates) {
     text = which + ": " + b + " " + does(now.how) + " them on " + stream(now.stream) +
@@ -174,7 +177,7 @@ void knowledge::report_changed(source const& s) {
 }
 
 // `where`: before what the program has to wait.
-void knowledge::report_early_host(access const& before, std::string who, std::string where, here second,
+void knowledge::report_early_host(access const& before, std::string who, std::string where, source_location second,
                                   std::string key, address at, std::size_t bytes, char const* how) {
   note(finding::kind::early_host, key_of(before.site, before.stream) + '|' + std::move(key),
        bytes_of(at, bytes) + ": " + text_of(before.site) + " " + does(before.how) + " them on " +

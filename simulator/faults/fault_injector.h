@@ -56,7 +56,7 @@ class faulty : public driver {
   void number_stream(int device, stream_handle s, std::uint64_t number) override {
     inner_->number_stream(device, s, number);
   }
-  bool announce_blocks() override { return inner_->announce_blocks(); }
+  bool nvtx_memory() override { return inner_->nvtx_memory(); }
   void block_taken(address at, std::size_t bytes) override { inner_->block_taken(at, bytes); }
   void block_given_back(address at) override { inner_->block_given_back(at); }
 

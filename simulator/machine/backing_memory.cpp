@@ -130,7 +130,7 @@ bool bank::map(void* at, std::uint64_t offset, std::size_t bytes) {
   return os::map_file(at, bytes, file_.number, offset, at_once ? os::pages::now : os::pages::when_touched);
 }
 
-void bank::use_up(std::size_t bytes) { others_ += std::min(bytes, free_bytes()); }
+void bank::consume_memory(std::size_t bytes) { others_ += std::min(bytes, free_bytes()); }
 void bank::others_leave(std::size_t bytes) { others_ -= std::min(bytes, others_); }
 
 std::size_t bank::free_bytes() const noexcept { return capacity_ - used_ - others_; }

@@ -26,7 +26,7 @@ class bank {
   bool count(std::size_t bytes) noexcept;    // as used, though they lie elsewhere. false: there is no room
   void uncount(std::size_t bytes) noexcept;
   bool map(void* at, std::uint64_t offset, std::size_t bytes);  // in place of what was there
-  void use_up(std::size_t bytes);  // another process takes as much of what is left
+  void consume_memory(std::size_t bytes);  // another process takes as much of what is left
   void others_leave(std::size_t bytes);  // and gives it back
   std::size_t free_bytes() const noexcept;
 

@@ -6,7 +6,7 @@
 
 namespace weir::driver::sim {
 namespace {
-using running = weir::simulated::running;
+using scheduling = weir::simulated::scheduling;
 // the handles legacy and per_thread come before those of streams that were made
 constexpr std::uint64_t standing_streams = 2;
 std::uint64_t number(stream_handle h) { return static_cast<std::uint64_t>(h) - standing_streams; }
@@ -73,7 +73,7 @@ status machine::append(int device, stream_handle h, operation&& o) {
     return drop_refused(o.job, why);
   }
   note(20, static_cast<int>(o.what), s->id, o.bytes);
-  if (how_ != running::threads) {
+  if (how_ != scheduling::threads) {
     for (touch const& t : o.touches) tape_.note(pages_.name_of(t.at), t.bytes, t.writes);
   }
   o.blocks_ended = pages_.blocks_ended();
@@ -97,8 +97,8 @@ result<stream_handle> machine::create_stream(int device, stream_kind kind, int p
   base::lock_guard lock(all_.mutex);
   s->id = all_.next_stream++;
   if (all_.connections > 0)
-    s->connection =
-        how_ == running::seeded ? tape_.draw(all_.connections) : static_cast<std::uint32_t>(s->id % all_.connections);
+    s->connection = how_ == scheduling::seeded ? tape_.draw(all_.connections)
+                                               : static_cast<std::uint32_t>(s->id % all_.connections);
   all_.devices[static_cast<std::size_t>(device)].live.push_back(s);
   return {fine, static_cast<stream_handle>(all_.streams.add(std::move(s)) + standing_streams)};
 }
@@ -325,7 +325,7 @@ status machine::copy_peer(int device, stream_handle h, void* dst, int dst_device
       if (side != device && !check(side, need::alive).ok()) return check(side, need::alive);
     }
     if (bytes == 0) return fine;
-    if (how_ != running::threads)
+    if (how_ != scheduling::threads)
       tape_.note(pages_.name_of(reinterpret_cast<address>(dst)), pages_.name_of(reinterpret_cast<address>(src)));
   }
   std::vector<use> uses;
@@ -353,7 +353,7 @@ status machine::fill(int device, stream_handle h, void* dst, std::uint32_t patte
     status why;
     if (!find_stream(device, h, why)) return why;
     if (count == 0) return fine;
-    if (how_ != running::threads) tape_.note(pages_.name_of(at), pattern);
+    if (how_ != scheduling::threads) tape_.note(pages_.name_of(at), pattern);
   }
   if (!pages_.judge({{at, o.bytes, true}, device}).empty()) return invalid;
   return append(device, h, std::move(o));

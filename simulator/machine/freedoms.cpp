@@ -27,18 +27,18 @@ std::string_view name_of(freedom f) noexcept {
 }
 
 freedoms::freedoms(weir::simulated const& like, tape& t) noexcept : tape_(t) {
-  using taken = weir::simulated::freedoms;
-  bool const seeded = like.how == weir::simulated::running::seeded;
-  if (like.takes == taken::all) on_ = every;
-  if (like.takes == taken::usual && seeded) on_ = every & ~seen_by_right_programs;
+  using taken = weir::simulated::allowed;
+  bool const seeded = like.schedule == weir::simulated::scheduling::seeded;
+  if (like.nondeterminism == taken::all) on_ = every;
+  if (like.nondeterminism == taken::usual && seeded) on_ = every & ~seen_by_right_programs;
   // its threads take the others
-  if (like.how == weir::simulated::running::threads)
+  if (like.schedule == weir::simulated::scheduling::threads)
     on_ &= bit(freedom::shared_connections) | bit(freedom::reuse) | bit(freedom::room) | bit(freedom::wrong_bytes);
   // answers are chosen, no more
   if (t.enumerating())
     on_ &= bit(freedom::overlap) | bit(freedom::blocking_calls) | bit(freedom::seen_late) | bit(freedom::reuse);
   // what a schedule by seed is
-  if (like.takes == taken::none && seeded)
+  if (like.nondeterminism == taken::none && seeded)
     on_ = bit(freedom::overlap) | bit(freedom::blocking_calls) | bit(freedom::seen_late);
 }
 

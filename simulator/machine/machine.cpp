@@ -13,10 +13,10 @@
 
 namespace weir::driver::sim {
 namespace {
-using running = weir::simulated::running;
+using scheduling = weir::simulated::scheduling;
 using namespace weir::literals;
 
-constexpr std::size_t page_of(running how) { return how == running::threads ? 2_MiB : 64_KiB; }
+constexpr std::size_t page_of(scheduling how) { return how == scheduling::threads ? 2_MiB : 64_KiB; }
 
 // A machine whose calls can be refused, with its controls.
 class refusable final : public faulty, public controls {
@@ -30,11 +30,11 @@ class refusable final : public faulty, public controls {
     return faulty::fail_call(call, k, c);
   }
   bool cancel_failure(std::uint64_t number) override { return cancel(number); }
-  void forget_failures() override { forget_orders(); }
-  void lose(int device) override { machine_.lose(device); }
-  void cut(int from, int to) override { machine_.cut(from, to); }
+  void clear_failures() override { forget_orders(); }
+  void lose_device(int device) override { machine_.lose_device(device); }
+  void disconnect(int from, int to) override { machine_.disconnect(from, to); }
   void corrupt(int from, int to) override { machine_.corrupt(from, to); }
-  void use_up(int device, std::size_t bytes) override { machine_.use_up(device, bytes); }
+  void consume_memory(int device, std::size_t bytes) override { machine_.consume_memory(device, bytes); }
   std::uint64_t seed() const noexcept override { return machine_.seed(); }
   std::uint64_t trace_hash() const noexcept override { return machine_.trace_hash(); }
   std::vector<freedom_taken> freedoms_taken() const override { return machine_.freedoms_taken(); }
@@ -54,7 +54,7 @@ class refusable final : public faulty, public controls {
   int device_of(event_handle e) const override { return machine_.device_of(e); }
   void refused_as_lost(int device) override {
     for (int d = 0; d < machine_.device_count(); ++d) {
-      if (device == d || device == every_device) machine_.lose(d);
+      if (device == d || device == every_device) machine_.lose_device(d);
     }
   }
   machine& machine_;
@@ -73,7 +73,7 @@ made make(weir::simulated const& like, std::vector<int> visible) {
   watch_process();
   tape* const lent = lent_tape::here();
   std::uint64_t seed = lent && like.seed == 0 ? lent->seed() : like.seed;
-  if (seed == 0 && like.how == running::seeded) {
+  if (seed == 0 && like.schedule == scheduling::seeded) {
     seed = os::random_number() | 1;
     os::print_error("weir: simulated machine with seed " + std::to_string(seed) + "\n");
   }
@@ -85,16 +85,16 @@ made make(weir::simulated const& like, std::vector<int> visible) {
 machine::machine(weir::simulated const& like, std::uint64_t seed, tape* lent, std::vector<int> visible)
     : visible_(std::move(visible)),
       devices_(visible_.empty() ? std::clamp(like.devices, 0, 64) : static_cast<int>(visible_.size())),
-      how_(like.how),
-      granularity_(page_of(like.how)),
+      how_(like.schedule),
+      granularity_(page_of(like.schedule)),
       bytes_(like.memory / granularity_ * granularity_),
-      maps_(like.maps),
+      maps_(like.virtual_memory),
       generation_(os::fork_generation()),
       own_tape_(seed),
       tape_(lent ? *lent : own_tape_),
       takes_(like, tape_),
-      pages_({devices_, bytes_, granularity_, how_ == running::threads ? fresh_bytes::zero : fresh_bytes::arbitrary,
-              seed, takes_.on(freedom::reuse), like.guarded}),
+      pages_({devices_, bytes_, granularity_, how_ == scheduling::threads ? fresh_bytes::zero : fresh_bytes::arbitrary,
+              seed, takes_.on(freedom::reuse), like.protect_memory}),
       all_(devices_, takes_, pages_),
       legacy_(static_cast<std::size_t>(devices_)),
       others_hold_(static_cast<std::size_t>(devices_)) {
@@ -114,11 +114,11 @@ machine::machine(weir::simulated const& like, std::uint64_t seed, tape* lent, st
   } else if (takes_.on(freedom::shared_connections) && tape_.coin(50)) {
     all_.connections = 1 + tape_.draw(4);
   }
-  if (how_ == running::seeded) all_.spreads = [this] { return tape_.coin(50); };
-  schedule_ = how_ == running::threads   ? make_crew(all_)
-              : how_ == running::stepped ? make_stepper(all_)
-                                         : make_wanderer(all_, tape_);
-  if (how_ != running::seeded) return;
+  if (how_ == scheduling::seeded) all_.spreads = [this] { return tape_.coin(50); };
+  schedule_ = how_ == scheduling::threads   ? make_crew(all_)
+              : how_ == scheduling::stepped ? make_stepper(all_)
+                                            : make_wanderer(all_, tape_);
+  if (how_ != scheduling::seeded) return;
   hosts_ = std::make_unique<hosts>(
       tape_, hosts::machine{[this] {
                               base::unique_lock lock(all_.mutex, std::try_to_lock);
@@ -271,7 +271,7 @@ void machine::let_others_allocate() {
   pages_.others_leave(device, std::exchange(held, 0));
   if (tape_.coin(50)) return;
   held = pages_.room(device).free / granularity_ * tape_.draw(16) / 16 * granularity_;
-  pages_.use_up(device, held);
+  pages_.consume_memory(device, held);
 }
 
 bool machine::any_alive() const {
@@ -309,13 +309,13 @@ status machine::release(memory_handle h) {
 
 status machine::map(address at, std::size_t bytes, memory_handle h) {
   if (status const s = may_call(); !s.ok()) return s;
-  blocking_call(5, how_ == running::threads ? 0 : pages_.name_of(at), bytes);
+  blocking_call(5, how_ == scheduling::threads ? 0 : pages_.name_of(at), bytes);
   return pages_.map(at, bytes, h);
 }
 
 status machine::unmap(address at, std::size_t bytes) {
   if (status const s = may_call(); !s.ok()) return s;
-  if (how_ != running::threads) {
+  if (how_ != scheduling::threads) {
     blocking_call(6, pages_.name_of(at), bytes);
     base::lock_guard lock(all_.mutex);
     schedule_->before_unmap();
@@ -391,7 +391,7 @@ status machine::unpin(void* host) {
 
 result<place> machine::find(void const* at) {
   if (status const s = may_call(); !s.ok()) return {s};
-  blocking_call(62, how_ == running::threads ? 0 : pages_.name_of(reinterpret_cast<address>(at)));
+  blocking_call(62, how_ == scheduling::threads ? 0 : pages_.name_of(reinterpret_cast<address>(at)));
   return {fine, pages_.find(reinterpret_cast<address>(at))};
 }
 
@@ -434,7 +434,7 @@ std::string machine::stuck() const {
   return text;
 }
 
-void machine::lose(int device) {
+void machine::lose_device(int device) {
   if (!exists(device)) return;
   std::vector<work> dropped;
   {
@@ -455,7 +455,7 @@ int machine::device_of(event_handle h) const {
   return e ? e->device : -1;
 }
 
-void machine::cut(int from, int to) {
+void machine::disconnect(int from, int to) {
   if (exists(from) && exists(to)) pages_.link(from, to, false);
 }
 
@@ -473,11 +473,11 @@ std::vector<freedom_taken> machine::freedoms_taken() const {
   return all;
 }
 
-void machine::use_up(int device, std::size_t bytes) {
-  if (exists(device)) pages_.use_up(device, bytes);
+void machine::consume_memory(int device, std::size_t bytes) {
+  if (exists(device)) pages_.consume_memory(device, bytes);
 }
 
-std::uint64_t machine::trace_hash() const noexcept { return how_ == running::threads ? 0 : tape_.hash(); }
+std::uint64_t machine::trace_hash() const noexcept { return how_ == scheduling::threads ? 0 : tape_.hash(); }
 
 std::vector<std::string> machine::census() const {
   std::vector<std::string> found;

@@ -34,12 +34,12 @@ class controls {
   // next. Returns: its number, for cancel_failure; 0: no such call, or k is 0
   virtual std::uint64_t fail_call(std::string_view call, std::uint64_t k, code) = 0;
   virtual bool cancel_failure(std::uint64_t number) = 0;               // Returns: it was still to come
-  virtual void forget_failures() = 0;
-  virtual void lose(int device) = 0;                                   // a sticky error, now
-  virtual void cut(int from, int to) = 0;                              // the peer link from -> to vanishes
+  virtual void clear_failures() = 0;
+  virtual void lose_device(int device) = 0;                            // a sticky error, now
+  virtual void disconnect(int from, int to) = 0;                       // the peer link from -> to vanishes
   // the peer link from -> to changes bytes from now on; the driver goes on offering it
   virtual void corrupt(int from, int to) = 0;
-  virtual void use_up(int device, std::size_t bytes) = 0;              // another process takes room
+  virtual void consume_memory(int device, std::size_t bytes) = 0;      // another process takes room
   virtual std::uint64_t seed() const noexcept = 0;
   // of every choice and operation so far; equal seeds and calls give equal hashes. Threads: 0
   virtual std::uint64_t trace_hash() const noexcept = 0;

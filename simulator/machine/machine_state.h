@@ -17,7 +17,7 @@ class machine final : public driver, public controls {
   ~machine() override;
 
   bool simulated() const noexcept override { return true; }
-  bool moves_by_itself() const noexcept override { return how_ == weir::simulated::running::threads; }
+  bool moves_by_itself() const noexcept override { return how_ == weir::simulated::scheduling::threads; }
   int device_count() const noexcept override { return devices_; }
   result<device_info> info(int device) override;
   status open(int device) override;
@@ -85,12 +85,12 @@ class machine final : public driver, public controls {
   // these three are the decorator's: see make()
   std::uint64_t fail_call(std::string_view, std::uint64_t, code) override { return 0; }
   bool cancel_failure(std::uint64_t) override { return false; }
-  void forget_failures() override {}
+  void clear_failures() override {}
   int device_of(event_handle) const;                         // -1: no such event
-  void lose(int device) override;
-  void cut(int from, int to) override;
+  void lose_device(int device) override;
+  void disconnect(int from, int to) override;
   void corrupt(int from, int to) override;
-  void use_up(int device, std::size_t bytes) override;
+  void consume_memory(int device, std::size_t bytes) override;
   std::uint64_t seed() const noexcept override { return tape_.seed(); }
   std::uint64_t trace_hash() const noexcept override;
   std::vector<freedom_taken> freedoms_taken() const override;
@@ -157,7 +157,7 @@ class machine final : public driver, public controls {
 
   std::vector<int> const visible_;
   int const devices_;
-  weir::simulated::running const how_;
+  weir::simulated::scheduling const how_;
   std::size_t const granularity_, bytes_;
   bool const maps_;                 // told by info() alone: what is asked all the same still works
   std::uint64_t const generation_;  // of the process that made this
@@ -178,13 +178,13 @@ class machine final : public driver, public controls {
 
 template <class... Numbers>
 void machine::note(Numbers... numbers) {
-  if (how_ != weir::simulated::running::threads) tape_.note(numbers...);
+  if (how_ != weir::simulated::scheduling::threads) tape_.note(numbers...);
 }
 
 template <class... Numbers>
 void machine::blocking_call(Numbers... numbers) {
   bool const others = takes_.on(freedom::room);
-  if (how_ == weir::simulated::running::threads && !others) return;
+  if (how_ == weir::simulated::scheduling::threads && !others) return;
   base::unique_lock lock(all_.mutex);
   note(numbers...);
   if (others) let_others_allocate();

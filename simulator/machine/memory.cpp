@@ -336,9 +336,9 @@ memory_info memory::room(int device) const {
   return {banks_[static_cast<std::size_t>(device)]->free_bytes(), shape_.bytes};
 }
 
-void memory::use_up(int device, std::size_t bytes) {
+void memory::consume_memory(int device, std::size_t bytes) {
   base::lock_guard lock(mutex_);
-  banks_[static_cast<std::size_t>(device)]->use_up(bytes);
+  banks_[static_cast<std::size_t>(device)]->consume_memory(bytes);
 }
 
 void memory::others_leave(int device, std::size_t bytes) {

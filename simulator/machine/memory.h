@@ -60,7 +60,7 @@ class memory {
   bool is_pin(address) const;
   memory_info room(int device) const;
 
-  void use_up(int device, std::size_t bytes);
+  void consume_memory(int device, std::size_t bytes);
   void others_leave(int device, std::size_t bytes);
   void link(int from, int to, bool present);
   bool linked(int from, int to) const;

@@ -30,10 +30,10 @@ std::string named(stream const& s) {
 }
 
 std::string at(base::site const& s) {
-  if (!s.operation || !s.at.file) return {};
-  std::string_view const file = s.at.file;
+  if (!s.operation || !s.at.file_name()) return {};
+  std::string_view const file = s.at.file_name();
   return " (" + std::string(s.operation) + " at " + std::string(file.substr(file.rfind('/') + 1)) + ":" +
-         std::to_string(s.at.line) + ")";
+         std::to_string(s.at.line()) + ")";
 }
 
 base::atomic<words const*> said_of_work{nullptr};

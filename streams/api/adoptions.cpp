@@ -13,7 +13,7 @@ namespace {
 struct adoption {
   std::uint64_t number = 0;
   bool owned = false;  // by the buffer that adopted it
-  here at{nullptr, nullptr, 0};
+  source_location at{nullptr, nullptr, 0};
 };
 using books = boost::unordered_flat_map<void*, adoption>;
 base::guarded<books>& last_of_each() {
@@ -26,11 +26,13 @@ std::string text_of(void* block) {
   std::snprintf(digits, sizeof digits, "%p", block);
   return digits;
 }
-std::string text_of(here at) { return at.file ? std::string(" at ") + at.file + ":" + std::to_string(at.line) : ""; }
+std::string text_of(source_location at) {
+  return at.file_name() ? std::string(" at ") + at.file_name() + ":" + std::to_string(at.line()) : "";
+}
 
 }  // namespace
 
-std::uint64_t adoptions::add(void* block, here at) {
+std::uint64_t adoptions::add(void* block, source_location at) {
   base::undivided const one_step;  // what buffers did before is none of a run's affairs
   auto all = last_of_each().lock();
   adoption& its = (*all)[block];
@@ -46,7 +48,7 @@ std::uint64_t adoptions::add(void* block, here at) {
 
 bool adoptions::owner_ends_slowly(void* block, std::uint64_t since) noexcept {
   base::undivided const one_step;
-  here by{nullptr, nullptr, 0};
+  source_location by{nullptr, nullptr, 0};
   {
     auto all = last_of_each().lock();
     auto const its = all->find(block);

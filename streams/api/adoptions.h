@@ -17,7 +17,7 @@ class adoptions {
   static std::uint64_t now() noexcept { return now_.get(); }
   // Returns: the adoption's number. Throws:
   // invalid_use (the buffer that adopted the block still owns it), bad_alloc
-  static std::uint64_t add(void* block, here);
+  static std::uint64_t add(void* block, source_location);
   // A buffer's end, or its release() of the block. false: another buffer owns the block; said on stderr.
   static bool owner_ends(void* block, std::uint64_t since) noexcept {
     return since == now() || owner_ends_slowly(block, since);

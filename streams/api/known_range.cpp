@@ -80,7 +80,8 @@ std::string known_range::text() const {
   return (device >= 0 ? "gpu:" + std::to_string(device) + " " : pinned || locked_in_place ? "pinned " : "") + digits;
 }
 
-known_range const& known_range::require_inside(std::string_view operation, std::string_view operand, here where) const {
+known_range const& known_range::require_inside(std::string_view operation, std::string_view operand,
+                                               source_location where) const {
   if (is == verdict::inside || is == verdict::unknown) [[likely]] return *this;
   auto const refuse = [&](std::string const& what, char const* remedy) {
     std::string const asked =

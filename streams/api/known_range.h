@@ -27,7 +27,7 @@ struct known_range {
 
   // `operand`: the part that the memory plays, "dst", "reads". Throws:
   // invalid_use unless it is inside or unknown
-  known_range const& require_inside(std::string_view operation, std::string_view operand, here) const;
+  known_range const& require_inside(std::string_view operation, std::string_view operand, source_location) const;
   std::size_t left() const noexcept;  // bytes from the address to the end of its block; 0: it begins in the rounding
   bool open_to(int reader) const noexcept;          // Requires: device >= 0
   std::string text() const;                         // "gpu:1 0x7f1000"
@@ -39,7 +39,7 @@ struct known_range {
   memory::block block{};                            // inside, past_end
   memory::allocator* memory = nullptr;              // which handed the block out
   pinned_memory* pinned = nullptr;                  // likewise
-  bool locked_in_place = false;                     // memory of the program's own (pinned_range)
+  bool locked_in_place = false;                     // memory of the program's own (registered_host_memory)
   bool imported = false;                            // of another process
   std::uint64_t readers = 0;                        // of shared memory: devices that may use it, a bit each
 };

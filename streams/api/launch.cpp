@@ -35,11 +35,11 @@ std::string hex(void const* p) {
 }
 std::string gpu_name(int device) { return "gpu:" + std::to_string(device); }
 
-char const* verb(access how) noexcept {
-  return how == access::read ? "reads" : how == access::write ? "writes" : "updates";
+char const* verb(access_mode how) noexcept {
+  return how == access_mode::read ? "reads" : how == access_mode::write ? "writes" : "updates";
 }
 
-void check_use(streams::known_range const& is, use const& u, clock::timeline& line, here at) {
+void check_use(streams::known_range const& is, memory_use const& u, clock::timeline& line, source_location at) {
   auto const refuse = [&](std::string what, std::string remedy) {
     throw invalid_use(
         "launch",
@@ -68,21 +68,21 @@ void check_use(streams::known_range const& is, use const& u, clock::timeline& li
   if (is.device >= 0 && is.device != line.device() && !is.open_to(line.device())) {
     refuse("the block is on " + gpu_name(is.device) + " and " + gpu_name(line.device()) + " has no access to it",
            "Launch on a stream of " + gpu_name(is.device) + ", copy the block to " + gpu_name(line.device()) +
-               ", or grant access (weir::grant_access)");
+               ", or grant access (weir::enable_peer_access)");
   }
 }
 
 // What the seam is told. Most launches declare a few uses.
 class touches {
  public:
-  touches(runtime::impl& r, std::span<use const> uses) {
+  touches(runtime::impl& r, std::span<memory_use const> uses) {
     if (uses.size() > few_.size()) many_.reserve(uses.size());
-    for (use const& u : uses) {
+    for (memory_use const& u : uses) {
       if (!u.address) continue;
       std::size_t bytes = u.bytes;
       if (bytes == 0) bytes = streams::known_range::of(r, u.address, 0).left();
       if (bytes == 0) continue;  // nothing in it
-      driver::touch const t{reinterpret_cast<driver::address>(u.address), bytes, u.how != access::read};
+      driver::touch const t{reinterpret_cast<driver::address>(u.address), bytes, u.how != access_mode::read};
       if (uses.size() > few_.size()) many_.push_back(t); else few_[count_++] = t;
     }
   }
@@ -100,7 +100,7 @@ class touches {
 // on a stream there is nobody to catch it.
 class body {
  public:
-  body(queued what, clock::timeline& line, char const* operation, here at) noexcept
+  body(queued what, clock::timeline& line, char const* operation, source_location at) noexcept
       : what_(what), about_{{operation, at}, line.device(), line.owner().part<clock::clocks>().number_of(line)} {}
   ~body() { what_.drop(what_.state); }
   body(body const&) = delete;
@@ -129,7 +129,7 @@ class body {
   base::running_work const about_;
 };
 
-void require_of(clock::timeline& line, driver::status s, std::string_view what, here at) {
+void require_of(clock::timeline& line, driver::status s, std::string_view what, source_location at) {
   if (s.ok()) [[likely]] return;
   throw_refusal(
       line.note(s), what, "stream " + std::to_string(line.id()) + " of " + gpu_name(line.device()),
@@ -139,7 +139,7 @@ void require_of(clock::timeline& line, driver::status s, std::string_view what, 
 
 }  // namespace
 
-bool begin_work(stream_ref s, std::span<use const> uses, here at) {
+bool begin_work(stream_ref s, std::span<memory_use const> uses, source_location at) {
   clock::timeline& line = streams::line_or_throw(s, "launch", at);
   runtime::impl& r = line.owner();
   using streams::known_range;
@@ -161,7 +161,7 @@ bool begin_work(stream_ref s, std::span<use const> uses, here at) {
   return simulated;
 }
 
-void queue_work(stream_ref s, std::span<use const> uses, queued q, here at) {
+void queue_work(stream_ref s, std::span<memory_use const> uses, queued q, source_location at) {
   clock::timeline& line = streams::line_of(s);
   base::call_site const in(line.owner().witness(), "launch", at);
   streams::begin_timed_launch(line, at);
@@ -180,7 +180,7 @@ void queue_work(stream_ref s, std::span<use const> uses, queued q, here at) {
   require_of(line, is, "launch", at);  // the seam has dropped what it refused
 }
 
-void abandon_work(stream_ref s, std::span<use const> uses) noexcept {
+void abandon_work(stream_ref s, std::span<memory_use const> uses) noexcept {
   clock::timeline& line = streams::line_of(s);
   streams::end_timed_launch();
   try {
@@ -189,7 +189,7 @@ void abandon_work(stream_ref s, std::span<use const> uses) noexcept {
   }
 }
 
-void end_work(stream_ref s, std::span<use const> uses, here at) {
+void end_work(stream_ref s, std::span<memory_use const> uses, source_location at) {
   clock::timeline& line = streams::line_of(s);
   streams::end_timed_launch();
   driver::driver& machine = line.owner().machine();
@@ -202,12 +202,12 @@ void end_work(stream_ref s, std::span<use const> uses, here at) {
   }
 }
 
-void no_device_code(here at) {
+void no_device_code(source_location at) {
   throw not_supported("parallel_for", "a GPU, and a loop that only the host compiler has read",
                       "Name the file in weir_kernels(target file.cu) and build with a CUDA toolkit", at);
 }
 
-void check_native_launch(stream_ref s, int native_code, here at) {
+void check_native_launch(stream_ref s, int native_code, source_location at) {
   if (native_code == 0) [[likely]] return;
   clock::timeline& line = streams::line_of(s);
   driver::status const is = line.captured().is;  // a sticky error answers here as well, and a capture is not spoiled
@@ -219,7 +219,7 @@ void check_native_launch(stream_ref s, int native_code, here at) {
 
 namespace weir {
 
-void launch_host(stream_ref s, std::function<void()> run, here at) {
+void launch_host(stream_ref s, std::function<void()> run, source_location at) {
   clock::timeline& line = streams::line_or_throw(s, "launch_host", at);
   if (!run) throw invalid_use("launch_host", "an empty function", "Give it something to run", at);
   base::call_site const in(line.owner().witness(), "launch_host", at);

@@ -30,14 +30,16 @@ std::string pointer_text(void const* p) {
   return text;
 }
 
-[[noreturn]] void throw_foreign(char const* operation, void const* p, here at) {
+[[noreturn]] void throw_foreign(char const* operation, void const* p, source_location at) {
   if (find_block(p)) {  // see streams::block_of_allocator
-    throw invalid_use(
-        operation,
-        pointer_text(p) + " lies in a shared_buffer, an opened_buffer or a pinned_range, which keep their own memory",
-        "Call what that object has for it (shared_buffer::record_stream, its end), or wait for the stream before it "
-        "ends",
-        at);
+    throw invalid_use(operation,
+                      pointer_text(p) +
+                          " lies in an exportable_buffer, an imported_buffer or a registered_host_memory, which keep "
+                          "their own memory",
+                      "Call what that object has for it (exportable_buffer::record_stream, its end), or wait for the "
+                      "stream before it "
+                      "ends",
+                      at);
   }
   throw invalid_use(
       operation,
@@ -55,7 +57,8 @@ streams::pinned_memory* pinned_owner(void const* p, clock::timeline const& user)
   auto* const its = user.owner().part_if_made<streams::pinned_memory>();
   return its && its->reserves(p) ? its : nullptr;
 }
-[[noreturn]] void throw_stranger(char const* operation, void const* p, clock::timeline const& user, here at) {
+[[noreturn]] void throw_stranger(char const* operation, void const* p, clock::timeline const& user,
+                                 source_location at) {
   if (!streams::block_of_allocator(p)) throw_foreign(operation, p, at);
   throw invalid_use(operation,
                     pointer_text(p) + " is a block of another runtime than " + streams::describe(user) +
@@ -63,10 +66,10 @@ streams::pinned_memory* pinned_owner(void const* p, clock::timeline const& user)
                     "Use streams of the runtime whose block it is; order two runtimes on the host", at);
 }
 
-void* pageable(size_t bytes, size_t alignment, here at) {
+void* pageable(size_t bytes, size_t alignment, source_location at) {
   if (alignment & (alignment - 1))
     throw invalid_use("buffer", "alignment of " + std::to_string(alignment) + " B",
-                      "Ask for a power of two, or weir::natural", at);
+                      "Ask for a power of two, or weir::default_alignment", at);
   if (alignment > 2_MiB)
     throw invalid_use("buffer", "alignment of " + std::to_string(alignment) + " B", "Ask for at most 2 MiB", at);
   if (bytes > static_cast<size_t>(std::numeric_limits<std::ptrdiff_t>::max()) - alignment - 4096) {
@@ -83,13 +86,15 @@ void* pageable(size_t bytes, size_t alignment, here at) {
 }
 
 // History. A block's beginning is noted once it is had, its end before it goes.
-void* noted(void* p, std::size_t bytes, clock::timeline const& home, here const& at) noexcept {
+void* noted(void* p, std::size_t bytes, clock::timeline const& home, source_location const& at) noexcept {
   observe::note(observe::action::alloc, p, bytes, home.id(), home.owner().id(), home.device(), at);
   return p;
 }
-void note_end(void const* p, here const& at) noexcept { observe::note(observe::action::free, p, 0, 0, 0, 0, at); }
+void note_end(void const* p, source_location const& at) noexcept {
+  observe::note(observe::action::free, p, 0, 0, 0, 0, at);
+}
 
-void* allocate_on(clock::timeline& home, size_t bytes, size_t alignment, here const& at) {
+void* allocate_on(clock::timeline& home, size_t bytes, size_t alignment, source_location const& at) {
   void* const p = memory::quick_allocate_noted(&home, bytes, alignment);
   return noted(p ? p : blocks(home.owner()).on(home.device(), at).allocate(home, bytes, alignment, at), bytes, home,
                at);
@@ -97,7 +102,7 @@ void* allocate_on(clock::timeline& home, size_t bytes, size_t alignment, here co
 
 }  // namespace
 
-void* allocate(size_t bytes, size_t alignment, here at) {
+void* allocate(size_t bytes, size_t alignment, source_location at) {
   return allocate_on(streams::current_line(streams::current_runtime(at), at), bytes, alignment, at);
 }
 
@@ -106,10 +111,10 @@ void* detail::allocate_quickly(stream_ref s, size_t bytes, size_t alignment) noe
 }
 bool detail::deallocate_quickly(void* p) noexcept { return memory::quick_deallocate(p); }
 
-void* detail::allocate_slowly(stream_ref s, size_t bytes, size_t alignment, here at) {
+void* detail::allocate_slowly(stream_ref s, size_t bytes, size_t alignment, source_location at) {
   return allocate_on(streams::line_or_throw(s, "allocate", at), bytes, alignment, at);
 }
-void detail::deallocate_slowly(void* p, here at) {
+void detail::deallocate_slowly(void* p, source_location at) {
   if (memory::quick_deallocate_marked(nullptr, p)) return;
   note_end(p, at);
   if (memory::quick_deallocate_noted(p) || !p || process_was_forked()) return;  // a child's copy of the parent's block
@@ -118,7 +123,7 @@ void detail::deallocate_slowly(void* p, here at) {
   throw_foreign("deallocate", p, at);
 }
 
-void deallocate(stream_ref last_use, void* p, here at) {
+void deallocate(stream_ref last_use, void* p, source_location at) {
   if (memory::quick_deallocate_used(detail::stream_access::line(last_use), p) || !p || process_was_forked()) return;
   if (memory::quick_deallocate_marked(detail::stream_access::line(last_use), p)) return;
   clock::timeline& line = streams::line_or_throw(last_use, "deallocate", at);
@@ -132,7 +137,7 @@ void deallocate(stream_ref last_use, void* p, here at) {
   throw_stranger("deallocate", p, line, at);
 }
 
-void record_stream(void const* p, stream_ref user, here at) {
+void record_stream(void const* p, stream_ref user, source_location at) {
   if (memory::quick_mark(detail::stream_access::line(user), p)) return;
   clock::timeline& line = streams::line_or_throw(user, "record_stream", at);
   if (memory::allocator* const a = device_owner(p, line)) {
@@ -170,7 +175,7 @@ std::optional<block_info> find_block(void const* p) noexcept {
                     reinterpret_cast<void*>(beside->at), beside->bytes, std::nullopt};
 }
 
-buffer::buffer(size_t bytes, buffer_options o, here at) {
+buffer::buffer(size_t bytes, buffer_options o, source_location at) {
   runtime::impl& r = streams::current_runtime(at);
   if (o.kind == memory_kind::pinned) {
     data_ = r.part<streams::pinned_memory>().allocate(bytes, o.alignment, at);
@@ -194,7 +199,7 @@ void buffer::reset() noexcept {
   std::uint64_t const since = since_;
   forget();
   if (!p) return;
-  constexpr here its_end{"the end of its buffer", "", 0};  // nobody's line
+  constexpr source_location its_end{"the end of its buffer", "", 0};  // nobody's line
   if (k != memory_kind::pageable) {
     if (process_was_forked() || !streams::adoptions::owner_ends(p, since)) return;  // the parent's, another buffer's
     note_end(p, its_end);
@@ -212,7 +217,7 @@ void buffer::reset() noexcept {
   }
 }
 
-void* buffer::host_data(char const* operation, here at) const {
+void* buffer::host_data(char const* operation, source_location at) const {
   if (kind() == memory_kind::pinned)
     driver::check::host_uses(data_, size(), driver::check::host_use::takes_span, operation, at);
   if (kind() != memory_kind::device || !data_) return data_;
@@ -227,19 +232,19 @@ block_info buffer::info() const noexcept {
   return {cpu, kind(), data_, size(), std::nullopt};
 }
 
-void buffer::record_stream(stream_ref s, here at) const {
+void buffer::record_stream(stream_ref s, source_location at) const {
   if (data_ && kind() != memory_kind::pageable) weir::record_stream(data_, s, at);
 }
 
-void buffer::rebind(stream_ref home, here at) {
+void buffer::set_stream(stream_ref home, source_location at) {
   memory::allocator* const a =
       data_ && kind() == memory_kind::device ? memory::device_memory::owner_in_process(data_) : nullptr;
   if (!a)
-    throw invalid_use("buffer::rebind", kind() == memory_kind::device ? "an empty buffer" : "host memory",
+    throw invalid_use("buffer::set_stream", kind() == memory_kind::device ? "an empty buffer" : "host memory",
                       "Only device blocks have a home stream", at);
-  clock::timeline& line = streams::line_or_throw(home, "buffer::rebind", at);
-  if (device_owner(data_, line) != a) throw_stranger("buffer::rebind", data_, line, at);
-  a->rebind(data_, line, at);
+  clock::timeline& line = streams::line_or_throw(home, "buffer::set_stream", at);
+  if (device_owner(data_, line) != a) throw_stranger("buffer::set_stream", data_, line, at);
+  a->set_stream(data_, line, at);
 }
 
 void* buffer::release() noexcept {
@@ -249,7 +254,7 @@ void* buffer::release() noexcept {
   return p;
 }
 
-buffer buffer::adopt(void* p, here at) {
+buffer buffer::adopt(void* p, source_location at) {
   buffer out;
   if (!p) return out;
   auto const found = streams::block_of_allocator(p);
@@ -261,37 +266,37 @@ buffer buffer::adopt(void* p, here at) {
   return out;
 }
 
-buffer pinned(size_t bytes, here at) { return buffer(bytes, {.on = cpu, .kind = memory_kind::pinned}, at); }
+buffer pinned(size_t bytes, source_location at) { return buffer(bytes, {.on = cpu, .kind = memory_kind::pinned}, at); }
 
-buffer pin_memory(std::span<std::byte const> from, here at) {
+buffer pin_memory(std::span<std::byte const> from, source_location at) {
   buffer out = pinned(from.size(), at);
   driver::check::host_uses(from.data(), from.size(), driver::check::host_use::reads, "pin_memory", at);
   if (!from.empty()) std::memcpy(out.data(), from.data(), from.size());
   return out;
 }
 
-void warm_up_pinned_memory(size_t bytes, here at) {
+void reserve_pinned_memory(size_t bytes, source_location at) {
   auto& pool = streams::current_runtime(at).part<streams::pinned_memory>();
-  pool.deallocate(pool.allocate(bytes, natural, at), at);
+  pool.deallocate(pool.allocate(bytes, default_alignment, at), at);
 }
 
-size_t empty_pinned_cache(here at) {
+size_t empty_pinned_cache(source_location at) {
   auto* const pool = streams::current_runtime(at).part_if_made<streams::pinned_memory>();
   return pool ? pool->trim() : 0;
 }
 
-size_t empty_cache(device on, here at) {
+size_t empty_cache(device on, source_location at) {
   runtime::impl& r = streams::current_runtime(at);
   memory::allocator* const a = blocks(r).if_made(streams::resolve(on, r, "empty_cache", at));
   return a ? a->empty_cache() : 0;
 }
 
-void set_memory_limit(size_t bytes, device on, here at) {
+void set_memory_limit(size_t bytes, device on, source_location at) {
   runtime::impl& r = streams::current_runtime(at);
   blocks(r).on(streams::resolve(on, r, "set_memory_limit", at), at).set_limit(bytes);
 }
 
-void set_per_process_memory_fraction(double of_total, device on, here at) {
+void set_per_process_memory_fraction(double of_total, device on, source_location at) {
   runtime::impl& r = streams::current_runtime(at);
   int const d = streams::resolve(on, r, "set_per_process_memory_fraction", at);
   if (!(of_total > 0 && of_total <= 1)) {
@@ -316,7 +321,7 @@ callback_registration::~callback_registration() {
     state_->in->remove_callback(state_->id);
 }
 
-callback_registration on_out_of_memory(out_of_memory_callback call, int order, here at) {
+callback_registration on_out_of_memory(out_of_memory_callback call, int order, source_location at) {
   if (!call) throw invalid_use("on_out_of_memory", "an empty function", "Give it something to call", at);
   auto s = std::make_unique<callback_registration::state>();
   s->call = std::move(call);

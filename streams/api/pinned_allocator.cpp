@@ -10,7 +10,7 @@
 
 namespace weir::detail {
 
-void* allocate_pinned(std::size_t count, std::size_t size, std::size_t alignment, here at) {
+void* allocate_pinned(std::size_t count, std::size_t size, std::size_t alignment, source_location at) {
   if (size && count > std::numeric_limits<std::size_t>::max() / size) {
     throw invalid_use("pinned_allocator::allocate",
                       std::to_string(count) + " elements of " + std::to_string(size) + " B",
@@ -25,9 +25,9 @@ void* allocate_pinned(std::size_t count, std::size_t size, std::size_t alignment
 void deallocate_pinned(void* block) noexcept {
   if (process_was_forked()) return;
   if (auto* const pool = streams::pinned_memory::owner(block)) {
-    observe::note(observe::action::free, block, 0, 0, 0, 0, here::current());
+    observe::note(observe::action::free, block, 0, 0, 0, 0, source_location::current());
     try {
-      pool->deallocate(block, here::current());
+      pool->deallocate(block, source_location::current());
     } catch (...) {}
   }
 }

@@ -11,9 +11,9 @@ namespace weir::streams {
 namespace {
 
 [[noreturn]] void refused(driver::status why, clock::timeline const& line, void const* dst, void const* src,
-                          std::size_t bytes, here at, std::string const& whose = "") {
+                          std::size_t bytes, source_location at, std::string const& whose = "") {
   bool const filling = !src;
-  throw_refusal(why, filling ? "set" : "copy",
+  throw_refusal(why, filling ? "fill" : "copy",
                 range_text(dst, bytes) + (filling ? "" : " <- " + range_text(src, bytes)) +
                     " on a stream of gpu:" + std::to_string(line.device()) + whose,
                 why.what == driver::code::lost ? "Go on with the other devices"
@@ -39,7 +39,8 @@ std::string which_is_lost(runtime::impl& r, driver::status why, int one, int oth
   return out;
 }
 
-driver::status try_copy(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here const& at) {
+driver::status try_copy(clock::timeline& line, void* dst, void const* src, std::size_t bytes,
+                        source_location const& at) {
   auto& r = line.owner();
   if (r.witness() || observe::activity::on()) [[unlikely]] {
     base::call_site const in(r.witness(), "copy", at);
@@ -51,17 +52,17 @@ driver::status try_copy(clock::timeline& line, void* dst, void const* src, std::
 }
 
 void throw_refused_copy(driver::status why, clock::timeline const& line, void const* dst, void const* src,
-                        std::size_t bytes, here at) {
+                        std::size_t bytes, source_location at) {
   refused(why, line, dst, src, bytes, at);
 }
 
-void enqueue_copy(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here at) {
+void enqueue_copy(clock::timeline& line, void* dst, void const* src, std::size_t bytes, source_location at) {
   auto const done = try_copy(line, dst, src, bytes, at);
   if (!done.ok()) [[unlikely]] refused(done, line, dst, src, bytes, at);
 }
 
 driver::status try_peer_copy(clock::timeline& line, void* dst, int dst_device, void const* src, int src_device,
-                             std::size_t bytes, here at) noexcept {
+                             std::size_t bytes, source_location at) noexcept {
   base::call_site const in(line.owner().witness(), "copy", at);
   timed_work const timed(line, "copy", bytes, at);
   auto const done =
@@ -73,15 +74,15 @@ driver::status try_peer_copy(clock::timeline& line, void* dst, int dst_device, v
 }
 
 void enqueue_peer_copy(clock::timeline& line, void* dst, int dst_device, void const* src, int src_device,
-                       std::size_t bytes, here at) {
+                       std::size_t bytes, source_location at) {
   auto const done = try_peer_copy(line, dst, dst_device, src, src_device, bytes, at);
   if (!done.ok()) [[unlikely]]
     refused(done, line, dst, src, bytes, at, which_is_lost(line.owner(), done, dst_device, src_device));
 }
 
-void enqueue_fill(clock::timeline& line, void* dst, std::byte value, std::size_t bytes, here at) {
-  base::call_site const in(line.owner().witness(), "set", at);
-  timed_work const timed(line, "set", bytes, at);
+void enqueue_fill(clock::timeline& line, void* dst, std::byte value, std::size_t bytes, source_location at) {
+  base::call_site const in(line.owner().witness(), "fill", at);
+  timed_work const timed(line, "fill", bytes, at);
   auto const done = line.note(
       line.owner().machine().fill(line.device(), line.handle(), dst, static_cast<std::uint32_t>(value), 1, bytes));
   if (!done.ok()) [[unlikely]] refused(done, line, dst, nullptr, bytes, at);

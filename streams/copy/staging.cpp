@@ -36,14 +36,14 @@ std::byte const* at(void const* base, std::size_t offset) { return static_cast<s
 // A block of the pinned pool, given back with the stamps it was marked with.
 class slot {
  public:
-  slot(pinned_memory& pool, int device, std::size_t bytes, here at)
+  slot(pinned_memory& pool, int device, std::size_t bytes, source_location at)
       : pool_(&pool), bytes_(bytes), memory_(pool.allocate_near(device, bytes, at)) {}
   slot(slot&& other) noexcept
       : pool_(other.pool_), bytes_(other.bytes_), memory_(std::exchange(other.memory_, nullptr)) {}
   slot& operator=(slot&&) = delete;
   ~slot() {
     try {
-      pool_->deallocate(memory_, here::current());
+      pool_->deallocate(memory_, source_location::current());
     } catch (...) {}
   }
   void* memory() const noexcept { return memory_; }
@@ -58,13 +58,13 @@ class slot {
 };
 
 // From or to a slot: what weir knows of it is its own affair.
-void own_copy(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here where) {
+void own_copy(clock::timeline& line, void* dst, void const* src, std::size_t bytes, source_location where) {
   base::unpromised const own_slot(line.owner().witness());
   enqueue_copy(line, dst, src, bytes, where);
 }
 
 // When pinned memory is short the slot is smaller: half, a quarter, down to the smallest.
-slot shrinking_slot(pinned_memory& pool, int device, std::size_t bytes, here where) {
+slot shrinking_slot(pinned_memory& pool, int device, std::size_t bytes, source_location where) {
   while (true) {
     try {
       return slot(pool, device, bytes, where);
@@ -187,7 +187,7 @@ struct staging::state {
     }
   }
 
-  void wait_for_room(clock::timeline const& line, std::size_t bytes, here where) {
+  void wait_for_room(clock::timeline const& line, std::size_t bytes, source_location where) {
     while (!has_room(line, bytes)) {
       clock::stamp oldest;
       {
@@ -208,7 +208,7 @@ struct staging::state {
   // As many as the copy has chunks, at most so many;
   // one at least, and smaller chunks where memory is short. Waits for room.
   std::vector<slot> slots_for(clock::timeline const& line, std::size_t bytes, std::size_t most, std::size_t& chunk,
-                              here where) {
+                              source_location where) {
     std::size_t const wanted = std::min(most, (bytes + chunk - 1) / chunk);
     wait_for_room(line, wanted * chunk, where);
     std::vector<slot> slots;
@@ -242,7 +242,8 @@ struct staging::state {
     return std::min(bytes, std::clamp(share, finest_chunk, how.chunk));
   }
 
-  void refuse_captured(clock::timeline const& line, void const* dst, void const* src, std::size_t bytes, here where) {
+  void refuse_captured(clock::timeline const& line, void const* dst, void const* src, std::size_t bytes,
+                       source_location where) {
     auto const captured = owner.machine().capturing(line.device(), line.handle());
     if (captured.is.what == driver::code::lost) {
       throw_refusal(line.note(captured.is), "copy",
@@ -292,7 +293,7 @@ std::size_t staging::in_use(int device) const {
   return r->bytes;
 }
 
-void staging::to_device(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here where) {
+void staging::to_device(clock::timeline& line, void* dst, void const* src, std::size_t bytes, source_location where) {
   struct filled {
     slot in;
     std::size_t offset;
@@ -360,7 +361,8 @@ void staging::coming::cancel() const noexcept {
   for (auto& part : job.chunk) job.crew->cancel(part);
 }
 
-staging::coming staging::to_host(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here where) {
+staging::coming staging::to_host(clock::timeline& line, void* dst, void const* src, std::size_t bytes,
+                                 source_location where) {
   auto& my = *state_;
   my.refuse_captured(line, dst, src, bytes, where);
   manner how = *my.to_fetch.lock();
@@ -410,7 +412,8 @@ staging::coming staging::to_host(clock::timeline& line, void* dst, void const* s
   return out;
 }
 
-void staging::to_waiting_host(clock::timeline& line, void* dst, void const* src, std::size_t bytes, here where) {
+void staging::to_waiting_host(clock::timeline& line, void* dst, void const* src, std::size_t bytes,
+                              source_location where) {
   auto& my = *state_;
   my.refuse_captured(line, dst, src, bytes, where);
   manner const how = *my.to_fetch.lock();
@@ -468,7 +471,7 @@ void staging::to_waiting_host(clock::timeline& line, void* dst, void const* src,
 }
 
 void staging::between(clock::timeline& from, clock::timeline& to, void* dst, void const* src, std::size_t bytes,
-                      here where) {
+                      source_location where) {
   auto& my = *state_;
   my.refuse_captured(from, dst, src, bytes, where);
   my.refuse_captured(to, dst, src, bytes, where);

@@ -23,7 +23,7 @@ class staging {  // a part of the runtime
 
   // Pageable to the stream's device. Ensures: the source has been read when this returns.
   // Blocks: while `room` bytes of earlier staged copies to this device are not done.
-  void to_device(clock::timeline&, void* dst, void const* src, std::size_t bytes, here);
+  void to_device(clock::timeline&, void* dst, void const* src, std::size_t bytes, source_location);
   // What is still to come from a device to pageable memory.
   class coming {
    public:
@@ -36,15 +36,16 @@ class staging {  // a part of the runtime
   // The stream's device to pageable: the bytes arrive in stream order;
   // what is stamped after this covers them.
   // Blocks: as to_device; not for this copy itself.
-  coming to_host(clock::timeline&, void* dst, void const* src, std::size_t bytes, here);
+  coming to_host(clock::timeline&, void* dst, void const* src, std::size_t bytes, source_location);
   // The same for a caller who waits anyway:
   // no function of the host holds the stream, which fills slots while others are emptied.
   // Ensures: the bytes are there. Blocks: until they are.
-  void to_waiting_host(clock::timeline&, void* dst, void const* src, std::size_t bytes, here);
+  void to_waiting_host(clock::timeline&, void* dst, void const* src, std::size_t bytes, source_location);
   // From the device of `from` to that of `to`, which may not reach each other. Ensures:
   // `to` is ordered after the copy.
   // Requires: both ordered after whatever made src and used dst.
-  void between(clock::timeline& from, clock::timeline& to, void* dst, void const* src, std::size_t bytes, here);
+  void between(clock::timeline& from, clock::timeline& to, void* dst, void const* src, std::size_t bytes,
+               source_location);
   // All throw: out_of_memory (no room for even the smallest slot), device_lost, driver_error, invalid_use (a
   // captured stream). After a throw nothing reads src or writes dst on the host any more, and slots come
   // back; bytes of dst are unspecified.

@@ -1,6 +1,6 @@
-// Memory of the program's own whose pages pinned_range has locked: each range is known until the driver has
-// unlocked it. What the driver refuses to unlock is tried again before the next range is locked or unlocked,
-// and when the runtime ends.
+// Memory of the program's own whose pages registered_host_memory has locked: each range is known until the
+// driver has unlocked it. What the driver refuses to unlock is tried again before the next range is locked or
+// unlocked, and when the runtime ends.
 // Threads: any.
 #pragma once
 #include <vector>
@@ -14,9 +14,9 @@ namespace weir::streams {
 class locked_ranges {  // a part of the runtime
  public:
   explicit locked_ranges(runtime::impl& r) : runtime_(r), books_(r.part<observe::memory_beside>()) {}
-  ~locked_ranges();  // Blocks: as unlock. Unlocks what is left: a pinned_range may outlive its runtime
+  ~locked_ranges();  // Blocks: as unlock. Unlocks what is left: a registered_host_memory may outlive its runtime
   // `first`, `bytes`: whole pages around `own`. Throws: bad_alloc; nothing is locked then
-  driver::status lock(void* first, std::size_t bytes, base::byte_range own, here);
+  driver::status lock(void* first, std::size_t bytes, base::byte_range own, source_location);
   void unlock(void* first) noexcept;  // Blocks: until all work of all devices is done
 
  private:

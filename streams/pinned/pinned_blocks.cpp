@@ -22,7 +22,7 @@ std::string pointer_text(void const* p) {
 }
 
 // Requires: in.lock() is held.
-[[noreturn]] void refuse_free(pinned_space& space, void* block, pinned_space::place found, here at) {
+[[noreturn]] void refuse_free(pinned_space& space, void* block, pinned_space::place found, source_location at) {
   std::string const what = pointer_text(block);
   if (found == space.end()) {
     throw invalid_use("deallocate", what + ", which no pinned pool of this runtime handed out",
@@ -39,7 +39,7 @@ std::string pointer_text(void const* p) {
 
 }  // namespace
 
-void pinned_memory::deallocate(void* block, here at) {
+void pinned_memory::deallocate(void* block, source_location at) {
   if (!block || process_was_forked()) return;
   pinned_space::few<clock::stamp> to_fence;
   {

@@ -37,24 +37,24 @@ class pinned_tally {
   memory_statistics& now() noexcept { return now_; }
   memory_statistics const& now() const noexcept { return now_; }
   void reset_peak() {
-    each([](stat& one) { one.peak = one.current; });
+    each([](statistic& one) { one.peak = one.current; });
   }
   void reset_accumulated() {
-    each([](stat& one) { one.allocated = one.freed = 0; });
+    each([](statistic& one) { one.allocated = one.freed = 0; });
     now_.num_ooms = now_.num_alloc_retries = now_.cache_hits = 0;
   }
 
  private:
-  static void add(stat& one, std::int64_t by) {
+  static void add(statistic& one, std::int64_t by) {
     one.current += by;
     one.peak = std::max(one.peak, one.current);
     (by > 0 ? one.allocated : one.freed) += by > 0 ? by : -by;
   }
-  static void change(stat_by_size& of, std::int64_t by, std::size_t requested) {
+  static void change(statistic_by_size& of, std::int64_t by, std::size_t requested) {
     add(of.all, by);
     add(requested < large_from ? of.small : of.large, by);
   }
-  static void bytes(stat_by_size& of, std::size_t by, std::size_t requested) {
+  static void bytes(statistic_by_size& of, std::size_t by, std::size_t requested) {
     change(of, static_cast<std::int64_t>(by), requested);
   }
   void live(std::int64_t sign, std::size_t requested, std::size_t rounded) {

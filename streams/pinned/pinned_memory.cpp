@@ -170,20 +170,21 @@ bool pinned_memory::state::may_give_back(int most_looks) {
   return false;
 }
 
-void pinned_memory::state::refuse(std::size_t bytes, std::size_t rounded, std::vector<rung> ladder, here at) {
+void pinned_memory::state::refuse(std::size_t bytes, std::size_t rounded, std::vector<recovery_step> ladder,
+                                  source_location at) {
   memory_report r{};
   r.on = cpu;
   r.requested = bytes;
   r.rounded = rounded;
   r.limit = owner.options().pinned_limit;
-  r.ladder = std::move(ladder);
+  r.recovery = std::move(ladder);
   {
     auto p = in.lock();
     ++p->tally.now().num_ooms;
     r.allocated = p->tally.allocated();
     r.pending = p->tally.pending();
     r.reserved = p->tally.reserved();
-    r.largest_hole = p->space.largest_free();
+    r.largest_free = p->space.largest_free();
     r.capacity = os::memory_of_host();
     auto const host = r.limit ? std::nullopt : os::memory_available();
     if (host) {
@@ -239,12 +240,14 @@ pinned_memory::~pinned_memory() {
   } catch (...) {}
 }
 
-void* pinned_memory::allocate(std::size_t bytes, std::size_t alignment, here at) {
+void* pinned_memory::allocate(std::size_t bytes, std::size_t alignment, source_location at) {
   return hand_out(current_device, bytes, alignment, at);
 }
-void* pinned_memory::allocate_near(int device, std::size_t bytes, here at) { return hand_out(device, bytes, 0, at); }
+void* pinned_memory::allocate_near(int device, std::size_t bytes, source_location at) {
+  return hand_out(device, bytes, 0, at);
+}
 
-void* pinned_memory::hand_out(int device, std::size_t bytes, std::size_t alignment, here at) {
+void* pinned_memory::hand_out(int device, std::size_t bytes, std::size_t alignment, source_location at) {
   auto* const witness = state_->owner.witness();
   base::unpromised const own_affair(witness);
   void* const block = find_room(device, bytes, alignment, at);
@@ -252,7 +255,7 @@ void* pinned_memory::hand_out(int device, std::size_t bytes, std::size_t alignme
   return block;
 }
 
-void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignment, here at) {
+void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignment, source_location at) {
   if (process_was_forked())
     throw_refusal({driver::code::forked, 0}, "allocate", bytes_text(bytes) + " of pinned memory",
                   "allocate in the process that made the runtime", at);
@@ -288,10 +291,11 @@ void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignm
   state_->owner.open_any(device, "allocate", at);  // a driver locks pages for every device, once one is open
   auto grown = state_->grow(near, rounded, aligned, bytes);
   if (grown.block) return grown.block;
-  std::vector<rung> ladder;
+  std::vector<recovery_step> ladder;
   auto const climbed = [&](std::string_view name, std::size_t gave, std::int64_t since) {
-    auto const again = std::find_if(ladder.begin(), ladder.end(), [&](rung const& r) { return r.name == name; });
-    rung& r = again == ladder.end() ? ladder.emplace_back(rung{name, 0, 0}) : *again;
+    auto const again =
+        std::find_if(ladder.begin(), ladder.end(), [&](recovery_step const& r) { return r.name == name; });
+    recovery_step& r = again == ladder.end() ? ladder.emplace_back(recovery_step{name, 0, 0}) : *again;
     r.gave_bytes += gave, r.ns += base::now_ns() - since;
   };
   auto const give_back_and_grow = [&] {

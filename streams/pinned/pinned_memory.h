@@ -26,14 +26,15 @@ class pinned_memory {  // a part of the runtime
   // the limit lets them; idle pages of other shapes given back first; a bounded wait for what is pending.
   // Throws: out_of_memory (report().on is cpu), invalid_use. Blocks:
   // a moment, when the limit or the host leaves no room
-  void* allocate(std::size_t bytes, std::size_t alignment, here);
+  void* allocate(std::size_t bytes, std::size_t alignment, source_location);
   // the same for who knows which device will copy it; natural alignment
-  void* allocate_near(int device, std::size_t bytes, here);
+  void* allocate_near(int device, std::size_t bytes, source_location);
   int node_near(int device) noexcept;                        // of the host's nodes; -1: not known
   // The host may be given this memory again once every stream it was marked for has passed its stamp
   // (completion, not order). A stream of a lost device never passes: its engine may still write, so that
   // memory is held back (counted as pending).
-  void deallocate(void*, here);  // Throws: invalid_use (foreign, interior, freed twice); nothing has changed then
+  // Throws: invalid_use (foreign, interior, freed twice); nothing has changed then
+  void deallocate(void*, source_location);
   // used by work given to that stream; interior addresses are fine
   void mark(void const*, clock::timeline& user) noexcept;
   void mark(void const*, clock::stamp) noexcept;            // the same for work up to an exact stamp
@@ -64,8 +65,8 @@ class pinned_memory {  // a part of the runtime
 
  private:
   static constexpr int current_device = -1;
-  void* hand_out(int device, std::size_t bytes, std::size_t alignment, here);
-  void* find_room(int device, std::size_t bytes, std::size_t alignment, here);
+  void* hand_out(int device, std::size_t bytes, std::size_t alignment, source_location);
+  void* find_room(int device, std::size_t bytes, std::size_t alignment, source_location);
   struct state;
   std::unique_ptr<state> state_;
 };

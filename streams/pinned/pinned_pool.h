@@ -176,7 +176,8 @@ struct pinned_memory::state {
   // To give pages back waits for the work of all devices.
   // When one of them waits for a rank, that may be this very thread's.
   bool may_give_back(int most_looks = most_polls);
-  [[noreturn]] void refuse(std::size_t bytes, std::size_t rounded, std::vector<rung> ladder, here at);
+  [[noreturn]] void refuse(std::size_t bytes, std::size_t rounded, std::vector<recovery_step> ladder,
+                           source_location at);
 };
 
 }  // namespace weir::streams

@@ -18,7 +18,7 @@ struct place {  // whose memory: a runtime's device
   std::uint32_t runtime;
   int device;
 };
-place place_of(device on, char const* operation, here at) {
+place place_of(device on, char const* operation, source_location at) {
   runtime::impl& r = streams::current_runtime(at);
   return {static_cast<std::uint32_t>(r.id()),
           on.is_cpu() ? observe::pinned_memory_place : streams::resolve(on, r, operation, at)};
@@ -33,14 +33,14 @@ std::string_view name_of(observe::action a) noexcept {
   }
 }
 
-std::string line_text(here const& at) {
-  if (!at.file) return "(not known)";
-  std::string_view file = at.file;
+std::string line_text(source_location const& at) {
+  if (!at.file_name()) return "(not known)";
+  std::string_view file = at.file_name();
   // The end of a path says which file it is.
   if (size_t const cut = file.rfind('/'); cut != file.npos && cut > 0) {
     if (size_t const folder = file.rfind('/', cut - 1); folder != file.npos) file.remove_prefix(folder + 1);
   }
-  return at.line ? std::string(file) + ":" + std::to_string(at.line) : std::string(file);
+  return at.line() ? std::string(file) + ":" + std::to_string(at.line()) : std::string(file);
 }
 
 std::string signed_bytes(std::int64_t n) {
@@ -49,7 +49,7 @@ std::string signed_bytes(std::int64_t n) {
 
 }  // namespace
 
-void record_memory_history(history_options o, here at) {
+void record_memory_history(history_options o, source_location at) {
   constexpr size_t most = size_t{1} << 32;  // 320 GiB
   if (o.events == 0 || o.events > most) {
     throw invalid_use("record_memory_history", "room for " + std::to_string(o.events) + " events",
@@ -59,7 +59,7 @@ void record_memory_history(history_options o, here at) {
 }
 void stop_memory_history() { observe::history::process().stop(); }
 
-std::vector<memory_event> memory_history(device on, here at) {
+std::vector<memory_event> memory_history(device on, source_location at) {
   place const its = place_of(on, "memory_history", at);
   auto& h = observe::history::process();
   auto const scale = h.scale();
@@ -78,7 +78,7 @@ std::vector<memory_event> memory_history(device on, here at) {
   return out;
 }
 
-std::vector<line_statistics> memory_lines(device on, here at) {
+std::vector<line_statistics> memory_lines(device on, source_location at) {
   place const its = place_of(on, "memory_lines", at);
   std::vector<line_statistics> out;
   for (observe::line_sums const& l : observe::history::process().lines(its.runtime, its.device)) {
@@ -87,8 +87,8 @@ std::vector<line_statistics> memory_lines(device on, here at) {
                    l.bytes,
                    l.blocks_at_peak,
                    l.bytes_at_peak,
-                   l.taken_blocks,
-                   l.taken_bytes});
+                   l.total_blocks,
+                   l.total_bytes});
   }
   std::stable_sort(out.begin(), out.end(), [](auto const& a, auto const& b) {
     return std::max(a.bytes, a.bytes_at_peak) > std::max(b.bytes, b.bytes_at_peak);
@@ -96,7 +96,7 @@ std::vector<line_statistics> memory_lines(device on, here at) {
   return out;
 }
 
-std::string memory_by_line(device on, here at) {
+std::string memory_by_line(device on, source_location at) {
   char text[320];
   std::string out;
   auto const row = [&](auto const&... column) {
@@ -107,7 +107,7 @@ std::string memory_by_line(device on, here at) {
   for (line_statistics const& l : memory_lines(on, at)) {
     row(bytes_text(static_cast<size_t>(l.bytes)).c_str(), std::to_string(l.blocks).c_str(),
         bytes_text(static_cast<size_t>(l.bytes_at_peak)).c_str(), std::to_string(l.blocks_at_peak).c_str(),
-        bytes_text(static_cast<size_t>(l.taken_bytes)).c_str(), std::to_string(l.taken_blocks).c_str(),
+        bytes_text(static_cast<size_t>(l.total_bytes)).c_str(), std::to_string(l.total_blocks).c_str(),
         line_text(l.where).c_str());
   }
   return out;
@@ -115,14 +115,14 @@ std::string memory_by_line(device on, here at) {
 
 struct memory_tracker::state {
   struct count {
-    here where;
+    source_location where;
     std::int64_t blocks = 0, bytes = 0;
   };
   std::ostream& out;
   device on;
   boost::unordered_flat_map<std::string, count> before = {};
 
-  boost::unordered_flat_map<std::string, count> now(here at) const {
+  boost::unordered_flat_map<std::string, count> now(source_location at) const {
     boost::unordered_flat_map<std::string, count> all;
     for (line_statistics const& l : memory_lines(on, at)) {
       count& c = all[line_text(l.where)];
@@ -132,13 +132,13 @@ struct memory_tracker::state {
   }
 };
 
-memory_tracker::memory_tracker(std::ostream& out, device on, here at) : state_(new state{out, on}) {
+memory_tracker::memory_tracker(std::ostream& out, device on, source_location at) : state_(new state{out, on}) {
   if (!observe::history::on()) record_memory_history({}, at);
   state_->before = state_->now(at);
 }
 memory_tracker::~memory_tracker() = default;
 
-void memory_tracker::track(here at) {
+void memory_tracker::track(source_location at) {
   auto now = state_->now(at);
   struct change {
     std::string line;

@@ -10,10 +10,12 @@ using driver::check::finding;
 race_report public_report(finding const& f) {
   return {std::string(name_of(f.what)), f.text, f.first, f.second, f.times};
 }
-driver::check::control* checker(here at) { return driver::check::control_of(streams::current_runtime(at).machine()); }
+driver::check::control* checker(source_location at) {
+  return driver::check::control_of(streams::current_runtime(at).machine());
+}
 }  // namespace
 
-std::vector<race_report> race_reports(here at) {
+std::vector<race_report> race_reports(source_location at) {
   std::vector<race_report> all;
   if (auto* const c = checker(at)) {
     for (finding const& f : c->findings()) all.push_back(public_report(f));
@@ -21,12 +23,12 @@ std::vector<race_report> race_reports(here at) {
   return all;
 }
 
-void require_no_races(here at) {
+void require_no_races(source_location at) {
   auto const all = race_reports(at);
   if (!all.empty()) throw race_found(all.front().text, all.front().first, all.front().second);
 }
 
-void on_race(std::function<void(race_report const&)> f, here at) {
+void on_race(std::function<void(race_report const&)> f, source_location at) {
   auto* const c = checker(at);
   if (!c) return;
   if (!f) return c->on_finding(nullptr);

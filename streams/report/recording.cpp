@@ -106,7 +106,7 @@ void add_reserved(runtime::impl& r, int d, std::vector<memory_segment>& out) {
     for (memory::mapped_range::part const& p : range.parts) {
       auto const found = p.is == memory::mapped_range::use::live ? known.find(p.at) : known.end();
       s.blocks.push_back({p.at, p.bytes, p.requested, told_state(p.is),
-                          found == known.end() ? here{nullptr, nullptr, 0} : found->second.from});
+                          found == known.end() ? source_location{nullptr, nullptr, 0} : found->second.from});
     }
   }
 }
@@ -168,7 +168,7 @@ recording take_recording(runtime::impl& r) {
   return out;
 }
 
-void write_file(std::string const& path, std::string_view bytes, char const* operation, here at) {
+void write_file(std::string const& path, std::string_view bytes, char const* operation, source_location at) {
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
   if (file) file.write(bytes.data(), static_cast<std::streamsize>(bytes.size())).flush();
   if (!file)

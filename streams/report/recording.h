@@ -18,6 +18,6 @@ struct recording {
 recording take_recording(runtime::impl&);
 
 // Throws: invalid_use (the file cannot be written, and why)
-void write_file(std::string const& path, std::string_view bytes, char const* operation, here);
+void write_file(std::string const& path, std::string_view bytes, char const* operation, source_location);
 
 }  // namespace weir::streams

@@ -14,37 +14,37 @@ namespace weir {
 
 simulation::simulation(runtime& r, driver::sim::controls& c) noexcept : runtime_(&r), controls_(&c) {}
 
-simulation simulation::of(runtime& r, here at) {
+simulation simulation::of(runtime& r, source_location at) {
   if (driver::sim::controls* const c = driver::sim::controls_of(r.get().machine())) return simulation(r, *c);
   throw invalid_use("simulation::of", "this runtime has " + r.description(),
                     "Make one with runtime(simulated{}), or set WEIR_DEVICES=sim", at);
 }
 
-int simulation::ordinal(device d, std::string_view operation, here at) const {
+int simulation::ordinal(device d, std::string_view operation, source_location at) const {
   return streams::resolve(d, runtime_->get(), operation, at);
 }
 
-bool simulation::step(stream_ref s, here at) {
+bool simulation::step(stream_ref s, source_location at) {
   clock::timeline& line = streams::line_or_throw(s, "simulation::step", at);
   if (line.owner().machine().moves_by_itself()) {
     throw invalid_use("simulation::step", streams::describe(line) + ", which the machine's own threads move",
-                      "Make it with simulated{.how = simulated::running::stepped}", at);
+                      "Make it with simulated{.schedule = simulated::scheduling::stepped}", at);
   }
   return controls_->step(line.device(), line.handle());
 }
 
-void simulation::run(here at) {
+void simulation::run(source_location at) {
   if (controls_->run()) return;
   throw invalid_use("simulation::run", controls_->stuck(), "Let one of them not wait, or give what it waits for", at);
 }
 
-void simulation::spawn(std::string name, std::function<void()> body, here at) {
+void simulation::spawn(std::string name, std::function<void()> body, source_location at) {
   if (!body)
     throw invalid_use("simulation::spawn", "\"" + name + "\" with an empty function", "Give it something to run", at);
   base::relay* const threads = controls_->host_threads();
   if (!threads)
     throw invalid_use("simulation::spawn", "this machine is not run by a seed",
-                      "Make it with simulated{.how = running::seeded}", at);
+                      "Make it with simulated{.schedule = scheduling::seeded}", at);
   base::relay* const mine = base::relay::here();
   if (mine != (threads->active() ? threads : nullptr)) {
     throw invalid_use(
@@ -59,7 +59,7 @@ void simulation::spawn(std::string name, std::function<void()> body, here at) {
   });
 }
 
-void simulation::join(here at) {
+void simulation::join(source_location at) {
   base::relay* const threads = controls_->host_threads();
   if (!threads || !threads->active()) return;
   if (!threads->has_this_thread())
@@ -70,7 +70,7 @@ void simulation::join(here at) {
     throw invalid_use("simulation::join", why, "Let one of them not wait, or give what it waits for", at);
 }
 
-std::uint64_t simulation::fail_call(std::string_view call, std::uint64_t k, here at) {
+std::uint64_t simulation::fail_call(std::string_view call, std::uint64_t k, source_location at) {
   bool const takes_memory = call == "create" || call == "create_segment" || call == "pin" || call == "reserve";
   auto const names = driver::faulty::call_names();
   auto const refuse = [at](std::string operands, std::string remedy) {
@@ -84,17 +84,19 @@ std::uint64_t simulation::fail_call(std::string_view call, std::uint64_t k, here
 }
 
 bool simulation::cancel_failure(std::uint64_t number) { return controls_->cancel_failure(number); }
-void simulation::forget_failures() { controls_->forget_failures(); }
+void simulation::clear_failures() { controls_->clear_failures(); }
 
-void simulation::lose(device d, here at) { controls_->lose(ordinal(d, "simulation::lose", at)); }
-void simulation::cut(device from, device to, here at) {
-  controls_->cut(ordinal(from, "simulation::cut", at), ordinal(to, "simulation::cut", at));
+void simulation::lose_device(device d, source_location at) {
+  controls_->lose_device(ordinal(d, "simulation::lose_device", at));
 }
-void simulation::corrupt(device from, device to, here at) {
+void simulation::disconnect(device from, device to, source_location at) {
+  controls_->disconnect(ordinal(from, "simulation::disconnect", at), ordinal(to, "simulation::disconnect", at));
+}
+void simulation::corrupt(device from, device to, source_location at) {
   controls_->corrupt(ordinal(from, "simulation::corrupt", at), ordinal(to, "simulation::corrupt", at));
 }
-void simulation::use_up(device d, size_t bytes, here at) {
-  controls_->use_up(ordinal(d, "simulation::use_up", at), bytes);
+void simulation::consume_memory(device d, size_t bytes, source_location at) {
+  controls_->consume_memory(ordinal(d, "simulation::consume_memory", at), bytes);
 }
 std::uint64_t simulation::seed() const noexcept { return controls_->seed(); }
 std::uint64_t simulation::trace_hash() const noexcept { return controls_->trace_hash(); }

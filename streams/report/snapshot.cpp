@@ -7,18 +7,18 @@
 
 namespace weir {
 
-std::vector<memory_segment> memory_snapshot(device on, here at) {
+std::vector<memory_segment> memory_snapshot(device on, source_location at) {
   runtime::impl& r = streams::current_runtime(at);
   return streams::segments_of(r, streams::resolve(on, r, "memory_snapshot", at));
 }
 
-void dump_memory_snapshot(std::string const& path, here at) {
+void dump_memory_snapshot(std::string const& path, source_location at) {
   auto const all = streams::take_recording(streams::current_runtime(at));
   streams::write_file(path, report::snapshot(all.devices, all.stacks, "weir:" + runtime::current(at).description()),
                       "dump_memory_snapshot", at);
 }
 
-void dump_memory_page(std::string const& path, std::string const& title, here at) {
+void dump_memory_page(std::string const& path, std::string const& title, source_location at) {
   auto const all = streams::take_recording(streams::current_runtime(at));
   streams::write_file(
       path,

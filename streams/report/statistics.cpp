@@ -13,73 +13,75 @@ namespace weir {
 namespace {
 
 // Null: the device was never used. Asking makes no context on it.
-int ordinal(device on, char const* operation, here at) {
+int ordinal(device on, char const* operation, source_location at) {
   return streams::resolve(on, streams::current_runtime(at), operation, at);
 }
-memory::allocator* used(device on, char const* operation, here at) {
+memory::allocator* used(device on, char const* operation, source_location at) {
   int const d = ordinal(on, operation, at);
   memory::device_memory* const m = streams::current_runtime(at).part_if_made<memory::device_memory>();
   return m ? m->if_made(d) : nullptr;
 }
 // null: nothing was ever shared, nor a range pinned
-observe::memory_beside* beside(here at) { return streams::current_runtime(at).part_if_made<observe::memory_beside>(); }
+observe::memory_beside* beside(source_location at) {
+  return streams::current_runtime(at).part_if_made<observe::memory_beside>();
+}
 
 }  // namespace
 
-memory_statistics memory_stats(device on, here at) {
+memory_statistics memory_stats(device on, source_location at) {
   memory::allocator const* const a = used(on, "memory_stats", at);
   memory_statistics out = a ? a->statistics() : memory_statistics{};
   if (auto const* const its = beside(at)) its->add_to(ordinal(on, "memory_stats", at), out);
   return out;
 }
 
-size_t memory_allocated(device on, here at) {
+size_t memory_allocated(device on, source_location at) {
   return static_cast<size_t>(memory_stats(on, at).allocated_bytes.all.current);
 }
-size_t max_memory_allocated(device on, here at) {
+size_t max_memory_allocated(device on, source_location at) {
   return static_cast<size_t>(memory_stats(on, at).allocated_bytes.all.peak);
 }
-size_t memory_reserved(device on, here at) {
+size_t memory_reserved(device on, source_location at) {
   return static_cast<size_t>(memory_stats(on, at).reserved_bytes.all.current);
 }
-size_t max_memory_reserved(device on, here at) {
+size_t max_memory_reserved(device on, source_location at) {
   return static_cast<size_t>(memory_stats(on, at).reserved_bytes.all.peak);
 }
-size_t memory_cached(device on, here at) { return memory_reserved(on, at); }
-size_t max_memory_cached(device on, here at) { return max_memory_reserved(on, at); }
+size_t memory_cached(device on, source_location at) { return memory_reserved(on, at); }
+size_t max_memory_cached(device on, source_location at) { return max_memory_reserved(on, at); }
 
-memory_statistics pinned_memory_stats(here at) {
+memory_statistics pinned_memory_stats(source_location at) {
   streams::pinned_memory const* const p = streams::current_runtime(at).part_if_made<streams::pinned_memory>();
   return p ? p->statistics() : memory_statistics{};
 }
 
-void reset_peak_memory_stats(device on, here at) {
+void reset_peak_memory_stats(device on, source_location at) {
   if (memory::allocator* const a = used(on, "reset_peak_memory_stats", at)) a->reset_peak();
   if (auto* const its = beside(at)) its->reset_peak(ordinal(on, "reset_peak_memory_stats", at));
 }
-void reset_accumulated_memory_stats(device on, here at) {
+void reset_accumulated_memory_stats(device on, source_location at) {
   if (memory::allocator* const a = used(on, "reset_accumulated_memory_stats", at)) a->reset_accumulated();
   if (auto* const its = beside(at)) its->reset_accumulated(ordinal(on, "reset_accumulated_memory_stats", at));
 }
 
-memory_report memory_report_now(device on, here at) {
+memory_report current_memory_report(device on, source_location at) {
   runtime::impl& r = streams::current_runtime(at);
-  return r.part<memory::device_memory>().on(streams::resolve(on, r, "memory_report_now", at), at).report();
+  return r.part<memory::device_memory>().on(streams::resolve(on, r, "current_memory_report", at), at).report();
 }
 
-std::vector<stream_memory_use> memory_by_stream(device on, here at) {
+std::vector<stream_memory_use> memory_by_stream(device on, source_location at) {
   memory::allocator const* const a = used(on, "memory_by_stream", at);
   return a ? a->by_stream() : std::vector<stream_memory_use>{};
 }
 
-std::string memory_summary(device on, here at) {
+std::string memory_summary(device on, source_location at) {
   runtime::impl& r = streams::current_runtime(at);
   memory::allocator const& a = r.part<memory::device_memory>().on(streams::resolve(on, r, "memory_summary", at), at);
   memory_report const now = a.report();
   return report::summary(memory_stats(on, at), now, a.by_stream());
 }
 
-std::string memory_metrics(here at) {
+std::string memory_metrics(source_location at) {
   std::vector<report::measured> all;
   for (int d = 0, n = device_count(at); d < n; ++d) all.push_back({device(d).str(), memory_stats(d, at)});
   all.push_back({"cpu", pinned_memory_stats(at)});

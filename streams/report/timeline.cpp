@@ -15,18 +15,18 @@
 
 namespace weir {
 
-range::range(std::string_view name, here at) {
+profile_range::profile_range(std::string_view name, source_location at) {
   std::string const whole(name);
   if (observe::activity::on()) open_ = new observe::host_span(name, at);
   driver::push_range(whole.c_str());
 }
 
-range::~range() {
+profile_range::~profile_range() {
   delete static_cast<observe::host_span*>(open_);
   driver::pop_range();
 }
 
-void record_timeline(timeline_options o, here at) {
+void record_timeline(timeline_options o, source_location at) {
   if (o.spans == 0) throw invalid_use("record_timeline", "room for 0 spans", "Ask for at least 1", at);
   if (!observe::history::on()) record_memory_history({.events = o.spans}, at);
   observe::activity::process().start(o.spans);
@@ -43,9 +43,9 @@ std::vector<observe::span> spans_of(runtime::impl& r) {
 }
 }  // namespace
 
-std::string timeline_summary(here at) { return report::overlap(spans_of(streams::current_runtime(at))); }
+std::string timeline_summary(source_location at) { return report::overlap(spans_of(streams::current_runtime(at))); }
 
-void dump_timeline(std::string const& path, here at) {
+void dump_timeline(std::string const& path, source_location at) {
   auto const spans = spans_of(streams::current_runtime(at));
   std::vector<report::device_memory_events> memory;
   for (int d = 0, n = device_count(at); d < n; ++d) {

@@ -100,7 +100,7 @@ bool ended_elsewhere(std::uint64_t number) {
   return gone != 0;
 }
 
-void set(seat& s, runtime::impl& r, int device, std::string_view operation, here at) {
+void set(seat& s, runtime::impl& r, int device, std::string_view operation, source_location at) {
   r.open(device, operation, at);
   require(r.machine().make_current(device), operation, "gpu:" + std::to_string(device), "", at);
   s.device = device;
@@ -117,7 +117,7 @@ void restore(seat& s, driver::driver& machine, frame const& f) {
 
 }  // namespace
 
-int resolve(device d, runtime::impl& r, std::string_view operation, here at) {
+int resolve(device d, runtime::impl& r, std::string_view operation, source_location at) {
   if (d.is_cpu()) throw invalid_use(std::string(operation), "cpu", "Name a gpu", at);
   if (d.index() == -1) return seat_in(r).device;
   if (d.index() < 0 || d.index() >= r.device_count()) {
@@ -129,7 +129,7 @@ int resolve(device d, runtime::impl& r, std::string_view operation, here at) {
 }
 
 namespace {
-inline clock::timeline& line_in(seat& s, int device, here const& at) {
+inline clock::timeline& line_in(seat& s, int device, source_location const& at) {
   auto& chosen = s.chosen[static_cast<std::size_t>(device)];
   if (auto* const line = weir::detail::stream_access::line(chosen)) {
     if (line->tenure() == weir::detail::stream_access::tenure(chosen)) [[likely]] return *line;
@@ -139,9 +139,11 @@ inline clock::timeline& line_in(seat& s, int device, here const& at) {
 }
 }  // namespace
 
-clock::timeline& current_line(runtime::impl& r, int device, here const& at) { return line_in(seat_in(r), device, at); }
+clock::timeline& current_line(runtime::impl& r, int device, source_location const& at) {
+  return line_in(seat_in(r), device, at);
+}
 
-clock::timeline& current_line(runtime::impl& r, here const& at) {
+clock::timeline& current_line(runtime::impl& r, source_location const& at) {
   seat& s = seat_in(r);
   return line_in(s, s.device, at);
 }
@@ -151,11 +153,11 @@ std::string describe(clock::timeline const& t) {
   return "stream " + std::to_string(t.id()) + " of gpu:" + std::to_string(t.device());
 }
 
-void throw_forked(std::string_view operation, here at) {
+void throw_forked(std::string_view operation, source_location at) {
   throw_refusal({driver::code::forked}, operation, "a child", "", at);
 }
 
-void throw_not_valid(stream_ref s, std::string_view operation, here at) {
+void throw_not_valid(stream_ref s, std::string_view operation, source_location at) {
   std::uint64_t const tenure = weir::detail::stream_access::tenure(s);
   if (!tenure)
     throw invalid_use(std::string(operation), "a stream that was moved from", "Use the stream it was moved to", at);
@@ -167,20 +169,20 @@ void throw_not_valid(stream_ref s, std::string_view operation, here at) {
                       at);
   if (line->alive() == clock::life::retired) {
     throw invalid_use(std::string(operation), what + ", whose registration has ended",
-                      "Keep the foreign_stream object while its stream is used", at);
+                      "Keep the external_stream object while its stream is used", at);
   }
   throw invalid_use(std::string(operation), what + ", which was given back",
                     "Keep the stream object while its references are used", at);
 }
 
-void choose(runtime::impl& r, int device, clock::timeline* stream, std::string_view operation, here at) {
+void choose(runtime::impl& r, int device, clock::timeline* stream, std::string_view operation, source_location at) {
   seat& s = seat_in(r);
   set(s, r, device, operation, at);
   if (stream) s.chosen[static_cast<std::size_t>(device)] = ref_of(*stream);
 }
 
 weir::detail::guard_mark enter(runtime::impl& r, int device, clock::timeline* stream, std::string_view operation,
-                               here at) {
+                               source_location at) {
   seat& s = seat_in(r);
   base::make_room(s.frames);
   frame f{.number = mine().next_number, .device_found = s.device, .cuda_found = s.cuda};

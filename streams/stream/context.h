@@ -37,21 +37,22 @@ struct stream_access {  // the one way into the public handles
 namespace streams {
 
 // In a forked child locks may be held for ever by threads that are not there: no call gets as far as one.
-[[noreturn]] void throw_forked(std::string_view operation, here);
-inline runtime::impl& current_runtime(here const& at) {  // this thread's runtime_guard, else the process default
+[[noreturn]] void throw_forked(std::string_view operation, source_location);
+// this thread's runtime_guard, else the process default
+inline runtime::impl& current_runtime(source_location const& at) {
   if (process_was_forked()) [[unlikely]] throw_forked("runtime", at);
   return runtime_of_thread(at).get();
 }
 // The ordinal a device means for this thread. Throws: invalid_use (cpu where a gpu is needed;
 // no such device: names how many there are)
-int resolve(device, runtime::impl&, std::string_view operation, here);
+int resolve(device, runtime::impl&, std::string_view operation, source_location);
 
 // Requires: not of a stream that was moved from (the caller has asked line_or_throw)
 inline clock::timeline& line_of(stream_ref s) noexcept { return *detail::stream_access::line(s); }
 inline stream_ref ref_of(clock::timeline& t) noexcept { return detail::stream_access::ref(t); }
 // the thread's current stream of that device. Opens the device. Throws: device_lost, driver_error
-clock::timeline& current_line(runtime::impl&, int device, here const&);
-clock::timeline& current_line(runtime::impl&, here const&);              // of the current device
+clock::timeline& current_line(runtime::impl&, int device, source_location const&);
+clock::timeline& current_line(runtime::impl&, source_location const&);   // of the current device
 int current_ordinal(runtime::impl&);                                  // the thread's current device
 inline weir::stamp public_stamp(clock::stamp s) noexcept { return detail::stream_access::stamp(s); }
 inline clock::stamp inner_stamp(weir::stamp s) noexcept { return detail::stream_access::stamp(s); }
@@ -63,18 +64,19 @@ std::optional<block_info> block_of_allocator(void const*) noexcept;
 std::string describe(clock::timeline const&);
 // The stream behind a handle. Throws: invalid_use (it was moved from or given back,
 // its registration or its runtime has ended)
-[[noreturn]] void throw_not_valid(stream_ref, std::string_view operation, here);
-inline clock::timeline& line_or_throw(stream_ref s, std::string_view operation, here at) {
+[[noreturn]] void throw_not_valid(stream_ref, std::string_view operation, source_location);
+inline clock::timeline& line_or_throw(stream_ref s, std::string_view operation, source_location at) {
   if (process_was_forked()) [[unlikely]] throw_forked(operation, at);
   if (auto* const line = detail::stream_access::line_if_valid(s)) [[likely]] return *line;
   throw_not_valid(s, operation, at);
 }
 
 // The thread's current device, and with `stream` the current stream of that device, from now on.
-void choose(runtime::impl&, int device, clock::timeline* stream, std::string_view operation, here);
+void choose(runtime::impl&, int device, clock::timeline* stream, std::string_view operation, source_location);
 // The same until leave(), which never throws.
 // What is found when marks are left out of order: see device_guard.
-weir::detail::guard_mark enter(runtime::impl&, int device, clock::timeline* stream, std::string_view operation, here);
+weir::detail::guard_mark enter(runtime::impl&, int device, clock::timeline* stream, std::string_view operation,
+                               source_location);
 void leave(weir::detail::guard_mark) noexcept;
 std::uint64_t misplaced_guards() noexcept;  // guards of this process that ended out of order or on another thread
 

@@ -9,7 +9,7 @@
 
 namespace weir {
 
-int device_count(here at) { return streams::current_runtime(at).device_count(); }
+int device_count(source_location at) { return streams::current_runtime(at).device_count(); }
 
 bool is_available() noexcept {
   try {
@@ -19,15 +19,15 @@ bool is_available() noexcept {
   }
 }
 
-device current_device(here at) { return device(streams::current_ordinal(streams::current_runtime(at))); }
+device current_device(source_location at) { return device(streams::current_ordinal(streams::current_runtime(at))); }
 
-void set_device(device d, here at) {
+void set_device(device d, source_location at) {
   if (d.is_cpu()) return;
   auto& r = streams::current_runtime(at);
   streams::choose(r, streams::resolve(d, r, "set_device", at), nullptr, "set_device", at);
 }
 
-device_properties get_device_properties(device d, here at) {
+device_properties get_device_properties(device d, source_location at) {
   auto& r = streams::current_runtime(at);
   int const i = streams::resolve(d, r, "get_device_properties", at);
   auto const got = r.machine().info(i);
@@ -37,7 +37,7 @@ device_properties get_device_properties(device d, here at) {
           v.uuid, r.machine().simulated()};
 }
 
-memory_info mem_get_info(device d, here at) {
+memory_info mem_get_info(device d, source_location at) {
   auto& r = streams::current_runtime(at);
   int const i = streams::resolve(d, r, "mem_get_info", at);
   r.open(i, "mem_get_info", at);
@@ -46,7 +46,7 @@ memory_info mem_get_info(device d, here at) {
   return {got.value.free, got.value.total};
 }
 
-void synchronize(device d, here at) {
+void synchronize(device d, source_location at) {
   auto& r = streams::current_runtime(at);
   int const i = streams::resolve(d, r, "synchronize", at);
   r.open(i, "synchronize", at);
@@ -61,7 +61,7 @@ void synchronize(device d, here at) {
           at);
 }
 
-device_guard::device_guard(device d, here at) {
+device_guard::device_guard(device d, source_location at) {
   if (d.is_cpu()) return;
   auto& r = streams::current_runtime(at);
   mark_ = streams::enter(r, streams::resolve(d, r, "device_guard", at), nullptr, "device_guard", at);

@@ -37,9 +37,9 @@ event::~event() = default;
 event::event(event&&) noexcept = default;
 event& event::operator=(event&&) noexcept = default;
 
-void event::record(here at) { record(current_stream(gpu, at), at); }
+void event::record(source_location at) { record(current_stream(gpu, at), at); }
 
-void event::record(stream_ref s, here at) {
+void event::record(stream_ref s, source_location at) {
   auto& line = streams::line_or_throw(s, "event::record", at);
   if (!state_) state_ = std::make_unique<state>(event_options{});  // moved from: as new
   auto now = state_->now.lock();
@@ -64,7 +64,7 @@ void event::record(stream_ref s, here at) {
   *now = {line.id(), std::move(event), std::move(f.value)};
 }
 
-bool event::query(here at) const {
+bool event::query(source_location at) const {
   if (!state_) return true;
   if (process_was_forked()) streams::throw_forked("event::query", at);
   auto const now = state_->get();
@@ -83,7 +83,7 @@ bool event::query(here at) const {
   return true;
 }
 
-void event::synchronize(here at) const {
+void event::synchronize(source_location at) const {
   if (!state_) return;
   if (process_was_forked()) streams::throw_forked("event::synchronize", at);
   auto const now = state_->get();
@@ -100,7 +100,7 @@ void event::synchronize(here at) const {
   clocks.note_complete(*line, now.last);
 }
 
-milliseconds event::elapsed_time(event const& end, here at) const {
+float_milliseconds event::elapsed_time(event const& end, source_location at) const {
   auto const refuse = [&](std::string what, char const* remedy) {
     throw invalid_use("event::elapsed_time", std::move(what), remedy, at);
   };
@@ -123,10 +123,10 @@ milliseconds event::elapsed_time(event const& end, here at) const {
   if (ms.is.what == driver::code::not_ready)
     refuse("the work between the events is not done", "Synchronize with the end event first");
   require(from->note(ms.is), "event::elapsed_time", streams::describe(*from), "", at);
-  return milliseconds(ms.value);
+  return float_milliseconds(ms.value);
 }
 
-CUevent_st* event::native(here at) const {
+CUevent_st* event::native(source_location at) const {
   if (!state_) return nullptr;
   if (process_was_forked()) streams::throw_forked("event::native", at);
   auto now = state_->now.lock();
@@ -139,7 +139,7 @@ CUevent_st* event::native(here at) const {
   return r.value;
 }
 
-void stream_ref::wait(event const& e, here at) const {
+void stream_ref::wait(event const& e, source_location at) const {
   auto& line = streams::line_or_throw(*this, "stream::wait", at);
   for (;;) {
     if (!e.state_) return;

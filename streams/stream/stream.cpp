@@ -13,7 +13,7 @@ namespace {
 
 clock::clocks& clocks_of(clock::timeline const& t) { return t.owner().part<clock::clocks>(); }
 
-void check_one_runtime(clock::timeline const& a, clock::timeline const& b, char const* operation, here at) {
+void check_one_runtime(clock::timeline const& a, clock::timeline const& b, char const* operation, source_location at) {
   if (&a.owner() == &b.owner()) return;
   throw invalid_use(operation,
                     streams::describe(a) + " of runtime " + std::to_string(a.owner().id()) + ", " +
@@ -22,7 +22,7 @@ void check_one_runtime(clock::timeline const& a, clock::timeline const& b, char 
 }
 
 void require_wait(driver::status s, clock::timeline const& waiter, std::string_view operation, std::string const& what,
-                  here at) {
+                  source_location at) {
   if (s.ok()) return;
   streams::require_not_stuck(waiter.owner().machine(), s, operation, at);
   throw_refusal(s, operation, streams::describe(waiter) + ", " + what,
@@ -35,7 +35,7 @@ void require_wait(driver::status s, clock::timeline const& waiter, std::string_v
 
 }  // namespace
 
-bool stamp::query(here at) const {
+bool stamp::query(source_location at) const {
   if (process_was_forked()) streams::throw_forked("stamp::query", at);
   clock::timeline* const line = clock::find(stream_);
   if (!line) return true;
@@ -44,7 +44,7 @@ bool stamp::query(here at) const {
   return r.value;
 }
 
-void stamp::synchronize(here at) const {
+void stamp::synchronize(source_location at) const {
   if (process_was_forked()) streams::throw_forked("stamp::synchronize", at);
   clock::timeline* const line = clock::find(stream_);
   if (!line) return;
@@ -62,21 +62,21 @@ stamp stream_ref::stamp() const noexcept {
   return line ? streams::public_stamp(line->now()) : weir::stamp{};
 }
 
-bool stream_ref::query(here at) const {
+bool stream_ref::query(source_location at) const {
   auto& line = streams::line_or_throw(*this, "stream::query", at);
   auto const r = line.query();
   require_wait(r.is, line, "stream::query", "asked", at);
   return r.value;
 }
 
-void stream_ref::synchronize(here at) const {
+void stream_ref::synchronize(source_location at) const {
   auto& line = streams::line_or_throw(*this, "stream::synchronize", at);
   observe::host_span const waits("synchronize", at);
   base::call_site const in(line.owner().witness(), "synchronize", at);
   require_wait(line.synchronize(), line, "stream::synchronize", "waited for", at);
 }
 
-void stream_ref::wait(weir::stamp s, here at) const {
+void stream_ref::wait(weir::stamp s, source_location at) const {
   auto& line = streams::line_or_throw(*this, "stream::wait", at);
   clock::stamp const wanted = streams::inner_stamp(s);
   if (line.covers(wanted)) return line.rely_on(clock::find(wanted.stream));
@@ -87,7 +87,7 @@ void stream_ref::wait(weir::stamp s, here at) const {
   require_wait(line.wait(wanted), line, "stream::wait", "for " + streams::describe(other), at);
 }
 
-void stream_ref::wait(stream_ref other, here at) const {
+void stream_ref::wait(stream_ref other, source_location at) const {
   auto& line = streams::line_or_throw(*this, "stream::wait", at);
   auto& from = streams::line_or_throw(other, "stream::wait", at);
   clock::stamp const wanted = from.now();
@@ -102,20 +102,20 @@ void stream_ref::wait(stream_ref other, here at) const {
   require_wait(is, line, "stream::wait", "for " + streams::describe(from), at);
 }
 
-event stream_ref::record_event(here at) const {
+event stream_ref::record_event(source_location at) const {
   event e;
   e.record(*this, at);
   return e;
 }
 
-bool stream_ref::is_capturing(here at) const {
+bool stream_ref::is_capturing(source_location at) const {
   auto& line = streams::line_or_throw(*this, "stream::is_capturing", at);
   auto const r = line.captured();
   require(r.is, "stream::is_capturing", streams::describe(line), "", at);
   return r.value;
 }
 
-CUstream_st* stream_ref::native(here at) const {
+CUstream_st* stream_ref::native(source_location at) const {
   auto& line = streams::line_or_throw(*this, "stream::native", at);
   auto& machine = line.owner().machine();
   auto const r = machine.native(line.device(), line.handle());
@@ -125,11 +125,11 @@ CUstream_st* stream_ref::native(here at) const {
   return r.value;
 }
 
-event stream::record_event(here at) const { return ref_.record_event(at); }
+event stream::record_event(source_location at) const { return ref_.record_event(at); }
 
-stream::stream(weir::priority p, here at) : stream(gpu, p, at) {}
+stream::stream(weir::priority p, source_location at) : stream(gpu, p, at) {}
 
-stream::stream(weir::device d, weir::priority p, here at) : ref_(streams::ref_of([&]() -> clock::timeline& {
+stream::stream(weir::device d, weir::priority p, source_location at) : ref_(streams::ref_of([&]() -> clock::timeline& {
   auto& r = streams::current_runtime(at);
   return r.part<streams::stream_pool>().lease(streams::resolve(d, r, "stream", at), p, at);
 }())) {}
@@ -147,44 +147,44 @@ stream::~stream() {
   if (auto* const pool = line->owner().part_if_made<streams::stream_pool>()) pool->give_back(*line);
 }
 
-foreign_stream::foreign_stream(weir::device d, CUstream_st* native, here at)
+external_stream::external_stream(weir::device d, CUstream_st* native, source_location at)
     : ref_(streams::ref_of([&]() -> clock::timeline& {
         auto& r = streams::current_runtime(at);
-        int const i = streams::resolve(d, r, "foreign_stream", at);
+        int const i = streams::resolve(d, r, "external_stream", at);
         if (reinterpret_cast<std::uintptr_t>(native) == 2) {  // CUDA's name for it
-          throw invalid_use("foreign_stream",
+          throw invalid_use("external_stream",
                             "CUDA's per-thread default stream, which is another stream on every thread",
                             "Register a stream of your own, or use weir::stream", at);
         }
-        r.open(i, "foreign_stream", at);
+        r.open(i, "external_stream", at);
         auto const s = r.machine().adopt(i, native);
         if (s.is.what == driver::code::invalid) {
-          throw invalid_use("foreign_stream", "a stream of another device, registered for gpu:" + std::to_string(i),
+          throw invalid_use("external_stream", "a stream of another device, registered for gpu:" + std::to_string(i),
                             "Name the device the stream was made on", at);
         }
-        require(s.is, "foreign_stream", "gpu:" + std::to_string(i),
+        require(s.is, "external_stream", "gpu:" + std::to_string(i),
                 "Streams of the CUDA runtime exist on GPUs alone: use weir::stream", at);
         return r.part<clock::clocks>().enrol(i, s.value);
       }())) {}
 
-foreign_stream::~foreign_stream() {
+external_stream::~external_stream() {
   clock::timeline* const line = clock::find(ref_.id());
   if (!line || process_is_ending() || process_was_forked()) return;
   clocks_of(*line).leave(*line);
 }
 
-stream_ref default_stream(device d, here at) {
+stream_ref default_stream(device d, source_location at) {
   auto& r = streams::current_runtime(at);
   return streams::ref_of(r.part<streams::stream_pool>().default_line(streams::resolve(d, r, "default_stream", at), at));
 }
 
-stream_ref current_stream(device d, here at) {
+stream_ref current_stream(device d, source_location at) {
   auto& r = streams::current_runtime(at);
   return streams::ref_of(streams::current_line(r, streams::resolve(d, r, "current_stream", at), at));
 }
 
 namespace {
-clock::timeline& of_this_runtime(stream_ref s, char const* operation, here at) {
+clock::timeline& of_this_runtime(stream_ref s, char const* operation, source_location at) {
   auto& line = streams::line_or_throw(s, operation, at);
   auto& r = streams::current_runtime(at);
   if (&line.owner() != &r) {
@@ -197,12 +197,12 @@ clock::timeline& of_this_runtime(stream_ref s, char const* operation, here at) {
 }
 }  // namespace
 
-void set_stream(stream_ref s, here at) {
+void set_stream(stream_ref s, source_location at) {
   auto& line = of_this_runtime(s, "set_stream", at);
   streams::choose(line.owner(), line.device(), &line, "set_stream", at);
 }
 
-stream_guard::stream_guard(stream_ref s, here at) {
+stream_guard::stream_guard(stream_ref s, source_location at) {
   auto& line = of_this_runtime(s, "stream_guard", at);
   mark_ = streams::enter(line.owner(), line.device(), &line, "stream_guard", at);
 }

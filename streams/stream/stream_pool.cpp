@@ -23,7 +23,7 @@ stream_pool::~stream_pool() {
   }
 }
 
-clock::timeline& stream_pool::make(int device, driver::stream_kind kind, priority p, here at) {
+clock::timeline& stream_pool::make(int device, driver::stream_kind kind, priority p, source_location at) {
   runtime_.open(device, "stream", at);
   auto const s = runtime_.machine().create_stream(device, kind, static_cast<int>(p));
   if (!s.ok())
@@ -39,7 +39,7 @@ clock::timeline& stream_pool::make(int device, driver::stream_kind kind, priorit
   }
 }
 
-clock::timeline& stream_pool::default_line(int device, here at) {
+clock::timeline& stream_pool::default_line(int device, source_location at) {
   auto& slot = defaults_[static_cast<std::size_t>(device)];
   if (auto* there = slot.load(base::memory_order_acquire)) return *there;
   runtime_.open(device, "default_stream", at);
@@ -48,7 +48,7 @@ clock::timeline& stream_pool::default_line(int device, here at) {
   return slot.compare_exchange(first, &made) ? made : *first;
 }
 
-clock::timeline& stream_pool::lease(int device, priority p, here at) {
+clock::timeline& stream_pool::lease(int device, priority p, source_location at) {
   {
     auto leases = leases_.lock();
     auto const idle = std::find_if(leases->begin(), leases->end(),

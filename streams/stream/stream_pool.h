@@ -14,9 +14,9 @@ class stream_pool {
   explicit stream_pool(runtime::impl&);
   ~stream_pool();  // Blocks: until the work of its streams is done, but for lost devices
   // Made and the device opened on first use. Throws: device_lost, driver_error
-  clock::timeline& default_line(int device, here);
+  clock::timeline& default_line(int device, source_location);
   // Nobody else has it until it is given back. Throws: device_lost, driver_error
-  clock::timeline& lease(int device, priority, here);
+  clock::timeline& lease(int device, priority, source_location);
   void give_back(clock::timeline&) noexcept;
   driver::driver& machine() noexcept { return runtime_.machine(); }
 
@@ -27,7 +27,7 @@ class stream_pool {
     priority at;
     bool out;  // somebody has it
   };
-  clock::timeline& make(int device, driver::stream_kind, priority, here);
+  clock::timeline& make(int device, driver::stream_kind, priority, source_location);
 
   runtime::impl& runtime_;
   clock::clocks& clocks_;

@@ -21,7 +21,8 @@ inline std::string circle_of(driver::driver& machine, driver::status s) {
 }
 
 // Throws as throw_refusal does; of a machine that is stuck, with its circle.
-inline void require_not_stuck(driver::driver& machine, driver::status s, std::string_view operation, here at) {
+inline void require_not_stuck(driver::driver& machine, driver::status s, std::string_view operation,
+                              source_location at) {
   if (s.ok()) [[likely]] return;
   if (std::string circle = circle_of(machine, s); !circle.empty())
     throw_refusal(s, operation, std::move(circle), stuck_remedy, at);

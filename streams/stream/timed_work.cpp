@@ -131,7 +131,7 @@ struct timed_work::open {
   std::uint64_t turn = observe::activity::process().turn();
 };
 
-void timed_work::begin(clock::timeline& line, std::string_view name, std::size_t bytes, here at,
+void timed_work::begin(clock::timeline& line, std::string_view name, std::size_t bytes, source_location at,
                        std::uint64_t waits_for) noexcept {
   try {
     if (line.alive() == clock::life::retired || line.captured().value) return;
@@ -182,7 +182,7 @@ base::per_thread<std::unique_ptr<timed_work>>& open_launch() {
 }
 }  // namespace
 
-void begin_timed_launch(clock::timeline& line, here at) noexcept {
+void begin_timed_launch(clock::timeline& line, source_location at) noexcept {
   if (!observe::activity::on()) [[likely]] return;
   try {
     any_launch.set(true);

@@ -13,7 +13,7 @@ namespace weir::streams {
 // a graph runs whenever it is launched.
 class [[nodiscard]] timed_work {
  public:
-  timed_work(clock::timeline& line, std::string_view name, std::size_t bytes, here at,
+  timed_work(clock::timeline& line, std::string_view name, std::size_t bytes, source_location at,
              std::uint64_t waits_for = 0) noexcept
       : call_(name, at, bytes, line.id()) {
     if (observe::activity::on()) [[unlikely]] begin(line, name, bytes, at, waits_for);
@@ -25,14 +25,15 @@ class [[nodiscard]] timed_work {
 
  private:
   struct open;
-  void begin(clock::timeline&, std::string_view name, std::size_t bytes, here, std::uint64_t waits_for) noexcept;
+  void begin(clock::timeline&, std::string_view name, std::size_t bytes, source_location,
+             std::uint64_t waits_for) noexcept;
   void end() noexcept;
   observe::host_span call_;
   open* open_ = nullptr;
 };
 
 // A launch begins and ends in two calls of weir. One at a time of a thread.
-void begin_timed_launch(clock::timeline&, here) noexcept;
+void begin_timed_launch(clock::timeline&, source_location) noexcept;
 void end_timed_launch() noexcept;
 
 // Spans whose events are complete go to the timeline. Blocks: until all of this runtime's are.

@@ -26,7 +26,8 @@ bool many(tests::seeds const& s) { return s.count() >= 100; }  // enough to say 
 // A seeded machine with one device and the relay of its host threads.
 struct rig {
   explicit rig(std::uint64_t seed)
-      : made(driver::sim::make({.devices = 1, .memory = 1_MiB, .how = simulated::running::seeded, .seed = seed})),
+      : made(driver::sim::make(
+            {.devices = 1, .memory = 1_MiB, .schedule = simulated::scheduling::seeded, .seed = seed})),
         threads(*made.control->host_threads()) {
     machine().open(0);
     threads.enter("main", relay::life::until_left);

@@ -26,7 +26,7 @@ TEST(device, text_that_names_no_device_is_refused) {
 
 TEST(error, every_kind_is_both_an_error_and_a_standard_exception) {
   try {
-    throw invalid_use("copy", "dst gpu:1 0x10 holds 4096 B, asked 8192 B", "Ask for less", here::current());
+    throw invalid_use("copy", "dst gpu:1 0x10 holds 4096 B, asked 8192 B", "Ask for less", source_location::current());
   } catch (std::exception const& e) {
     auto const* ours = dynamic_cast<error const*>(&e);
     ASSERT_NE(ours, nullptr);
@@ -37,8 +37,8 @@ TEST(error, every_kind_is_both_an_error_and_a_standard_exception) {
               std::string::npos);
     EXPECT_NE(std::string(e.what()).find("types_test.cpp"), std::string::npos);
   }
-  EXPECT_THROW(throw out_of_memory(memory_report{}, here::current()), std::bad_alloc);
-  EXPECT_THROW(throw device_lost(700, "a", "b", "c", here::current()), driver_error);
+  EXPECT_THROW(throw out_of_memory(memory_report{}, source_location::current()), std::bad_alloc);
+  EXPECT_THROW(throw device_lost(700, "a", "b", "c", source_location::current()), driver_error);
 }
 
 }  // namespace

@@ -10,13 +10,13 @@
 
 namespace weir::driver::check {
 
-using running = weir::simulated::running;
+using scheduling = weir::simulated::scheduling;
 using kind = finding::kind;
 inline constexpr std::size_t page = 64_KiB;
 
 struct bench : ::testing::Test {
-  explicit bench(running how = running::stepped) {
-    auto m = sim::make({.devices = 2, .memory = 16_MiB, .how = how, .seed = 1});
+  explicit bench(scheduling how = scheduling::stepped) {
+    auto m = sim::make({.devices = 2, .memory = 16_MiB, .schedule = how, .seed = 1});
     sim = m.control;
     auto w = wrap(std::move(m.machine));
     machine = std::move(w.machine);

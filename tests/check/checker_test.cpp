@@ -226,14 +226,14 @@ TEST_F(checker, a_lost_device_leaves_nothing_to_race_with) {
   address const at = memory();
   auto const s = stream(), t = stream(1);
   write(s, at);
-  sim->lose(0);
+  sim->lose_device(0);
   EXPECT_EQ(machine->query_stream(0, s).what, code::lost);
   EXPECT_TRUE(machine->fill(1, t, reinterpret_cast<void*>(at), 1, 1, 64).ok());
   EXPECT_EQ(kinds(), all{}) << text();
 }
 
 TEST_F(checker, a_reused_handle_is_a_new_stream_or_event) {
-  auto m = sim::make({.devices = 1, .memory = 16_MiB, .how = running::seeded, .seed = 5});
+  auto m = sim::make({.devices = 1, .memory = 16_MiB, .schedule = scheduling::seeded, .seed = 5});
   auto w = wrap(std::move(m.machine));
   ASSERT_TRUE(w.machine->open(0).ok());
   auto const s = w.machine->create_stream(0, stream_kind::independent, 0).value;

@@ -23,7 +23,7 @@ TEST(clocks, order_and_completion_agree_with_the_call_graph) {
   std::uint64_t ordered = 0, complete = 0, neither = 0;
   tests::seeds const wanted("clocks and graph", 60);
   for (auto const seed : wanted) {
-    runtime rt{simulated{.devices = 2, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed},
+    runtime rt{simulated{.devices = 2, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed},
                {.check_races = true}};
     runtime_guard const in{rt};
     auto& machine = rt.get().machine();

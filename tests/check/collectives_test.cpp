@@ -14,7 +14,7 @@ namespace {
 constexpr std::int64_t count = 1024;
 constexpr size_t bytes = count * 4;
 
-std::vector<communicator> two_ranks() { return communicator::in_process(std::vector<device>{device(0), device(1)}); }
+std::vector<communicator> two_ranks() { return communicator::create_all(std::vector<device>{device(0), device(1)}); }
 stream_ref line(int rank) { return default_stream(device(rank)); }
 
 // The program's own streams, a buffer a rank, and a collective between them.
@@ -27,15 +27,15 @@ struct two {
   }
   void fill(int r) {
     device_guard const on(r);
-    set(in[r].data(), std::byte(r), bytes);
+    weir::fill(in[r].data(), std::byte(r), bytes);
   }
-  void reduce(stream_ref of_rank_0, here at = here::current()) {
+  void reduce(stream_ref of_rank_0, source_location at = source_location::current()) {
     {
       stream_guard const on(of_rank_0);
-      ranks[0].all_reduce({in[0].data(), count}, reduction::sum, at);
+      ranks[0].all_reduce({in[0].data(), count}, reduce_op::sum, at);
     }
     stream_guard const on(line(1));
-    ranks[1].all_reduce({in[1].data(), count}, reduction::sum, at);
+    ranks[1].all_reduce({in[1].data(), count}, reduce_op::sum, at);
   }
   static void done() {
     for (int r : {0, 1}) synchronize(device(r));
@@ -47,15 +47,16 @@ std::string at_line(int n) { return "collectives_test.cpp:" + std::to_string(n);
 // Rank 0's part waits for rank 1's, whose stream waits for rank 0's:
 // the circle, with its lines, the same in every runtime.
 TEST(collectives, a_cycle_through_two_ranks_is_printed) {
-  using running = simulated::running;
+  using scheduling = simulated::scheduling;
   std::string const after[] = {
       " stands before rank 0's part of all_reduce of 4 float32 (sum) (collectives_test.cpp:301), which waits for rank "
       "1's part of ",
       " (collectives_test.cpp:303), still to run: stream ", " waits (wait at collectives_test.cpp:302) for operation ",
       ": a circle"};
   std::string first;
-  for (auto const& [how, seed] : {std::pair{running::seeded, 1}, {running::seeded, 2}, {running::stepped, 0}}) {
-    runtime rt{simulated{.devices = 2, .memory = 64 << 20, .how = how, .seed = static_cast<std::uint64_t>(seed)},
+  for (auto const& [how, seed] :
+       {std::pair{scheduling::seeded, 1}, {scheduling::seeded, 2}, {scheduling::stepped, 0}}) {
+    runtime rt{simulated{.devices = 2, .memory = 64 << 20, .schedule = how, .seed = static_cast<std::uint64_t>(seed)},
                {.check_races = true}};
     runtime_guard const in{rt};
     auto ranks = two_ranks();
@@ -63,7 +64,7 @@ TEST(collectives, a_cycle_through_two_ranks_is_printed) {
     stream s{device(0)}, t{device(1)};
     auto const reduce = [&](int rank, stream const& on, buffer const& b, unsigned line) {
       stream_guard const home(on);
-      ranks[static_cast<size_t>(rank)].all_reduce({b.data(), 4, float32}, reduction::sum,
+      ranks[static_cast<size_t>(rank)].all_reduce({b.data(), 4, float32}, reduce_op::sum,
                                                   {"collectives_test.cpp", "", line});
     };
     reduce(0, s, x, 301);
@@ -130,7 +131,7 @@ TEST(collectives, buckets_reduced_during_backward_are_right) {
         for (int r : {0, 1}) {
           device_guard const on(r);
           write(line(r), g[r].gradient(which).data, bytes);
-          g[r].ready(which, line(r));
+          g[r].mark_ready(which, line(r));
         }
       }
       for (int r : {0, 1}) g[r].finish(line(r));
@@ -160,7 +161,7 @@ TEST(collectives, a_missing_wait_for_the_input_is_reported) {
                p.reduce(p.other);
                p.done();
              }),
-             "race", {"set at", "all_reduce at"});
+             "race", {"fill at", "all_reduce at"});
 }
 
 TEST(collectives, inputs_may_be_read_but_not_written_beside_it) {
@@ -193,7 +194,7 @@ TEST(collectives, a_buffer_freed_under_a_collective_waits_for_it) {
 // Here the same is declared for bare work.
 struct as_nccl {
   explicit as_nccl(stream_ref s) : on(streams::line_of(s)) {}
-  void call(peer::request const& r, here at = here::current()) const {
+  void call(peer::request const& r, source_location at = source_location::current()) const {
     auto& machine = runtime::current().get().machine();
     base::call_site const in(true, name_of(r.what).data(), at);
     machine.touched(on.device(), on.handle(), r.touches(2));
@@ -201,7 +202,7 @@ struct as_nccl {
   clock::timeline& on;
 };
 peer::request gather(buffer const& in, buffer const& out) {
-  return {peer::verb::all_gather, float32, reduction::sum, 0, count, in.data(), out.data()};
+  return {peer::verb::all_gather, float32, reduce_op::sum, 0, count, in.data(), out.data()};
 }
 
 TEST(backend_collectives, are_judged_by_what_they_declare) {

@@ -14,11 +14,11 @@ constexpr bool by_the_byte = false;
 namespace weir::check_tests {
 namespace {
 
-using how = simulated::running;
+using how = simulated::scheduling;
 
 struct guarded : ::testing::TestWithParam<how> {
   // which guards
-  runtime rt{simulated{.devices = 2, .memory = 64_MiB, .how = GetParam(), .seed = 7}, {.check_races = true}};
+  runtime rt{simulated{.devices = 2, .memory = 64_MiB, .schedule = GetParam(), .seed = 7}, {.check_races = true}};
   runtime_guard const in{rt};
 };
 struct guarded_death : guarded {};
@@ -36,7 +36,7 @@ TEST_P(guarded, work_reads_and_writes_its_declared_ranges) {
   t.ref().wait(s);
   read(t, y.data<char>() + 17, 30);
   s.ref().wait(t);
-  set(y.data(), std::byte{5}, 4096);
+  fill(y.data(), std::byte{5}, 4096);
   std::vector<char> pageable(4096);
   copy(pageable.data(), y.data(), 4096, blocking::yes);
   EXPECT_EQ(pageable[1], 5);

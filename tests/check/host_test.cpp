@@ -27,7 +27,7 @@ void fetch_then(waits how, int& copied_at, std::function<void(buffer const&)> co
   stream s;
   stream_guard const home{s.ref()};
   buffer x(size), to = pinned(size);
-  set(x.data(), std::byte{7}, size);
+  fill(x.data(), std::byte{7}, size);
   stamp const copied = copy(s, to.data(), x.data(), size, non_blocking); copied_at = __LINE__;
   event e;
   e.record(s);
@@ -52,17 +52,17 @@ TEST(host_uses, a_read_before_the_wait_is_reported_for_every_seed) {
        "buffer::host at " + here_line(used) + " reads them",
        "Remedy: before " + here_line(used) + " synchronize the stream", "copied.synchronize()"});
   ASSERT_EQ(all.size(), 1u);
-  EXPECT_EQ(all[0].first.line, static_cast<unsigned>(copied));
-  EXPECT_EQ(all[0].second.line, static_cast<unsigned>(used));
+  EXPECT_EQ(all[0].first.line(), static_cast<unsigned>(copied));
+  EXPECT_EQ(all[0].second.line(), static_cast<unsigned>(used));
   for (waits const how : all_waits) expect_none(found([&] { fetch_then(how, copied, use); }));
 }
 
 TEST(host_uses, only_wrong_bytes_vary_with_the_seed) {
   int wrong = 0, copied = 0;
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
-    auto const all = found_in({.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed}, [&] {
-      fetch_then(waits::no, copied, [&](buffer const& to) { wrong += to.host<char>()[size - 1] != 7; });
-    });
+    auto const all = found_in(
+        {.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed},
+        [&] { fetch_then(waits::no, copied, [&](buffer const& to) { wrong += to.host<char>()[size - 1] != 7; }); });
     EXPECT_EQ(all.size(), 1u) << "seed " << seed << "\n" << texts(all);
   }
   EXPECT_GT(wrong, 0);
@@ -77,7 +77,7 @@ TEST(host_uses, the_checker_may_read_a_shielded_source) {
     stream home, other;
     stream_guard const here{home.ref()};
     buffer x(size), to = pinned(size);
-    set(x.data(), std::byte{7}, size);
+    fill(x.data(), std::byte{7}, size);
     home.synchronize();
     void* const most = allocate(home, 40_MiB);
     copy(other, to.data(), x.data(), size, non_blocking);
@@ -98,18 +98,18 @@ struct tensor_use {
   char const* name;
   char const* operation;
   bool writes;
-  void (*does)(tensor const& pinned, here at);
+  void (*does)(tensor const& pinned, source_location at);
 };
 constexpr tensor_use tensor_uses[] = {
-    {"host", "tensor::host", false, [](tensor const& t, here at) { (void)t.host<float>(at); }},
-    {"item", "tensor::item", false, [](tensor const& t, here at) { (void)t[0].item<float>(at); }},
-    {"str", "tensor::str", false, [](tensor const& t, here at) { (void)t.str(at); }},
-    {"add", "a tensor operation", false, [](tensor const& t, here at) { (void)add(t, t, at); }},
-    {"sum", "a tensor operation", false, [](tensor const& t, here at) { (void)sum(t, at); }},
-    {"clone", "tensor::copy_", false, [](tensor const& t, here at) { (void)t.clone(at); }},
-    {"fill_", "a tensor operation", true, [](tensor const& t, here at) { tensor(t).fill_(3, at); }},
+    {"host", "tensor::host", false, [](tensor const& t, source_location at) { (void)t.host<float>(at); }},
+    {"item", "tensor::item", false, [](tensor const& t, source_location at) { (void)t[0].item<float>(at); }},
+    {"str", "tensor::str", false, [](tensor const& t, source_location at) { (void)t.str(at); }},
+    {"add", "a tensor operation", false, [](tensor const& t, source_location at) { (void)add(t, t, at); }},
+    {"sum", "a tensor operation", false, [](tensor const& t, source_location at) { (void)sum(t, at); }},
+    {"clone", "tensor::copy_", false, [](tensor const& t, source_location at) { (void)t.clone(at); }},
+    {"fill_", "a tensor operation", true, [](tensor const& t, source_location at) { tensor(t).fill_(3, at); }},
     {"copy_", "tensor::copy_", true,
-     [](tensor const& t, here at) {
+     [](tensor const& t, source_location at) {
        tensor(t).copy_(ones({static_cast<std::int64_t>(n)}, {.on = cpu}), blocking::yes, at);
      }},
 };
@@ -119,7 +119,7 @@ TEST(host_uses, operations_on_a_pinned_tensor_are_host_uses) {
     auto const run = [&](bool right) {
       tensor const x = ones({static_cast<std::int64_t>(n)}), y = x.to(cpu, non_blocking);
       if (right) synchronize();
-      use.does(y, here::current());
+      use.does(y, source_location::current());
       synchronize();
     };
     auto const all = found([&] { run(false); });
@@ -138,7 +138,7 @@ TEST(host_uses, a_copys_source_may_be_read_but_not_written) {
                    y = ones({static_cast<std::int64_t>(n)}, {.on = cpu, .kind = memory_kind::pinned});
       tensor(x).copy_(y, non_blocking);
       if (right) synchronize();
-      use.does(y, here::current());
+      use.does(y, source_location::current());
       synchronize();
     };
     auto const all = found([&] { run(false); });
@@ -163,7 +163,7 @@ TEST(host_uses, copies_and_fills_of_host_memory_are_host_uses) {
     copy(s, to.data(), x.data(), size, non_blocking);
     if (how == 0) copy(pageable.data(), to.data(), size);  // both of the host: waits for `other` alone
     if (how == 1) copy(to.data(), pageable.data(), size);
-    if (how == 2) set(to.data(), std::byte{1}, size);
+    if (how == 2) fill(to.data(), std::byte{1}, size);
     if (how == 3) (void)pin_memory(std::as_bytes(std::span(to.data<char>(), size)));
     synchronize();
   };
@@ -178,7 +178,7 @@ TEST(host_uses, a_kernels_declared_writes_are_waited_for_too) {
   auto const run = [](bool right) {
     stream s;
     buffer to = pinned(size);
-    write(s, to.data(), size, here::current());
+    write(s, to.data(), size, source_location::current());
     if (right) s.synchronize();
     (void)to.host<char>();
     synchronize();
@@ -192,7 +192,7 @@ TEST(host_uses, a_host_function_behind_the_copy_is_in_order) {
     stream s;
     stream_guard const home{s.ref()};
     buffer x(size), to = pinned(size);
-    set(x.data(), std::byte{7}, size);
+    fill(x.data(), std::byte{7}, size);
     copy(s, to.data(), x.data(), size, non_blocking);
     int seen = 0;
     launch_host(s, [&] { seen = to.host<char>()[5] + to.data<char>()[6]; });
@@ -212,7 +212,7 @@ TEST(host_uses, an_element_of_a_container_is_seen_by_its_page) {
     stream_guard const home{s.ref()};
     buffer x(size);
     floats v(n, 1);
-    set(x.data(), std::byte{0}, size);
+    fill(x.data(), std::byte{0}, size);
     if (to_device) copy(s, x.data(), v.data(), size, non_blocking), copied = __LINE__;
     else copy(s, v.data(), x.data(), size, non_blocking), copied = __LINE__;
     if (right) s.synchronize();
@@ -244,7 +244,7 @@ TEST(host_uses, a_span_taken_before_the_copy_is_seen_by_its_page) {
                stream_guard const home{s.ref()};
                buffer x(size), to = pinned(size);
                auto const early = to.host<char>();
-               set(x.data(), std::byte{7}, size);
+               fill(x.data(), std::byte{7}, size);
                copy(s, to.data(), x.data(), size, non_blocking);
                (void)*const_cast<char volatile*>(&early[100]);
                (void)*const_cast<char volatile*>(&early[200]);
@@ -259,7 +259,7 @@ TEST(host_uses, a_neighbour_on_the_same_page_is_not_reported) {
     stream_guard const home{s.ref()};
     buffer x(64), to = pinned(64), beside = pinned(64);
     buffer wide = pinned(3 * size);
-    set(x.data(), std::byte{7}, 64);
+    fill(x.data(), std::byte{7}, 64);
     for (int i = 0; i < 3; ++i) {
       copy(s, to.data(), x.data(), 64, non_blocking);
       copy(s, wide.data<char>() + size + 100, x.data(), 64, non_blocking);
@@ -307,7 +307,7 @@ TEST(host_uses, memory_that_came_back_is_open_to_its_next_owner) {
     stream s;
     stream_guard const home{s.ref()};
     buffer x(size);
-    set(x.data(), std::byte{7}, size);
+    fill(x.data(), std::byte{7}, size);
     for (int i = 0; i < 10; ++i) {
       buffer to = pinned(size);
       std::memset(to.data(), i, size);
@@ -344,7 +344,7 @@ TEST(host_uses, an_idle_slot_may_be_read_the_others_are_seen) {
     stream s;
     stream_guard const home{s.ref()};
     buffer x(size), ring = pinned(4 * size);
-    set(x.data(), std::byte{7}, size);
+    fill(x.data(), std::byte{7}, size);
     for (size_t i = 0; i < 2; ++i) copy(s, ring.data<char>() + i * size, x.data(), size, non_blocking);
     s.synchronize();
     for (size_t i = 2; i < 4; ++i) copy(s, ring.data<char>() + i * size, x.data(), size, non_blocking);
@@ -365,9 +365,9 @@ TEST(host_uses, a_pinned_range_is_open_once_it_is_unpinned) {
     stream s;
     stream_guard const home{s.ref()};
     buffer x(size);
-    set(x.data(), std::byte{7}, size);
+    fill(x.data(), std::byte{7}, size);
     {
-      pinned_range const pin(own);
+      registered_host_memory const pin(own);
       copy(s, own.data() + 100, x.data(), size, non_blocking);
     }
     EXPECT_EQ(own[100], std::byte{7});
@@ -383,8 +383,8 @@ TEST(host_uses, a_pinned_range_is_watched_on_its_whole_pages) {
     stream s;
     stream_guard const home{s.ref()};
     buffer x(own.size());
-    set(x.data(), std::byte{7}, own.size());
-    pinned_range const pin(own);
+    fill(x.data(), std::byte{7}, own.size());
+    registered_host_memory const pin(own);
     copy(s, own.data(), x.data(), own.size(), non_blocking);
     (void)*const_cast<std::byte volatile*>(&own[at]);
     s.synchronize();
@@ -411,12 +411,12 @@ TEST(undeclared_use, a_pinned_read_of_a_kernel_names_its_launch) {
     s.synchronize();
     std::memset(table.data(), 4, table.size());
   };
-  for (auto const how : {simulated::running::stepped, simulated::running::seeded}) {
-    auto const all = found_in({.devices = 1, .memory = 64_MiB, .how = how, .seed = 4}, [&] { run(false); });
+  for (auto const how : {simulated::scheduling::stepped, simulated::scheduling::seeded}) {
+    auto const all = found_in({.devices = 1, .memory = 64_MiB, .schedule = how, .seed = 4}, [&] { run(false); });
     expect_one(all, "undeclared use",
                {"work (launch at " + here_line(launched) + " on stream 1 of gpu:0) ", "pinned block 1",
                 "does not declare", "reads(p)"});
-    expect_none(found_in({.devices = 1, .memory = 64_MiB, .how = how, .seed = 4}, [&] { run(true); }));
+    expect_none(found_in({.devices = 1, .memory = 64_MiB, .schedule = how, .seed = 4}, [&] { run(true); }));
   }
 }
 
@@ -424,10 +424,10 @@ TEST(undeclared_use, a_pinned_read_of_a_kernel_names_its_launch) {
 TEST(undeclared_use, work_may_use_the_heap_beside_a_pinned_range) {
   expect_none(found([] {
     std::vector<std::vector<std::byte>> own(20, std::vector<std::byte>(size + 8));
-    std::vector<std::unique_ptr<pinned_range>> pins;
+    std::vector<std::unique_ptr<registered_host_memory>> pins;
     for (auto& one : own) {
       try {
-        pins.push_back(std::make_unique<pinned_range>(one));
+        pins.push_back(std::make_unique<registered_host_memory>(one));
       } catch (invalid_use const&) {}  // a page that is its neighbour's as well
     }
     stream s;
@@ -441,12 +441,12 @@ TEST(undeclared_use, work_may_use_the_heap_beside_a_pinned_range) {
 TEST(host_uses, without_the_guard_only_calls_are_seen) {
   ::setenv("WEIR_SIM_GUARD", "0", 1);
   int copied = 0;
-  auto const by_page = found_in({.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 2}, [&] {
-    fetch_then(waits::no, copied, [](buffer const& to) { (void)*static_cast<char volatile*>(to.data()); });
-  });
-  auto const by_call = found_in({.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 2}, [&] {
-    fetch_then(waits::no, copied, [](buffer const& to) { (void)to.host<char>(); });
-  });
+  auto const by_page = found_in(
+      {.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = 2},
+      [&] { fetch_then(waits::no, copied, [](buffer const& to) { (void)*static_cast<char volatile*>(to.data()); }); });
+  auto const by_call =
+      found_in({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = 2},
+               [&] { fetch_then(waits::no, copied, [](buffer const& to) { (void)to.host<char>(); }); });
   ::unsetenv("WEIR_SIM_GUARD");
   expect_none(by_page);
   EXPECT_EQ(by_call.size(), 1u) << texts(by_call);

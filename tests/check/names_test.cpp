@@ -13,15 +13,15 @@ std::string named(stream const& s, std::uint64_t before) {
 }
 
 TEST(names, a_race_and_a_cycle_name_a_stream_by_its_id) {
-  for (auto const how : {simulated::running::seeded, simulated::running::stepped}) {
-    runtime rt{simulated{.devices = 2, .memory = 64_MiB, .how = how, .seed = 1}, {.check_races = true}};
+  for (auto const how : {simulated::scheduling::seeded, simulated::scheduling::stepped}) {
+    runtime rt{simulated{.devices = 2, .memory = 64_MiB, .schedule = how, .seed = 1}, {.check_races = true}};
     runtime_guard const in{rt};
     stream const first;
     std::uint64_t const before = first.id() - 1;
     auto& machine = rt.get().machine();
     // as the library makes some that it keeps to itself
     auto const of_nobody = machine.create_stream(0, driver::stream_kind::independent, 0).value;
-    auto ranks = communicator::in_process(std::vector<device>{device(0), device(1)});
+    auto ranks = communicator::create_all(std::vector<device>{device(0), device(1)});
     stream const s{device(0)}, t{device(1)}, other{device(0)};
     buffer const x(64, {.on = device(0)}), y(64, {.on = device(1)});
     for (auto const* one : {&s, &t, &other}) one->wait(current_stream(device(0)));
@@ -29,7 +29,7 @@ TEST(names, a_race_and_a_cycle_name_a_stream_by_its_id) {
     write(other, x.data(), 64);
     auto const reduce = [&](std::size_t rank, stream const& on, buffer const& b) {
       stream_guard const home(on);
-      ranks[rank].all_reduce({b.data(), 4, float32}, reduction::sum);
+      ranks[rank].all_reduce({b.data(), 4, float32}, reduce_op::sum);
     };
     reduce(0, s, x);
     t.wait(s);

@@ -18,7 +18,7 @@ namespace weir::check_tests {
 inline auto const on_gpu = [](CUstream_st*) { FAIL() << "there is no GPU here"; };
 
 // Work that reads or writes what it declares.
-inline void write(stream_ref s, void* p, size_t bytes, here at = here::current()) {
+inline void write(stream_ref s, void* p, size_t bytes, source_location at = source_location::current()) {
   launch(
       s, {writes(p, bytes)}, on_gpu,
       [p, bytes] {
@@ -26,7 +26,7 @@ inline void write(stream_ref s, void* p, size_t bytes, here at = here::current()
       },
       at);
 }
-inline void read(stream_ref s, void* p, size_t bytes, here at = here::current()) {
+inline void read(stream_ref s, void* p, size_t bytes, source_location at = source_location::current()) {
   launch(
       s, {reads(p, bytes)}, on_gpu,
       [p, bytes] {
@@ -41,7 +41,7 @@ inline bool by_hand = false;  // the machine of the program that runs now moves 
 inline std::vector<race_report> found_in(simulated like, program const& run) {
   runtime rt{like, {.check_races = true}};
   runtime_guard const in{rt};
-  by_hand = like.how == simulated::running::stepped;
+  by_hand = like.schedule == simulated::scheduling::stepped;
   run();
   return race_reports();
 }
@@ -54,11 +54,11 @@ inline std::string texts(std::vector<race_report> const& all) {
 
 // What is found on a machine that moves by hand (nothing moves), and on fifty seeded ones: the same.
 inline std::vector<race_report> found_without_threads(program const& run) {
-  using how = simulated::running;
-  simulated like{.devices = 2, .memory = 64_MiB, .how = how::stepped, .seed = 1};
+  using how = simulated::scheduling;
+  simulated like{.devices = 2, .memory = 64_MiB, .schedule = how::stepped, .seed = 1};
   auto const once = found_in(like, run);
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
-    like.how = how::seeded;
+    like.schedule = how::seeded;
     like.seed = seed;
     EXPECT_EQ(texts(found_in(like, run)), texts(once)) << "seed " << seed;
   }

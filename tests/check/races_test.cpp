@@ -46,8 +46,8 @@ TEST(races, a_write_and_a_read_on_two_streams_that_nothing_orders) {
        "launch at " + line(wrote) + " writes them on stream 1",
        "launch at " + line(read_at) + " reads them on stream 2", "let stream 2 of gpu:0 wait for stream 1 of gpu:0"});
   ASSERT_EQ(all.size(), 1u);
-  EXPECT_EQ(all[0].first.line, static_cast<unsigned>(wrote));
-  EXPECT_EQ(all[0].second.line, static_cast<unsigned>(read_at));
+  EXPECT_EQ(all[0].first.line(), static_cast<unsigned>(wrote));
+  EXPECT_EQ(all[0].second.line(), static_cast<unsigned>(read_at));
   expect_none(found([&] { run(true); }));
 }
 
@@ -136,7 +136,7 @@ TEST(races, an_ignored_poll_excuses_the_runs_where_it_was_yes) {
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
     bool was_done = false;
     auto const reports =
-        found_in({.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed}, [&] {
+        found_in({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed}, [&] {
           stream a, b;
           stream_guard const home{a.ref()};
           buffer x(size);
@@ -165,7 +165,7 @@ TEST(races, unordered_host_threads_are_reported_in_some_runs) {
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
     bool given[2] = {}, waits[2] = {}, seen[2] = {}, after_the_other = false, neither_waited = false;
     auto const reports =
-        found_in({.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed}, [&] {
+        found_in({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed}, [&] {
           stream on[2];
           buffer const x(size);
           for (auto& s : on) s.wait(current_stream());
@@ -193,8 +193,9 @@ TEST(races, unordered_host_threads_are_reported_in_some_runs) {
     excused += after_the_other, reported += neither_waited;
     for (auto const& r : reports) {
       EXPECT_EQ(r.kind, "race");
-      EXPECT_EQ(r.first.line + r.second.line, lines[0] + lines[1]) << r.text;
-      EXPECT_LT(r.text.find(line(static_cast<int>(r.first.line))), r.text.find(line(static_cast<int>(r.second.line))));
+      EXPECT_EQ(r.first.line() + r.second.line(), lines[0] + lines[1]) << r.text;
+      EXPECT_LT(r.text.find(line(static_cast<int>(r.first.line()))),
+                r.text.find(line(static_cast<int>(r.second.line()))));
       said.insert(r.text);
     }
   }
@@ -207,7 +208,7 @@ TEST(races, unordered_host_threads_are_reported_in_some_runs) {
 // Reported where the change came before the copy was seen complete.
 TEST(races, a_source_changed_by_an_unordered_function_is_seen) {
   auto const run = [](std::uint64_t seed, bool right, bool& in_between) {
-    return found_in({.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed}, [&] {
+    return found_in({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed}, [&] {
       stream a, b;
       stream_guard const home{a.ref()};
       buffer const x(size), from = pinned(size);
@@ -247,13 +248,13 @@ TEST(races, copies_and_fills_are_uses_and_the_public_line_is_named) {
     stream a, b;
     stream_guard const home{a.ref()};
     buffer x(size), to = pinned(size);
-    set(x.data(), std::byte{7}, size), filled = __LINE__;
+    fill(x.data(), std::byte{7}, size), filled = __LINE__;
     if (right) b.ref().wait(a);
     copy(b, to.data(), x.data(), size, non_blocking), copied = __LINE__;
     synchronize();
   };
   auto const all = found([&] { run(false); });
-  expect_one(all, "race", {"set at " + line(filled) + " writes", "copy at " + line(copied) + " reads"});
+  expect_one(all, "race", {"fill at " + line(filled) + " writes", "copy at " + line(copied) + " reads"});
   expect_none(found([&] { run(true); }));
 }
 
@@ -313,7 +314,7 @@ TEST(lifetime, a_transferred_block_may_be_used_by_both_in_order) {
     stream_guard const home{a.ref()};
     buffer x(size);
     write(a, x.data(), size);
-    x.rebind(c);
+    x.set_stream(c);
     read(c, x.data(), size);
     if (right) a.ref().wait(c);
     write(a, x.data(), size);
@@ -331,7 +332,7 @@ TEST(lifetime, a_transferred_block_is_known_to_its_old_stream) {
     stream a, c;
     stream_guard const home{a.ref()};
     buffer x(size);
-    x.rebind(c);
+    x.set_stream(c);
     write(a, x.data(), size);
     c.ref().wait(a);
     write(c, x.data(), size);
@@ -340,7 +341,7 @@ TEST(lifetime, a_transferred_block_is_known_to_its_old_stream) {
 }
 
 TEST(reports, they_can_be_thrown_listened_to_and_counted) {
-  runtime rt{simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 3},
+  runtime rt{simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = 3},
              {.check_races = true}};
   runtime_guard const in{rt};
   require_no_races();
@@ -364,7 +365,7 @@ TEST(reports, they_can_be_thrown_listened_to_and_counted) {
   } catch (race_found const& e) {
     EXPECT_EQ(std::string(e.operation()), "check_races");
     EXPECT_FALSE(e.remedy().empty());
-    EXPECT_LT(e.first().line, e.second().line);
+    EXPECT_LT(e.first().line(), e.second().line());
   }
   synchronize();
 }
@@ -373,7 +374,7 @@ TEST(reports, without_the_option_nothing_is_looked_at) {
   char const* const was = std::getenv("WEIR_CHECK_RACES");
   std::string const kept = was ? was : "";
   ::unsetenv("WEIR_CHECK_RACES");
-  runtime rt{simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 3}};
+  runtime rt{simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = 3}};
   if (was) ::setenv("WEIR_CHECK_RACES", kept.c_str(), 1);
   runtime_guard const in{rt};
   stream a, b;

@@ -219,19 +219,19 @@ void perform(listing const& all) {
   for (std::size_t i = 0; i < all.size(); ++i) {
     operation const& o = all[i];
     stream_ref const on = lines[o.on];
-    here const at{"program.cpp", "", static_cast<unsigned>(i + 1)};
+    source_location const at{"program.cpp", "", static_cast<unsigned>(i + 1)};
     switch (o.is) {
       case launch: {
-        std::vector<use> declared;
+        std::vector<memory_use> declared;
         for (touched const& t : o.uses)
-          declared.push_back({place(t), t.writes ? access::write : access::read, (t.to - t.from) * grain});
+          declared.push_back({place(t), t.writes ? access_mode::write : access_mode::read, (t.to - t.from) * grain});
         weir::launch(on, declared, on_gpu, [] {}, at);
         break;
       }
       case copy: weir::copy(on, place(o.uses[1]), place(o.uses[0]), 4 * grain, non_blocking, at); break;
       case set: {
         stream_guard const here_now{on};
-        weir::set(place(o.uses[0]), std::byte{1}, (o.uses[0].to - o.uses[0].from) * grain, at);
+        weir::fill(place(o.uses[0]), std::byte{1}, (o.uses[0].to - o.uses[0].from) * grain, at);
         break;
       }
       case wait_stream: on.wait(lines[o.other], at); break;
@@ -255,7 +255,7 @@ std::size_t judge(listing const& all, std::vector<race_report> const& found) {
   for (operation const& o : all) (void)truth.add(o);
   std::set<int> reported;
   for (race_report const& r : found) {
-    int const first = static_cast<int>(r.first.line) - 1, later = static_cast<int>(r.second.line) - 1;
+    int const first = static_cast<int>(r.first.line()) - 1, later = static_cast<int>(r.second.line()) - 1;
     EXPECT_EQ(r.kind, "race") << r.text;
     EXPECT_TRUE(first >= 0 && first < later && truth.race(first, later)) << "made up: " << r.text;
     reported.insert(later);
@@ -268,10 +268,10 @@ std::size_t judge(listing const& all, std::vector<race_report> const& found) {
 std::size_t reports_of(std::uint64_t program, bool careful) {
   SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(program));
   auto const all = author(program, careful).write();
-  simulated like{.devices = 2, .memory = 16_MiB, .how = simulated::running::stepped, .seed = 1};
+  simulated like{.devices = 2, .memory = 16_MiB, .schedule = simulated::scheduling::stepped, .seed = 1};
   auto const once = found_in(like, [&] { perform(all); });
   std::size_t const n = judge(all, once);
-  like.how = simulated::running::seeded;
+  like.schedule = simulated::scheduling::seeded;
   for (std::uint64_t seed = 1, end = std::max<std::uint64_t>(5, number("WEIR_TEST_SEEDS", 600) / 30); seed <= end;
        ++seed) {
     like.seed = seed + program;

@@ -23,7 +23,8 @@ float pipeline(bool mended) {
   for (float& x : in.host<float>()) x = 21;
   weir::copy(copies, batch.data(), in.data(), batch.size(), weir::non_blocking);
   if (mended) compute.ref().wait(copies);
-  weir::parallel_for(compute, n, {weir::updates(batch)}, [x = batch.data<float>()] WEIR_FN(size_t i) { x[i] *= 2; });
+  weir::parallel_for(compute, n, {weir::updates(batch)},
+                     [x = batch.data<float>()] WEIR_HOST_DEVICE(size_t i) { x[i] *= 2; });
   weir::copy(compute, out.data(), batch.data(), batch.size(), weir::blocking::yes);
   return out.host<float>()[n - 1];
 }
@@ -37,7 +38,7 @@ struct outcome {
 
 outcome run(std::uint64_t seed, bool mended) {
   weir::runtime rt{
-      weir::simulated{.devices = 1, .memory = 64 << 20, .how = weir::simulated::running::seeded, .seed = seed},
+      weir::simulated{.devices = 1, .memory = 64 << 20, .schedule = weir::simulated::scheduling::seeded, .seed = seed},
       {.check_races = true}};
   weir::runtime_guard const in{rt};
   float const result = pipeline(mended);

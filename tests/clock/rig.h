@@ -48,8 +48,8 @@ class watched : public driver::faulty {
 
 // A facade that no test enters: runtime::impl needs one to name.
 inline weir::runtime& some_runtime() {
-  static auto* const r =
-      new weir::runtime(simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1});
+  static auto* const r = new weir::runtime(
+      simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped, .seed = 1});
   return *r;
 }
 
@@ -60,7 +60,8 @@ struct rig {
   std::unique_ptr<runtime::impl> rt;
   clocks& all;
 
-  explicit rig(simulated like = {.devices = devices, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1})
+  explicit rig(
+      simulated like = {.devices = devices, .memory = 64_MiB, .schedule = simulated::scheduling::stepped, .seed = 1})
       : rig(driver::sim::make(like)) {}
 
   timeline& stream(int device = 0, life l = life::own) {
@@ -80,7 +81,7 @@ struct rig {
         rt(std::make_unique<runtime::impl>(some_runtime(), std::unique_ptr<driver::driver>(machine), options{},
                                            "a test")),
         all(rt->part<clocks>()) {
-    for (int d = 0; d < machine->device_count(); ++d) rt->open(d, "rig", here::current());
+    for (int d = 0; d < machine->device_count(); ++d) rt->open(d, "rig", source_location::current());
   }
 };
 

@@ -284,7 +284,7 @@ TEST_F(timelines, work_of_a_lost_device_never_completes_nor_blocks) {
   work(a);
   stamp const s = a.now();
   EXPECT_TRUE(b.wait(s).ok());
-  control->lose(0);
+  control->lose_device(0);
   EXPECT_EQ(all.poll(s).is.what, code::lost);
   EXPECT_TRUE(all.lost(0));
   EXPECT_EQ(all.synchronize(s).what, code::lost);
@@ -304,7 +304,7 @@ TEST_F(timelines, a_query_behind_a_lost_device_ends_with_an_error) {
   work(b);
   stamp const behind = b.now();
   EXPECT_FALSE(all.poll(behind).value);
-  control->lose(0);
+  control->lose_device(0);
   EXPECT_TRUE(c.query().value);
   EXPECT_FALSE(all.lost(1));
   EXPECT_EQ(all.poll(behind).is.what, code::lost);
@@ -327,7 +327,7 @@ TEST_F(timelines, a_timed_wait_sees_completion_or_gives_up) {
   EXPECT_TRUE(all.ask_for_a_while(s).ok());
   EXPECT_TRUE(all.complete(s));
   work(a);
-  control->lose(0);
+  control->lose_device(0);
   auto const asked = all.counted().polls;
   EXPECT_EQ(all.ask_for_a_while(a.now()).what, code::lost);
   EXPECT_LE(all.counted().polls, asked + 1);
@@ -354,7 +354,7 @@ TEST_F(timelines, the_loss_is_put_to_the_right_device) {
   auto &a = stream(0), &b = stream(1);
   stamp const s = a.now();
   (void)a.fence();
-  control->lose(1);
+  control->lose_device(1);
   EXPECT_EQ(b.wait(s).what, code::lost);
   EXPECT_TRUE(all.lost(1));
   EXPECT_FALSE(all.lost(0));
@@ -437,7 +437,7 @@ TEST_F(timelines, invariants_are_judged_at_one_moment) {
 }
 
 TEST(timeline_threads, records_waits_and_polls_keep_the_invariants) {
-  rig r({.devices = 2, .memory = 64_MiB, .how = simulated::running::threads, .seed = 1});
+  rig r({.devices = 2, .memory = 64_MiB, .schedule = simulated::scheduling::threads, .seed = 1});
   std::vector<timeline*> lines;
   for (int i = 0; i < 4; ++i) lines.push_back(&r.stream(i % 2));
   std::vector<std::thread> threads;

@@ -306,7 +306,7 @@ TEST_P(memory, m13_a_released_handle_lives_until_its_last_unmap) {
 // in both orders, and with two mappings.
 TEST_P(memory, m13_bytes_die_with_the_last_mapping_after_the_release) {
   // fresh bytes take time to make up
-  if (control()) control()->use_up(0, machine().memory(0).value.free - 32 * page());
+  if (control()) control()->consume_memory(0, machine().memory(0).value.free - 32 * page());
   auto const room = machine().memory(0);
   ASSERT_OK(room.is);
   std::size_t const bytes = room.value.free / 4 / page() * page();

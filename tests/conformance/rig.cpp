@@ -106,7 +106,7 @@ void conformance::SetUp() {
     simulated how;
     how.devices = 4;
     how.memory = 1_GiB;
-    how.how = seeded() ? simulated::running::seeded : simulated::running::threads;
+    how.schedule = seeded() ? simulated::scheduling::seeded : simulated::scheduling::threads;
     how.seed = GetParam().seed;
     auto made = driver::sim::make(how);
     own_ = std::move(made.machine);
@@ -277,7 +277,7 @@ void conformance::crash(int device, stream_handle s) {
     }
     EXPECT_SAYS(code::lost, machine_->synchronize_stream(device, s));
   } else {
-    control_->lose(device);
+    control_->lose_device(device);
   }
 }
 

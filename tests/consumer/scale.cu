@@ -9,7 +9,7 @@ struct scaled {
   float* y;
   float const* x;
   float by;
-  WEIR_FN void operator()(std::size_t i) const { y[i] = by * x[i]; }
+  WEIR_HOST_DEVICE void operator()(std::size_t i) const { y[i] = by * x[i]; }
 };
 }  // namespace
 

@@ -27,9 +27,9 @@ struct bad_input : testing::Test {
   static std::vector<std::int64_t> held() {
     std::vector<std::int64_t> all;
     auto const add = [&](memory_statistics const& s) {
-      for (stat_by_size const* one :
+      for (statistic_by_size const* one :
            {&s.allocation, &s.active, &s.allocated_bytes, &s.requested_bytes, &s.active_bytes, &s.pending_bytes}) {
-        for (stat const* part : {&one->all, &one->small, &one->large}) {
+        for (statistic const* part : {&one->all, &one->small, &one->large}) {
           all.push_back(part->current);
         }
       }

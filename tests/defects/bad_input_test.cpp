@@ -35,15 +35,16 @@ TEST_F(bad_input, no_such_device) {
     refused<invalid_use>([&] { (void)empty_cache(d); }, {name, "3 devices"});
     refused<invalid_use>([&] { set_memory_limit(1_MiB, d); }, {name, "3 devices"});
     refused<invalid_use>([&] { (void)can_access_peer(0, d); }, {name, "3 devices"});
-    refused<invalid_use>([&] { simulation::of(*rt).lose(d); }, {"simulation::lose", name, "3 devices"});
-    refused<invalid_use>([&] { simulation::of(*rt).cut(0, d); }, {"simulation::cut", name, "3 devices"});
+    refused<invalid_use>([&] { simulation::of(*rt).lose_device(d); }, {"simulation::lose_device", name, "3 devices"});
+    refused<invalid_use>([&] { simulation::of(*rt).disconnect(0, d); }, {"simulation::disconnect", name, "3 devices"});
     refused<invalid_use>([&] { simulation::of(*rt).corrupt(d, 0); }, {"simulation::corrupt", name, "3 devices"});
-    refused<invalid_use>([&] { simulation::of(*rt).use_up(d, 1); }, {"simulation::use_up", name, "3 devices"});
-    refused<invalid_use>([&] { (void)communicator::in_process(std::vector<device>{0, d}); }, {name});
+    refused<invalid_use>([&] { simulation::of(*rt).consume_memory(d, 1); },
+                         {"simulation::consume_memory", name, "3 devices"});
+    refused<invalid_use>([&] { (void)communicator::create_all(std::vector<device>{0, d}); }, {name});
   }
-  refused<invalid_use>([] { (void)communicator::in_process(std::vector<device>{0, 0}); }, {"gpu:0"});
-  refused<invalid_use>([] { (void)communicator::in_process(std::vector<device>{}); }, {"communicator"});
-  refused<invalid_use>([] { (void)communicator::in_process(std::vector<device>{0, cpu}); }, {"cpu"});
+  refused<invalid_use>([] { (void)communicator::create_all(std::vector<device>{0, 0}); }, {"gpu:0"});
+  refused<invalid_use>([] { (void)communicator::create_all(std::vector<device>{}); }, {"communicator"});
+  refused<invalid_use>([] { (void)communicator::create_all(std::vector<device>{0, cpu}); }, {"cpu"});
   refused<invalid_use>([] { set_device(device(-7)); }, {"set_device", "-7"});
   refused<invalid_use>([] { stream s{cpu}; }, {"cpu"});
   refused<invalid_use>([] { (void)device("gpu:x"); }, {"gpu:x"});
@@ -65,7 +66,7 @@ TEST_F(bad_input, a_huge_history_and_an_empty_thread_are_refused) {
     refused<invalid_use>([&] { runtime(simulated{.devices = 1, .memory = memory}); },
                          {"runtime", "simulated{.memory = " + std::to_string(memory) + "}"});
   }
-  runtime seeded(simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 1});
+  runtime seeded(simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = 1});
   refused<invalid_use>([&] { simulation::of(seeded).spawn("idle", {}); },
                        {"simulation::spawn", "\"idle\"", "empty function"});
   simulation::of(seeded).join();
@@ -138,7 +139,7 @@ TEST_F(bad_input, sizes_that_overflow) {
     refused<invalid_use>([&] { copy(b.data(), &here_, bytes); }, {"copy", std::to_string(bytes)});
     refused<invalid_use>([&] { copy(&here_, b.data(), bytes); }, {"copy", std::to_string(bytes)});
     refused<invalid_use>([&] { copy(&here_, &here_ + 1, bytes); }, {"copy", std::to_string(bytes)});
-    refused<invalid_use>([&] { set(b.data(), std::byte{1}, bytes); }, {"set", std::to_string(bytes)});
+    refused<invalid_use>([&] { fill(b.data(), std::byte{1}, bytes); }, {"fill", std::to_string(bytes)});
     refused<invalid_use>(
         [&] {
           launch(
@@ -167,7 +168,7 @@ TEST_F(bad_input, sizes_that_overflow) {
   refused<invalid_use>([&] { (void)zeros({big, big / 2}); }, {"2147483648"});
   refused<invalid_use>([&] { (void)empty({INT64_MAX}); }, {"9223372036854775807"});
   refused<invalid_use>([&] { (void)empty({INT64_MAX, 2}, {.on = cpu}); }, {"9223372036854775807"});
-  refused<invalid_use>([&] { (void)empty({INT64_MAX / 2}, {.type = float64, .on = cpu}); }, {});
+  refused<invalid_use>([&] { (void)empty({INT64_MAX / 2}, {.dtype = float64, .on = cpu}); }, {});
   refused<invalid_use>([&] { (void)empty({-1}); }, {"-1"});
   refused<invalid_use>([&] { (void)empty({INT64_MIN}); }, {std::to_string(INT64_MIN)});
   refused<invalid_use>([&] { (void)empty({0, -1}); }, {"-1"});
@@ -186,8 +187,8 @@ TEST_F(bad_input, sizes_that_overflow) {
   refused<invalid_use>([&] { (void)t[INT64_MIN]; }, {});
   refused<invalid_use>([&] { (void)t.transpose(0, 2); }, {"2"});
   refused<invalid_use>([&] { (void)t.size(-3); }, {"-3"});
-  refused<invalid_use>([&] { (void)tensor::view_of(buffer(16), {big, big}, float32); }, {"4294967296"});
-  refused<invalid_use>([&] { (void)tensor::view_of(buffer(16), {5}, float32); }, {"16"});
+  refused<invalid_use>([&] { (void)tensor::from_buffer(buffer(16), {big, big}, float32); }, {"4294967296"});
+  refused<invalid_use>([&] { (void)tensor::from_buffer(buffer(16), {5}, float32); }, {"16"});
   refused<invalid_use>([&] { (void)t.item<float>(); }, {"[4, 4]"});
   refused<invalid_use>([&] { (void)t.data<double>(); }, {"float32"});
   refused<invalid_use>([&] { (void)t.host<float>(); }, {});
@@ -208,8 +209,8 @@ TEST_F(bad_input, zero_bytes_are_valid_and_freeable) {
   copy(nullptr, nullptr, 0);
   copy(default_stream(), nullptr, p, 0);
   copy(default_stream(), std::span<copy_item const>{});
-  set(p, std::byte{1}, 0);
-  set(nullptr, std::byte{1}, 0);
+  fill(p, std::byte{1}, 0);
+  fill(nullptr, std::byte{1}, 0);
   launch(default_stream(), {writes(p), reads(nullptr)}, [](CUstream_st*) {}, [] {});
   char one = 0;
   refused<invalid_use>([&] { copy(p, &one, 1); }, {"copy", "holds 0 B", "asked 1 B"});
@@ -253,7 +254,7 @@ TEST_F(bad_input, another_devices_stream) {
     deallocate(s2, p);
   }
   buffer a(4096, {.on = 0}), b(4096, {.on = 1});
-  refused<invalid_use>([&] { a.rebind(s1); }, {"rebind", "gpu:1", "gpu:0"});
+  refused<invalid_use>([&] { a.set_stream(s1); }, {"set_stream", "gpu:1", "gpu:0"});
   refused<invalid_use>([&] { copy(s2, b.data(), a.data(), 4096); }, {"copy", "gpu:0", "gpu:1", "gpu:2"});
   refused<invalid_use>(
       [&] {
@@ -274,7 +275,8 @@ TEST_F(bad_input, another_devices_stream) {
   refused<invalid_use>([&] { (void)e.elapsed_time(timed); }, {"elapsed_time", "start"});
   refused<invalid_use>([&] { (void)timed.elapsed_time(event{{.timing = true}}); }, {"elapsed_time", "never recorded"});
   s1.ref().wait(e);  // waits across devices are fine
-  refused<not_supported>([&] { foreign_stream f(0, reinterpret_cast<CUstream_st*>(64)); }, {"foreign_stream", "gpu:0"});
+  refused<not_supported>([&] { external_stream f(0, reinterpret_cast<CUstream_st*>(64)); },
+                         {"external_stream", "gpu:0"});
   refused<not_supported>([&] { (void)s0.ref().native(); }, {"native"});
   refused<not_supported>([&] { (void)e.native(); }, {"native"});
 }
@@ -295,7 +297,8 @@ TEST_F(bad_input, copies_past_the_end_of_a_known_block) {
                            {"holds 1 B to the end of its block of " + std::to_string(holds) + " B", "asked 2 B"});
       refused<invalid_use>([&] { copy(p, other.data(), holds + 1); }, {"copy", "dst"});
       refused<invalid_use>([&] { copy(other.data(), p, holds + 1); }, {"copy", "src"});
-      refused<invalid_use>([&] { set(p, std::byte{1}, holds + 1); }, {"set", "holds " + std::to_string(holds) + " B"});
+      refused<invalid_use>([&] { fill(p, std::byte{1}, holds + 1); },
+                           {"fill", "holds " + std::to_string(holds) + " B"});
       refused<invalid_use>(
           [&] {
             launch(
@@ -307,7 +310,7 @@ TEST_F(bad_input, copies_past_the_end_of_a_known_block) {
     refused<invalid_use>([&] { copy(on.data<char>() + 1, on.data(), holds / 2); }, {"overlap"});
     refused<invalid_use>([&] { copy(on.data(), nullptr, 1); }, {"src", "null"});
     refused<invalid_use>([&] { copy(nullptr, on.data(), 1); }, {"dst", "null"});
-    refused<invalid_use>([&] { set(nullptr, std::byte{1}, 1); }, {"set", "null"});
+    refused<invalid_use>([&] { fill(nullptr, std::byte{1}, 1); }, {"fill", "null"});
     void *gone = on.data(), *gone_page = page.data();
     on.reset();
     page.reset();
@@ -318,7 +321,7 @@ TEST_F(bad_input, copies_past_the_end_of_a_known_block) {
               default_stream(), {writes(gone)}, [](CUstream_st*) {}, [] {});
         },
         {"launch", text(gone)});
-    refused<invalid_use>([&] { grant_access(gone, 1); }, {text(gone)});
+    refused<invalid_use>([&] { enable_peer_access(gone, 1); }, {text(gone)});
     refused<invalid_use>([&] { copy(gone_page, host.data(), 1); }, {"copy", text(gone_page)});
   }
 }

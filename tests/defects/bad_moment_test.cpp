@@ -89,7 +89,7 @@ TEST_F(bad_moment, two_runtimes_do_not_mix) {
     theirs.emplace(device(0));
     b = buffer(1000);
     page = pinned(1000);
-    set(b.data(), std::byte{5}, 1000);
+    fill(b.data(), std::byte{5}, 1000);
     theirs->ref().synchronize();
   }
   stream mine;
@@ -103,7 +103,7 @@ TEST_F(bad_moment, two_runtimes_do_not_mix) {
   refused<invalid_use>([&] { copy(a.data(), b.data(), 1000); }, {"copy", text(b.data())});
   refused<invalid_use>([&] { copy(b.data(), a.data(), 1000); }, {"copy", text(b.data())});
   refused<invalid_use>([&] { copy(*theirs, a.data(), b.data(), 1000); }, {"copy", text(a.data())});
-  refused<invalid_use>([&] { set(b.data(), std::byte{1}, 10); }, {"set", text(b.data())});
+  refused<invalid_use>([&] { fill(b.data(), std::byte{1}, 10); }, {"fill", text(b.data())});
   refused<invalid_use>(
       [&] {
         launch(
@@ -120,8 +120,8 @@ TEST_F(bad_moment, two_runtimes_do_not_mix) {
   refused<invalid_use>([&] { record_stream(page.data(), mine); }, {"record_stream", "runtime"});
   refused<invalid_use>([&] { record_stream(a.data(), *theirs); }, {"record_stream", "runtime"});
   refused<invalid_use>([&] { record_stream(my_page.data(), *theirs); }, {"record_stream", "runtime"});
-  refused<invalid_use>([&] { a.rebind(*theirs); }, {"rebind", "runtime"});
-  refused<invalid_use>([&] { grant_access(b.data(), 1); }, {text(b.data())});
+  refused<invalid_use>([&] { a.set_stream(*theirs); }, {"set_stream", "runtime"});
+  refused<invalid_use>([&] { enable_peer_access(b.data(), 1); }, {text(b.data())});
   void* const p = a.release();
   refused<invalid_use>([&] { deallocate(*theirs, p); }, {"deallocate", "runtime"});
   void* const q = my_page.release();
@@ -193,7 +193,7 @@ TEST_F(bad_moment, a_stream_that_was_moved_from) {
   refused<invalid_use>([&] { deallocate(none, a.data()); }, {"deallocate", "moved from"});
   refused<invalid_use>([&] { record_stream(a.data(), none); }, {"record_stream", "moved from"});
   refused<invalid_use>([&] { page.record_stream(none); }, {"record_stream", "moved from"});
-  refused<invalid_use>([&] { a.rebind(none); }, {"rebind", "moved from"});
+  refused<invalid_use>([&] { a.set_stream(none); }, {"set_stream", "moved from"});
   refused<invalid_use>([&] { x.record_stream(none); }, {"record_stream", "moved from"});
   refused<invalid_use>([&] { copy(none, a.data(), host, 64); }, {"copy", "moved from"});
   refused<invalid_use>([&] { copy(none, std::span(&item, 1)); }, {"copy", "moved from"});
@@ -213,7 +213,7 @@ TEST_F(bad_moment, a_call_inside_a_host_function_says_where_it_is) {
     runtime_guard const inside{*rt};
     for (std::function<void()> const& call : std::initializer_list<std::function<void()>>{
              [&] { synchronize(); }, [&] { s.synchronize(); }, [&] { copy(block.data(), host, 64); },
-             [&] { copy(s, host, block.data(), 64); }, [&] { set(block.data(), std::byte{1}, 64); },
+             [&] { copy(s, host, block.data(), 64); }, [&] { fill(block.data(), std::byte{1}, 64); },
              [&] {
                launch(
                    s, {writes(block)}, [](CUstream_st*) {}, [] {});
@@ -298,16 +298,16 @@ TEST_F(bad_moment, the_simulated_machine_refuses_unknown_names) {
   simulation sim = simulation::of(*rt);
   refused<invalid_use>([&] { sim.fail_call("mpa", 1); }, {"mpa"});
   refused<invalid_use>([&] { sim.fail_call("map", 0); }, {"map"});
-  refused<invalid_use>([&] { sim.lose(9); }, {"gpu:9"});
-  refused<invalid_use>([&] { sim.lose(cpu); }, {"cpu"});
-  refused<invalid_use>([&] { sim.cut(0, 9); }, {"gpu:9"});
-  refused<invalid_use>([&] { sim.use_up(9, 1); }, {"gpu:9"});
+  refused<invalid_use>([&] { sim.lose_device(9); }, {"gpu:9"});
+  refused<invalid_use>([&] { sim.lose_device(cpu); }, {"cpu"});
+  refused<invalid_use>([&] { sim.disconnect(0, 9); }, {"gpu:9"});
+  refused<invalid_use>([&] { sim.consume_memory(9, 1); }, {"gpu:9"});
 }
 
 TEST_F(bad_moment, a_lost_device_refuses_by_name_and_the_others_work) {
   buffer a(1000, {.on = 2}), b(1000, {.on = 0});
   stream s{2};
-  simulation::of(*rt).lose(2);
+  simulation::of(*rt).lose_device(2);
   char host[1000] = {};
   refused<device_lost>([&] { copy(a.data(), host, 1000); }, {"copy", "gpu:2"});
   refused<device_lost>([&] { copy(b.data(), a.data(), 1000); }, {"copy"});

@@ -119,7 +119,7 @@ TEST_F(forks, during_calls_of_other_threads_does_not_hang) {
 
 int uses_weir(float value) {
   buffer block(1000);
-  set(block.data(), std::byte{7}, block.size());
+  fill(block.data(), std::byte{7}, block.size());
   std::vector<std::byte> out(1000);
   copy(out.data(), block.data(), out.size());
   tensor const t = full({10}, value);
@@ -159,7 +159,7 @@ TEST_F(forks, the_childs_error_says_so) {
 struct patterns {  // bytes of the parent's that a child must not change
   buffer block{100'000}, page = pinned(50'000);
   patterns() {
-    set(block.data(), std::byte{0x5a}, block.size());
+    fill(block.data(), std::byte{0x5a}, block.size());
     std::memset(page.data(), 0x3c, page.size());
   }
   bool as_they_were() const {

@@ -17,7 +17,7 @@ namespace weir {
 namespace {
 
 using tests::memory_bench;
-constexpr here at{"a test", "a test", 1};
+constexpr source_location at{"a test", "a test", 1};
 
 // In front of the machine: inside the calls that may wait for devices or for other calls,
 // another thread is played.
@@ -69,8 +69,8 @@ struct crowded final : weir::driver::faulty {
 };
 
 struct peers : ::testing::Test {
-  explicit peers(bool maps = true, simulated::running how = simulated::running::stepped)
-      : bench({.devices = 2, .memory = 4 << 20, .how = how, .seed = 1}, {},
+  explicit peers(bool maps = true, simulated::scheduling how = simulated::scheduling::stepped)
+      : bench({.devices = 2, .memory = 4 << 20, .schedule = how, .seed = 1}, {},
               [this, maps](std::unique_ptr<driver::driver> m) {
                 auto made = std::make_unique<crowded>(std::move(m));
                 made->maps = maps;
@@ -177,7 +177,7 @@ TEST_F(peers, giving_back_marking_and_handing_over_never_wait) {
   auto const on_a = bench.machine().hold(0, a.handle()), on_b = bench.machine().hold(0, b.handle());
   for (std::size_t i = 0; i < all.size(); ++i) {
     device().mark(all[i], i % 3 ? a : b, at);
-    if (i % 5 == 0) device().rebind(all[i], i % 2 ? b : a, at);
+    if (i % 5 == 0) device().set_stream(all[i], i % 2 ? b : a, at);
     give(all[i], i % 4 ? &a : &b);
   }
   EXPECT_EQ(bench.control->findings(), std::vector<std::string>{}) << "the host waited for work that is held";
@@ -269,7 +269,7 @@ TEST_F(peers, streams_that_come_and_go_leave_no_memory_behind) {
 // pytorch#50925, cutorch#710, nccl#48: cudaFree waits for all devices,
 // so a rank's kernel that waits for the next rank's never ends.
 struct peers_without_mapping : peers {
-  peers_without_mapping() : peers(false, simulated::running::seeded) {}
+  peers_without_mapping() : peers(false, simulated::scheduling::seeded) {}
 };
 // It waits for a rank that this thread has still to serve.
 TEST_F(peers_without_mapping, memory_is_kept_under_a_collective) {

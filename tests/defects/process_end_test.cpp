@@ -254,10 +254,11 @@ TEST_F(process_end, threads_that_end_late_take_their_own_along) {
 }
 
 TEST_F(process_end, an_exception_of_a_host_function_ends_the_process) {
-  for (auto const how : {simulated::running::threads, simulated::running::stepped, simulated::running::seeded}) {
+  for (auto const how :
+       {simulated::scheduling::threads, simulated::scheduling::stepped, simulated::scheduling::seeded}) {
     EXPECT_EXIT({
       ::alarm(20);
-      runtime r(simulated{.devices = 1, .memory = 64_MiB, .how = how, .seed = 1});
+      runtime r(simulated{.devices = 1, .memory = 64_MiB, .schedule = how, .seed = 1});
       runtime_guard in(r);
       try {
         launch(default_stream(), {}, [](CUstream_st*) {}, [] { throw std::runtime_error("mine"); });

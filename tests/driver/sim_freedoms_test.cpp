@@ -14,8 +14,8 @@
 namespace weir::driver::sim {
 namespace {
 
-using running = weir::simulated::running;
-using taken = weir::simulated::freedoms;
+using scheduling = weir::simulated::scheduling;
+using taken = weir::simulated::allowed;
 constexpr std::size_t page = 64_KiB;
 
 work task(std::function<void()> body) {
@@ -52,7 +52,7 @@ struct bench {
 
 // Streams may share a connection to the device; another stream's wait blocks it.
 TEST(sim_freedoms, a_wait_blocks_other_work_on_its_connection) {
-  bench b({.devices = 2, .memory = 1_MiB, .how = running::stepped, .connections = 1});
+  bench b({.devices = 2, .memory = 1_MiB, .schedule = scheduling::stepped, .connections = 1});
   auto const s = b.stream(), t = b.stream(), far = b.stream(1);
   auto const e = b.event(1);
   b.machine->enqueue(1, far, {}, task([] {}));
@@ -71,9 +71,13 @@ TEST(sim_freedoms, a_wait_blocks_other_work_on_its_connection) {
 }
 
 TEST(sim_freedoms, begun_work_delays_nothing_and_a_host_wait_ends) {
-  for (auto how : {running::seeded, running::threads, running::stepped}) {
-    for (std::uint64_t seed = 1; seed <= (how == running::seeded ? 100u : 5u); ++seed) {
-      bench b({.devices = 2, .memory = 1_MiB, .how = how, .seed = seed, .connections = 1 + static_cast<int>(seed % 3)});
+  for (auto how : {scheduling::seeded, scheduling::threads, scheduling::stepped}) {
+    for (std::uint64_t seed = 1; seed <= (how == scheduling::seeded ? 100u : 5u); ++seed) {
+      bench b({.devices = 2,
+               .memory = 1_MiB,
+               .schedule = how,
+               .seed = seed,
+               .connections = 1 + static_cast<int>(seed % 3)});
       std::vector<stream_handle> s;
       std::vector<event_handle> e;
       for (int i = 0; i < 6; ++i) s.push_back(b.stream(i % 2)), e.push_back(b.event(i % 2));
@@ -94,7 +98,7 @@ TEST(sim_freedoms, begun_work_delays_nothing_and_a_host_wait_ends) {
 }
 
 TEST(sim_freedoms, while_a_gate_is_closed_no_stream_shares) {
-  bench b({.devices = 1, .memory = 1_MiB, .how = running::stepped, .connections = 1});
+  bench b({.devices = 1, .memory = 1_MiB, .schedule = scheduling::stepped, .connections = 1});
   auto const s = b.stream(), t = b.stream(), u = b.stream();
   auto const e = b.event();
   auto const gate = b.machine->hold(0, s);
@@ -110,7 +114,7 @@ TEST(sim_freedoms, while_a_gate_is_closed_no_stream_shares) {
 // An unwise wait is a deadlock with a name.
 TEST(sim_freedoms, a_part_holds_its_connection_until_all_have_come) {
   for (int connections : {0, 1}) {
-    bench b({.devices = 2, .memory = 1_MiB, .how = running::stepped, .connections = connections});
+    bench b({.devices = 2, .memory = 1_MiB, .schedule = scheduling::stepped, .connections = connections});
     auto const parts = b.stream(0), beside = b.stream(0), far = b.stream(1);
     int arrived = 0;
     auto const arrive = [](void* n) { ++*static_cast<int*>(n); };
@@ -141,7 +145,7 @@ TEST(sim_freedoms, a_part_holds_its_connection_until_all_have_come) {
 TEST(sim_freedoms, an_error_surfaces_at_a_later_call) {
   std::set<int> after;
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
-    bench b({.devices = 1, .memory = 1_MiB, .how = running::seeded, .seed = seed});
+    bench b({.devices = 1, .memory = 1_MiB, .schedule = scheduling::seeded, .seed = seed});
     auto const s = b.stream(), t = b.stream();
     auto* const x = b.device_page(0);
     auto const done = b.event();
@@ -169,7 +173,7 @@ TEST(sim_freedoms, an_error_surfaces_at_a_later_call) {
 
 TEST(sim_freedoms, a_waiting_host_gets_an_error_at_once) {
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
-    bench b({.devices = 1, .memory = 1_MiB, .how = running::seeded, .seed = seed});
+    bench b({.devices = 1, .memory = 1_MiB, .schedule = scheduling::seeded, .seed = seed});
     auto const s = b.stream(), t = b.stream();
     touch const stray{reinterpret_cast<address>(b.device_page(0)), page + 4, true};
     b.machine->enqueue(0, s, {&stray, 1}, {});
@@ -180,7 +184,7 @@ TEST(sim_freedoms, a_waiting_host_gets_an_error_at_once) {
 }
 
 TEST(sim_freedoms, addresses_come_back_at_once_with_other_bytes) {
-  bench b({.devices = 1, .memory = 1_MiB, .how = running::seeded, .seed = 3});
+  bench b({.devices = 1, .memory = 1_MiB, .schedule = scheduling::seeded, .seed = 3});
   address const one = b.machine->reserve(page, page).value, two = b.machine->reserve(2 * page, page).value;
   ASSERT_TRUE(b.machine->unreserve(one, page).ok());
   EXPECT_EQ(b.machine->reserve(page, page).value, one);
@@ -196,7 +200,7 @@ TEST(sim_freedoms, addresses_come_back_at_once_with_other_bytes) {
 TEST(sim_freedoms, only_one_host_function_is_under_way) {
   int waited = 0;
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
-    bench b({.devices = 2, .memory = 1_MiB, .how = running::seeded, .seed = seed});
+    bench b({.devices = 2, .memory = 1_MiB, .schedule = scheduling::seeded, .seed = seed});
     auto const s = b.stream(), t = b.stream(1);
     int ran = 0;
     for (int i = 0; i < 5; ++i) {
@@ -216,7 +220,8 @@ TEST(sim_freedoms, memory_may_be_refused_although_there_is_room) {
   int refused = 0;
   std::set<std::size_t> rooms;
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
-    bench b({.devices = 1, .memory = 1_MiB, .how = running::seeded, .seed = seed, .takes = taken::all});
+    bench b(
+        {.devices = 1, .memory = 1_MiB, .schedule = scheduling::seeded, .seed = seed, .nondeterminism = taken::all});
     for (int i = 0; i < 20; ++i) {
       std::size_t const room = b.machine->memory(0).value.free;
       rooms.insert(room);
@@ -232,7 +237,8 @@ TEST(sim_freedoms, memory_may_be_refused_although_there_is_room) {
 TEST(sim_freedoms, addresses_are_refused_although_there_are_some) {
   int refused = 0;
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
-    bench b({.devices = 1, .memory = 1_MiB, .how = running::seeded, .seed = seed, .takes = taken::all});
+    bench b(
+        {.devices = 1, .memory = 1_MiB, .schedule = scheduling::seeded, .seed = seed, .nondeterminism = taken::all});
     for (int i = 0; i < 20; ++i) {
       auto const before = b.times(8);
       auto const at = b.machine->reserve(page, page);
@@ -270,7 +276,7 @@ TEST(sim_freedoms, calls_that_may_block_sometimes_run_all_work) {
   for (auto const& [name, call] : all) {
     int taken_here = 0;
     for (std::uint64_t seed = 1; seed <= 100; ++seed) {
-      bench b({.devices = 1, .memory = 1_MiB, .how = running::seeded, .seed = seed});
+      bench b({.devices = 1, .memory = 1_MiB, .schedule = scheduling::seeded, .seed = seed});
       auto const s = b.stream();
       from = b.event(0, event_kind::timing), to = b.event(0, event_kind::timing);
       b.machine->record(0, s, from);
@@ -289,8 +295,8 @@ TEST(sim_freedoms, calls_that_may_block_sometimes_run_all_work) {
 }
 
 TEST(sim_freedoms, a_corrupt_link_changes_only_what_crosses_it) {
-  for (auto how : {running::threads, running::stepped}) {
-    bench b({.devices = 2, .memory = 4_MiB, .how = how});
+  for (auto how : {scheduling::threads, scheduling::stepped}) {
+    bench b({.devices = 2, .memory = 4_MiB, .schedule = how});
     std::size_t const unit = b.machine->info(0).value.granularity;
     auto const memory_of = [&](int device) {
       address const at = b.machine->reserve(unit, unit).value;
@@ -330,7 +336,7 @@ TEST(sim_freedoms, a_corrupt_link_changes_only_what_crosses_it) {
 TEST(sim_freedoms, time_jumps_forward) {
   float longest = 0;
   for (std::uint64_t seed = 1; seed <= 500; ++seed) {
-    bench b({.devices = 1, .memory = 1_MiB, .how = running::seeded, .seed = seed});
+    bench b({.devices = 1, .memory = 1_MiB, .schedule = scheduling::seeded, .seed = seed});
     auto const s = b.stream();
     auto const from = b.event(0, event_kind::timing), to = b.event(0, event_kind::timing);
     b.machine->record(0, s, from);
@@ -347,7 +353,8 @@ TEST(sim_freedoms, time_jumps_forward) {
 
 TEST(sim_freedoms, without_freedoms_nothing_is_shared) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
-    bench b({.devices = 1, .memory = 1_MiB, .how = running::seeded, .seed = seed, .takes = taken::none});
+    bench b(
+        {.devices = 1, .memory = 1_MiB, .schedule = scheduling::seeded, .seed = seed, .nondeterminism = taken::none});
     auto const s = b.stream();
     ASSERT_TRUE(b.machine->destroy_stream(0, s).ok());
     EXPECT_NE(b.stream(), s);

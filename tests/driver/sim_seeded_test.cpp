@@ -15,7 +15,7 @@
 namespace weir::driver::sim {
 namespace {
 
-using running = weir::simulated::running;
+using scheduling = weir::simulated::scheduling;
 constexpr std::size_t page = 64_KiB;
 
 work task(std::function<void()> body) {
@@ -26,8 +26,8 @@ work task(std::function<void()> body) {
 
 // A machine of one program, and pinned words for it.
 struct bench {
-  explicit bench(std::uint64_t seed, running how = running::seeded, int devices = 2) {
-    auto m = make({.devices = devices, .memory = 16_MiB, .how = how, .seed = seed});
+  explicit bench(std::uint64_t seed, scheduling how = scheduling::seeded, int devices = 2) {
+    auto m = make({.devices = devices, .memory = 16_MiB, .schedule = how, .seed = seed});
     machine = std::move(m.machine);
     control = m.control;
     for (int d = 0; d < devices; ++d) EXPECT_TRUE(machine->open(d).ok());
@@ -222,7 +222,7 @@ TEST(sim_seeded, a_lost_device_releases_what_its_work_used) {
     for (int i = 0; i < 3; ++i)
       b.machine->enqueue(0, s, {&t, 1}, {[](void*) {}, [](void* n) { ++*static_cast<int*>(n); }, &drops});
     for (int i = 0; i < 2; ++i) b.machine->query_stream(0, s);
-    b.control->lose(0);
+    b.control->lose_device(0);
     ASSERT_EQ(drops, 3) << "seed " << seed;
     ASSERT_EQ(b.machine->query_stream(0, s).what, code::lost);
     ASSERT_TRUE(b.machine->unmap(reinterpret_cast<address>(x), page).ok());  // would wait for ever
@@ -255,7 +255,7 @@ TEST(sim_seeded, a_fault_takes_the_other_devices_with_it_or_none) {
   int taken = 0, spared = 0;
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
     SCOPED_TRACE(seed);
-    bench b(seed, running::seeded, 3);
+    bench b(seed, scheduling::seeded, 3);
     auto const s = b.stream(), t = b.stream(1), u = b.stream(2);
     auto const e = b.event();
     auto const closed = b.machine->hold(2, u);
@@ -320,8 +320,8 @@ TEST(sim_seeded, parts_that_wait_for_each_other_meet) {
     meeting* at;
     int number;
   };
-  for (auto how : {running::seeded, running::stepped, running::threads}) {
-    for (std::uint64_t seed = 1; seed <= (how == running::seeded ? 50u : 1u); ++seed) {
+  for (auto how : {scheduling::seeded, scheduling::stepped, scheduling::threads}) {
+    for (std::uint64_t seed = 1; seed <= (how == scheduling::seeded ? 50u : 1u); ++seed) {
       bench b(seed, how, 4);
       meeting m;
       std::vector<part> parts;
@@ -350,8 +350,8 @@ TEST(sim_seeded, parts_that_wait_for_each_other_meet) {
 TEST(sim_seeded, random_programs_run_in_an_order_their_waits_allow) {
   constexpr std::size_t most = 128;
   using before = std::bitset<most>;
-  for (auto how : {running::seeded, running::stepped, running::threads}) {
-    for (std::uint64_t seed = 1; seed <= (how == running::seeded ? 300u : 30u); ++seed) {
+  for (auto how : {scheduling::seeded, scheduling::stepped, scheduling::threads}) {
+    for (std::uint64_t seed = 1; seed <= (how == scheduling::seeded ? 300u : 30u); ++seed) {
       bench b(seed, how);
       std::mt19937_64 rng(seed);
       auto const roll = [&](std::size_t n) { return static_cast<std::size_t>(rng() % n); };

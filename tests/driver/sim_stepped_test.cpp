@@ -10,11 +10,11 @@
 namespace weir::driver::sim {
 namespace {
 
-using running = weir::simulated::running;
+using scheduling = weir::simulated::scheduling;
 
 class sim_stepped : public ::testing::Test {
  protected:
-  void SetUp() override { remake({.devices = 2, .memory = 1_MiB, .how = running::stepped}); }
+  void SetUp() override { remake({.devices = 2, .memory = 1_MiB, .schedule = scheduling::stepped}); }
   void remake(weir::simulated const& like) {
     auto m = make(like);
     machine = std::move(m.machine);
@@ -107,7 +107,7 @@ TEST_F(sim_stepped, a_timed_wait_behind_a_lost_device_answers_lost) {
   machine->wait(1, b, e);
   machine->record(1, b, end);
   EXPECT_EQ(machine->elapsed_ms(start, end).is.what, code::not_ready);
-  control->lose(0);
+  control->lose_device(0);
   EXPECT_EQ(machine->elapsed_ms(start, end).is.what, code::not_ready) << "the first of them will come";
   while (control->step(1, b)) {}
   EXPECT_EQ(machine->elapsed_ms(start, end).is.what, code::lost);
@@ -134,7 +134,7 @@ TEST_F(sim_stepped, memory_is_bounded_and_others_may_take_some) {
   auto const half = machine->create(0, 512_KiB);
   ASSERT_TRUE(half.ok());
   EXPECT_EQ(machine->create(0, 576_KiB).is.what, code::out_of_memory);
-  control->use_up(0, 448_KiB);
+  control->consume_memory(0, 448_KiB);
   EXPECT_EQ(machine->memory(0).value.free, 64_KiB);
   EXPECT_EQ(machine->create(0, 128_KiB).is.what, code::out_of_memory);
   EXPECT_EQ(machine->create_segment(0, 65_KiB).is.what, code::out_of_memory);
@@ -148,7 +148,7 @@ TEST_F(sim_stepped, memory_is_bounded_and_others_may_take_some) {
 }
 
 TEST_F(sim_stepped, links_are_as_requested_and_can_be_cut) {
-  remake({.devices = 4, .memory = 1_MiB, .how = running::stepped, .peers = weir::simulated::links::pairs});
+  remake({.devices = 4, .memory = 1_MiB, .schedule = scheduling::stepped, .peers = weir::simulated::links::pairs});
   EXPECT_TRUE(machine->peer(0, 1).value.access);
   EXPECT_TRUE(machine->peer(3, 2).value.access);
   EXPECT_FALSE(machine->peer(1, 2).value.access);
@@ -161,7 +161,7 @@ TEST_F(sim_stepped, links_are_as_requested_and_can_be_cut) {
   touch const t{at, 8, false};
   ASSERT_TRUE(machine->enqueue(0, a, {&t, 1}, {}).ok());
   ASSERT_TRUE(machine->synchronize_stream(0, a).ok());
-  control->cut(0, 1);
+  control->disconnect(0, 1);
   EXPECT_FALSE(machine->peer(0, 1).value.access);
   EXPECT_TRUE(machine->peer(1, 0).value.access) << "one direction only";
   ASSERT_TRUE(machine->enqueue(0, a, {&t, 1}, {}).ok());
@@ -210,7 +210,7 @@ TEST_F(sim_stepped, misuse_of_addresses_changes_nothing) {
 }
 
 TEST_F(sim_stepped, a_device_that_was_not_opened_serves_nothing) {
-  auto m = make({.devices = 1, .memory = 1_MiB, .how = running::stepped});
+  auto m = make({.devices = 1, .memory = 1_MiB, .schedule = scheduling::stepped});
   EXPECT_EQ(m.machine->create_stream(0, stream_kind::independent, 0).is.what, code::invalid);
   EXPECT_EQ(m.machine->create(0, 64_KiB).is.what, code::invalid);
   EXPECT_TRUE(m.machine->info(0).ok());

@@ -17,7 +17,7 @@
 namespace weir::driver::sim {
 namespace {
 
-using running = weir::simulated::running;
+using scheduling = weir::simulated::scheduling;
 
 TEST_F(sim_threads, a_held_stream_runs_nothing_and_then_all_in_order) {
   auto const s = stream();
@@ -153,7 +153,7 @@ TEST_F(sim_threads, a_wait_behind_a_device_that_is_lost_answers_lost) {
       std::thread([&] { ++begun, said[2] = machine->synchronize_device(1); }),
   };
   while (begun < 3) std::this_thread::yield();
-  control->lose(0);
+  control->lose_device(0);
   for (auto& t : waiting) t.join();
   for (status const& one : said) EXPECT_EQ(one.what, code::lost);
   EXPECT_EQ(control->findings(), std::vector<std::string>{}) << "nobody made a mistake";
@@ -172,7 +172,7 @@ TEST_F(sim_threads, a_call_waiting_for_room_behind_a_loss_returns) {
     while (machine->enqueue(1, behind, {}, task::of([] { FAIL() << "it ran"; }, &drops)).ok()) ++given;
   });
   while (given < 1000) std::this_thread::yield();
-  control->lose(0);
+  control->lose_device(0);
   giving.join();
   EXPECT_EQ(given, 1023) << "the wait and these fill the queue, and the very next call says that there will be no room";
   EXPECT_EQ(drops, given + 1);
@@ -187,7 +187,7 @@ TEST_F(sim_threads, a_call_waiting_for_room_ahead_of_a_loss_gets_it) {
   for (int i = 0; i < 600; ++i) log(behind, i, 1);
   ASSERT_TRUE(machine->record(0, s, e).ok());
   ASSERT_TRUE(machine->wait(1, behind, e).ok());
-  control->lose(0);
+  control->lose_device(0);
   for (int i = 0; i < 422; ++i) ASSERT_TRUE(machine->enqueue(1, behind, {}, task::of([] {})).ok());
   status said{};
   std::thread giving([&] { said = machine->enqueue(1, behind, {}, task::of([] {})); });
@@ -274,7 +274,7 @@ TEST_F(sim_threads, a_loss_ends_waits_for_room) {
   });
   while (given < 1000) ::usleep(100);
   ::usleep(20000);
-  control->lose(0);
+  control->lose_device(0);
   host.join();
   EXPECT_LT(given, 1100);
 }

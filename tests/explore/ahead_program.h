@@ -23,7 +23,7 @@ class far_ahead {
         asks_(t.coin(30)) {
     weir::options o;
     o.device_waits = options::wait_policy::before_growth;
-    o.fence_every = fence_;
+    o.fence_interval = fence_;
     simulated like{.devices = 1, .memory = 8_MiB};
     if (carries_) like.connections = 1 << 20;  // parts that share one hold each other up: the program's fault
     bench_ = &t.bench(like, o);
@@ -60,15 +60,15 @@ class far_ahead {
   void batch(unsigned char value) {
     auto& device = bench_->on(0);
     void* p = memory::quick_allocate(home_, bytes_, 0);
-    if (!p) p = device.allocate(*home_, bytes_, 0, here::current());
+    if (!p) p = device.allocate(*home_, bytes_, 0, source_location::current());
     give_filled(t_, *home_, filled::now, p, bytes_, value);
     must(user_->wait(home_->now()), "wait");
-    if (marks_) device.mark(p, *user_, here::current());
+    if (marks_) device.mark(p, *user_, source_location::current());
     give_filled(t_, *user_, filled::still, p, bytes_, value,
                 "somebody wrote into a block that another stream still read");
     if (asks_ && t_.draw(40) == 39) must(bench_->clocks().poll(user_->now()).is, "poll");
     bool const gone = marks_ ? memory::quick_deallocate(p) : memory::quick_deallocate_used(user_, p);
-    if (!gone) device.deallocate(p, marks_ ? nullptr : user_, here::current());
+    if (!gone) device.deallocate(p, marks_ ? nullptr : user_, source_location::current());
   }
 
   // At most so many blocks lie beyond two fences' worth, wherever the device is: those left to who still uses

@@ -60,8 +60,9 @@ class program {
 
   void take(std::size_t s) {
     try {
-      block const b{static_cast<unsigned char*>(bench_.on(0).allocate(*lines_[s], block_bytes, 0, here::current())),
-                    ++last_, s};
+      block const b{
+          static_cast<unsigned char*>(bench_.on(0).allocate(*lines_[s], block_bytes, 0, source_location::current())),
+          ++last_, s};
       t_.say("takes block ", static_cast<int>(b.value), " on ", s);
       must(bench_.machine().fill(0, lines_[s]->handle(), b.at, b.value, 1, block_bytes), "fill");
       blocks_.push_back(b);
@@ -86,7 +87,7 @@ class program {
     if (blocks_.empty()) return;
     block& b = blocks_.front();
     t_.say("uses block ", static_cast<int>(b.value), " of ", b.home, " on ", s);
-    bench_.on(0).mark(b.at, *lines_[s], here::current());
+    bench_.on(0).mark(b.at, *lines_[s], source_location::current());
     if (b.home != s) order(b.home, s);
     read(b, s);
   }
@@ -94,14 +95,14 @@ class program {
     if (blocks_.empty()) return;
     t_.say("frees block ", static_cast<int>(blocks_.front().value));
     read(blocks_.front(), blocks_.front().home);
-    bench_.on(0).deallocate(blocks_.front().at, nullptr, here::current());
+    bench_.on(0).deallocate(blocks_.front().at, nullptr, source_location::current());
     blocks_.pop_front();
   }
 
   void end() {
     for (auto const& b : blocks_) read(b, b.home);
     for (auto* l : lines_) must(bench_.clocks().synchronize(l->now()), "synchronize");
-    for (auto const& b : blocks_) bench_.on(0).deallocate(b.at, nullptr, here::current());
+    for (auto const& b : blocks_) bench_.on(0).deallocate(b.at, nullptr, source_location::current());
     bench_.on(0).empty_cache();
     if (auto const left = bench_.on(0).statistics().reserved_bytes.all.current)
       t_.fail(std::to_string(left) + " B stay reserved");

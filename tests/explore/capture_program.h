@@ -132,7 +132,7 @@ class captures_among_threads {
     static constexpr std::size_t sizes[] = {64, 512, 4000, 20'000, 65'536, 100'000};
     try {
       std::size_t const bytes = sizes[t_.draw(6)];
-      auto* const p = static_cast<unsigned char*>(memory().allocate(line(s), bytes, 0, here::current()));
+      auto* const p = static_cast<unsigned char*>(memory().allocate(line(s), bytes, 0, source_location::current()));
       block const b{p, bytes, some_value(), s, s, {}};
       write(b, s);
       return b;
@@ -142,7 +142,8 @@ class captures_among_threads {
   }
   void drop(block const& b) {  // gives no work: its home may be captured, by anybody
     t_.say("frees a block of ", b.home, " written on ", b.written_on);
-    memory().deallocate(b.at, b.written_on != b.home && t_.coin() ? &line(b.written_on) : nullptr, here::current());
+    memory().deallocate(b.at, b.written_on != b.home && t_.coin() ? &line(b.written_on) : nullptr,
+                        source_location::current());
   }
 
   // Outside of captures -------------------------------------------------------------------------------------
@@ -175,7 +176,7 @@ class captures_among_threads {
 
   void use(block& b, int s) {
     t_.say("uses a block of ", b.home, " on ", s);
-    memory().mark(b.at, line(s), here::current());
+    memory().mark(b.at, line(s), source_location::current());
     if (!order(b.written_on, s)) return;
     read(b, s, "on a stream it was marked for");
     b.readers.push_back(s);
@@ -371,8 +372,8 @@ class captures_among_threads {
         return;
       case 3:
         try {
-          memory().deallocate(memory().allocate(line(m), t_.draw(2) ? 64 : 20'000, 0, here::current()), nullptr,
-                              here::current());
+          memory().deallocate(memory().allocate(line(m), t_.draw(2) ? 64 : 20'000, 0, source_location::current()),
+                              nullptr, source_location::current());
           t_.fail("memory was to be had on a captured stream");
         } catch (invalid_use const&) {
         }
@@ -399,7 +400,7 @@ class captures_among_threads {
     if (!on) return;
     for (auto& x : r.blocks) {
       if (!x.used) continue;
-      memory().mark(x.b.at, line(s), here::current());
+      memory().mark(x.b.at, line(s), source_location::current());
       if (std::exchange(x.complete, false)) continue;
       if (!order(x.b.written_on, s)) return;
       for (int reader : x.written ? x.b.readers : std::vector<int>{}) {
@@ -435,7 +436,7 @@ class captures_among_threads {
     }
     for (auto& l : lines_) must(bench_.clocks().synchronize(l.line->now()), "synchronize");
     check("with live blocks");
-    for (auto const& b : all) memory().deallocate(b.at, nullptr, here::current());
+    for (auto const& b : all) memory().deallocate(b.at, nullptr, source_location::current());
     memory().empty_cache();
     auto const s = memory().statistics();
     if (s.reserved_bytes.all.current || s.pending_bytes.all.current || s.allocated_bytes.all.current) {

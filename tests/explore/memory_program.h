@@ -82,7 +82,8 @@ class memory_among_threads {
 
   std::optional<block> allocate(int s, std::size_t bytes) {
     try {
-      auto* const p = static_cast<unsigned char*>(on(device_of(s)).allocate(line(s), bytes, 0, here::current()));
+      auto* const p =
+          static_cast<unsigned char*>(on(device_of(s)).allocate(line(s), bytes, 0, source_location::current()));
       return block{p, bytes, static_cast<unsigned char>(1 + t_.draw(200)), s, s, {}};
     } catch (out_of_memory const&) {
       return std::nullopt;
@@ -110,7 +111,7 @@ class memory_among_threads {
           }
           clock::timeline* const user = b->written_on != b->home && t_.coin() ? &line(b->written_on) : nullptr;
           if (!user || !memory::quick_deallocate_used(user, b->at))
-            on(device_of(b->home)).deallocate(b->at, user, here::current());
+            on(device_of(b->home)).deallocate(b->at, user, source_location::current());
         }
         break;
       }
@@ -119,7 +120,7 @@ class memory_among_threads {
           int const s = some_line();
           if (device_of(s) == device_of(b->home)) {
             t_.say("uses a block of ", b->home, " on ", s);
-            on(device_of(s)).mark(b->at, line(s), here::current());
+            on(device_of(s)).mark(b->at, line(s), source_location::current());
             order(b->written_on, s);
             read(*b, s, "on a stream it was marked for");
             b->readers.push_back(s);
@@ -156,7 +157,7 @@ class memory_among_threads {
     if (auto to = allocate(s, from->bytes)) {
       int const here_is = device_of(from->home), there = device_of(s);
       t_.say("copies a block of ", from->home, " to ", s);
-      on(here_is).mark(from->at, line(s), here::current());
+      on(here_is).mark(from->at, line(s), source_location::current());
       order(from->written_on, s);
       must(bench_.machine().copy_peer(there, line(s).handle(), to->at, there, from->at, here_is, from->bytes),
            "copy_peer");
@@ -175,7 +176,7 @@ class memory_among_threads {
     }
     for (auto* l : lines_) must(bench_.clocks().synchronize(l->now()), "synchronize");
     check("with live blocks");
-    for (auto const& b : all) on(device_of(b.home)).deallocate(b.at, nullptr, here::current());
+    for (auto const& b : all) on(device_of(b.home)).deallocate(b.at, nullptr, source_location::current());
     for (int d = 0; d < devices(); ++d) {
       on(d).empty_cache();
       auto const s = on(d).statistics();

@@ -33,7 +33,7 @@ class pinned_among_threads {
     }
     t_.join();
     if (t_.failed()) return;
-    if (void* const last = std::exchange(*slot_.lock(), nullptr)) pool_->deallocate(last, here::current());
+    if (void* const last = std::exchange(*slot_.lock(), nullptr)) pool_->deallocate(last, source_location::current());
     for (auto* line : lines_) {
       if (!bench_->clocks().synchronize(line->now()).ok()) t_.fail("device lost");
     }
@@ -52,27 +52,29 @@ class pinned_among_threads {
     auto& line = *lines_[t_.draw(2)];
     void* p = nullptr;
     try {
-      p = pool_->allocate(bytes, 0, here::current());
+      p = pool_->allocate(bytes, 0, source_location::current());
     } catch (out_of_memory const& e) {
       if (alike_) t_.fail(std::string("there is room, and memory is refused: ") + e.what());
       return;
     }
     std::memset(p, value, bytes);
-    auto* const there = static_cast<unsigned char*>(bench_->on(0).allocate(line, largest, 0, here::current()));
+    auto* const there =
+        static_cast<unsigned char*>(bench_->on(0).allocate(line, largest, 0, source_location::current()));
     for (std::uint32_t n = 1 + t_.draw(3); n > 0; --n) {
       copy(line, there, p, bytes);
       give_filled(t_, line, filled::still, there, bytes, value, "somebody wrote into a pinned block in use");
       if (t_.coin(30)) copy(line, p, there, bytes);  // the same bytes, later
     }
-    bench_->on(0).deallocate(there, nullptr, here::current());
+    bench_->on(0).deallocate(there, nullptr, source_location::current());
     if (t_.coin()) std::swap(p, *slot_.lock());  // another's goes instead
-    if (p) pool_->deallocate(p, here::current());
+    if (p) pool_->deallocate(p, source_location::current());
   }
 
   void copy(clock::timeline& line, void* to, void const* from, std::size_t bytes) {
     peer::short_way way;
-    if (!way.find(bench_->core, &line, {to, from, bytes}, here::current())) return t_.fail("no case of the short way");
-    if (auto const s = way.enqueue({to, from, bytes}, here::current()); !s.ok())
+    if (!way.find(bench_->core, &line, {to, from, bytes}, source_location::current()))
+      return t_.fail("no case of the short way");
+    if (auto const s = way.enqueue({to, from, bytes}, source_location::current()); !s.ok())
       t_.fail("a copy answered " + std::string(driver::name_of(s.what)));
   }
 

@@ -11,7 +11,7 @@ inline options drawn_policies(trial& t) {
   o.poll_on_miss = t.draw(4) != 3;
   o.device_waits = static_cast<options::wait_policy>(t.draw(3));
   o.deterministic = o.device_waits == options::wait_policy::before_growth && t.coin();
-  if (t.coin()) o.fence_every = 1;
+  if (t.coin()) o.fence_interval = 1;
   return o;
 }
 

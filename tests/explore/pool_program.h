@@ -14,10 +14,10 @@ class pool_among_threads {
   explicit pool_among_threads(trial& t) : t_(t), threads_(2 + static_cast<int>(t.draw(2))), keeps_(t.coin()) {
     bench_ = &t.bench({.devices = 1, .memory = 4_MiB});
     auto& all = bench_->core.part<peer::exports>();
-    bench_->core.open(0, "test", here::current());
+    bench_->core.open(0, "test", source_location::current());
     apart_ = t.coin();
     share_pool_options const o{.handle_bytes = apart_ ? page : 0, .limit = static_cast<std::size_t>(threads_) * page};
-    pool_ = std::make_shared<peer::pool_books>(all, bench_->core, 0, o, here::current());
+    pool_ = std::make_shared<peer::pool_books>(all, bench_->core, 0, o, source_location::current());
     for (int k = 0; k < threads_; ++k) lines_.push_back(&t.stream(0));
   }
 
@@ -47,7 +47,7 @@ class pool_among_threads {
     std::size_t const bytes = keeps_ || t_.coin() ? page : 700;
     std::shared_ptr<peer::exported> b;
     try {
-      b = peer::pool_books::allocate(pool_, line, bytes, here::current());
+      b = peer::pool_books::allocate(pool_, line, bytes, source_location::current());
     } catch (out_of_memory const& e) {
       // Each has one at most, and what was given back is waited for:
       // of one handle for all a block may leave no hole that is wide enough.

@@ -15,7 +15,7 @@ namespace weir::tests {
 class refused_among_threads {
  public:
   explicit refused_among_threads(trial& t) : t_(t), pages_(4 + t.draw(9)) {
-    bench_ = &t.bench({.devices = 1, .memory = pages_ * page, .maps = !t.coin(15)});
+    bench_ = &t.bench({.devices = 1, .memory = pages_ * page, .virtual_memory = !t.coin(15)});
     for (int k = 0, n = 2 + static_cast<int>(t.draw(3)); k < n; ++k) lines_.push_back(&t.stream(0));
   }
 
@@ -34,12 +34,12 @@ class refused_among_threads {
     if (device.statistics().allocated_bytes.all.current) t_.fail("something is held by nobody");
     std::vector<void*> all;
     try {
-      while (all.size() <= pages_) all.push_back(device.allocate(*lines_[0], page, 0, here::current()));
+      while (all.size() <= pages_) all.push_back(device.allocate(*lines_[0], page, 0, source_location::current()));
     } catch (out_of_memory const&) {}
     if (all.size() != pages_)
       t_.fail("of " + std::to_string(pages_) + " pages there are " + std::to_string(all.size()) +
               " when nothing is refused any more");
-    for (void* p : all) device.deallocate(p, nullptr, here::current());
+    for (void* p : all) device.deallocate(p, nullptr, source_location::current());
   }
 
  private:
@@ -71,7 +71,7 @@ class refused_among_threads {
     auto const value = static_cast<unsigned char>(1 + t_.draw(200));
     void* p = nullptr;
     try {
-      p = device.allocate(line, bytes, 0, here::current());
+      p = device.allocate(line, bytes, 0, source_location::current());
     } catch (error const&) {
       return;
     }
@@ -80,7 +80,7 @@ class refused_among_threads {
     if (user && !user->wait(line.now()).ok()) user = nullptr;  // refused: it may not use the block then
     give_filled(t_, user ? *user : line, filled::still, p, bytes, value);
     try {
-      device.deallocate(p, user, here::current());
+      device.deallocate(p, user, source_location::current());
     } catch (error const& e) {
       t_.fail("giving back throws: " + std::string(e.operation()) + ": " + std::string(e.operands()));
     }

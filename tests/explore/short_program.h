@@ -29,7 +29,7 @@ class short_among_threads {
     bool const by_limit = t.coin();
     weir::options o;
     if (by_limit) o.device_limit = room;
-    bench_ = &t.bench({.devices = 1, .memory = by_limit ? 4 * room : room, .maps = maps_}, o);
+    bench_ = &t.bench({.devices = 1, .memory = by_limit ? 4 * room : room, .virtual_memory = maps_}, o);
     clock::timeline* const common = &t.stream(0);
     for (lane& mine : lanes_) mine.lines = {&t.stream(0), &t.stream(0), common};
   }
@@ -61,7 +61,7 @@ class short_among_threads {
     std::size_t const bytes = alike_ || t_.coin() ? mine.share : t_.coin() ? page : 2000;
     void* p = memory::quick_allocate(&line, bytes, 0);
     try {
-      if (!p) p = device.allocate(line, bytes, 0, here::current());
+      if (!p) p = device.allocate(line, bytes, 0, source_location::current());
     } catch (out_of_memory const& e) {
       if (maps_ || alike_) t_.fail(std::string("there is room, and memory is refused: ") + e.what());
       return;
@@ -73,7 +73,7 @@ class short_among_threads {
       give_filled(t_, user ? *user : line, filled::still, p, bytes, value);
     }
     bool const gone = user ? memory::quick_deallocate_used(user, p) : memory::quick_deallocate(p);
-    if (!gone) device.deallocate(p, user, here::current());
+    if (!gone) device.deallocate(p, user, source_location::current());
   }
 
   trial& t_;

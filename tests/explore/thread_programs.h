@@ -50,14 +50,14 @@ inline void memory_given_back_among_threads(trial& t) {
         std::size_t const bytes = 40'000 + 30'000 * t.draw(3);
         void* p = nullptr;
         try {
-          p = bench.on(0).allocate(*line, bytes, 0, here::current());
+          p = bench.on(0).allocate(*line, bytes, 0, source_location::current());
         } catch (out_of_memory const&) {
           continue;
         }
         auto const value = static_cast<unsigned char>(1 + 2 * i + k);
         give_filled(t, *line, filled::now, p, bytes, value);
         give_filled(t, *line, filled::still, p, bytes, value);
-        bench.on(0).deallocate(p, nullptr, here::current());
+        bench.on(0).deallocate(p, nullptr, source_location::current());
       }
     });
   }
@@ -105,12 +105,12 @@ inline void history_among_threads(trial& t) {
       if (s->live.empty()) return false;
       at = s->live.back(), s->live.pop_back();
     }
-    observe::note(observe::action::free, reinterpret_cast<void*>(at), 0, 0, 0, 0, here::current());
+    observe::note(observe::action::free, reinterpret_cast<void*>(at), 0, 0, 0, 0, source_location::current());
     return true;
   };
   auto const begin_one = [&] {
     std::uintptr_t const at = ++all.lock()->newest;
-    observe::note(observe::action::alloc, reinterpret_cast<void*>(at), 8, 1, of, 0, here::current());
+    observe::note(observe::action::alloc, reinterpret_cast<void*>(at), 8, 1, of, 0, source_location::current());
     all.lock()->live.push_back(at);
   };
   for (char const* name : {"a", "b", "c"}) {

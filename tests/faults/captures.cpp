@@ -15,7 +15,7 @@ namespace {
 using driver::executable_handle;
 using driver::graph_handle;
 
-constexpr here at{"a capture", "captures.cpp", 1};
+constexpr source_location at{"a capture", "captures.cpp", 1};
 
 // What the driver would not take back yet: asked again at the next run, and at the runtime's end.
 class leftovers {  // a part of the runtime
@@ -101,7 +101,7 @@ graph_handle captured_fork_and_join(runtime::impl& r, stream_ref a, stream_ref b
   copy(b, y.data(), x.data(), 1000, non_blocking);
   {
     stream_guard const on(a);
-    set(x.data<char>() + 2000, std::byte{9}, 100);
+    fill(x.data<char>() + 2000, std::byte{9}, 100);
   }
   a.wait(b.record_event());
   add_one(a, y);
@@ -117,7 +117,7 @@ std::string captured_and_launched_twice() {
   buffer const out = pinned(2 * 4096);
   buffer x(4096), y(4096);
   for (buffer const* one : {&x, &y}) {
-    set(one->data(), std::byte(one == &x ? 1 : 2), 4096);
+    fill(one->data(), std::byte(one == &x ? 1 : 2), 4096);
     for (stream_ref const s : {stream_ref(a), stream_ref(b)}) one->record_stream(s);
   }
   a.wait(current_stream());

@@ -35,21 +35,21 @@ std::string all_collectives() {
   for (int d = 0; d < n; ++d) {
     device_guard const on(d);
     whole.emplace_back(4 * n * part), parts.emplace_back(4 * part);
-    set(whole.back().data(), std::byte(d + 1), whole.back().size());
-    set(parts.back().data(), std::byte(d + 5), parts.back().size());
+    fill(whole.back().data(), std::byte(d + 1), whole.back().size());
+    fill(parts.back().data(), std::byte(d + 5), parts.back().size());
   }
-  auto ranks = communicator::in_process(devices(n));
+  auto ranks = communicator::create_all(devices(n));
   auto const each = [&](auto give) {
     for (int d = 0; d < n; ++d)
-      give(ranks[static_cast<std::size_t>(d)], span_of{whole[static_cast<std::size_t>(d)].data(), n * part, int32},
-           span_of{parts[static_cast<std::size_t>(d)].data(), part, int32});
+      give(ranks[static_cast<std::size_t>(d)], device_span{whole[static_cast<std::size_t>(d)].data(), n * part, int32},
+           device_span{parts[static_cast<std::size_t>(d)].data(), part, int32});
   };
-  each([](auto& rank, span_of all, span_of) { rank.all_reduce(all); });
-  each([](auto& rank, span_of all, span_of one) { rank.reduce_scatter(one, all, reduction::max); });
-  each([](auto& rank, span_of, span_of one) { rank.broadcast(one, 2); });
-  each([](auto& rank, span_of all, span_of one) { rank.all_gather(all, one); });
-  each([](auto& rank, span_of all, span_of one) { rank.scatter(one, all, 1); });
-  each([](auto& rank, span_of all, span_of one) { rank.gather(all, one, 3); });
+  each([](auto& rank, device_span all, device_span) { rank.all_reduce(all); });
+  each([](auto& rank, device_span all, device_span one) { rank.reduce_scatter(one, all, reduce_op::max); });
+  each([](auto& rank, device_span, device_span one) { rank.broadcast(one, 2); });
+  each([](auto& rank, device_span all, device_span one) { rank.all_gather(all, one); });
+  each([](auto& rank, device_span all, device_span one) { rank.scatter(one, all, 1); });
+  each([](auto& rank, device_span all, device_span one) { rank.gather(all, one, 3); });
   std::string seen;
   for (auto const& b : whole) seen += bytes_of(b.data(), b.size());
   return seen;
@@ -58,11 +58,11 @@ std::string all_collectives() {
 // A linear model of two outputs, trained by momentum on two devices that share their gradients.
 std::string two_training_steps() {
   constexpr int n = 2;
-  auto ranks = communicator::in_process(devices(n));
+  auto ranks = communicator::create_all(devices(n));
   struct replica {
     gradient_buckets shared;
     tensor x, y, velocity{};
-    tensor view(span_of s, shape as, int on) const { return tensor::borrow(s.data, as, float32, device(on)); }
+    tensor view(device_span s, shape as, int on) const { return tensor::from_blob(s.data, as, float32, device(on)); }
   };
   std::vector<replica> all;
   for (int d = 0; d < n; ++d) {
@@ -73,7 +73,7 @@ std::string two_training_steps() {
     shared.add("weight", 8);
     shared.add("bias", 2);
     shared.build();
-    span_of const whole = shared.parameters();
+    device_span const whole = shared.parameters();
     all.back().view(whole, {whole.count}, d).fill_(0.125);
     all.back().velocity = zeros({whole.count});
   }
@@ -85,15 +85,15 @@ std::string two_training_steps() {
       error.add_(r.y, -1);
       tensor for_bias = r.view(r.shared.gradient(1), {1, 2}, d), for_weight = r.view(r.shared.gradient(0), {4, 2}, d);
       matmul_out(for_bias, ones({1, 6}), error);
-      r.shared.ready(1, current_stream());
+      r.shared.mark_ready(1, current_stream());
       matmul_out(for_weight, r.x, error, transposed::left);
-      r.shared.ready(0, current_stream());
+      r.shared.mark_ready(0, current_stream());
     }
     for (int d = 0; d < n; ++d) {
       device_guard const on(d);
       replica& r = all[static_cast<std::size_t>(d)];
       r.shared.finish(current_stream());
-      span_of const values = r.shared.parameters();
+      device_span const values = r.shared.parameters();
       r.velocity.mul_(0.9).add_(r.view(r.shared.gradients(), {values.count}, d));
       tensor parameters = r.view(values, {values.count}, d);
       parameters.add_(r.velocity, -0.1);
@@ -110,12 +110,12 @@ std::vector<communicator> kept;  // longer than their runtime
 
 std::string communicator_outlives_its_runtime() {
   kept.clear();
-  kept = communicator::in_process(devices(2));
+  kept = communicator::create_all(devices(2));
   std::vector<buffer> sums;
   for (int d = 0; d < 2; ++d) {
     sums.emplace_back(400, buffer_options{.on = device(d)});
     device_guard const on(d);
-    set(sums.back().data(), std::byte(d + 1), 400);
+    fill(sums.back().data(), std::byte(d + 1), 400);
   }
   for (std::size_t d = 0; d < 2; ++d) kept[d].all_reduce({sums[d].data(), 100, int32});
   return bytes_of(sums[0].data(), 400) + bytes_of(sums[1].data(), 400);

@@ -58,7 +58,7 @@ std::vector<scenario> that_wait() {
   std::vector<scenario> all;
   for (auto s : scenarios()) {
     if (!s.threads) continue;
-    s.machine.how = simulated::running::threads;
+    s.machine.schedule = simulated::scheduling::threads;
     s.machine.memory *= 4;  // pages are larger
     all.push_back(s);
   }
@@ -118,14 +118,14 @@ TEST(shared_memory_without_memory, is_given_back_in_the_end) {
     all.push_back(std::to_string(driver.memory(0).value.free) + " B free");
     return all;
   };
-  { shared_buffer const b(1000, 0); }
+  { exportable_buffer const b(1000, 0); }
   auto const before = left();
   std::uint64_t refused = 1;
   for (std::uint64_t k = 1; refused; ++k) {
     driver.refuse({.of = driver::call::release, .more = driver::faulty::without_end});
     heap::fail(k, 0);
     try {
-      shared_buffer const b(1000, 0);
+      exportable_buffer const b(1000, 0);
     } catch (std::bad_alloc const&) {}
     refused = heap::stop();
     driver.forget_orders();
@@ -140,7 +140,7 @@ TEST(a_pool_without_memory, frees_what_it_holds_once_there_is_some) {
   share_pool pool({.on = 0});
   std::uint64_t refused = 1;
   for (std::uint64_t k = 1; refused; ++k) {
-    { shared_buffer const a = pool.allocate(1000), b = pool.allocate(1000), c = pool.allocate(1000); }
+    { exportable_buffer const a = pool.allocate(1000), b = pool.allocate(1000), c = pool.allocate(1000); }
     synchronize(device(0));
     heap::fail(k, 0);
     (void)pool.statistics();
@@ -177,9 +177,9 @@ TEST(books_without_memory, hold_all_of_a_handle_for_in_use) {
   books.appeared(0, observe::sharing::exported, 0x10000, 0x1000);
   EXPECT_FALSE(books.find(at(0x10100))->in_use);
   heap::fail(1, 0);
-  books.taken(0x10100, 512, 500, here::current());
+  books.taken(0x10100, 512, 500, source_location::current());
   EXPECT_EQ(heap::stop(), 1u);
-  books.taken(0x10400, 512, 500, here::current());
+  books.taken(0x10400, 512, 500, source_location::current());
   auto const unknown = *books.find(at(0x10100)), known = *books.find(at(0x10401));
   EXPECT_TRUE(unknown.in_use);
   EXPECT_EQ(unknown.bytes, 0x1000u);
@@ -193,10 +193,10 @@ TEST(books_without_memory, hold_all_of_a_handle_for_in_use) {
 TEST(pinned_blocks, with_an_unrecorded_use_are_never_reused) {
   enum class noted { all, not_all_streams, not_all_stamps };
   for (noted const how : {noted::all, noted::not_all_streams, noted::not_all_stamps}) {
-    tests::memory_bench bench({.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped});
+    tests::memory_bench bench({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped});
     auto& pool = bench.core.part<streams::pinned_memory>();
     constexpr std::size_t bytes = 4096;
-    void* const p = pool.allocate(bytes, 0, here::current());
+    void* const p = pool.allocate(bytes, 0, source_location::current());
     std::uint64_t refused = 0;
     std::vector<clock::timeline*> users;
     for (int i = 0; i < 12; ++i) {  // more than nearly all blocks need, for which there is room at once
@@ -207,15 +207,15 @@ TEST(pinned_blocks, with_an_unrecorded_use_are_never_reused) {
       refused += heap::stop();
     }
     EXPECT_EQ(refused > 0, how != noted::all);
-    pool.deallocate(p, here::current());
-    std::vector<void*> others{pool.allocate(bytes, 0, here::current())};
+    pool.deallocate(p, source_location::current());
+    std::vector<void*> others{pool.allocate(bytes, 0, source_location::current())};
     EXPECT_NE(others[0], p) << "its streams are not done";
     for (clock::timeline* user : users) ASSERT_TRUE(bench.clocks().synchronize(user->now()).ok());
-    others.push_back(pool.allocate(32_MiB, 0, here::current()));  // a miss, which looks at what is done
+    others.push_back(pool.allocate(32_MiB, 0, source_location::current()));  // a miss, which looks at what is done
     EXPECT_EQ(pool.statistics().pending_bytes.all.current, how == noted::all ? 0 : static_cast<std::int64_t>(bytes));
-    others.push_back(pool.allocate(bytes, 0, here::current()));
+    others.push_back(pool.allocate(bytes, 0, source_location::current()));
     EXPECT_EQ(others.back() == p, how == noted::all) << "all that is known of is done";
-    for (void* one : others) pool.deallocate(one, here::current());
+    for (void* one : others) pool.deallocate(one, source_location::current());
     EXPECT_EQ(pool.validate(), std::vector<std::string>{});
   }
 }
@@ -223,17 +223,17 @@ TEST(pinned_blocks, with_an_unrecorded_use_are_never_reused) {
 // What notes a block's use by a stream serves for other blocks once that one is given back,
 // which takes no memory.
 TEST(pinned_uses, come_back_with_their_blocks) {
-  tests::memory_bench bench({.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped});
+  tests::memory_bench bench({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped});
   auto& pool = bench.core.part<streams::pinned_memory>();
   std::vector<clock::timeline*> users;
   for (int i = 0; i < 12; ++i) users.push_back(&bench.stream(0));
   std::int64_t once = 0;
   for (int round = 0; round < 20; ++round) {
     streams::pinned_uses mine;
-    void* const p = pool.allocate(4096, 0, here::current());
+    void* const p = pool.allocate(4096, 0, source_location::current());
     for (clock::timeline const* user : users) ASSERT_NE(pool.look(p, 4096, user->id(), mine), nullptr);
     heap::fail(1, heap::without_end);
-    pool.deallocate(p, here::current());
+    pool.deallocate(p, source_location::current());
     EXPECT_EQ(heap::stop(), 0u);
     if (round == 0) once = heap::live();
   }

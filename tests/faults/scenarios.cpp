@@ -19,7 +19,7 @@
 namespace weir::faults {
 namespace {
 
-using running = simulated::running;
+using scheduling = simulated::scheduling;
 
 std::string bytes_of(void const* p, std::size_t n) { return std::string(static_cast<char const*>(p), n); }
 
@@ -35,7 +35,7 @@ std::string start_and_stop() {
   for (int d = 0; d < 2; ++d) {
     device_guard const on(d);
     buffer const block(1000), host = pinned(1000);
-    set(block.data(), std::byte(7 + d), block.size());
+    fill(block.data(), std::byte(7 + d), block.size());
     copy(host.data(), block.data(), block.size());
     seen += bytes_of(host.data(), 1000);
     stream const other;
@@ -55,13 +55,13 @@ std::string three_streams() {
   {
     stream_guard const on(a);
     buffer x(4096), y(40'000), z(4096);
-    set(x.data(), std::byte{1}, x.size());
-    set(y.data(), std::byte{2}, y.size());
+    fill(x.data(), std::byte{1}, x.size());
+    fill(y.data(), std::byte{2}, y.size());
     b.wait(a);
     y.record_stream(b);
     add_one(b, y);
-    z.rebind(c);
-    set(z.data(), std::byte{9}, z.size());  // on a
+    z.set_stream(c);
+    fill(z.data(), std::byte{9}, z.size());  // on a
     c.wait(a.record_event());
     add_one(c, z);
     copy(b, out.data(), y.data(), 4096, non_blocking);
@@ -93,8 +93,8 @@ std::string grow() {
     std::vector<buffer> small, large;
     for (std::size_t bytes : {24, 200, 3000, 9000, 30'000}) small.emplace_back(bytes);
     for (std::size_t bytes : {100'000, 300'000, 70'000}) large.emplace_back(bytes);
-    set(small[2].data(), std::byte{5}, 3000);
-    set(large[1].data(), std::byte{6}, 300'000);
+    fill(small[2].data(), std::byte{5}, 3000);
+    fill(large[1].data(), std::byte{6}, 300'000);
     large.erase(large.begin());
     {
       stream_guard const on(other);
@@ -164,12 +164,12 @@ std::string staged_both_ways() {
 // Devices 0 and 1 reach each other, 2 neither.
 std::string peers() {
   std::string seen;
-  simulation::of(runtime::current()).cut(device(1), device(0));
+  simulation::of(runtime::current()).disconnect(device(1), device(0));
   std::vector<buffer> on;
   for (int d = 0; d < 3; ++d) {
     on.emplace_back(300'000, buffer_options{.on = device(d)});
     device_guard const here(d);
-    set(on.back().data(), std::byte(d + 1), 300'000);
+    fill(on.back().data(), std::byte(d + 1), 300'000);
   }
   (void)links();
   (void)can_access_peer(0, 1);
@@ -182,7 +182,7 @@ std::string peers() {
   };
   bool granted = false;
   try {
-    grant_access(on[1].data(), device(0));
+    enable_peer_access(on[1].data(), device(0));
     granted = true;
   } catch (not_supported const&) {}
   if (granted) {
@@ -199,7 +199,7 @@ std::string peers() {
   copy(on[1].data<char>() + 100'000, on[2].data(), 200'000);
   for (int i = 0; i < 30; ++i) copy(on[1].data(), on[0].data(), 300'000, non_blocking);  // enough to be worth a grant
   try {
-    open_memory(device(1), {device(0)});
+    enable_peer_access(device(1), {device(0)});
   } catch (not_supported const&) {}
   on.emplace_back(400'000, buffer_options{.on = device(1)});  // in handles of its own
   copy(on[3].data(), on[0].data(), 300'000);
@@ -223,7 +223,7 @@ std::string small_blocks_of_threads() {
     std::vector<buffer> all;
     for (std::size_t i = 0; i < n; ++i) {
       all.emplace_back(i % 3 ? 500 : 3000);
-      set(all.back().data(), std::byte(i), all.back().size());
+      fill(all.back().data(), std::byte(i), all.back().size());
     }
     return all;
   };
@@ -268,7 +268,7 @@ std::string handles_and_places() {
   auto const p = get_device_properties();
   seen += p.name + std::to_string(p.total_memory);
   unsupported([] { (void)current_stream().native(); });
-  unsupported([] { foreign_stream const f(gpu, reinterpret_cast<CUstream_st*>(64)); });
+  unsupported([] { external_stream const f(gpu, reinterpret_cast<CUstream_st*>(64)); });
   event e;
   e.record();
   unsupported([&] { (void)e.native(); });
@@ -281,47 +281,62 @@ std::string handles_and_places() {
 }
 
 constexpr std::array table{
-    scenario{"start_and_stop", {.devices = 2, .memory = 4_MiB, .how = running::seeded}, {}, start_and_stop, true},
-    scenario{"three_streams", {.devices = 1, .memory = 4_MiB, .how = running::seeded}, {}, three_streams},
-    scenario{"guarded", {.devices = 1, .memory = 4_MiB, .how = running::seeded, .guarded = true}, {}, three_streams},
-    scenario{"growth", {.devices = 1, .memory = 2_MiB, .how = running::seeded}, {}, grow},
-    scenario{"growth_by_segments", {.devices = 1, .memory = 2_MiB, .how = running::seeded, .maps = false}, {}, grow},
+    scenario{
+        "start_and_stop", {.devices = 2, .memory = 4_MiB, .schedule = scheduling::seeded}, {}, start_and_stop, true},
+    scenario{"three_streams", {.devices = 1, .memory = 4_MiB, .schedule = scheduling::seeded}, {}, three_streams},
+    scenario{"guarded",
+             {.devices = 1, .memory = 4_MiB, .schedule = scheduling::seeded, .protect_memory = true},
+             {},
+             three_streams},
+    scenario{"growth", {.devices = 1, .memory = 2_MiB, .schedule = scheduling::seeded}, {}, grow},
+    scenario{"growth_by_segments",
+             {.devices = 1, .memory = 2_MiB, .schedule = scheduling::seeded, .virtual_memory = false},
+             {},
+             grow},
     scenario{"small_blocks_of_threads",
-             {.devices = 1, .memory = 1_MiB, .how = running::seeded},
+             {.devices = 1, .memory = 1_MiB, .schedule = scheduling::seeded},
              {},
              small_blocks_of_threads},
-    scenario{"pinned", {.devices = 1, .memory = 2_MiB, .how = running::seeded}, {.pinned_limit = 5_MiB}, pinned_blocks},
-    scenario{"staging", {.devices = 1, .memory = 4_MiB, .how = running::seeded}, {}, staged_both_ways},
+    scenario{"pinned",
+             {.devices = 1, .memory = 2_MiB, .schedule = scheduling::seeded},
+             {.pinned_limit = 5_MiB},
+             pinned_blocks},
+    scenario{"staging", {.devices = 1, .memory = 4_MiB, .schedule = scheduling::seeded}, {}, staged_both_ways},
+    scenario{"peers",
+             {.devices = 3, .memory = 4_MiB, .schedule = scheduling::seeded, .peers = simulated::links::pairs},
+             {},
+             peers},
     scenario{
-        "peers", {.devices = 3, .memory = 4_MiB, .how = running::seeded, .peers = simulated::links::pairs}, {}, peers},
-    scenario{"handles_and_places", {.devices = 1, .memory = 2_MiB, .how = running::seeded}, {}, handles_and_places},
-    scenario{"two_training_steps", {.devices = 2, .memory = 4_MiB, .how = running::seeded}, {}, two_training_steps},
-    scenario{"captures", {.devices = 1, .memory = 4_MiB, .how = running::seeded}, {}, captured_and_launched_twice},
-    scenario{"collectives", {.devices = 4, .memory = 2_MiB, .how = running::seeded}, {}, all_collectives},
-    scenario{"sharing", {.devices = 2, .memory = 2_MiB, .how = running::seeded}, {}, shared_with_oneself, true},
+        "handles_and_places", {.devices = 1, .memory = 2_MiB, .schedule = scheduling::seeded}, {}, handles_and_places},
+    scenario{
+        "two_training_steps", {.devices = 2, .memory = 4_MiB, .schedule = scheduling::seeded}, {}, two_training_steps},
+    scenario{
+        "captures", {.devices = 1, .memory = 4_MiB, .schedule = scheduling::seeded}, {}, captured_and_launched_twice},
+    scenario{"collectives", {.devices = 4, .memory = 2_MiB, .schedule = scheduling::seeded}, {}, all_collectives},
+    scenario{"sharing", {.devices = 2, .memory = 2_MiB, .schedule = scheduling::seeded}, {}, shared_with_oneself, true},
     scenario{"chains",
-             {.devices = 3, .memory = 2_MiB, .how = running::seeded},
-             {.chains_from = 1},
+             {.devices = 3, .memory = 2_MiB, .schedule = scheduling::seeded},
+             {.copy_collectives_from = 1},
              collectives_by_copies,
              false,
              nullptr,
              true},
     scenario{"chains_to_the_end",
-             {.devices = 3, .memory = 2_MiB, .how = running::seeded},
-             {.chains_from = 1},
+             {.devices = 3, .memory = 2_MiB, .schedule = scheduling::seeded},
+             {.copy_collectives_from = 1},
              collectives_by_copies,
              true,
              nullptr,
              true},
     scenario{"pinned_idle",
-             {.devices = 2, .memory = 2_MiB, .how = running::seeded},
+             {.devices = 2, .memory = 2_MiB, .schedule = scheduling::seeded},
              {.pinned_idle = std::chrono::milliseconds(1)},
              pinned_pages_go_back,
              false,
              nullptr,
              true},
     scenario{"outliving",
-             {.devices = 2, .memory = 2_MiB, .how = running::seeded},
+             {.devices = 2, .memory = 2_MiB, .schedule = scheduling::seeded},
              {},
              communicator_outlives_its_runtime,
              true,

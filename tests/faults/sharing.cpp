@@ -13,19 +13,19 @@ std::string shared_with_oneself() {
   constexpr std::size_t bytes = 3000;
   auto const both = os::make_sockets();
   peer::owned_file left(both.first), right(both.second);
-  share_line here(left.get());
+  share_channel here(left.get());
   left.release();
-  share_line there(right.get());
+  share_channel there(right.get());
   right.release();
   std::string seen;
   std::vector<char> host(bytes);
   for (char c : {'a', 'b'}) {
-    shared_buffer const b(bytes, 0);
+    exportable_buffer const b(bytes, 0);
     std::fill(host.begin(), host.end(), c);
     copy(b.data(), host.data(), bytes);
     here.send(b, current_stream(0));
     here.signal(5, current_stream(0));
-    opened_buffer o = there.receive(c == 'a' ? 0 : 1);
+    imported_buffer o = there.receive(c == 'a' ? 0 : 1);
     if (there.wait() != 5) seen += "another number";
     std::fill(host.begin(), host.end(), '-');
     copy(host.data(), o.data(), bytes);
@@ -33,10 +33,10 @@ std::string shared_with_oneself() {
     if (c == 'a') o.release(current_stream(0));
   }
   share_pool pool({.on = 0, .readers = {1}});
-  shared_buffer const first = pool.allocate(bytes), second = pool.allocate(bytes);
-  for (shared_buffer const* b : {&first, &second}) {
+  exportable_buffer const first = pool.allocate(bytes), second = pool.allocate(bytes);
+  for (exportable_buffer const* b : {&first, &second}) {
     here.send(*b, current_stream(0));
-    opened_buffer const o = there.receive(1);
+    imported_buffer const o = there.receive(1);
     if (o.size() != bytes) seen += "another size";
   }
   return seen;

@@ -38,7 +38,7 @@ TEST_P(refusing_system, leaves_all_whole_and_the_scenario_runs) {
 std::vector<scenario> with_threads() {
   std::vector<scenario> all(scenarios().begin(), scenarios().end());
   for (auto& s : all) {
-    s.machine.how = simulated::running::threads;
+    s.machine.schedule = simulated::scheduling::threads;
     s.machine.memory *= 4;  // pages are larger
   }
   return all;
@@ -96,11 +96,12 @@ TEST(a_process, runs_although_startup_queries_are_refused) {
 
 // The system refuses to open them.
 TEST(a_guarded_machine, loses_a_device_whose_pages_stay_closed) {
-  runtime rt{simulated{.devices = 1, .memory = 4_MiB, .how = simulated::running::seeded, .seed = 1, .guarded = true}};
+  runtime rt{simulated{
+      .devices = 1, .memory = 4_MiB, .schedule = simulated::scheduling::seeded, .seed = 1, .protect_memory = true}};
   runtime_guard const in{rt};
   buffer const b(100);
   os::refuse_by([](os::call c) noexcept { return c == os::call::give_access; });
-  EXPECT_THROW((set(b.data(), std::byte{1}, 100), synchronize()), device_lost);
+  EXPECT_THROW((fill(b.data(), std::byte{1}, 100), synchronize()), device_lost);
   os::refuse_by(nullptr);
   auto const found = simulation::of(rt).findings();
   ASSERT_FALSE(found.empty());

@@ -23,7 +23,7 @@
 namespace weir::faults {
 namespace {
 
-constexpr here at{"a trial", "a trial", 1};
+constexpr source_location at{"a trial", "a trial", 1};
 
 std::size_t entries(char const* folder) {
   std::size_t n = 0;
@@ -225,7 +225,7 @@ void expect_working(judge& j, life& l, scenario const& s, expectation const& e) 
     if (e.pages[static_cast<std::size_t>(d)] == 0) continue;
     if (l.lost(d)) {
       try {
-        set(buffer(64, {.on = device(d)}).data(), std::byte{1}, 64);
+        fill(buffer(64, {.on = device(d)}).data(), std::byte{1}, 64);
         j.hold(false, "a lost device works");
       } catch (device_lost const&) {
       } catch (error const& other) {

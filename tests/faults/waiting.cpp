@@ -1,7 +1,7 @@
 // Programs in which time passes or threads wait for each other: ranks that meet for collectives by copies
-// (chains_from), page-locked memory that goes back once nobody has used it for a while (pinned_idle).
-// Threads: a thread a rank, the caller the first, switched by the seed where it moves the machine;
-// else the system's.
+// (copy_collectives_from), page-locked memory that goes back once nobody has used it for a while
+// (pinned_idle). Threads: a thread a rank, the caller the first, switched by the seed where it moves the
+// machine; else the system's.
 #include <atomic>
 #include <cstring>
 #include <exception>
@@ -83,15 +83,15 @@ std::string collectives_by_copies() {
   constexpr int n = 3;
   constexpr std::int64_t part = 3000;  // three chunks
   runtime::current().get().part<peer::chains>().set_chunk(1000);
-  auto ranks = communicator::in_process(devices(n));
+  auto ranks = communicator::create_all(devices(n));
   std::vector<buffer> parts, wholes;
   for (int d = 0; d < n; ++d) {
     device_guard const on(d);
     for (auto* all : {&parts, &wholes}) {
       all->emplace_back(all == &parts ? part : n * part);
-      set(all->back().data(), std::byte(1 + d + (all == &parts ? 0 : n)), all->back().size());
+      fill(all->back().data(), std::byte(1 + d + (all == &parts ? 0 : n)), all->back().size());
       try {
-        for (int other = 0; other < n; ++other) grant_access(all->back().data(), device(other));
+        for (int other = 0; other < n; ++other) enable_peer_access(all->back().data(), device(other));
       } catch (not_supported const&) {}  // by the carrier behind, then
     }
   }
@@ -100,11 +100,11 @@ std::string collectives_by_copies() {
       [&](int k) {
         device_guard const on(k);
         auto const r = static_cast<std::size_t>(k);
-        span_of const mine{parts[r].data(), part, uint8}, whole{wholes[r].data(), n * part, uint8};
+        device_span const mine{parts[r].data(), part, uint8}, whole{wholes[r].data(), n * part, uint8};
         ranks[r].broadcast(mine, 1);
         ranks[r].gather(whole, mine, 2);
         ranks[r].scatter(mine, whole, 0);
-        if (k == 1) set(mine.data, std::byte{9}, part / 2);
+        if (k == 1) fill(mine.data, std::byte{9}, part / 2);
         ranks[r].gather(whole, mine, 0);
       },
       [&] { ranks[0].abort(); });
@@ -119,9 +119,9 @@ std::string pinned_pages_go_back() {
   std::string seen;
   on_threads(2, [&](int k) {  // beside another, so that time is the machine's
     if (k != 0) return;
-    auto ranks = communicator::in_process(devices(2));
+    auto ranks = communicator::create_all(devices(2));
     buffer const there(100'000, {.on = device(0)}), other(100'000, {.on = device(1)});
-    set(other.data(), std::byte{3}, other.size());
+    fill(other.data(), std::byte{3}, other.size());
     for (int round = 0; round < 3; ++round) {
       {
         buffer const large = pinned(1'500'000);

@@ -14,11 +14,11 @@
 namespace weir::fuzz {
 namespace {
 
-using running = simulated::running;
+using scheduling = simulated::scheduling;
 
-outcome on_simulated(program const& p, running how, std::uint64_t seed, simulated::freedoms takes, limits may) {
-  auto made =
-      driver::sim::make({.devices = may.devices, .memory = 256_MiB, .how = how, .seed = seed + 1, .takes = takes});
+outcome on_simulated(program const& p, scheduling how, std::uint64_t seed, simulated::allowed takes, limits may) {
+  auto made = driver::sim::make(
+      {.devices = may.devices, .memory = 256_MiB, .schedule = how, .seed = seed + 1, .nondeterminism = takes});
   outcome out;
   {
     player one(*made.machine, may);
@@ -49,10 +49,10 @@ TEST(differential, stepped_and_threads_answer_alike) {
   compare(
       "threads", 100,
       [&](program const& p, std::uint64_t) {
-        return on_simulated(p, running::stepped, 0, simulated::freedoms::usual, may);
+        return on_simulated(p, scheduling::stepped, 0, simulated::allowed::usual, may);
       },
       [&](program const& p, std::uint64_t) {
-        return on_simulated(p, running::threads, 0, simulated::freedoms::usual, may);
+        return on_simulated(p, scheduling::threads, 0, simulated::allowed::usual, may);
       });
 }
 
@@ -61,10 +61,10 @@ TEST(differential, stepped_and_seeded_answer_alike_for_every_seed) {
   compare(
       "seeded", 200,
       [&](program const& p, std::uint64_t) {
-        return on_simulated(p, running::stepped, 0, simulated::freedoms::usual, may);
+        return on_simulated(p, scheduling::stepped, 0, simulated::allowed::usual, may);
       },
       [&](program const& p, std::uint64_t seed) {
-        return on_simulated(p, running::seeded, seed, simulated::freedoms::none, may);
+        return on_simulated(p, scheduling::seeded, seed, simulated::allowed::none, may);
       });
 }
 
@@ -74,10 +74,10 @@ TEST(differential, stepped_and_seeded_with_freedoms_answer_alike) {
   compare(
       "seeded_freely", 200,
       [&](program const& p, std::uint64_t) {
-        return on_simulated(p, running::stepped, 0, simulated::freedoms::usual, may);
+        return on_simulated(p, scheduling::stepped, 0, simulated::allowed::usual, may);
       },
       [&](program const& p, std::uint64_t seed) {
-        return on_simulated(p, running::seeded, seed, simulated::freedoms::usual, may);
+        return on_simulated(p, scheduling::seeded, seed, simulated::allowed::usual, may);
       });
 }
 
@@ -109,7 +109,8 @@ template <class Defect>
 void expect_found_out() {
   limits const may{.stale_streams = false, .others_streams = false};
   auto const play = [&](program const& p, std::uint64_t seed, bool defect) {
-    auto made = driver::sim::make({.devices = may.devices, .memory = 256_MiB, .how = running::seeded, .seed = seed});
+    auto made =
+        driver::sim::make({.devices = may.devices, .memory = 256_MiB, .schedule = scheduling::seeded, .seed = seed});
     if (defect) made.machine = std::make_unique<Defect>(std::move(made.machine));
     return player(*made.machine, may).play(p);
   };
@@ -159,7 +160,7 @@ TEST(differential, programs_meet_their_purpose) {
   limits const may;
   for (std::uint64_t seed = 1; seed <= 150; ++seed) {
     program const p = make_program(seed);
-    outcome const out = on_simulated(p, running::stepped, 0, simulated::freedoms::usual, may);
+    outcome const out = on_simulated(p, scheduling::stepped, 0, simulated::allowed::usual, may);
     for (std::size_t i = 0; i < p.size(); ++i) {
       for (wanted& w : all) w.seen += p[i].what == w.what && out.answers[i].find(w.answer) != std::string::npos;
     }
@@ -177,7 +178,7 @@ TEST(differential, simulated_and_cuda_answer_alike) {
   compare(
       "cuda", 300,
       [&](program const& p, std::uint64_t) {
-        return on_simulated(p, running::threads, 0, simulated::freedoms::usual, may);
+        return on_simulated(p, scheduling::threads, 0, simulated::allowed::usual, may);
       },
       [&](program const& p, std::uint64_t) { return player(*found->machine, may).play(p); });
 }

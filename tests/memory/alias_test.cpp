@@ -31,7 +31,7 @@ class counting : public driver::faulty {
 // nothing more may be reserved.
 struct moved {
   counting* calls = nullptr;
-  memory_bench bench{{.devices = 1, .memory = 64 << 20, .how = simulated::running::stepped, .seed = 1},
+  memory_bench bench{{.devices = 1, .memory = 64 << 20, .schedule = simulated::scheduling::stepped, .seed = 1},
                      options{.epsilon = 0},
                      [&](std::unique_ptr<weir::driver::driver> m) {
                        auto made = std::make_unique<counting>(std::move(m));

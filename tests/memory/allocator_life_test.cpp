@@ -42,7 +42,7 @@ TEST(allocator_pages, handles_are_the_largest_fitting_power_of_two) {
 }
 
 TEST(allocator_layout, parts_of_a_range_agree_with_the_counters) {
-  memory_bench bench({.devices = 1, .memory = 64 << 20, .how = simulated::running::stepped, .seed = 1});
+  memory_bench bench({.devices = 1, .memory = 64 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});
   memory::allocator& d = bench.on(0);
   clock::timeline& s = bench.stream(0);
   std::vector<void*> all;
@@ -93,7 +93,7 @@ TEST(allocator_pages, a_fence_is_recorded_for_each_16_mib_freed) {
 
 // It leaves the parent's memory alone.
 TEST(allocator_forked, a_child_gets_a_typed_error) {
-  memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1});
+  memory_bench bench({.devices = 1, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});
   memory::allocator& d = bench.on(0);
   clock::timeline& s = bench.stream(0);
   void* const p = d.allocate(s, 100'000, 0, at);
@@ -122,7 +122,7 @@ TEST(teardown, held_memory_is_reported_and_stays_valid) {
   std::vector<std::string> left;
   ::testing::internal::CaptureStderr();
   {
-    memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1});
+    memory_bench bench({.devices = 1, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});
     bench.control->at_end([&](std::vector<std::string> const& census) { left = census; });
     clock::timeline& s = bench.stream(0);
     (void)bench.on(0).allocate(s, 100'000, 0, at);
@@ -138,7 +138,7 @@ TEST(teardown, held_memory_is_reported_and_stays_valid) {
 TEST(teardown, nothing_is_left_of_a_runtime_without_blocks) {
   std::vector<std::string> left{"never called"};
   {
-    memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1});
+    memory_bench bench({.devices = 1, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});
     bench.control->at_end([&](std::vector<std::string> const& census) { left = census; });
     clock::timeline& s = bench.stream(0);
     clock::timeline& t = bench.stream(0);
@@ -151,7 +151,7 @@ TEST(teardown, nothing_is_left_of_a_runtime_without_blocks) {
 }
 
 TEST(allocator_segments, serve_behind_the_same_arena) {
-  memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1}, {},
+  memory_bench bench({.devices = 1, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1}, {},
                      [](std::unique_ptr<driver::driver> m) { return std::make_unique<no_mapping>(std::move(m)); });
   memory::allocator& d = bench.on(0);
   clock::timeline& s = bench.stream(0);
@@ -168,7 +168,11 @@ TEST(allocator_segments, serve_behind_the_same_arena) {
 
 // Where no run of slots is to be had.
 TEST(allocator_segments, the_smallest_size_gets_a_granule) {
-  memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1, .maps = false});
+  memory_bench bench({.devices = 1,
+                      .memory = 4 << 20,
+                      .schedule = simulated::scheduling::stepped,
+                      .seed = 1,
+                      .virtual_memory = false});
   memory::allocator& d = bench.on(0);
   d.set_limit(page);
   EXPECT_NE(d.allocate(bench.stream(0), 1, 0, at), nullptr);
@@ -179,7 +183,11 @@ TEST(allocator_segments, the_smallest_size_gets_a_granule) {
 // One that goes counts no more.
 TEST(allocator_segments, a_refused_one_is_reported_again) {
   constexpr std::size_t bytes = 1 << 20;
-  memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1, .maps = false});
+  memory_bench bench({.devices = 1,
+                      .memory = 4 << 20,
+                      .schedule = simulated::scheduling::stepped,
+                      .seed = 1,
+                      .virtual_memory = false});
   memory::allocator& d = bench.on(0);
   clock::timeline& s = bench.stream(0);
   auto& history = observe::history::process();
@@ -218,7 +226,11 @@ struct meanwhile final : weir::driver::faulty {
 TEST(allocator_segments, one_returns_to_another_stream_early) {
   for (bool const same_stream : {true, false}) {
     meanwhile* machine = nullptr;
-    memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::seeded, .seed = 1, .maps = false},
+    memory_bench bench({.devices = 1,
+                        .memory = 4 << 20,
+                        .schedule = simulated::scheduling::seeded,
+                        .seed = 1,
+                        .virtual_memory = false},
                        {}, [&](auto inner) {
                          auto made = std::make_unique<meanwhile>(std::move(inner));
                          machine = made.get();
@@ -243,7 +255,7 @@ TEST(allocator_segments, one_returns_to_another_stream_early) {
 
 // A stream of another device still uses them.
 TEST(allocator_end, pages_in_use_elsewhere_are_unmapped_after_it) {
-  memory_bench bench({.devices = 2, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1});
+  memory_bench bench({.devices = 2, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});
   memory::oom_callbacks none;
   auto d = std::make_unique<memory::device_allocator>(bench.core, 0, none);
   clock::timeline& home = bench.stream(0);
@@ -265,7 +277,7 @@ TEST(allocator_end, pages_in_use_elsewhere_are_unmapped_after_it) {
 
 // Regression: the refusal was not looked at, and the pages went under work that was still to run.
 TEST(allocator_end, pages_stay_when_the_device_cannot_wait) {
-  memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1});
+  memory_bench bench({.devices = 1, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});
   memory::oom_callbacks none;
   auto d = std::make_unique<memory::device_allocator>(bench.core, 0, none);
   clock::timeline& home = bench.stream(0);

@@ -13,7 +13,7 @@ using tests::memory_bench;
 
 struct allocations : ::testing::Test {
   explicit allocations(options o = {})
-      : bench({.devices = 2, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1}, o) {}
+      : bench({.devices = 2, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1}, o) {}
   memory::allocator& device() { return bench.on(0); }
   void* take(clock::timeline& s, std::size_t bytes, std::size_t alignment = 0) {
     return device().allocate(s, bytes, alignment, at);
@@ -108,10 +108,10 @@ TEST_F(allocations, a_transferred_block_follows_its_old_stream) {
   void* const p = take(a, 300'000);
   busy(a);
   clock::stamp const used = a.now();
-  device().rebind(p, b, at);
+  device().set_stream(p, b, at);
   EXPECT_TRUE(b.covers(used));
   EXPECT_EQ(device().find(p)->home, &b);
-  EXPECT_THROW(device().rebind(p, bench.stream(1), at), invalid_use);
+  EXPECT_THROW(device().set_stream(p, bench.stream(1), at), invalid_use);
   give(p);
   sound();
 }
@@ -121,8 +121,8 @@ TEST_F(allocations, a_transferred_block_waits_for_its_marks) {
     clock::timeline& c = bench.stream(0);
     void* const p = take(a, bytes);
     device().mark(p, c, at);
-    device().rebind(p, b, at);
-    device().rebind(p, a, at);
+    device().set_stream(p, b, at);
+    device().set_stream(p, a, at);
     busy(c);  // after it was handed over, before it is freed
     give(p);
     EXPECT_GT(device().statistics().pending_bytes.all.current, 0) << "the mark stands until the block is freed";
@@ -208,12 +208,13 @@ TEST_F(allocations, short_of_memory_a_stream_waits_for_a_free) {
   EXPECT_EQ(device().statistics().waits_inserted, 1u);
   EXPECT_EQ(device().statistics().num_alloc_retries, 1u);
   EXPECT_EQ(device().statistics().num_ooms, 0u);
-  for (std::size_t i = 0; i < ladder_rungs.size(); ++i)
-    EXPECT_EQ(device().statistics().found_by[i], ladder_rungs[i] == "blocks behind a device wait") << ladder_rungs[i];
+  for (std::size_t i = 0; i < recovery_steps.size(); ++i)
+    EXPECT_EQ(device().statistics().recovered_by[i], recovery_steps[i] == "blocks behind a device wait")
+        << recovery_steps[i];
   EXPECT_THROW(take(b, 3 << 20), out_of_memory);
   give(q);
   device().reset_accumulated();
-  EXPECT_EQ(std::ranges::count(device().statistics().found_by, 0u), std::ssize(ladder_rungs));
+  EXPECT_EQ(std::ranges::count(device().statistics().recovered_by, 0u), std::ssize(recovery_steps));
   sound();
 }
 
@@ -306,8 +307,8 @@ TEST_F(allocations, a_failure_reports_what_was_tried) {
   } catch (out_of_memory const& e) {
     EXPECT_EQ(e.report().requested, std::size_t{2} << 20);
     EXPECT_EQ(e.report().allocated, std::size_t{3} << 20);
-    EXPECT_EQ(e.report().ladder.size(), 7u);
-    EXPECT_GE(std::ranges::max(e.report().ladder, {}, &rung::ns).ns, spent_ns) << "the callback's";
+    EXPECT_EQ(e.report().recovery.size(), 7u);
+    EXPECT_GE(std::ranges::max(e.report().recovery, {}, &recovery_step::ns).ns, spent_ns) << "the callback's";
     EXPECT_NE(e.report().text().find("holds the memory itself"), std::string::npos) << e.report().text();
   }
   bench.memory().remove_callback(id);
@@ -475,7 +476,7 @@ TEST_F(allocations, many_registrations_do_not_use_up_the_addresses) {
 TEST_F(allocations, a_lost_device_refuses_and_others_live_on) {
   void* const p = take(a, 100'000);
   clock::timeline& other = bench.stream(1);
-  bench.control->lose(0);
+  bench.control->lose_device(0);
   EXPECT_FALSE(bench.clocks().synchronize(a.now()).ok());
   give(p);
   EXPECT_THROW(take(a, 100), device_lost);
@@ -515,7 +516,7 @@ TEST_F(allocations, addresses_have_one_owner) {
   EXPECT_EQ(bench.memory().owner(p), &device());
   EXPECT_EQ(memory::device_memory::owner_in_process(p), &device());
   EXPECT_EQ(bench.memory().owner(&a), nullptr);
-  memory_bench other({.devices = 1, .memory = 1 << 20, .how = simulated::running::stepped, .seed = 2});
+  memory_bench other({.devices = 1, .memory = 1 << 20, .schedule = simulated::scheduling::stepped, .seed = 2});
   void* const q = other.on(0).allocate(other.stream(0), 100, 0, at);
   EXPECT_EQ(bench.memory().owner(q), nullptr);
   EXPECT_EQ(memory::device_memory::owner_in_process(q), &other.on(0));

@@ -1,4 +1,4 @@
-// options::announce_blocks: tools are told of every block, from when it is handed out until it is given back,
+// options::nvtx_memory: tools are told of every block, from when it is handed out until it is given back,
 // and what lies between two of them is nobody's.
 // Threads: one.
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ class listener : public driver::faulty {
   using faulty::faulty;
   std::map<weir::driver::address, std::size_t> blocks;
   int wrong = 0, asked = 0;
-  bool announce_blocks() override { return ++asked, true; }
+  bool nvtx_memory() override { return ++asked, true; }
   void block_taken(weir::driver::address at, std::size_t bytes) override { wrong += !blocks.emplace(at, bytes).second; }
   void block_given_back(weir::driver::address at) override { wrong += blocks.erase(at) == 0; }
 };
@@ -28,7 +28,7 @@ struct rig {
   explicit rig(bool announce) {
     auto owned = std::make_unique<listener>(driver::sim::make({.devices = 1, .memory = 256_MiB}).machine);
     told = owned.get();
-    runs = make_runtime(std::move(owned), {.announce_blocks = announce}, "one that listens");
+    runs = make_runtime(std::move(owned), {.nvtx_memory = announce}, "one that listens");
     in.emplace(*runs);
   }
   listener* told = nullptr;

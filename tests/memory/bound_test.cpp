@@ -43,7 +43,8 @@ TEST(bound, a_program_that_had_to_pass_it_wastes_less_from_then_on) {
   double worst = 0, sum = 0;
   int const seeds = 12;
   for (unsigned seed = 1; seed <= seeds; ++seed) {
-    memory_bench bench(simulated{.devices = 1, .memory = 1 << 30, .how = simulated::running::stepped, .seed = seed});
+    memory_bench bench(
+        simulated{.devices = 1, .memory = 1 << 30, .schedule = simulated::scheduling::stepped, .seed = seed});
     auto& home = bench.stream(0);
     auto& memory = bench.on(0);
     std::minstd_rand random(seed);
@@ -72,7 +73,7 @@ TEST(bound, small_blocks_keep_little_more_than_they_touch) {
   double worst = 0;
   std::size_t grown = 0;
   for (auto const seed : wanted) {
-    memory_bench bench({.devices = 1, .memory = 256 << 20, .how = simulated::running::stepped, .seed = seed});
+    memory_bench bench({.devices = 1, .memory = 256 << 20, .schedule = simulated::scheduling::stepped, .seed = seed});
     auto& home = bench.stream(0);
     auto& device = static_cast<memory::device_allocator&>(bench.on(0));
     std::mt19937_64 random(seed);
@@ -123,7 +124,7 @@ TEST(bound, small_blocks_keep_little_more_than_they_touch) {
 
 // Each stream but the first is lent what those before it had, and what it gives back waits for it.
 TEST(bound, many_streams_in_turn_reserve_as_much_as_one) {
-  memory_bench bench({.devices = 1, .memory = 256 << 20, .how = simulated::running::stepped, .seed = 1},
+  memory_bench bench({.devices = 1, .memory = 256 << 20, .schedule = simulated::scheduling::stepped, .seed = 1},
                      options{.epsilon = 0});
   auto& device = bench.on(0);
   std::vector<clock::timeline*> streams;
@@ -195,7 +196,7 @@ TEST(bound, holds_with_threads_that_free_each_others_blocks) {
 }
 
 TEST(bound, a_moved_handle_keeps_the_bytes_of_other_blocks) {
-  memory_bench bench({.devices = 1, .memory = 64 << 20, .how = simulated::running::stepped, .seed = 1},
+  memory_bench bench({.devices = 1, .memory = 64 << 20, .schedule = simulated::scheduling::stepped, .seed = 1},
                      options{.epsilon = 0});
   auto& s = bench.stream(0);
   auto& device = bench.on(0);

@@ -113,7 +113,7 @@ class bound_among_threads {
     ask(me, round_up(bytes, 512));
     look(me);
     try {
-      void* const p = device().allocate(s, bytes, 0, here::current());
+      void* const p = device().allocate(s, bytes, 0, source_location::current());
       t_.say("took ", bytes, " bytes");
       blocks_.lock()->push_back({p, bytes});
     } catch (out_of_memory const&) {}
@@ -130,7 +130,7 @@ class bound_among_threads {
         all->erase(all->begin() + static_cast<std::ptrdiff_t>(i));
       }
     }
-    for (block const& b : going) device().deallocate(b.at, nullptr, here::current());
+    for (block const& b : going) device().deallocate(b.at, nullptr, source_location::current());
   }
   void use() {
     block b{};
@@ -142,9 +142,9 @@ class bound_among_threads {
       all->pop_back();
     }
     clock::timeline& user = any_line();
-    device().mark(b.at, user, here::current());
+    device().mark(b.at, user, source_location::current());
     (void)bench_.machine().enqueue(0, user.handle(), {}, {[](void*) {}, nullptr, nullptr});
-    device().deallocate(b.at, nullptr, here::current());
+    device().deallocate(b.at, nullptr, source_location::current());
   }
   void step(std::size_t me) {
     switch (t_.draw(10)) {

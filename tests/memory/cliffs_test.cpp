@@ -21,7 +21,7 @@ using driver::call;
 
 struct cliffs : ::testing::Test {
   explicit cliffs(options o = {}, std::size_t memory = std::size_t{141} << 30)
-      : bench({.devices = 2, .memory = memory, .how = simulated::running::stepped, .seed = 1}, o) {}
+      : bench({.devices = 2, .memory = memory, .schedule = simulated::scheduling::stepped, .seed = 1}, o) {}
   memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench.on(0)); }
   void* take(clock::timeline& s, std::size_t bytes, std::size_t alignment = 0) {
     return device().allocate(s, bytes, alignment, at);
@@ -235,7 +235,7 @@ TEST_F(cliffs, a_pipeline_of_three_streams_holds_few_batches) {
   EXPECT_LE(device().statistics().reserved_bytes.all.peak, static_cast<std::int64_t>(8 * batch))
       << "512 MiB where a batch is 64";
   EXPECT_EQ(calls.host_waits(), 0u);
-  EXPECT_EQ(device().statistics().over_waits, 0u);
+  EXPECT_EQ(device().statistics().late_waits, 0u);
   sound();
 }
 
@@ -323,7 +323,7 @@ TEST_F(cliffs, memory_is_granted_to_no_device_that_does_not_ask) {
 
 // Addresses ran out at the 129th stream: each was given a 256th of them, whatever it needed.
 TEST(cliff_addresses, a_thousand_streams_leave_half_usable) {
-  memory_bench bench({.devices = 1, .memory = 256 << 20, .how = simulated::running::stepped, .seed = 1});
+  memory_bench bench({.devices = 1, .memory = 256 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});
   std::vector<void*> all;
   for (int i = 0; i < 1000; ++i) all.push_back(bench.on(0).allocate(bench.stream(0), 2 * page, 0, at));
   all.push_back(bench.on(0).allocate(bench.stream(0), 120 << 20, 0, at));
@@ -331,7 +331,7 @@ TEST(cliff_addresses, a_thousand_streams_leave_half_usable) {
 }
 
 TEST(cliff_addresses, a_refusal_for_want_of_them_says_so) {
-  memory_bench bench({.devices = 1, .memory = 64 << 20, .how = simulated::running::stepped, .seed = 1},
+  memory_bench bench({.devices = 1, .memory = 64 << 20, .schedule = simulated::scheduling::stepped, .seed = 1},
                      options{.address_space = 64 << 20});
   std::vector<void*> all;
   std::string why;

@@ -182,7 +182,7 @@ TEST_F(marks, for_two_streams_take_the_lock) {
 TEST_F(marks, of_a_block_that_has_another_home_stay_with_it) {
   buffer b(512);
   record_stream(b.data(), user);
-  b.rebind(third);
+  b.set_stream(third);
   EXPECT_FALSE(memory::quick_mark(&streams::line_of(user), b.data()));
   EXPECT_FALSE(memory::quick_deallocate_marked(nullptr, b.data()));
   record_stream(b.data(), home);
@@ -325,34 +325,35 @@ TEST_F(outboxes, a_thread_gathers_while_others_empty_its_outbox) {
 // heir comes to after hundreds of fences.
 TEST(ended_outboxes, go_home_before_their_memory_is_reused) {
   if (!base::can_fence_owners()) GTEST_SKIP() << "no thread can be fenced here: nothing is gathered";
-  tests::memory_bench bench({.devices = 1, .memory = 8_MiB, .how = simulated::running::stepped});
+  tests::memory_bench bench({.devices = 1, .memory = 8_MiB, .schedule = simulated::scheduling::stepped});
   if (bench.core.witness()) GTEST_SKIP() << "each call is told to a checker: nothing is gathered";
   memory::allocator& d = bench.on(0);
   clock::timeline &first = bench.stream(0), &user = bench.stream(0), &next = bench.stream(0), &third = bench.stream(0);
   for (int i = 0; i < 200; ++i) ASSERT_TRUE(first.fence().ok());  // its numbers are ahead of the next one's
   std::vector<void*> all;
-  for (int i = 0; i < 40; ++i) all.push_back(d.allocate(first, 512, 0, here::current()));
+  for (int i = 0; i < 40; ++i) all.push_back(d.allocate(first, 512, 0, source_location::current()));
   ASSERT_TRUE(bench.machine().enqueue(0, user.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
   std::size_t gathered = 0;
   for (void* p : all) {
     bool const quick = memory::quick_deallocate_used(&user, p);
     gathered += quick;
-    if (!quick) d.deallocate(p, &user, here::current());
+    if (!quick) d.deallocate(p, &user, source_location::current());
   }
   ASSERT_GT(gathered, 20u);
   bench.clocks().retire(first);
   for (auto* line : {&first, &user}) ASSERT_TRUE(bench.clocks().synchronize(line->now()).ok());
-  d.deallocate(d.allocate(next, 512, 0, here::current()), nullptr, here::current());
+  d.deallocate(d.allocate(next, 512, 0, source_location::current()), nullptr, source_location::current());
   for (stream_memory_use const& u : d.by_stream()) {
     EXPECT_EQ(u.stream, next.id()) << "the next stream has inherited it";
     EXPECT_EQ(u.pending, 0u) << "what was given back is done";
   }
   std::uint64_t const fences = bench.clocks().counted().fences;
   void* whole = nullptr;
-  EXPECT_NO_THROW(whole = d.allocate(third, 8_MiB, 0, here::current())) << "what has come free serves every stream";
+  EXPECT_NO_THROW(whole = d.allocate(third, 8_MiB, 0, source_location::current()))
+      << "what has come free serves every stream";
   EXPECT_LE(bench.clocks().counted().fences - fences, 4u)
       << "to complete a number of the first stream on the next one takes as many as that";
-  if (whole) d.deallocate(whole, nullptr, here::current());
+  if (whole) d.deallocate(whole, nullptr, source_location::current());
   EXPECT_EQ(d.validate(), std::vector<std::string>{});
 }
 

@@ -48,10 +48,10 @@ TEST(deterministic, also_where_the_ladder_climbs_again_and_again) {
 }
 
 TEST(deterministic, emptying_the_cache_ignores_completion_order) {
-  constexpr here at{"a test", "a test", 1};
+  constexpr source_location at{"a test", "a test", 1};
   constexpr std::size_t bytes = 36 << 10;  // four of them on three pages
   auto const place_of_the_next = [&](bool second_is_seen) {
-    tests::memory_bench bench({.devices = 1, .memory = 64 << 20, .how = simulated::running::stepped, .seed = 1},
+    tests::memory_bench bench({.devices = 1, .memory = 64 << 20, .schedule = simulated::scheduling::stepped, .seed = 1},
                               options{.deterministic = true});
     auto& device = bench.on(0);
     clock::timeline &home = bench.stream(0), *users[] = {&bench.stream(0), &bench.stream(0)};

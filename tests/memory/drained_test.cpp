@@ -26,7 +26,7 @@ std::string name_of(freed_by w) {
 struct drained {
   explicit drained(freed_by w) : way(w), home(w == freed_by::lock ? foreign() : bench.stream(0)) {}
   clock::timeline& foreign() {
-    bench.core.open(0, "test", here::current());
+    bench.core.open(0, "test", source_location::current());
     return bench.clocks().make(0, bench.machine().create_stream(0, driver::stream_kind::independent, 0).value,
                                clock::life::foreign);
   }
@@ -89,7 +89,7 @@ struct drained {
 
   static constexpr std::size_t whole = 8 << 20;
   freed_by const way;
-  tests::memory_bench bench{{.devices = 1, .memory = whole, .how = simulated::running::stepped, .seed = 1}};
+  tests::memory_bench bench{{.devices = 1, .memory = whole, .schedule = simulated::scheduling::stepped, .seed = 1}};
   clock::timeline& home;
   clock::timeline &user = bench.stream(0), &third = bench.stream(0), &other = bench.stream(0);
   std::vector<void*> all;

@@ -22,7 +22,7 @@ using memory::device_allocator;
 using tests::memory_bench;
 
 simulated machine_of(std::size_t memory, std::uint64_t seed) {
-  return {.devices = 1, .memory = memory, .how = simulated::running::stepped, .seed = seed};
+  return {.devices = 1, .memory = memory, .schedule = simulated::scheduling::stepped, .seed = seed};
 }
 
 // Streams are registered, take, mark, give back and end, and now and then all work is complete.

@@ -7,7 +7,7 @@
 
 namespace weir {
 
-inline constexpr here at{"a test", "a test", 1};    // who asks
+inline constexpr source_location at{"a test", "a test", 1};  // who asks
 inline constexpr std::size_t page = 64 << 10;        // of machines that are stepped, or whose threads are scheduled
 
 }  // namespace weir

@@ -130,16 +130,16 @@ TEST(stream_heap, lists_itself_by_its_largest_free_block) {
 }
 
 TEST(stream_heap, fences_after_a_share_of_what_it_holds) {
-  one_device d(64 << 20, {.fence_every = 0});
+  one_device d(64 << 20, {.fence_interval = 0});
   memory::stream_heap& m = d.heaps.of(d.bench.stream(0));
   EXPECT_EQ(m.fence_after(0), memory::stream_heap::fence_least);
   m.quiet = 9;
   EXPECT_EQ(m.fence_at_home_after(), memory::stream_heap::fence_least << 4) << "at most sixteen times as seldom";
-  one_device fixed(64 << 20, {.fence_every = 1000});
+  one_device fixed(64 << 20, {.fence_interval = 1000});
   EXPECT_EQ(fixed.heaps.of(fixed.bench.stream(0)).fence_at_home_after(), 1000u);
 }
 
-TEST(physical_memory, keeps_charging_what_the_driver_would_not_take) {
+TEST(physical_memory, charges_what_the_driver_would_not_take) {
   one_device d;
   std::size_t const page = d.of.space.page_bytes();
   auto const h = d.bench.machine().create(0, page);
@@ -298,7 +298,7 @@ TEST(free_path, frees_at_once_or_defers) {
   EXPECT_TRUE(has(refusal_of([&] { free.deallocate(q, nullptr, d.at); }), "was freed already"));
 }
 
-TEST(memory_audit, finds_all_invariants_in_place_and_sums_what_is_there) {
+TEST(memory_audit, sums_what_is_there_and_tells_a_wrong_book) {
   one_device d;
   memory::memory_audit audit(d.of, d.heaps, d.mover, d.peers, d.memory);
   clock::timeline& home = d.bench.stream(0);
@@ -348,7 +348,7 @@ TEST(oom_ladder, throws_with_its_steps_and_changes_nothing_else) {
     (void)ladder.climb(m, d.request(home, 3 << 20), {driver::code::out_of_memory});
     ADD_FAILURE() << "the device has 4 MiB";
   } catch (out_of_memory const& e) {
-    EXPECT_GE(e.report().ladder.size(), 6u);
+    EXPECT_GE(e.report().recovery.size(), 6u);
     EXPECT_EQ(e.report().requested, std::size_t{3} << 20);
   }
   EXPECT_EQ(audit.validate(), std::vector<std::string>{});

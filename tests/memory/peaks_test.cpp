@@ -54,7 +54,7 @@ class notes {
   }
   // With several threads: what was live at once is in it, and no more beside it than their caches hold.
   void bound(memory_statistics const& n, std::int64_t caches) const {
-    auto const between = [&](stat const& is, level const& must, std::int64_t below, char const* what) {
+    auto const between = [&](statistic const& is, level const& must, std::int64_t below, char const* what) {
       EXPECT_GE(is.peak, must.most - below) << what;
       EXPECT_LE(is.peak, must.most + caches) << what;
       EXPECT_LE(is.peak, n.reserved_bytes.all.peak) << what;
@@ -85,8 +85,8 @@ class notes {
       requested_[p].to(requested_[p].now + sign * static_cast<std::int64_t>(b.bytes));
     }
   }
-  static void same(stat_by_size const& is, by_pool const& must, char const* what) {
-    stat const* const of[] = {&is.small, &is.large, &is.all};
+  static void same(statistic_by_size const& is, by_pool const& must, char const* what) {
+    statistic const* const of[] = {&is.small, &is.large, &is.all};
     for (std::size_t p = 0; p < 3; ++p) {
       EXPECT_EQ(of[p]->current, must[p].now) << what << " now, pool " << p;
       EXPECT_EQ(of[p]->peak, must[p].most) << what << " peak, pool " << p;
@@ -129,7 +129,7 @@ class program {
     bool const with_lock = random_() % lock_one_in_ == 0;
     block b{nullptr, bytes, 0, false};
     bool const was_quick = !with_lock && (b.at = memory::quick_allocate(&line(), bytes, alignment));
-    if (!b.at) b.at = device().allocate(line(), bytes, alignment, here::current());
+    if (!b.at) b.at = device().allocate(line(), bytes, alignment, source_location::current());
     ++(was_quick ? quick : locked);
     int const c = memory::size_classes::of(bytes, std::max<std::size_t>(alignment, 1));
     b.small = c >= 0;
@@ -160,7 +160,7 @@ class program {
     bool gone = false;
     if (random_() % lock_one_in_)
       gone = user ? memory::quick_deallocate_used(user, b.at) : memory::quick_deallocate(b.at);
-    if (!gone) device().deallocate(b.at, user, here::current());
+    if (!gone) device().deallocate(b.at, user, source_location::current());
     ++(gone ? quick : locked);
     crossed += gone != was_quick && b.small;
     notes_.gave(b);

@@ -30,7 +30,7 @@ struct refused_calls : ::testing::TestWithParam<driver::code> {
 // Small and large blocks on two streams, marks, waits,
 // handing over, a ladder climbed to its end, memory given back.
 struct scenario {
-  memory_bench bench{{.devices = 2, .memory = 2 << 20, .how = simulated::running::seeded, .seed = 5}};
+  memory_bench bench{{.devices = 2, .memory = 2 << 20, .schedule = simulated::scheduling::seeded, .seed = 5}};
   clock::timeline& a = bench.stream(0);
   clock::timeline& b = bench.stream(0);
   memory::allocator& device = bench.on(0);
@@ -58,7 +58,7 @@ struct scenario {
     }
     for (std::size_t i = 2; i < 8; ++i) give(i);
     take(a, 500'000);
-    if (!live.empty() && live.back()) attempt([&] { device.rebind(live.back(), b, at); });
+    if (!live.empty() && live.back()) attempt([&] { device.set_stream(live.back(), b, at); });
     give(live.size() - 1);
     take(b, 1'500'000);
     take(a, 1'000'000);
@@ -175,7 +175,7 @@ struct keeps_memory final : weir::driver::faulty {
 
 TEST(refused_pairs, memory_that_was_not_freed_goes_later) {
   keeps_memory* keeper = nullptr;
-  memory_bench bench({.devices = 1, .memory = 2 << 20, .how = simulated::running::stepped, .seed = 1}, {},
+  memory_bench bench({.devices = 1, .memory = 2 << 20, .schedule = simulated::scheduling::stepped, .seed = 1}, {},
                      [&](auto machine) {
                        auto around = std::make_unique<keeps_memory>(std::move(machine));
                        keeper = around.get();

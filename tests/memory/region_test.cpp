@@ -16,7 +16,8 @@ namespace {
 
 struct address_spaces : ::testing::Test {
   address_spaces() {
-    auto made = driver::sim::make({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1});
+    auto made =
+        driver::sim::make({.devices = 1, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});
     machine = std::move(made.machine);
     control = made.control;
     EXPECT_TRUE(machine->open(0).ok());

@@ -24,7 +24,7 @@ constexpr std::size_t size_classes_end = memory::size_classes::largest;
 // only what is mapped costs time.
 struct machine {
   explicit machine(options o = {}, std::size_t memory = std::size_t{141} << 30)
-      : bench({.devices = 1, .memory = memory, .how = simulated::running::stepped, .seed = 1}, o) {}
+      : bench({.devices = 1, .memory = memory, .schedule = simulated::scheduling::stepped, .seed = 1}, o) {}
   memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench.on(0)); }
   void* take(clock::timeline& s, std::size_t bytes) { return device().allocate(s, bytes, 0, at); }
   void give(void* p, clock::timeline* last = nullptr) { device().deallocate(p, last, at); }
@@ -108,11 +108,11 @@ TEST(reuse, a_returned_loan_serves_only_about_its_size) {
   }
 }
 
-// Freshness: at no time has more been given back since the newest fence than fence_every says,
+// Freshness: at no time has more been given back since the newest fence than fence_interval says,
 // and a block more.
 TEST(reuse, fences_come_once_in_fence_every_bytes) {
   constexpr std::size_t every = 4 << 20;
-  machine m({.fence_every = every});
+  machine m({.fence_interval = every});
   void* const room = m.take(m.a, 16 << 20);  // nothing misses below
   (void)m.take(m.b, 100);
   m.give(room);
@@ -198,7 +198,7 @@ TEST(reuse, over_wait_counts_where_no_fence_follows_the_use) {
     m.busy(m.a);
     ASSERT_NE(m.take(m.b, 3 << 20), nullptr);
     EXPECT_EQ(m.stats().waits_inserted, 1u);
-    EXPECT_EQ(m.stats().over_waits, fenced ? 0u : 1u);
+    EXPECT_EQ(m.stats().late_waits, fenced ? 0u : 1u);
     m.sound();
   }
 }
@@ -296,7 +296,7 @@ TEST(reuse, a_stream_waits_only_as_far_as_device_waits_allows) {
 TEST(reuse, a_host_ahead_gets_its_oldest_memory_instead_of_more) {
   constexpr std::size_t bytes = 2 << 20;
   for (waits const policy : {waits::when_short, waits::before_growth}) {
-    machine m({.device_waits = policy, .fence_every = bytes});
+    machine m({.device_waits = policy, .fence_interval = bytes});
     m.batches(m.a, m.b, 100, bytes);
     if (policy == waits::when_short) {
       EXPECT_EQ(m.most_reserved(), 100 * bytes) << "what it is without";
@@ -304,7 +304,7 @@ TEST(reuse, a_host_ahead_gets_its_oldest_memory_instead_of_more) {
     } else {
       EXPECT_LE(m.most_reserved(), 5 * bytes);
       EXPECT_GE(m.stats().waits_inserted, 90u);
-      EXPECT_EQ(m.stats().over_waits, 0u) << "each wait is for a fence behind its block";
+      EXPECT_EQ(m.stats().late_waits, 0u) << "each wait is for a fence behind its block";
     }
     m.sound();
   }
@@ -334,7 +334,7 @@ TEST(reuse, a_wait_leaves_the_newest_blocks_to_their_users) {
 
 TEST(reuse, no_wait_instead_of_growth_beside_collectives) {
   for (bool const home : {true, false}) {
-    machine m({.fence_every = 2 << 20});
+    machine m({.fence_interval = 2 << 20});
     (home ? m.a : m.b).set_carries_collectives(true);
     m.batches(m.a, m.b, 20, 2 << 20);
     EXPECT_EQ(m.stats().waits_inserted, 0u);
@@ -346,7 +346,7 @@ TEST(reuse, batches_of_small_blocks_take_a_few_fences_worth) {
   machine m;
   m.batches(m.a, m.b, 2000, 1 << 20);
   EXPECT_LE(m.most_reserved(), std::size_t{40} << 20);
-  EXPECT_LE(m.stats().over_waits * 8, m.stats().waits_inserted) << "a poll's fence may be the first that covers";
+  EXPECT_LE(m.stats().late_waits * 8, m.stats().waits_inserted) << "a poll's fence may be the first that covers";
   m.sound();
 }
 
@@ -355,7 +355,7 @@ TEST(reuse, small_blocks_of_a_host_ahead_take_few_fences_worth) {
   constexpr std::size_t fence = 2 << 20, all = 16 * fence;
   for (std::size_t bytes : {3000, 32'000, 9 << 10, 40 << 10}) {
     for (waits const policy : {waits::when_short, waits::before_growth}) {
-      machine m({.device_waits = policy, .fence_every = bytes > size_classes_end ? 4 * fence : fence},
+      machine m({.device_waits = policy, .fence_interval = bytes > size_classes_end ? 4 * fence : fence},
                 std::size_t{1} << 30);
       m.batches(m.a, m.b, static_cast<int>(all / bytes), bytes);
       if (policy == waits::when_short) {
@@ -365,7 +365,7 @@ TEST(reuse, small_blocks_of_a_host_ahead_take_few_fences_worth) {
         EXPECT_LE(m.most_reserved(), bytes > size_classes_end ? 13 * fence : 5 * fence) << bytes;
         EXPECT_GE(m.stats().waits_inserted, 4u) << bytes;
         if (bytes <= size_classes_end) {
-          EXPECT_LE(m.stats().over_waits, 2u)
+          EXPECT_LE(m.stats().late_waits, 2u)
               << bytes << ", of " << m.stats().waits_inserted << ": a poll's fence may be the first that covers";
         }
       }
@@ -377,7 +377,7 @@ TEST(reuse, small_blocks_of_a_host_ahead_take_few_fences_worth) {
 TEST(reuse, slots_that_return_together_are_waited_for_as_one) {
   constexpr std::size_t fence = 2 << 20, all = 16 * fence;
   for (std::size_t bytes : {2'000, 9'000, 32'000}) {
-    machine m({.fence_every = fence}, std::size_t{1} << 30);
+    machine m({.fence_interval = fence}, std::size_t{1} << 30);
     m.named_batches(m.a, m.b, static_cast<int>(all / bytes), bytes);
     EXPECT_LE(m.most_reserved(), 3 * fence) << bytes;
     EXPECT_GE(m.stats().waits_inserted, 2u) << bytes;
@@ -388,7 +388,7 @@ TEST(reuse, slots_that_return_together_are_waited_for_as_one) {
 TEST(reuse, no_wait_for_slots_beside_collectives_or_for_few) {
   constexpr std::size_t fence = 2 << 20;
   for (int const who : {0, 1, 2}) {
-    machine m({.fence_every = fence}, std::size_t{1} << 30);
+    machine m({.fence_interval = fence}, std::size_t{1} << 30);
     if (who != 2) (who ? m.a : m.b).set_carries_collectives(true);
     m.batches(m.a, m.b, static_cast<int>((who == 2 ? 2 : 8) * fence / 32'768), 32'768);
     EXPECT_EQ(m.stats().waits_inserted, 0u);
@@ -507,7 +507,8 @@ TEST(reuse, a_wait_for_own_blocks_is_reported_to_a_checker) {
     checker = both.control;
     return std::move(both.machine);
   };
-  memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = 1}, {}, checked);
+  memory_bench bench({.devices = 1, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1}, {},
+                     checked);
   memory::allocator& d = bench.on(0);
   clock::timeline &a = bench.stream(0), &b = bench.stream(0);
   void* const p = d.allocate(a, 3 << 20, 0, at);

@@ -73,10 +73,10 @@ TEST(tally, peaks_are_the_highest_levels_there_ever_were) {
     }
     tally const* const one[] = {&t};
     memory_statistics const n = sum.read(one, {});
-    stat_by_size const* const found[] = {&n.allocation, &n.active, &n.allocated_bytes, &n.active_bytes,
-                                         &n.requested_bytes};
+    statistic_by_size const* const found[] = {&n.allocation, &n.active, &n.allocated_bytes, &n.active_bytes,
+                                              &n.requested_bytes};
     for (std::size_t k = 0; k < 5; ++k) {
-      stat const* const of[] = {&found[k]->small, &found[k]->large, &found[k]->all};
+      statistic const* const of[] = {&found[k]->small, &found[k]->large, &found[k]->all};
       for (std::size_t p = 0; p < 3; ++p) {
         ASSERT_EQ(of[p]->current, levels[k][p].now) << "level " << k << " of pool " << p << ", seed " << seed;
         ASSERT_EQ(of[p]->peak, levels[k][p].peak) << "level " << k << " of pool " << p << ", seed " << seed;

@@ -69,12 +69,13 @@ class bound_program {
         small_(below(3) == 0),
         idle_(below(2) == 0),
         written_(below(3) == 0) {
-    bench_.emplace(simulated{.devices = 1, .memory = capacity, .how = simulated::running::seeded, .seed = seed + 1},
-                   options{.epsilon = epsilon_}, [this](std::unique_ptr<driver::driver> m) {
-                     auto made = std::make_unique<mapped_handles>(std::move(m));
-                     mapped_ = made.get();
-                     return made;
-                   });
+    bench_.emplace(
+        simulated{.devices = 1, .memory = capacity, .schedule = simulated::scheduling::seeded, .seed = seed + 1},
+        options{.epsilon = epsilon_}, [this](std::unique_ptr<driver::driver> m) {
+          auto made = std::make_unique<mapped_handles>(std::move(m));
+          mapped_ = made.get();
+          return made;
+        });
     bool const many = !small_ && below(4) == 0;
     for (std::size_t i = 0, n = many ? 8 + below(33) : 1 + below(3); i < n; ++i) lines_.push_back(&bench_->stream(0));
     largest_ = std::size_t{1} << (16 + below(7));
@@ -153,7 +154,7 @@ class bound_program {
     std::size_t const bytes = size();
     note_in_use(memory::round_up(std::max(bytes, memory::granule), 512));
     try {
-      live_.push_back({device().allocate(s, bytes, 0, here::current()), bytes});
+      live_.push_back({device().allocate(s, bytes, 0, source_location::current()), bytes});
     } catch (out_of_memory const&) {
       return;
     }
@@ -163,7 +164,7 @@ class bound_program {
     if (below(6) == 0) {
       clock::timeline& user = any_line();
       (void)user.wait(s.now());  // what its memory held before is over for the user, too
-      device().mark(live_.back().at, user, here::current());
+      device().mark(live_.back().at, user, source_location::current());
       live_.back().by_others |= &user != &s;
       work_on(user, live_.back());
     }
@@ -189,7 +190,7 @@ class bound_program {
     note_in_use(0);
   }
   void give(std::size_t i) {
-    device().deallocate(live_[i].at, nullptr, here::current());
+    device().deallocate(live_[i].at, nullptr, source_location::current());
     taken_bytes_ -= live_[i].taken;
     if (live_[i].by_others) {
       waiting_[reinterpret_cast<std::uintptr_t>(live_[i].at)] = live_[i].taken;
@@ -262,10 +263,11 @@ class bound_program {
       seen_ = {};
       return;
     }
-    stat_by_size const* const kinds[] = {&n.allocation,      &n.active,         &n.allocated_bytes, &n.active_bytes,
-                                         &n.requested_bytes, &n.reserved_bytes, &n.pending_bytes,   &n.segment};
+    statistic_by_size const* const kinds[] = {&n.allocation,    &n.active,          &n.allocated_bytes,
+                                              &n.active_bytes,  &n.requested_bytes, &n.reserved_bytes,
+                                              &n.pending_bytes, &n.segment};
     for (std::size_t k = 0; k < seen_.size(); ++k) {
-      stat const* const parts[] = {&kinds[k]->small, &kinds[k]->large, &kinds[k]->all};
+      statistic const* const parts[] = {&kinds[k]->small, &kinds[k]->large, &kinds[k]->all};
       for (std::size_t p = 0; p < 3; ++p) {
         seen_[k][p] = std::max(seen_[k][p], parts[p]->current);
         if (parts[p]->peak < seen_[k][p])

@@ -55,13 +55,13 @@ class cache_program {
     void* p = memory::quick_allocate(&line, bytes, 0);
     ++(p ? quick : slow);
     try {
-      if (!p) p = device().allocate(line, bytes, 0, here::current());
+      if (!p) p = device().allocate(line, bytes, 0, source_location::current());
     } catch (out_of_memory const&) {
       return 0;
     }
     auto const at = reinterpret_cast<std::uintptr_t>(p);
     // As the calls of the library do: before anybody else hears of the block, and may give it back.
-    observe::note(observe::action::alloc, p, bytes, line.id(), bench_.core.id(), 0, here::current());
+    observe::note(observe::action::alloc, p, bytes, line.id(), bench_.core.id(), 0, source_location::current());
     auto const above = live_.lower_bound(at);
     bool const apart = (above == live_.end() || at + bytes <= above->first) &&
                        (above == live_.begin() || std::prev(above)->first + std::prev(above)->second <= at);
@@ -72,13 +72,13 @@ class cache_program {
   void give(std::uintptr_t at) {
     if (!live_.erase(at)) return;  // another thread was quicker
     auto* const p = reinterpret_cast<void*>(at);  // NOLINT(performance-no-int-to-ptr)
-    observe::note(observe::action::free, p, 0, 0, 0, 0, here::current());
+    observe::note(observe::action::free, p, 0, 0, 0, 0, source_location::current());
     // who used it last; its home or the other one
     clock::timeline* const user = t_.draw(3) == 2 ? lines_[t_.draw(2)] : nullptr;
     bool const gone = user ? memory::quick_deallocate_used(user, p) : memory::quick_deallocate(p);
     if (user) gathered += gone;
     else ++(gone ? quick : slow);
-    if (!gone) device().deallocate(p, user, here::current());
+    if (!gone) device().deallocate(p, user, source_location::current());
   }
   void give_some() {
     if (!live_.empty()) give(std::next(live_.begin(), static_cast<std::ptrdiff_t>(t_.draw(64) % live_.size()))->first);
@@ -135,7 +135,7 @@ class cache_program {
         return t_.fail("the history has a block of " + std::to_string(b.bytes) + " B that nobody has");
     }
     std::int64_t blocks = 0, taken = 0;
-    for (auto const& l : h.lines(runtime, 0)) blocks += l.blocks, taken += l.taken_blocks - l.given_blocks;
+    for (auto const& l : h.lines(runtime, 0)) blocks += l.blocks, taken += l.total_blocks - l.given_blocks;
     counted("blocks by line", blocks, live_.size());
     counted("blocks by line, taken less given back", taken, live_.size());
   }

@@ -20,13 +20,13 @@ class chain_program {
       : random_(seed),
         size_(2 + static_cast<int>(random_() % 3)),
         bytes_(1 + random_() % 3000),
-        m_({.devices = size_, .memory = 32_MiB, .how = simulated::running::seeded, .seed = seed},
+        m_({.devices = size_, .memory = 32_MiB, .schedule = simulated::scheduling::seeded, .seed = seed},
            {.check_races = seed % 2 == 0}) {
     m_.get().part<peer::chains>().carry_from(1);
     m_.get().part<peer::chains>().set_chunk(1 + random_() % bytes_);
     std::vector<device> who;
     for (int k = 0; k < size_; ++k) who.emplace_back(k);
-    ranks_ = communicator::in_process(who);
+    ranks_ = communicator::create_all(who);
     for (int k = 0; k < size_; ++k) {
       lines_.emplace_back(device(k));
       device_guard const on(k);
@@ -89,10 +89,10 @@ class chain_program {
   // or by a rank that may then go by the carrier behind.
   held fresh(std::size_t bytes, unsigned char value) {
     held one{buffer(bytes), test::bytes_of_host(bytes, std::byte{value})};
-    set(one.memory.data(), std::byte{value}, bytes);
+    fill(one.memory.data(), std::byte{value}, bytes);
     for (auto const& c : ranks_) {
       try {
-        grant_access(one.memory.data(), c.device());
+        enable_peer_access(one.memory.data(), c.device());
       } catch (not_supported const&) {}  // a link found wrong: by the carrier behind, then
     }
     return one;
@@ -104,19 +104,19 @@ class chain_program {
     stream_guard const in(lines_[r]);
     auto const n = static_cast<std::int64_t>(bytes_);
     for (step const& s : steps_) {
-      span_of const part{parts_[r].memory.data(), n, uint8}, whole{wholes_[r].memory.data(), n * size_, uint8};
+      device_span const part{parts_[r].memory.data(), n, uint8}, whole{wholes_[r].memory.data(), n * size_, uint8};
       switch (s.what) {
         case kind::broadcast: ranks_[r].broadcast(part, s.root); break;
         case kind::scatter: ranks_[r].scatter(part, whole, s.root); break;
         case kind::gather: ranks_[r].gather(whole, part, s.root); break;
         case kind::write:
-          if (k == s.root) set(part.data, std::byte{s.value}, bytes_);
+          if (k == s.root) fill(part.data, std::byte{s.value}, bytes_);
           break;
         case kind::replace:
           if (k != s.root) break;
           parts_[r].memory.reset();  // while others may still read it
           parts_[r].memory = buffer(bytes_);
-          set(parts_[r].memory.data(), std::byte{s.value}, bytes_);
+          fill(parts_[r].memory.data(), std::byte{s.value}, bytes_);
           break;
       }
     }

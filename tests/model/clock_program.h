@@ -23,7 +23,7 @@ class clock_program {
       : state_(seed * 2 + 1),
         bench_({.devices = 1 + static_cast<int>(draw(2)),
                 .memory = 16_MiB,
-                .how = simulated::running::seeded,
+                .schedule = simulated::scheduling::seeded,
                 .seed = seed},
                {}, [this](std::unique_ptr<driver::driver> m) {
                  auto made = std::make_unique<ledger>(std::move(m));
@@ -103,7 +103,7 @@ class clock_program {
   }
 
   void new_stream(int device, clock::life l) {
-    bench_.core.open(device, "test", here::current());
+    bench_.core.open(device, "test", source_location::current());
     auto const s = bench_.machine().create_stream(device, driver::stream_kind::independent, 0);
     if (s.ok()) lines_.push_back({&bench_.clocks().make(device, s.value, l), {}, -1});
   }
@@ -290,7 +290,7 @@ class clock_program {
         if (depth_ > 1 || draw(4)) break;
         lost_ = static_cast<int>(draw(static_cast<std::uint32_t>(bench_.core.device_count())));
         say("gpu:", lost_, " is lost");
-        bench_.control->lose(lost_);
+        bench_.control->lose_device(lost_);
         break;
       case 3: {  // a backlog
         auto& t = *lines_[some_stream()].t;

@@ -16,7 +16,7 @@ inline verdict run_copies(std::uint64_t seed) {
   std::mt19937_64 random(seed);
   test::machine m({.devices = 2,
                    .memory = 64_MiB,
-                   .how = simulated::running::seeded,
+                   .schedule = simulated::scheduling::seeded,
                    .seed = seed,
                    .peers = seed % 2 ? simulated::links::all : simulated::links::none});
   std::size_t const n = 1 + random() % 9000;
@@ -34,7 +34,7 @@ inline verdict run_copies(std::uint64_t seed) {
     for (int i = 0; i < 2; ++i) {
       owned.emplace_back(n, buffer_options{.on = device(d)});
       places.push_back({owned.back().data<std::byte>(), d, bytes_of_host(n, std::byte{0})});
-      set(places.back().at, std::byte{0}, n);
+      fill(places.back().at, std::byte{0}, n);
     }
   }
   std::vector<bytes_of_host> pageable(2, test::pattern(n, seed));

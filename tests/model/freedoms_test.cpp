@@ -25,11 +25,15 @@ class program {
  public:
   explicit program(std::uint64_t seed)
       : random_(seed * 0x9e3779b97f4a7c15u + 11),
-        m_({.devices = devices, .memory = 8_MiB, .how = simulated::running::seeded, .seed = seed,
-            .peers = seed % 4 ? simulated::links::all : simulated::links::pairs, .takes = simulated::freedoms::all}) {
+        m_({.devices = devices,
+            .memory = 8_MiB,
+            .schedule = simulated::scheduling::seeded,
+            .seed = seed,
+            .peers = seed % 4 ? simulated::links::all : simulated::links::pairs,
+            .nondeterminism = simulated::allowed::all}) {
     attempt([&] {
       for (int i = 0; i < 2 * devices; ++i) lanes_.emplace_back(device(i % devices));
-      ranks_ = communicator::in_process(std::vector<device>{device(0), device(1), device(2)});
+      ranks_ = communicator::create_all(std::vector<device>{device(0), device(1), device(2)});
     });
   }
 
@@ -130,7 +134,7 @@ class program {
   void reach_over(block& b) {
     int const reader = (b.memory.info().on.index() + 1 + below(devices - 1)) % devices;
     try {
-      grant_access(b.memory.data(), device(reader));
+      enable_peer_access(b.memory.data(), device(reader));
     } catch (not_supported const&) {  // no link, or one that was found out
       return;
     } catch (out_of_memory const&) {

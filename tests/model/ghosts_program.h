@@ -17,7 +17,10 @@ class ghosts_program {
  public:
   explicit ghosts_program(std::uint64_t seed)
       : random_(seed * 0x9e3779b97f4a7c15u + 13),
-        bench_({.devices = 1, .memory = std::size_t{64} << 20, .how = simulated::running::seeded, .seed = seed + 1},
+        bench_({.devices = 1,
+                .memory = std::size_t{64} << 20,
+                .schedule = simulated::scheduling::seeded,
+                .seed = seed + 1},
                options{.epsilon = 0}),
         line_(bench_.stream(0)) {}
   verdict run() {
@@ -46,7 +49,7 @@ class ghosts_program {
 
  private:
   static constexpr std::size_t page = 64 << 10;
-  static constexpr here at{"a program", "ghosts_program.h", 1};
+  static constexpr source_location at{"a program", "ghosts_program.h", 1};
   struct block {
     unsigned char* at;
     std::size_t bytes;

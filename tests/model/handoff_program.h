@@ -62,7 +62,7 @@ class handed_over_among_threads {
   }
   void mark(block const& b, clock::timeline& user) {
     if (memory::quick_mark(&user, b.at)) return;
-    device().mark(b.at, user, here::current());
+    device().mark(b.at, user, source_location::current());
     memory::remember_user(user);
   }
   void make_some() {
@@ -72,7 +72,7 @@ class handed_over_among_threads {
     for (std::uint32_t n = 1 + t_.draw(8); n > 0; --n) {
       void* p = memory::quick_allocate(&line(s), bytes, 0);
       try {
-        if (!p) p = device().allocate(line(s), bytes, 0, here::current());
+        if (!p) p = device().allocate(line(s), bytes, 0, source_location::current());
       } catch (out_of_memory const&) {
         return;
       }
@@ -111,7 +111,7 @@ class handed_over_among_threads {
     bool const quick =
         named ? memory::quick_deallocate_used(named, b.at) : memory::quick_deallocate_marked(nullptr, b.at);
     ++(quick ? gathered : alone);
-    if (!quick) device().deallocate(b.at, named, here::current());
+    if (!quick) device().deallocate(b.at, named, source_location::current());
   }
   // Two threads may mark the same block at once, each for its stream; the last gives it back.
   void read_for_two() {

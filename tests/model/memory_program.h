@@ -29,7 +29,8 @@ class memory_program {
     if (below(4) == 0) o.device_limit = capacity_ / 2;
     if (policies) choose_policies(o, seed);
     collectives_ = below(4) == 0;
-    simulated like{.devices = devices_, .memory = capacity_, .how = simulated::running::seeded, .seed = seed + 1};
+    simulated like{
+        .devices = devices_, .memory = capacity_, .schedule = simulated::scheduling::seeded, .seed = seed + 1};
     // ranks of one device that share a connection may hold each other up: the program's fault
     if (collectives_) like.connections = 1 << 20;
     maps_ = below(10) != 0;
@@ -201,7 +202,7 @@ class memory_program {
     void* p = nullptr;
     try {
       if (!(p = memory::quick_allocate(&line(s), bytes, alignment)))
-        p = a.allocate(line(s), bytes, alignment, here::current());
+        p = a.allocate(line(s), bytes, alignment, source_location::current());
     } catch (out_of_memory const& e) {
       ++ooms;
       if (!unkind_ && maps_ && !captured_ && a.statistics().allocation.all.current == 0 && bytes < capacity_ / 4)
@@ -238,7 +239,7 @@ class memory_program {
 
   void free_used(piece_of_memory const& b, int by) {
     if (!memory::quick_deallocate_used(&line(by), b.at))
-      on(device_of(b.home)).deallocate(b.at, &line(by), here::current());
+      on(device_of(b.home)).deallocate(b.at, &line(by), source_location::current());
   }
   void free_block() {
     piece_of_memory* const b = some_block();
@@ -251,7 +252,7 @@ class memory_program {
     if (b->ordered != b->home && below(2)) {
       free_used(*b, b->ordered);  // also when it was marked: an exact last use
     } else if (!memory::quick_deallocate(b->at)) {
-      on(device).deallocate(b->at, nullptr, here::current());
+      on(device).deallocate(b->at, nullptr, source_location::current());
     }
     say("free ", static_cast<void const*>(b->at), " of ", b->home, ", last written on ", b->ordered);
     *b = blocks_.back();
@@ -262,7 +263,7 @@ class memory_program {
     piece_of_memory* const b = some_block();
     if (!b) return;
     int const t = some_line_of(device_of(b->home));
-    on(device_of(b->home)).mark(b->at + (b->bytes ? b->bytes / 2 : 0), line(t), here::current());
+    on(device_of(b->home)).mark(b->at + (b->bytes ? b->bytes / 2 : 0), line(t), source_location::current());
     order(b->ordered, t);
     look(*b, t, "on a stream it was marked for");
     b->readers.push_back(t);
@@ -293,13 +294,13 @@ class memory_program {
     int const s = below(static_cast<int>(lines_.size())), here_is = device_of(from->home), there = device_of(s);
     void* p = nullptr;
     try {
-      p = on(there).allocate(line(s), from->bytes, 0, here::current());
+      p = on(there).allocate(line(s), from->bytes, 0, source_location::current());
     } catch (error const&) {
       ++ooms;
       return;
     }
     ++allocations;
-    on(here_is).mark(from->at, line(s), here::current());
+    on(here_is).mark(from->at, line(s), source_location::current());
     order(from->ordered, s);
     say("copy ", static_cast<void const*>(from->at), " to ", p, " on ", s);
     if (here_is == there) {
@@ -315,8 +316,8 @@ class memory_program {
     piece_of_memory* const b = some_block();
     if (!b) return;
     int const t = some_line_of(device_of(b->home));
-    say("rebind ", static_cast<void const*>(b->at), " from ", b->home, " to ", t);
-    on(device_of(b->home)).rebind(b->at, line(t), here::current());
+    say("set_stream ", static_cast<void const*>(b->at), " from ", b->home, " to ", t);
+    on(device_of(b->home)).set_stream(b->at, line(t), source_location::current());
     b->home = b->ordered = t;  // ordered behind its home and all it was marked for
     b->readers.clear();
     look(*b, t, "on its new home stream");
@@ -328,7 +329,7 @@ class memory_program {
     memory::allocator& a = on(device_of(b->home));
     auto const refused = [&](void* p) {
       try {
-        a.deallocate(p, nullptr, here::current());
+        a.deallocate(p, nullptr, source_location::current());
         fail(check::answers, "a wrong free was taken");
       } catch (invalid_use const&) {}
     };
@@ -336,7 +337,7 @@ class memory_program {
     refused(this);
     int const device = device_of(b->home);
     unsigned char* const at = b->at;
-    on(device).deallocate(at, &line(b->ordered), here::current());
+    on(device).deallocate(at, &line(b->ordered), source_location::current());
     *b = blocks_.back();
     blocks_.pop_back();
     refused(at);
@@ -405,7 +406,7 @@ class memory_program {
   }
 
   void new_line(int i, int device, clock::life l) {
-    bench_->core.open(device, "test", here::current());
+    bench_->core.open(device, "test", source_location::current());
     auto const made = machine().create_stream(device, driver::stream_kind::independent, 0);
     must(made.is, "create_stream");
     lines_[static_cast<std::size_t>(i)] = &bench_->clocks().make(device, made.value, l);
@@ -417,7 +418,7 @@ class memory_program {
     for (std::size_t k = 0; k < blocks_.size();) {
       piece_of_memory& b = blocks_[k];
       if (b.home == i) {
-        on(device_of(i)).deallocate(b.at, &line(b.ordered), here::current());
+        on(device_of(i)).deallocate(b.at, &line(b.ordered), source_location::current());
         b = blocks_.back();
         blocks_.pop_back();
         continue;
@@ -468,7 +469,7 @@ class memory_program {
     for (auto* l : lines_) must(bench_->clocks().synchronize(l->now()), "synchronize");
     validate("with live blocks");
     while (!blocks_.empty()) {
-      on(device_of(blocks_.back().home)).deallocate(blocks_.back().at, nullptr, here::current());
+      on(device_of(blocks_.back().home)).deallocate(blocks_.back().at, nullptr, source_location::current());
       blocks_.pop_back();
     }
     for (int d = 0; d < devices_; ++d) {

@@ -13,8 +13,8 @@ inline verdict run_over_wait(std::uint64_t seed) {
   std::mt19937_64 random(seed * 0x9e3779b97f4a7c15u + 7);
   auto const below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
   driver::check::control* checker = nullptr;
-  memory_bench bench({.devices = 1, .memory = 4 << 20, .how = simulated::running::stepped, .seed = seed + 1}, {},
-                     [&](std::unique_ptr<driver::driver> m) {
+  memory_bench bench({.devices = 1, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = seed + 1},
+                     {}, [&](std::unique_ptr<driver::driver> m) {
                        auto both = driver::check::wrap(std::move(m));
                        checker = both.control;
                        return std::move(both.machine);
@@ -27,7 +27,7 @@ inline verdict run_over_wait(std::uint64_t seed) {
     driver::touch const all{reinterpret_cast<driver::address>(p), bytes, true};
     must(bench.machine().enqueue(0, s.handle(), {&all, p ? std::size_t{1} : 0}, {[](void*) {}, nullptr, nullptr}));
   };
-  // A foreign stream's frees are fenced by weir, which never hears of its work:
+  // An external stream's frees are fenced by weir, which never hears of its work:
   // from the moment that others have memory too.
   bool const foreign = seed % 3 == 0;
   clock::timeline& b = bench.stream(0);
@@ -36,30 +36,30 @@ inline verdict run_over_wait(std::uint64_t seed) {
                                     clock::life::foreign)
               : bench.stream(0);
   auto& memory = bench.on(0);
-  void* const others = foreign ? memory.allocate(b, 1000, 0, here::current()) : nullptr;
+  void* const others = foreign ? memory.allocate(b, 1000, 0, source_location::current()) : nullptr;
   for (int rounds = 1 + below(3); rounds > 0 && wrong.ok(); --rounds) {
     std::size_t const bytes = (std::size_t{3} << 20) - static_cast<std::size_t>(below(1 << 18));
-    void* const first = memory.allocate(a, bytes, 0, here::current());
+    void* const first = memory.allocate(a, bytes, 0, source_location::current());
     use(a, first, bytes);
-    memory.deallocate(first, nullptr, here::current());
+    memory.deallocate(first, nullptr, source_location::current());
     if (!foreign) must(a.fence().is);
     for (int i = 0, n = below(6); i < n; ++i) {
       use(a, nullptr, 0);
       if (below(2)) must(a.fence().is);
     }
-    void* const second = memory.allocate(b, bytes, 0, here::current());
+    void* const second = memory.allocate(b, bytes, 0, source_location::current());
     use(b, second, bytes);
     auto const over = checker->counted();
     if (over.operations)
       wrong.note(check::over_wait, std::to_string(over.operations) + " operations beyond what " +
                                        std::to_string(over.waits) + " waits were for");
-    memory.deallocate(second, nullptr, here::current());
+    memory.deallocate(second, nullptr, source_location::current());
     must(bench.clocks().synchronize(b.now()));
     bench.control->run();
     must(bench.clocks().synchronize(a.now()));
     memory.empty_cache();
   }
-  memory.deallocate(others, nullptr, here::current());
+  memory.deallocate(others, nullptr, source_location::current());
   for (auto const& f : checker->findings()) wrong.note(check_of(f.what), f.text);
   return wrong;
 }

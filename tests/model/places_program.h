@@ -18,7 +18,7 @@ class places_program {
                  std::size_t most = 0)
       : steps_(steps),
         random_(calls * 0x9e3779b97f4a7c15u + 11),
-        bench_({.devices = 1, .memory = memory, .how = simulated::running::seeded, .seed = machine}, o),
+        bench_({.devices = 1, .memory = memory, .schedule = simulated::scheduling::seeded, .seed = machine}, o),
         most_(most ? most : memory / 32) {
     for (int i = 0; i < 4; ++i) lines_.push_back(&bench_.stream(0));
   }
@@ -96,7 +96,7 @@ class places_program {
     }
   }
 
-  static constexpr here at{"a program", "places_program.h", 1};
+  static constexpr source_location at{"a program", "places_program.h", 1};
   int const steps_;
   std::mt19937_64 random_;
   memory_bench bench_;
@@ -110,7 +110,7 @@ class places_program {
 // The calls of one seed on two machines. One in eight has so little memory that the ladder climbs again and
 // again.
 inline verdict run_places(std::uint64_t seed) {
-  options const o{.fence_every = seed % 3 == 0 ? std::size_t{1} : 0, .deterministic = true};
+  options const o{.fence_interval = seed % 3 == 0 ? std::size_t{1} : 0, .deterministic = true};
   bool const short_of_memory = seed % 8 == 5;
   std::size_t const memory = std::size_t{short_of_memory ? 1u
                                          : seed % 2      ? 6u

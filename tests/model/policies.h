@@ -14,7 +14,7 @@ inline void choose_policies(options& o, std::uint64_t seed) {
   o.poll_on_miss = at_random / 3 % 4 != 0;
   o.device_waits = static_cast<options::wait_policy>(at_random / 12 % 3);
   o.deterministic = o.device_waits == options::wait_policy::before_growth;
-  if (at_random / 108 % 2) o.fence_every = 1;  // each free: a wait instead of growth finds its fence
+  if (at_random / 108 % 2) o.fence_interval = 1;  // each free: a wait instead of growth finds its fence
 }
 
 }  // namespace weir::tests

@@ -18,7 +18,10 @@ class share_program {
   explicit share_program(std::uint64_t seed)
       : random_(seed * 0x9e3779b97f4a7c15u + 5),
         pooled_((seed * 0x9e3779b97f4a7c15u >> 62) == 3),
-        machine_({.devices = 1, .memory = pooled_ ? 64_MiB : 16_MiB, .how = simulated::running::seeded, .seed = seed}),
+        machine_({.devices = 1,
+                  .memory = pooled_ ? 64_MiB : 16_MiB,
+                  .schedule = simulated::scheduling::seeded,
+                  .seed = seed}),
         ends_(os::make_sockets()),
         owner_(ends_.first),
         importer_(ends_.second) {}
@@ -37,12 +40,12 @@ class share_program {
  private:
   static constexpr std::size_t bytes = 5000, pool_bytes = 2_MiB;  // a handle of the pool, which may be cut in two
   struct lent {
-    shared_buffer memory;
+    exportable_buffer memory;
     std::byte holds{};
     stamp written{};
   };
   struct opened {
-    opened_buffer memory;
+    imported_buffer memory;
     std::byte holds{};
   };
   struct reading {  // a copy on its way to the host
@@ -58,7 +61,7 @@ class share_program {
     stream_guard const on(s);
     b.memory.record_stream(s);
     s.wait(b.written);
-    b.written = set(b.memory.data(), b.holds, bytes);
+    b.written = fill(b.memory.data(), b.holds, bytes);
   }
 
   void send(lent& b, stream const& s) {
@@ -78,7 +81,7 @@ class share_program {
 
   void make() {  // written and sent, once or twice
     stream_guard const home(any());
-    lent b{pooled_ ? pool_.allocate(below(4) ? pool_bytes : pool_bytes / 2) : shared_buffer(bytes)};
+    lent b{pooled_ ? pool_.allocate(below(4) ? pool_bytes : pool_bytes / 2) : exportable_buffer(bytes)};
     auto const& s = any();
     write(b, s);
     for (auto times = 1 + below(2); times > 0 && on_its_way_.size() < 8; --times) send(b, s);
@@ -133,7 +136,7 @@ class share_program {
   bool const pooled_;  // of one program in four all buffers come from a pool
   test::machine machine_;
   std::pair<int, int> ends_;
-  share_line owner_, importer_;
+  share_channel owner_, importer_;
   share_pool pool_{{.handle_bytes = pool_bytes}};
   stream streams_[3] = {stream(device(0)), stream(device(0)), stream(device(0))};
   std::vector<lent> lent_;

@@ -74,11 +74,11 @@ class traffic_program {
   int below(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
   simulated like(std::uint64_t seed) {
     auto const peers = below(4) == 0 ? simulated::links::none : simulated::links::all;
-    return {.devices = 2, .memory = 32_MiB, .how = simulated::running::seeded, .seed = seed, .peers = peers};
+    return {.devices = 2, .memory = 32_MiB, .schedule = simulated::scheduling::seeded, .seed = seed, .peers = peers};
   }
   options short_of_pinned(std::uint64_t seed) {  // then copies wait for slots, and pages come and go
     options o;
-    o.peer_visible = seed % 4 == 2;
+    o.peer_access = seed % 4 == 2;
     opens_ = seed % 8 == 2;
     o.check_races = below(2) != 0;
     // pinned blocks never move: half of what is held may lie in holes that are too small
@@ -109,14 +109,14 @@ class traffic_program {
   void open_all() {  // before there is any
     for (int d = 0; d < 2; ++d) {
       try {
-        open_memory(device(d), {device(1 - d)});
+        enable_peer_access(device(d), {device(1 - d)});
       } catch (not_supported const&) {}
     }
   }
   void add_device_place(int d) {
     auto b = buffer(n_, {.on = device(d)});
     say("gpu:", d, " ", b.data(), ", ", n_, " B");
-    set(b.data(), std::byte{7}, n_);
+    fill(b.data(), std::byte{7}, n_);
     places_.push_back({std::move(b), d, bytes_of_host(n_, std::byte{7}), {2 * d}});
   }
   void add_pinned_place() {
@@ -145,7 +145,7 @@ class traffic_program {
     bool const slots = below(4) == 0 && to.device != from.device;
     if (slots && from.device < 0) await(from);  // read during the call
     say("copy ", where(to), to.own.data(), " <- ", where(from), from.own.data(), " on ", s, slots ? ", staged" : "");
-    route_guard const by(slots ? route::staged : route::automatic);
+    route_guard const by(slots ? copy_route::staged : copy_route::automatic);
     copy(on_[static_cast<std::size_t>(s)], to.own.data(), from.own.data(), n_, non_blocking);
     to.model = from.model;
     // the other device's current stream follows the copy too
@@ -175,7 +175,7 @@ class traffic_program {
     if (p.device < 0 || p.device == d) return true;
     if (!can_access_peer(device(d), device(p.device))) return false;
     try {
-      grant_access(p.own.data(), device(d));
+      enable_peer_access(p.own.data(), device(d));
       return true;
     } catch (not_supported const&) {
       return false;

@@ -1,5 +1,5 @@
 // A kernel that keeps to its blocks, or does not: for tools that look at every access (tools/gpu runs it
-// under compute-sanitizer with WEIR_CONF=announce_blocks:1).
+// under compute-sanitizer with WEIR_CONF=nvtx_memory:1).
 //   overrun clean|small|large|freed    what the kernel does wrong: nothing; one word past a small block,
 //                                      whose page holds others; the same past a large one; a word of a block
 //                                      that was given back
@@ -14,7 +14,7 @@ namespace {
 
 struct count_up {
   int* to;
-  WEIR_FN void operator()(std::size_t i) const { to[i] = static_cast<int>(i); }
+  WEIR_HOST_DEVICE void operator()(std::size_t i) const { to[i] = static_cast<int>(i); }
 };
 
 }  // namespace

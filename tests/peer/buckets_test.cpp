@@ -26,9 +26,9 @@ double written(int rank, int step, int which, std::int64_t i) {
   return static_cast<double>((i + rank * 3 + step * 5 + which * 7) % 64) - 20;
 }
 
-void write(stream_ref to, span_of gradient, int rank, int step, int which) {
+void write(stream_ref to, device_span gradient, int rank, int step, int which) {
   elements const e =
-      encode(gradient.type, values_of(gradient.count, [&](std::int64_t i) { return written(rank, step, which, i); }));
+      encode(gradient.dtype, values_of(gradient.count, [&](std::int64_t i) { return written(rank, step, which, i); }));
   copy(to, gradient.data, e.data(), e.size());
 }
 
@@ -36,7 +36,7 @@ void write(stream_ref to, span_of gradient, int rank, int step, int which) {
 TEST(gradient_buckets, every_step_ends_with_the_mean_on_all_ranks) {
   int const n = ranks_here();
   for (std::size_t const bucket_bytes : {std::size_t{1}, std::size_t{6000}, std::size_t{0}}) {
-    auto ranks = communicator::in_process(first_devices(n));
+    auto ranks = communicator::create_all(first_devices(n));
     on_each(runtime::current(), ranks, [&](communicator& c) {
       std::mt19937 random(static_cast<unsigned>(c.rank()) + 17u);  // another order on each rank
       gradient_buckets g(c, {.bucket_bytes = bucket_bytes});
@@ -51,11 +51,11 @@ TEST(gradient_buckets, every_step_ends_with_the_mean_on_all_ranks) {
           stream_ref const writer = random() % 2 ? other.ref() : current_stream();
           write(writer, g.gradient(i), c.rank(), step, i);
           pause_at_random(random);
-          g.ready(i, writer);
+          g.mark_ready(i, writer);
         }
         g.finish(current_stream());
         for (int i = 0; i < parameters; ++i) {
-          span_of const gradient = g.gradient(i);
+          device_span const gradient = g.gradient(i);
           std::vector<double> const mean = values_of(counts[i], [&](std::int64_t at) {
             double sum = 0;
             for (int r = 0; r < n; ++r) sum += written(r, step, i, at);
@@ -75,9 +75,9 @@ TEST(gradient_buckets, every_step_ends_with_the_mean_on_all_ranks) {
 // A step that is given up: what was written is of no bucket that is full, so no reduction comes behind it.
 // Before its memory serves again.
 TEST(gradient_buckets, an_abandoned_step_waits_for_its_writer) {
-  runtime own(simulated{.devices = 1, .memory = 4_MiB, .how = simulated::running::stepped});
+  runtime own(simulated{.devices = 1, .memory = 4_MiB, .schedule = simulated::scheduling::stepped});
   runtime_guard const in(own);
-  auto ranks = communicator::in_process(first_devices(1));
+  auto ranks = communicator::create_all(first_devices(1));
   device_guard const on(0);
   stream const writer, next;
   stamp wrote;
@@ -86,7 +86,7 @@ TEST(gradient_buckets, an_abandoned_step_waits_for_its_writer) {
     g.add("a", 200'000), g.add("b", 200'000);
     g.build();
     launch_host(writer, [] {});  // what weir is not told of, but by ready()
-    g.ready(0, writer);
+    g.mark_ready(0, writer);
     wrote = writer.stamp();
   }
   void* const again = allocate(next.ref(), 3_MiB);  // all the memory there is
@@ -96,14 +96,14 @@ TEST(gradient_buckets, an_abandoned_step_waits_for_its_writer) {
 
 // Gradients begin as zeros.
 TEST(gradient_buckets, parameters_and_gradients_lie_alike) {
-  auto ranks = communicator::in_process(first_devices(1));
+  auto ranks = communicator::create_all(first_devices(1));
   device_guard const on(0);
   gradient_buckets g(ranks[0], {.bucket_bytes = 4096});
   add_all(g, float64);
   g.build();
-  span_of const all_p = g.parameters(), all_g = g.gradients();
+  device_span const all_p = g.parameters(), all_g = g.gradients();
   ASSERT_EQ(all_p.count, all_g.count);
-  auto const offset = [](span_of part, span_of whole) {
+  auto const offset = [](device_span part, device_span whole) {
     return static_cast<std::byte*>(part.data) - static_cast<std::byte*>(whole.data);
   };
   std::vector<std::pair<std::ptrdiff_t, std::ptrdiff_t>> ranges;
@@ -124,7 +124,7 @@ TEST(gradient_buckets, parameters_and_gradients_lie_alike) {
 }
 
 TEST(gradient_buckets, are_cut_from_last_to_first_by_size_and_type) {
-  auto ranks = communicator::in_process(first_devices(1));
+  auto ranks = communicator::create_all(first_devices(1));
   device_guard const on(0);
   gradient_buckets g(ranks[0], {.bucket_bytes = 4096});
   g.add("a", 1024, float32);
@@ -141,7 +141,7 @@ TEST(gradient_buckets, are_cut_from_last_to_first_by_size_and_type) {
 
 // The others can be built.
 TEST(gradient_buckets, overflowing_sizes_are_refused) {
-  auto ranks = communicator::in_process(first_devices(1));
+  auto ranks = communicator::create_all(first_devices(1));
   device_guard const on(0);
   gradient_buckets g(ranks[0]);
   constexpr std::int64_t huge = std::int64_t{1} << 56;
@@ -163,27 +163,27 @@ TEST(gradient_buckets, overflowing_sizes_are_refused) {
 
 // The step can still end.
 TEST(gradient_buckets, a_gradient_ready_twice_or_never_is_named) {
-  auto ranks = communicator::in_process(first_devices(1));
+  auto ranks = communicator::create_all(first_devices(1));
   device_guard const on(0);
   gradient_buckets g(ranks[0]);
   add_all(g);
   g.build();
   for (int step = 0; step < 2; ++step) {
-    for (int i = 0; i < parameters - 2; ++i) g.ready(i, current_stream());
-    std::string const twice = refusal<invalid_use>([&] { g.ready(1, current_stream()); });
+    for (int i = 0; i < parameters - 2; ++i) g.mark_ready(i, current_stream());
+    std::string const twice = refusal<invalid_use>([&] { g.mark_ready(1, current_stream()); });
     EXPECT_NE(twice.find("\"layer 1\" (gradient 1) is ready twice"), std::string::npos) << twice;
     std::string const never = refusal<invalid_use>([&] { g.finish(current_stream()); });
     EXPECT_NE(never.find("2 of 8 gradients never were ready: \"layer 6\" (gradient 6), \"layer 7\" (gradient 7)"),
               std::string::npos)
         << never;
-    g.ready(6, current_stream());
-    g.ready(7, current_stream());
+    g.mark_ready(6, current_stream());
+    g.mark_ready(7, current_stream());
     g.finish(current_stream());
   }
 }
 
 TEST(gradient_buckets, of_many_missing_gradients_eight_are_named) {
-  auto ranks = communicator::in_process(first_devices(1));
+  auto ranks = communicator::create_all(first_devices(1));
   device_guard const on(0);
   for (int const n : {8, 9}) {
     gradient_buckets g(ranks[0]);
@@ -197,12 +197,12 @@ TEST(gradient_buckets, of_many_missing_gradients_eight_are_named) {
 }
 
 TEST(gradient_buckets, wrong_order_or_foreign_memory_is_refused) {
-  auto ranks = communicator::in_process(first_devices(1));
+  auto ranks = communicator::create_all(first_devices(1));
   device_guard const on(0);
   gradient_buckets g(ranks[0]);
   EXPECT_NE(refusal<invalid_use>([&] { g.build(); }), "");
   g.add("a", 4);
-  EXPECT_NE(refusal<invalid_use>([&] { g.ready(0, current_stream()); }), "");
+  EXPECT_NE(refusal<invalid_use>([&] { g.mark_ready(0, current_stream()); }), "");
   EXPECT_NE(refusal<invalid_use>([&] { g.gradient(0); }), "");
   EXPECT_NE(refusal<invalid_use>([&] { g.finish(current_stream()); }), "");
   EXPECT_NE(refusal<invalid_use>([&] { g.add("negative", -1); }), "");
@@ -210,12 +210,14 @@ TEST(gradient_buckets, wrong_order_or_foreign_memory_is_refused) {
   g.build();
   EXPECT_NE(refusal<invalid_use>([&] { g.build(); }), "");
   EXPECT_NE(refusal<invalid_use>([&] { g.add("late", 4); }), "");
-  EXPECT_NE(refusal<invalid_use>([&] { g.ready(1, current_stream()); }).find("gradient 1 of 1"), std::string::npos);
-  EXPECT_NE(refusal<invalid_use>([&] { g.ready(-1, current_stream()); }), "");
+  EXPECT_NE(refusal<invalid_use>([&] { g.mark_ready(1, current_stream()); }).find("gradient 1 of 1"),
+            std::string::npos);
+  EXPECT_NE(refusal<invalid_use>([&] { g.mark_ready(-1, current_stream()); }), "");
   if (device_count() > 1) {
-    EXPECT_NE(refusal<invalid_use>([&] { g.ready(0, default_stream(device(1))); }).find("gpu:1"), std::string::npos);
+    EXPECT_NE(refusal<invalid_use>([&] { g.mark_ready(0, default_stream(device(1))); }).find("gpu:1"),
+              std::string::npos);
   }
-  g.ready(0, current_stream());
+  g.mark_ready(0, current_stream());
   g.finish(current_stream());
 }
 
@@ -224,7 +226,7 @@ class simulated_buckets : public testing::Test {
  protected:
   runtime machine_{simulated{.devices = 2, .memory = 1_GiB}};
   runtime_guard in_{machine_};
-  std::vector<communicator> ranks_ = communicator::in_process(first_devices(2));
+  std::vector<communicator> ranks_ = communicator::create_all(first_devices(2));
   std::vector<gradient_buckets> buckets_;
 
   void SetUp() override {
@@ -237,11 +239,11 @@ class simulated_buckets : public testing::Test {
     }
   }
   void write_ready(int rank, int which, stream_ref writer) {
-    span_of const g = buckets_[static_cast<std::size_t>(rank)].gradient(which);
+    device_span const g = buckets_[static_cast<std::size_t>(rank)].gradient(which);
     elements const e = encode(int32, {1.0 + rank, 2, 3, 4});
     device_guard const on(rank);
     copy(writer, g.data, e.data(), e.size());
-    buckets_[static_cast<std::size_t>(rank)].ready(which, writer);
+    buckets_[static_cast<std::size_t>(rank)].mark_ready(which, writer);
   }
   static void all_done() {
     for (int rank : {0, 1}) synchronize(device(rank));
@@ -280,15 +282,15 @@ TEST_F(simulated_buckets, a_reduction_is_ordered_with_its_users) {
   stream const writer, reader;
   writer.ref().wait(default_stream(device(0)));  // where the buckets were made
   driver::driver& machine = machine_.get().machine();
-  span_of const last = buckets_[0].gradient(1);
+  device_span const last = buckets_[0].gradient(1);
   auto const gate = machine.hold(0, streams::line_of(writer).handle());
   ASSERT_TRUE(gate.ok());
   buffer const source = pinned(16);
   elements const e = encode(int32, {1, 2, 3, 4});
   std::copy(e.begin(), e.end(), source.data<std::byte>());
   copy(writer, last.data, source.data(), 16, non_blocking);  // behind the gate
-  buckets_[0].ready(1, writer);
-  buckets_[0].ready(0, writer);
+  buckets_[0].mark_ready(1, writer);
+  buckets_[0].mark_ready(0, writer);
   write_ready(1, 1, default_stream(device(1)));
   write_ready(1, 0, default_stream(device(1)));
   buckets_[0].finish(reader);

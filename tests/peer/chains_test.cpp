@@ -22,11 +22,11 @@ constexpr std::size_t chunk = 10'000;
 TEST(chains, the_option_says_from_which_size_on_they_carry) {
   for (auto const& [from, says] : {std::pair{std::size_t{0}, false}, std::pair{std::size_t{part}, true},
                                    std::pair{std::size_t{part} + 1, false}}) {
-    test::machine m({.devices = 2, .memory = 64_MiB}, {.chains_from = from});
-    auto ranks = communicator::in_process(test::first_devices(2));
+    test::machine m({.devices = 2, .memory = 64_MiB}, {.copy_collectives_from = from});
+    auto ranks = communicator::create_all(test::first_devices(2));
     std::vector<buffer> all;
     for (int k = 0; k < 2; ++k) all.emplace_back(part, buffer_options{.on = device(k)});
-    for (int k = 0; k < 2; ++k) grant_access(all[static_cast<std::size_t>(k)].data(), device(1 - k));
+    for (int k = 0; k < 2; ++k) enable_peer_access(all[static_cast<std::size_t>(k)].data(), device(1 - k));
     copy(all[0].data(), pattern(part, 3).data(), part);
     test::on_each(m.own, ranks, [&](communicator& c) {
       c.broadcast({all[static_cast<std::size_t>(c.rank())].data(), part, uint8}, 0);
@@ -44,7 +44,7 @@ struct rig {
   void connect(int n) {
     m.get().part<peer::chains>().carry_from(1);
     m.get().part<peer::chains>().set_chunk(chunk);
-    ranks = communicator::in_process(test::first_devices(n));
+    ranks = communicator::create_all(test::first_devices(n));
     for (int k = 0; k < n; ++k) {
       parts.emplace_back(part, buffer_options{.on = device(k)});
       wholes.emplace_back(static_cast<std::size_t>(part * n), buffer_options{.on = device(k)});
@@ -54,7 +54,7 @@ struct rig {
   void open_all() {
     for (auto const* all : {&parts, &wholes}) {
       for (buffer const& b : *all) {
-        for (communicator const& c : ranks) grant_access(b.data(), c.device());
+        for (communicator const& c : ranks) enable_peer_access(b.data(), c.device());
       }
     }
   }
@@ -70,8 +70,8 @@ struct rig {
     }
   }
   test::bytes_of_host read(buffer const& b, int k) { return test::read_back(b.data(), b.size(), k); }
-  span_of mine(communicator const& c) { return {parts[static_cast<std::size_t>(c.rank())].data(), part, uint8}; }
-  span_of whole(communicator const& c) {
+  device_span mine(communicator const& c) { return {parts[static_cast<std::size_t>(c.rank())].data(), part, uint8}; }
+  device_span whole(communicator const& c) {
     return {wholes[static_cast<std::size_t>(c.rank())].data(), part * size(), uint8};
   }
   void give(communicator& c, peer::verb what) {  // to or from rank 0
@@ -180,18 +180,18 @@ TEST(chains, every_collective_brings_every_byte) {
         int const root = static_cast<int>(size % n);
         std::string const when =
             std::to_string(size) + " B of " + std::to_string(n) + (from == 1 ? " by copies" : " by parts");
-        auto const at = [](span_of s, std::int64_t offset, std::int64_t count) {
-          return span_of{static_cast<std::byte*>(s.data) + offset, count, uint8};
+        auto const at = [](device_span s, std::int64_t offset, std::int64_t count) {
+          return device_span{static_cast<std::byte*>(s.data) + offset, count, uint8};
         };
-        auto const seen = [&](span_of s) { return test::to_host(s.data, static_cast<std::size_t>(s.count)); };
+        auto const seen = [&](device_span s) { return test::to_host(s.data, static_cast<std::size_t>(s.count)); };
         auto const brings = [&](int rank, std::int64_t begin) {
           return test::encode(
               uint8, test::values_of(size, [&](std::int64_t i) { return test::brought(uint8, rank, begin + i); }));
         };
         r.each([&](communicator& rank) {
           int const k = rank.rank();
-          span_of const mine = at(r.mine(rank), 1 + k % 3, size), all = at(r.whole(rank), 3 + k % 2, size * n);
-          auto const fill = [&](span_of s) {
+          device_span const mine = at(r.mine(rank), 1 + k % 3, size), all = at(r.whole(rank), 3 + k % 2, size * n);
+          auto const fill = [&](device_span s) {
             test::elements const e = test::encode(
                 uint8, test::values_of(s.count, [&](std::int64_t i) { return test::brought(uint8, k, i); }));
             copy(s.data, e.data(), e.size());
@@ -213,10 +213,10 @@ TEST(chains, every_collective_brings_every_byte) {
           for (int other = 0; other < n; ++other)
             EXPECT_EQ(seen(slice(other)), brings(other, 0)) << "all_gather of " << when;
           fill(all);
-          rank.reduce_scatter(mine, all, reduction::max);
+          rank.reduce_scatter(mine, all, reduce_op::max);
           EXPECT_EQ(seen(mine), test::encode(uint8, test::values_of(size,
                                                                     [&](std::int64_t i) {
-                                                                      return test::reduced(uint8, reduction::max, n,
+                                                                      return test::reduced(uint8, reduce_op::max, n,
                                                                                            k * size + i);
                                                                     })))
               << "reduce_scatter of " << when;
@@ -284,7 +284,7 @@ TEST(chains, memory_given_back_right_after_the_call_waits_for_it) {
     for (int k = 0; k < 3; ++k) {
       device_guard const on(k);
       r.parts[static_cast<std::size_t>(k)] = buffer(part);
-      set(r.parts[static_cast<std::size_t>(k)].data(), std::byte{7}, part);
+      fill(r.parts[static_cast<std::size_t>(k)].data(), std::byte{7}, part);
     }
   }
   for (int k = 0; k < 3; ++k) synchronize(device(k));
@@ -327,7 +327,7 @@ TEST(chains, unsuitable_calls_take_the_carrier_and_say_why) {
   rig apart({.devices = 2, .memory = 64_MiB, .peers = simulated::links::none});
   expect_way(apart, "parts on each stream: gpu:1 does not reach memory of gpu:0");
 
-  rig segments({.devices = 2, .memory = 64_MiB, .maps = false});
+  rig segments({.devices = 2, .memory = 64_MiB, .virtual_memory = false});
   expect_way(segments, "parts on each stream: memory of gpu:0 comes in segments, which are not opened");
 }
 
@@ -352,7 +352,7 @@ TEST(chains, other_roots_or_overlaps_are_refused_by_name) {
   auto& c = r.ranks[0];
   EXPECT_THROW(c.scatter(r.mine(c), r.whole(c), 2), invalid_use);
   EXPECT_THROW(c.gather(r.whole(c), r.mine(c), -1), invalid_use);
-  span_of const inside{r.wholes[0].data<std::byte>() + 1, part, uint8};
+  device_span const inside{r.wholes[0].data<std::byte>() + 1, part, uint8};
   EXPECT_NE(test::refusal<invalid_use>([&] { c.scatter(inside, r.whole(c), 0); }).find("overlaps the whole"),
             std::string::npos);
   EXPECT_NE(test::refusal<invalid_use>([&] { c.gather(r.whole(c), inside, 0); }).find("overlaps the whole"),
@@ -435,7 +435,7 @@ TEST(chains, a_device_lost_in_the_middle_is_named_at_every_rank) {
     auto const gate = r.m.driver().hold(1, streams::line_of(current_stream(device(1))).handle());
     ASSERT_TRUE(gate.ok());
     r.each([&](communicator& c) { r.give(c, what); });
-    r.m.control().lose(1);
+    r.m.control().lose_device(1);
     {
       stream other(device(0));
       device_guard const on(0);
@@ -470,12 +470,14 @@ TEST(chains, a_device_lost_between_copies_is_named) {
   std::vector<int> const devices{0, 1, 2};
   auto& owner = r.m.get();
   auto by_streams = peer::carried_by_streams(owner, devices);
-  auto const carrier = peer::carried_in_chains(owner, devices, std::move(by_streams), "parts", here::current());
+  auto const carrier =
+      peer::carried_in_chains(owner, devices, std::move(by_streams), "parts", source_location::current());
   r.m.control().fail_call("copy_peer", 2, driver::code::lost);  // from gpu:1 to gpu:2
   r.each([&](communicator& c) {
     auto const mine = r.mine(c);
-    peer::request const what{peer::verb::broadcast, uint8, reduction::sum, 0, part, mine.data, mine.data};
-    EXPECT_THROW(carrier->issue(c.rank(), streams::line_of(current_stream()), 0, what, here::current()), device_lost);
+    peer::request const what{peer::verb::broadcast, uint8, reduce_op::sum, 0, part, mine.data, mine.data};
+    EXPECT_THROW(carrier->issue(c.rank(), streams::line_of(current_stream()), 0, what, source_location::current()),
+                 device_lost);
   });
   for (int const rank : devices) EXPECT_EQ(carrier->broken(rank), "gpu:1 is lost, and copies with it");
   void const* const touched = r.parts[2].data();
@@ -491,7 +493,7 @@ TEST(chains, streams_serve_the_next_communicator) {
   rig r({.devices = 3, .memory = 64_MiB});  // has a communicator of all three
   constexpr auto of_three = static_cast<std::ptrdiff_t>(3 * peer::chains::side_by_side);
   auto const streams_after_one_of = [&](int devices) {
-    (void)communicator::in_process(test::first_devices(devices));
+    (void)communicator::create_all(test::first_devices(devices));
     return std::ranges::count_if(r.m.control().census(), [](auto const& one) { return one.starts_with("stream"); });
   };
   auto const before = streams_after_one_of(2);
@@ -503,7 +505,8 @@ TEST(chains, streams_serve_the_next_communicator) {
 // Whatever devices do in whatever order: a hop that passes on what has not come is seen here.
 TEST(chains, any_schedule_gives_right_bytes_without_races) {
   for (auto const seed : tests::seeds("chains", 8)) {
-    rig r({.devices = 4, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed}, {.check_races = true});
+    rig r({.devices = 4, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed},
+          {.check_races = true});
     r.open_all();
     r.fill_all(1);
     simulation machine = simulation::of(r.m.own);

@@ -25,7 +25,7 @@ using namespace weir;
 using namespace weir::test;
 
 template <class T>
-std::vector<T> reduced(dtype type, reduction how, std::vector<std::vector<T>> const& in, std::int64_t begin,
+std::vector<T> reduced(dtype type, reduce_op how, std::vector<std::vector<T>> const& in, std::int64_t begin,
                        std::int64_t end) {
   std::vector<T> out(in[0].size(), T{});
   std::vector<void const*> from;
@@ -35,7 +35,7 @@ std::vector<T> reduced(dtype type, reduction how, std::vector<std::vector<T>> co
   return out;
 }
 template <class T>
-T one(dtype type, reduction how, std::vector<T> const& each) {
+T one(dtype type, reduce_op how, std::vector<T> const& each) {
   std::vector<std::vector<T>> in;
   for (T v : each) in.push_back({v});
   return reduced(type, how, in, 0, 1)[0];
@@ -63,7 +63,7 @@ std::uint16_t nearest_half(float f) {
 TEST(reduce, every_half_survives_alone) {
   for (std::uint32_t h = 0; h < 0x10000; ++h) {
     auto const in = static_cast<std::uint16_t>(h);
-    std::uint16_t const out = one<std::uint16_t>(float16, reduction::sum, {in});
+    std::uint16_t const out = one<std::uint16_t>(float16, reduce_op::sum, {in});
     if (std::isnan(value_of_half(in))) {
       EXPECT_TRUE(std::isnan(value_of_half(out)));
     } else {
@@ -79,33 +79,33 @@ TEST(reduce, sums_of_halves_round_to_the_nearest_half) {
                b = static_cast<std::uint16_t>(random() % 4 ? (a ^ (random() & 0x83ff)) : random());
     float const sum = value_of_half(a) + value_of_half(b);
     if (std::isnan(sum) || std::isinf(value_of_half(a)) || std::isinf(value_of_half(b))) continue;
-    ASSERT_EQ(one<std::uint16_t>(float16, reduction::sum, {a, b}) & (sum == 0 ? 0x7fff : 0xffff),
+    ASSERT_EQ(one<std::uint16_t>(float16, reduce_op::sum, {a, b}) & (sum == 0 ? 0x7fff : 0xffff),
               nearest_half(sum) & (sum == 0 ? 0x7fff : 0xffff))
         << value_of_half(a) << " + " << value_of_half(b);
   }
-  EXPECT_EQ(one<std::uint16_t>(float16, reduction::sum, {0x7bff, 0x7bff}), 0x7c00) << "overflow is infinity";
+  EXPECT_EQ(one<std::uint16_t>(float16, reduce_op::sum, {0x7bff, 0x7bff}), 0x7c00) << "overflow is infinity";
 }
 
 TEST(reduce, sums_of_bfloat16_round_to_the_nearest_even) {
   auto const brain = [](float f) { return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(f) >> 16); };
-  EXPECT_EQ(one<std::uint16_t>(bfloat16, reduction::sum, {brain(1), brain(2)}), brain(3));
-  EXPECT_EQ(one<std::uint16_t>(bfloat16, reduction::sum, {brain(256), brain(1)}), brain(256));   // tie, to even
-  EXPECT_EQ(one<std::uint16_t>(bfloat16, reduction::sum, {brain(258), brain(1)}), brain(260));   // tie, to even
-  EXPECT_EQ(one<std::uint16_t>(bfloat16, reduction::sum, {brain(256), brain(1.5)}), brain(258));
-  EXPECT_EQ(one<std::uint16_t>(bfloat16, reduction::average, {brain(1), brain(2), brain(6)}), brain(3));
+  EXPECT_EQ(one<std::uint16_t>(bfloat16, reduce_op::sum, {brain(1), brain(2)}), brain(3));
+  EXPECT_EQ(one<std::uint16_t>(bfloat16, reduce_op::sum, {brain(256), brain(1)}), brain(256));   // tie, to even
+  EXPECT_EQ(one<std::uint16_t>(bfloat16, reduce_op::sum, {brain(258), brain(1)}), brain(260));   // tie, to even
+  EXPECT_EQ(one<std::uint16_t>(bfloat16, reduce_op::sum, {brain(256), brain(1.5)}), brain(258));
+  EXPECT_EQ(one<std::uint16_t>(bfloat16, reduce_op::average, {brain(1), brain(2), brain(6)}), brain(3));
   EXPECT_TRUE(std::isnan(std::bit_cast<float>(
-      static_cast<std::uint32_t>(one<std::uint16_t>(bfloat16, reduction::sum, {0x7fff, 0})) << 16)));
+      static_cast<std::uint32_t>(one<std::uint16_t>(bfloat16, reduce_op::sum, {0x7fff, 0})) << 16)));
 }
 
 TEST(reduce, integers_wrap_and_averages_round_towards_zero) {
   constexpr auto most = std::numeric_limits<std::int64_t>::max();
-  EXPECT_EQ(one<std::int64_t>(int64, reduction::sum, {most, 1}), std::numeric_limits<std::int64_t>::min());
-  EXPECT_EQ(one<std::int32_t>(int32, reduction::sum, {2147483647, 2}), -2147483647);
-  EXPECT_EQ(one<std::int8_t>(int8, reduction::average, {100, 101, 102}), 101) << "sums of narrow numbers have room";
-  EXPECT_EQ(one<std::uint8_t>(uint8, reduction::sum, {200, 100}), 44);
-  EXPECT_EQ(one<std::uint8_t>(uint8, reduction::max, {200, 100}), 200);
-  EXPECT_EQ(one<std::int32_t>(int32, reduction::average, {-3, -4}), -3);
-  EXPECT_EQ(one<std::int64_t>(int64, reduction::min, {-3, most, -4}), -4);
+  EXPECT_EQ(one<std::int64_t>(int64, reduce_op::sum, {most, 1}), std::numeric_limits<std::int64_t>::min());
+  EXPECT_EQ(one<std::int32_t>(int32, reduce_op::sum, {2147483647, 2}), -2147483647);
+  EXPECT_EQ(one<std::int8_t>(int8, reduce_op::average, {100, 101, 102}), 101) << "sums of narrow numbers have room";
+  EXPECT_EQ(one<std::uint8_t>(uint8, reduce_op::sum, {200, 100}), 44);
+  EXPECT_EQ(one<std::uint8_t>(uint8, reduce_op::max, {200, 100}), 200);
+  EXPECT_EQ(one<std::int32_t>(int32, reduce_op::average, {-3, -4}), -3);
+  EXPECT_EQ(one<std::int64_t>(int64, reduce_op::min, {-3, most, -4}), -4);
 }
 
 TEST(reduce, only_the_range_is_written_across_block_borders) {
@@ -114,7 +114,7 @@ TEST(reduce, only_the_range_is_written_across_block_borders) {
     for (std::size_t i = 0; i < 5000; ++i) in[r][i] = static_cast<double>(i * (r + 1));
   }
   for (auto [begin, end] : {std::pair{0, 5000}, {1, 1}, {1023, 1025}, {100, 4999}}) {
-    auto const out = reduced(float64, reduction::sum, in, begin, end);
+    auto const out = reduced(float64, reduce_op::sum, in, begin, end);
     for (int i = 0; i < 5000; ++i)
       ASSERT_EQ(out[static_cast<std::size_t>(i)], i >= begin && i < end ? 6. * i : 0.) << begin << " to " << end;
   }
@@ -135,21 +135,21 @@ TEST(reduce, nothing_beyond_the_last_element_is_touched) {
   for (std::size_t k = 0; k < 2; ++k) std::fill_n(last(k), count, k + 1);
   void const* const in[] = {last(0), last(1)};
   void* const out[] = {last(2)};
-  peer::reduce(int32, reduction::average, in, out, 0, count);
+  peer::reduce(int32, reduce_op::average, in, out, 0, count);
   for (int i = 0; i < count; ++i) EXPECT_EQ(last(2)[i], 1);
   for (std::byte* const made : pages) ::munmap(made, 2 * page);
 }
 
 TEST(reduce, the_order_of_the_inputs_is_the_order_of_the_sum) {
-  EXPECT_EQ(one<float>(float32, reduction::sum, {1e8f, -1e8f, 1.f}), 1.f);
-  EXPECT_EQ(one<float>(float32, reduction::sum, {1.f, 1e8f, -1e8f}), 0.f);
+  EXPECT_EQ(one<float>(float32, reduce_op::sum, {1e8f, -1e8f, 1.f}), 1.f);
+  EXPECT_EQ(one<float>(float32, reduce_op::sum, {1.f, 1e8f, -1e8f}), 0.f);
 }
 
 TEST(reduce, all_outputs_hold_equal_bits_also_in_place) {
   std::vector<float> a{1, 2, 3}, b{10, 20, 30};
   void const* const in[] = {a.data(), b.data()};
   void* const out[] = {a.data(), b.data()};
-  peer::reduce(float32, reduction::average, in, out, 0, 3);
+  peer::reduce(float32, reduce_op::average, in, out, 0, 3);
   EXPECT_EQ(a, (std::vector<float>{5.5, 11, 16.5}));
   EXPECT_EQ(a, b);
 }
@@ -159,7 +159,7 @@ class refused_collective : public testing::Test {
  protected:
   runtime machine_{simulated{.devices = 2, .memory = 64_MiB}};
   runtime_guard in_{machine_};
-  std::vector<communicator> ranks_ = communicator::in_process(first_devices(2));
+  std::vector<communicator> ranks_ = communicator::create_all(first_devices(2));
   buffer on(int rank, double value) {
     device_guard const at(rank);
     return to_device(encode(int32, {value}));
@@ -171,7 +171,7 @@ TEST_F(refused_collective, is_forgotten_after_another_request) {
   simulation::of(machine_).fail_call("enqueue", 1);
   EXPECT_NE(refusal<driver_error>([&] { ranks_[0].all_reduce({a.data(), 1, int32}); }), "");
   for (int rank : {0, 1})
-    ranks_[static_cast<std::size_t>(rank)].all_reduce({rank ? b.data() : a.data(), 1, int32}, reduction::max);
+    ranks_[static_cast<std::size_t>(rank)].all_reduce({rank ? b.data() : a.data(), 1, int32}, reduce_op::max);
   for (int rank : {0, 1}) {
     device_guard const at(rank);
     EXPECT_EQ(to_host(rank ? b.data() : a.data(), 4), encode(int32, {10})) << "a maximum, no sum";
@@ -183,8 +183,9 @@ TEST_F(refused_collective, names_rank_0_when_its_half_was_refused) {
   auto const carrier = peer::carried_by_streams(machine_.get(), {0, 1});
   EXPECT_EQ(carrier->broken(1), "");
   simulation::of(machine_).fail_call("enqueue", 2);
-  peer::request const what{peer::verb::all_reduce, int32, reduction::sum, 0, 1, a.data(), a.data()};
-  EXPECT_THROW(carrier->issue(0, streams::line_of(current_stream(device(0))), 0, what, here::current()), driver_error);
+  peer::request const what{peer::verb::all_reduce, int32, reduce_op::sum, 0, 1, a.data(), a.data()};
+  EXPECT_THROW(carrier->issue(0, streams::line_of(current_stream(device(0))), 0, what, source_location::current()),
+               driver_error);
   EXPECT_EQ(carrier->broken(1), "a part of rank 0 was refused by gpu:0");
 }
 
@@ -194,7 +195,7 @@ TEST_F(refused_collective, names_rank_0_when_its_device_was_lost) {
   ASSERT_TRUE(gate.ok());
   ranks_[0].all_reduce({a.data(), 1, int32});
   stamp const waits = ranks_[1].all_reduce({b.data(), 1, int32});
-  simulation::of(machine_).lose(device(0));
+  simulation::of(machine_).lose_device(device(0));
   waits.synchronize();
   std::string const text = refusal<driver_error>([&] { ranks_[1].all_reduce({b.data(), 1, int32}); });
   EXPECT_NE(text.find("a part of rank 0 never ran: gpu:0 is lost"), std::string::npos) << text;

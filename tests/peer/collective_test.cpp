@@ -18,17 +18,17 @@ using namespace weir::test;
 int ranks_here() { return std::min(4, device_count()); }
 
 // Small whole numbers add up exactly in every type; averages may divide each before they add.
-bool close(dtype type, reduction how, double got, double want) {
-  bool const exact = how != reduction::average || type == int8 || type == uint8 || type == int32 || type == int64;
+bool close(dtype type, reduce_op how, double got, double want) {
+  bool const exact = how != reduce_op::average || type == int8 || type == uint8 || type == int32 || type == int64;
   double const tolerance = exact ? 0 : type == float64 ? 1e-12 : type == float32 ? 4e-6 : type == float16 ? 1e-2 : 1e-1;
   return std::abs(got - want) <= tolerance * std::max(1.0, std::abs(want));
 }
 
 TEST(collective, all_reduce_gives_every_rank_equal_right_bits) {
   for (int n = 1; n <= ranks_here(); ++n) {
-    auto ranks = communicator::in_process(first_devices(n));
+    auto ranks = communicator::create_all(first_devices(n));
     for (dtype const type : reducible_types) {
-      for (reduction const how : all_reductions) {
+      for (reduce_op const how : all_reductions) {
         std::int64_t const counts[] = {0, 1, 3, 63, 64, 65, 1000, 4099};
         std::int64_t const count =
             counts[(static_cast<unsigned>(type) * 4 + static_cast<unsigned>(how) + static_cast<unsigned>(n)) %
@@ -57,14 +57,14 @@ TEST(collective, all_reduce_gives_every_rank_equal_right_bits) {
 
 TEST(collective, all_reduce_of_ragged_counts_reaches_every_element) {
   int const n = ranks_here();
-  auto ranks = communicator::in_process(first_devices(n));
+  auto ranks = communicator::create_all(first_devices(n));
   for (std::int64_t count = 0; count < 400; count = count * 2 + 1 + count % 3) {
     on_each(runtime::current(), ranks, [&](communicator& c) {
       buffer const b =
           to_device(encode(int32, values_of(count, [&](std::int64_t i) { return brought(int32, c.rank(), i); })));
       c.all_reduce({b.data(), count, int32});
       EXPECT_EQ(to_host(b.data(), b.size()),
-                encode(int32, values_of(count, [&](std::int64_t i) { return reduced(int32, reduction::sum, n, i); })))
+                encode(int32, values_of(count, [&](std::int64_t i) { return reduced(int32, reduce_op::sum, n, i); })))
           << count;
     });
   }
@@ -72,7 +72,7 @@ TEST(collective, all_reduce_of_ragged_counts_reaches_every_element) {
 
 TEST(collective, broadcast_gives_all_ranks_the_roots_elements) {
   int const n = ranks_here();
-  auto ranks = communicator::in_process(first_devices(n));
+  auto ranks = communicator::create_all(first_devices(n));
   for (dtype const type : {float32, int16, boolean, float64}) {
     for (int root = 0; root < n; ++root) {
       std::int64_t const count = 1001;
@@ -93,7 +93,7 @@ TEST(collective, broadcast_gives_all_ranks_the_roots_elements) {
 // Apart and in place.
 TEST(collective, all_gather_places_every_part) {
   int const n = ranks_here();
-  auto ranks = communicator::in_process(first_devices(n));
+  auto ranks = communicator::create_all(first_devices(n));
   std::int64_t const count = 77;
   for (bool const in_place : {false, true}) {
     on_each(runtime::current(), ranks, [&](communicator& c) {
@@ -113,7 +113,7 @@ TEST(collective, all_gather_places_every_part) {
 // Apart and in place.
 TEST(collective, reduce_scatter_gives_each_rank_its_part) {
   int const n = ranks_here();
-  auto ranks = communicator::in_process(first_devices(n));
+  auto ranks = communicator::create_all(first_devices(n));
   std::int64_t const count = 77;
   for (bool const in_place : {false, true}) {
     on_each(runtime::current(), ranks, [&](communicator& c) {
@@ -121,9 +121,9 @@ TEST(collective, reduce_scatter_gives_each_rank_its_part) {
           encode(int64, values_of(count * n, [&](std::int64_t i) { return brought(int64, c.rank(), i); }));
       buffer const in = to_device(mine), out(mine.size() / static_cast<std::size_t>(n));
       void* const slice = in.data<std::byte>() + static_cast<std::size_t>(c.rank()) * out.size();
-      c.reduce_scatter({in_place ? slice : out.data(), count, int64}, {in.data(), count * n, int64}, reduction::max);
+      c.reduce_scatter({in_place ? slice : out.data(), count, int64}, {in.data(), count * n, int64}, reduce_op::max);
       EXPECT_EQ(to_host(in_place ? slice : out.data(), out.size()), encode(int64, values_of(count, [&](std::int64_t i) {
-                                                                             return reduced(int64, reduction::max, n,
+                                                                             return reduced(int64, reduce_op::max, n,
                                                                                             c.rank() * count + i);
                                                                            })));
       if (!in_place) {
@@ -135,7 +135,7 @@ TEST(collective, reduce_scatter_gives_each_rank_its_part) {
 
 TEST(collective, many_in_a_row_keep_their_order) {
   int const n = ranks_here();
-  auto ranks = communicator::in_process(first_devices(n));
+  auto ranks = communicator::create_all(first_devices(n));
   on_each(runtime::current(), ranks, [&](communicator& c) {
     std::mt19937 random(static_cast<unsigned>(c.rank()));
     std::int64_t const one = 1;
@@ -151,7 +151,7 @@ TEST(collective, many_in_a_row_keep_their_order) {
 }
 
 TEST(collective, barrier_releases_no_rank_before_the_last) {
-  auto ranks = communicator::in_process(first_devices(ranks_here()));
+  auto ranks = communicator::create_all(first_devices(ranks_here()));
   std::atomic<int> came{0};
   on_each(runtime::current(), ranks, [&](communicator& c) {
     std::mt19937 random(static_cast<unsigned>(c.rank()));
@@ -168,7 +168,7 @@ TEST(collective, barrier_releases_no_rank_before_the_last) {
 // It can be tried again.
 TEST(collective, a_timed_out_barrier_names_the_missing_rank) {
   if (ranks_here() < 2) GTEST_SKIP() << "one device: nobody can be missing";
-  auto ranks = communicator::in_process(first_devices(2));
+  auto ranks = communicator::create_all(first_devices(2));
   std::string const text = refusal<timed_out>([&] { ranks[0].barrier(std::chrono::milliseconds{20}); });
   EXPECT_NE(text.find("rank 0 waited 20 ms for rank 1 (gpu:1)"), std::string::npos) << text;
   // rank 0 has not come: rank 1 alone does not get through
@@ -178,7 +178,7 @@ TEST(collective, a_timed_out_barrier_names_the_missing_rank) {
 
 TEST(collective, bad_groups_of_devices_are_refused_by_name) {
   int const n = device_count();
-  auto const text_of = [](std::vector<device> d) { return refusal<invalid_use>([&] { communicator::in_process(d); }); };
+  auto const text_of = [](std::vector<device> d) { return refusal<invalid_use>([&] { communicator::create_all(d); }); };
   EXPECT_NE(text_of({}), "");
   EXPECT_NE(text_of({device(n)}).find("gpu:" + std::to_string(n)), std::string::npos);
   EXPECT_NE(text_of({cpu}), "");
@@ -187,11 +187,11 @@ TEST(collective, bad_groups_of_devices_are_refused_by_name) {
 }
 
 TEST(collective, too_small_memory_is_refused_unchanged) {
-  auto ranks = communicator::in_process(first_devices(1));
+  auto ranks = communicator::create_all(first_devices(1));
   communicator& c = ranks[0];
   device_guard const on(0);
   buffer const b = to_device(encode(int32, {1, 2, 3, 4}));
-  auto const text_of = [&](span_of what) { return refusal<invalid_use>([&] { c.all_reduce(what); }); };
+  auto const text_of = [&](device_span what) { return refusal<invalid_use>([&] { c.all_reduce(what); }); };
   EXPECT_NE(text_of({b.data(), 5, int32}).find("holds 16 B, asked 20 B"), std::string::npos)
       << text_of({b.data(), 5, int32});
   EXPECT_NE(text_of({b.data<std::byte>() + 4, 4, int32}).find("holds 12 B to the end of its block of 16 B"),
@@ -216,7 +216,7 @@ TEST(collective, too_small_memory_is_refused_unchanged) {
 
 TEST(collective, memory_of_another_device_is_refused_naming_both) {
   if (ranks_here() < 2) GTEST_SKIP() << "one device";
-  auto ranks = communicator::in_process(first_devices(2));
+  auto ranks = communicator::create_all(first_devices(2));
   device_guard const on(1);
   buffer const b(64);
   std::string const text = refusal<invalid_use>([&] { ranks[0].all_reduce({b.data(), 16, float32}); });
@@ -228,7 +228,7 @@ TEST(collective, memory_of_another_device_is_refused_naming_both) {
 TEST(collective, every_rank_leaves_the_carrier_once) {
   struct noting final : peer::carrier {
     explicit noting(std::vector<int>& l) : left(l) {}
-    void issue(int, clock::timeline&, std::uint64_t, peer::request const&, here) override {}
+    void issue(int, clock::timeline&, std::uint64_t, peer::request const&, source_location) override {}
     std::string broken(int) override { return {}; }
     void abort() noexcept override {}
     void leave(int rank) noexcept override { left.push_back(rank); }
@@ -249,7 +249,7 @@ class sim_collective : public testing::Test {
  protected:
   runtime machine_{simulated{.devices = 3, .memory = 1_GiB}};
   runtime_guard in_{machine_};
-  std::vector<communicator> ranks_ = communicator::in_process(first_devices(2));
+  std::vector<communicator> ranks_ = communicator::create_all(first_devices(2));
 
   buffer on(int rank, double value) {
     device_guard const at(ranks_[static_cast<std::size_t>(rank)].device());
@@ -300,7 +300,7 @@ TEST(collective_memory, a_waiting_rank_strands_no_cached_block) {
     bool const in_barrier = where == waits_in::barrier;
     runtime machine(simulated{.devices = 2, .memory = 16_MiB});
     runtime_guard const in(machine);
-    auto ranks = communicator::in_process(first_devices(2));
+    auto ranks = communicator::create_all(first_devices(2));
     stream waits, other;
     buffer a, b;
     {
@@ -349,7 +349,7 @@ TEST_F(sim_collective, a_rank_that_differs_is_told_and_may_retry) {
   EXPECT_NE(shorter.find("collective_test.cpp"), std::string::npos) << shorter;
   EXPECT_NE(text_of([&] { ranks_[1].all_reduce({b.data(), 3, float32}); }).find("float32"), std::string::npos);
   EXPECT_NE(text_of([&] {
-              ranks_[1].all_reduce({b.data(), 3, int32}, reduction::max);
+              ranks_[1].all_reduce({b.data(), 3, int32}, reduce_op::max);
             }).find("(max)"),
             std::string::npos);
   EXPECT_NE(text_of([&] { ranks_[1].broadcast({b.data(), 3, int32}, 0); }).find("broadcast"), std::string::npos);
@@ -406,7 +406,7 @@ TEST_F(sim_collective, abort_releases_waits_and_is_named_later) {
     std::string const text = refusal<driver_error>([&] { add_up(rank, rank ? b : a); });
     EXPECT_NE(text.find("rank 1 aborted"), std::string::npos) << text;
   }
-  ranks_ = communicator::in_process(first_devices(2));  // a new one works
+  ranks_ = communicator::create_all(first_devices(2));  // a new one works
   buffer const c = on(0, 3), d = on(1, 4);
   add_up(0, c);
   add_up(1, d);
@@ -453,7 +453,7 @@ TEST_F(sim_collective, a_part_refused_in_its_middle_ends_it) {
     waits.synchronize();
     current_stream(device(1)).synchronize();
     EXPECT_NE(refusal<driver_error>([&] { add_up(0, a); }), "");
-    ranks_ = communicator::in_process(first_devices(2));
+    ranks_ = communicator::create_all(first_devices(2));
   }
 }
 
@@ -464,7 +464,7 @@ TEST_F(sim_collective, a_lost_device_frees_the_others_and_is_named) {
   ASSERT_TRUE(gate.ok());
   stamp const waits = add_up(0, a);
   add_up(1, b);
-  simulation::of(machine_).lose(device(1));
+  simulation::of(machine_).lose_device(device(1));
   waits.synchronize();
   std::string const text = refusal<driver_error>([&] { add_up(0, a); });
   EXPECT_NE(text.find("gpu:1 is lost"), std::string::npos) << text;
@@ -475,9 +475,9 @@ TEST_F(sim_collective, a_lost_device_frees_the_others_and_is_named) {
 
 TEST(seeded_ranks, results_do_not_depend_on_the_seed) {
   for (std::uint64_t seed = 1; seed <= 150; ++seed) {
-    runtime machine(simulated{.devices = 3, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed});
+    runtime machine(simulated{.devices = 3, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed});
     runtime_guard const in(machine);
-    auto ranks = communicator::in_process(first_devices(3));
+    auto ranks = communicator::create_all(first_devices(3));
     std::vector<buffer> blocks;
     for (communicator const& c : ranks) {
       device_guard const at(c.device());
@@ -487,12 +487,12 @@ TEST(seeded_ranks, results_do_not_depend_on_the_seed) {
     for (int round = 0; round < 3; ++round) {
       for (std::size_t r = 0; r < ranks.size(); ++r)
         ranks[(r + seed) % 3].all_reduce({blocks[(r + seed) % 3].data(), 200, float32},
-                                         round ? reduction::max : reduction::sum);
+                                         round ? reduce_op::max : reduce_op::sum);
     }
     for (std::size_t r = 0; r < ranks.size(); ++r) {
       device_guard const at(ranks[r].device());
       ASSERT_EQ(to_host(blocks[r].data(), blocks[r].size()),
-                encode(float32, values_of(200, [&](std::int64_t i) { return reduced(float32, reduction::sum, 3, i); })))
+                encode(float32, values_of(200, [&](std::int64_t i) { return reduced(float32, reduce_op::sum, 3, i); })))
           << "seed " << seed;
     }
     auto const findings = simulation::of(machine).findings();
@@ -501,9 +501,9 @@ TEST(seeded_ranks, results_do_not_depend_on_the_seed) {
 }
 
 TEST(seeded_ranks, a_wait_for_an_absent_rank_is_reported) {
-  runtime machine(simulated{.devices = 2, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 7});
+  runtime machine(simulated{.devices = 2, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = 7});
   runtime_guard const in(machine);
-  auto ranks = communicator::in_process(first_devices(2));
+  auto ranks = communicator::create_all(first_devices(2));
   device_guard const at(0);
   buffer const a = to_device(encode(int32, {1, 2, 3}));
   ranks[0].all_reduce({a.data(), 3, int32});
@@ -523,11 +523,11 @@ TEST(seeded_ranks, one_of_a_single_rank_does_not_block_the_end) {
   std::vector<communicator> kept;
   std::vector<std::string> told;
   {
-    runtime machine(simulated{.devices = 2, .memory = 16_MiB, .how = simulated::running::seeded, .seed = 1},
+    runtime machine(simulated{.devices = 2, .memory = 16_MiB, .schedule = simulated::scheduling::seeded, .seed = 1},
                     {.check_races = true});
     runtime_guard const in(machine);
     on_race([&told](race_report const& r) { told.push_back(r.text); });
-    kept = communicator::in_process(first_devices(2));
+    kept = communicator::create_all(first_devices(2));
     stream const later(device(0));
     stream_guard const on(later);
     buffer const block(400);
@@ -537,10 +537,10 @@ TEST(seeded_ranks, one_of_a_single_rank_does_not_block_the_end) {
 }
 
 TEST(stepped_collective, each_part_goes_after_those_it_waits_for) {
-  runtime machine(simulated{.devices = 2, .memory = 64_MiB, .how = simulated::running::stepped});
+  runtime machine(simulated{.devices = 2, .memory = 64_MiB, .schedule = simulated::scheduling::stepped});
   runtime_guard const in(machine);
   simulation hand = simulation::of(machine);
-  auto ranks = communicator::in_process(first_devices(2));
+  auto ranks = communicator::create_all(first_devices(2));
   std::vector<buffer> blocks;
   for (communicator const& c : ranks) {
     device_guard const at(c.device());

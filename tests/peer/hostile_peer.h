@@ -27,7 +27,7 @@ class hostile_peer {
 
   explicit hostile_peer(std::uint64_t seed) : random_(seed * 0x9e3779b97f4a7c15u + 11) {
     for (int i = 0; i < 2; ++i) {
-      own_.push_back(i ? pool_.allocate(bytes) : shared_buffer(bytes));
+      own_.push_back(i ? pool_.allocate(bytes) : exportable_buffer(bytes));
       write(own_[std::size_t(i)], i + 1);
     }
     if (below(2)) its_ = test::caught(own_[below(2)]), fellow_ = true;  // the honest owner lends to it, too
@@ -57,7 +57,7 @@ class hostile_peer {
     bool sent = false;
   };
   struct open {
-    opened_buffer memory;
+    imported_buffer memory;
     owned_file file;
     std::uint64_t offset = 0;
   };
@@ -66,8 +66,8 @@ class hostile_peer {
   bool one_in(std::size_t n) { return below(n) == 0; }
 
   // Honest --------------------------------------------------------------------------------------------------
-  void write(shared_buffer const& b, int value) { set(b.data(), static_cast<std::byte>(value), bytes); }
-  void exchange(share_line& from, share_line& to) {
+  void write(exportable_buffer const& b, int value) { fill(b.data(), static_cast<std::byte>(value), bytes); }
+  void exchange(share_channel& from, share_channel& to) {
     auto& b = own_[below(own_.size())];
     int const value = 1 + int(below(250));
     if (!one_in(3)) write(b, value);
@@ -254,7 +254,7 @@ class hostile_peer {
       return std::string(e.operands());
     } catch (not_supported const& e) {
       return std::string(e.operands());
-    } catch (peer_gone const& e) {
+    } catch (peer_disconnected const& e) {
       return std::string(e.operands());
     } catch (timed_out const& e) {
       return std::string(e.operands());
@@ -266,7 +266,7 @@ class hostile_peer {
   }
 
   void hear() {
-    opened_buffer o;
+    imported_buffer o;
     auto const files = now_ ? now_->what.memory.get() : -1;
     auto const offset = now_ ? now_->what.what.offset : 0;
     auto const why = heard([&] { o = line_->receive(device(int(one_in(4)))); });
@@ -356,14 +356,14 @@ class hostile_peer {
   static constexpr std::size_t machine_page = std::size_t{2} << 20;
   std::mt19937_64 random_;
   test::machine machine_{test::sharing::small()};
-  std::pair<share_line, share_line> ends_ = test::sharing::lines();
+  std::pair<share_channel, share_channel> ends_ = test::sharing::lines();
   share_pool pool_{{.handle_bytes = machine_page}};
-  std::vector<shared_buffer> own_;
+  std::vector<exportable_buffer> own_;
   bool fellow_ = false;
   test::lent_memory its_;    // what the honest owner sent to it
   peer::message names_;      // as that one names its memory
   std::optional<test::raw_end> raw_;
-  std::optional<share_line> line_;
+  std::optional<share_channel> line_;
   std::vector<lent> lent_;
   lent* now_ = nullptr;      // what was sent last, where it can be opened
   std::vector<open> opened_;

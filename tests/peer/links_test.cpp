@@ -23,7 +23,7 @@ TEST(links, every_pair_is_listed_and_verified_by_bytes) {
     EXPECT_EQ(one.from, device(i / 3));
     EXPECT_EQ(one.to, device(i % 3));
     EXPECT_TRUE(one.verified);
-    EXPECT_EQ(one.by == link::kind::self, i / 3 == i % 3);
+    EXPECT_EQ(one.by == peer_link::kind::self, i / 3 == i % 3);
   }
   for (int d = 0; d < 3; ++d) {
     EXPECT_EQ(m.memory(d).statistics().allocated_bytes.all.current, 0);
@@ -52,11 +52,11 @@ TEST(links, a_pair_that_the_driver_refuses_goes_by_host) {
   EXPECT_TRUE(can_access_peer(device(0), device(1)));
   EXPECT_FALSE(can_access_peer(device(1), device(2)));
   auto const all = links();
-  EXPECT_EQ(all[1 * 4 + 2].by, link::kind::host);
+  EXPECT_EQ(all[1 * 4 + 2].by, peer_link::kind::host);
   EXPECT_FALSE(all[1 * 4 + 2].verified);
   buffer b(4096, {.on = device(2)});
-  EXPECT_THROW(grant_access(b.data(), device(1)), not_supported);
-  EXPECT_NO_THROW(grant_access(b.data(), device(3)));
+  EXPECT_THROW(enable_peer_access(b.data(), device(1)), not_supported);
+  EXPECT_NO_THROW(enable_peer_access(b.data(), device(3)));
   EXPECT_THROW(can_access_peer(device(0), device(9)), invalid_use);
 }
 
@@ -64,12 +64,12 @@ TEST(links, a_pair_that_the_driver_refuses_goes_by_host) {
 TEST(links, peer_data_is_the_address_itself) {
   test::machine m;
   buffer b(4096, {.on = device(1)}), host = pinned(4096);
-  EXPECT_EQ(peer_data<float>(b, device(0)), b.data<float>());
+  EXPECT_EQ(enable_peer_access(b.data<float>(), device(0)), b.data<float>());
   EXPECT_TRUE(m.memory(1).granted(b.data(), 0));
-  EXPECT_EQ(peer_data<float>(host, device(0)), host.data<float>());
-  EXPECT_EQ(peer_data<float>(b, device(1)), b.data<float>());
+  EXPECT_EQ(enable_peer_access(host.data<float>(), device(0)), host.data<float>());
+  EXPECT_EQ(enable_peer_access(b.data<float>(), device(1)), b.data<float>());
   int outside = 0;
-  EXPECT_THROW(grant_access(&outside, device(0)), invalid_use);
+  EXPECT_THROW(enable_peer_access(&outside, device(0)), invalid_use);
 }
 
 TEST(links, memory_is_granted_after_eight_times_its_size) {
@@ -108,19 +108,19 @@ TEST(links, new_memory_at_an_opened_place_is_opened_anew) {
 TEST(links, memory_is_open_to_eight_peers_at_most) {
   test::machine m({.devices = 10, .memory = 64_MiB});
   buffer const all(4096, {.on = device(0)});
-  for (int reader = 1; reader <= 8; ++reader) EXPECT_NO_THROW(grant_access(all.data(), device(reader)));
-  EXPECT_THROW(grant_access(all.data(), device(9)), not_supported) << "the ninth";
+  for (int reader = 1; reader <= 8; ++reader) EXPECT_NO_THROW(enable_peer_access(all.data(), device(reader)));
+  EXPECT_THROW(enable_peer_access(all.data(), device(9)), not_supported) << "the ninth";
   EXPECT_FALSE(m.memory(0).granted(all.data(), 9));
-  EXPECT_NO_THROW(grant_access(all.data(), device(8))) << "those that are open stay";
+  EXPECT_NO_THROW(enable_peer_access(all.data(), device(8))) << "those that are open stay";
   buffer const far(2_MiB, {.on = device(9)}), near(2_MiB, {.on = device(0)}), other(2_MiB, {.on = device(8)});
   auto const bytes = test::pattern(2_MiB, 4);
   copy(near.data(), bytes.data(), 2_MiB);
   for (int i = 0; i < 9; ++i) copy(far.data(), near.data(), 2_MiB), copy(other.data(), near.data(), 2_MiB);
   EXPECT_TRUE(m.memory(8).granted(other.data(), 0)) << "the same connection, the other way";
   EXPECT_FALSE(m.memory(9).granted(far.data(), 0)) << "it would be a ninth";
-  EXPECT_EQ(explain_copy(far.data(), near.data(), 2_MiB).by, route::peer);
+  EXPECT_EQ(explain_copy(far.data(), near.data(), 2_MiB).by, copy_route::peer);
   EXPECT_EQ(test::read_back(far.data(), 2_MiB, 9), bytes);
-  EXPECT_NO_THROW(grant_access(far.data(), device(8))) << "which has one alone";
+  EXPECT_NO_THROW(enable_peer_access(far.data(), device(8))) << "which has one alone";
 }
 
 TEST(links, a_corrupt_link_is_found_and_bypassed) {
@@ -132,7 +132,7 @@ TEST(links, a_corrupt_link_is_found_and_bypassed) {
     buffer near(n, {.on = device(0)}), far(n, {.on = device(1)}), again(n, {.on = device(0)});
     copy(near.data(), bytes.data(), n);
     for (int i = 0; i < 9; ++i) {  // enough to be worth a grant
-      set(far.data(), std::byte{0}, n);
+      fill(far.data(), std::byte{0}, n);
       copy(far.data(), near.data(), n);
       copy(again.data(), far.data(), n);
       ASSERT_TRUE(test::read_back(far.data(), n, 1) == bytes) << "copy " << i;
@@ -142,10 +142,10 @@ TEST(links, a_corrupt_link_is_found_and_bypassed) {
     EXPECT_EQ(all.known(0, 1) == trust::wrong, !back);
     EXPECT_EQ(all.known(1, 0) == trust::wrong, back);
     auto const choice = explain_copy(far.data(), near.data(), n);
-    EXPECT_EQ(choice.by, route::staged);
+    EXPECT_EQ(choice.by, copy_route::staged);
     EXPECT_NE(choice.reason.find("changed bytes"), std::string::npos) << choice.reason;
     buffer& owned = back ? near : far;
-    EXPECT_THROW(grant_access(owned.data(), device(back ? 1 : 0)), not_supported);
+    EXPECT_THROW(enable_peer_access(owned.data(), device(back ? 1 : 0)), not_supported);
     EXPECT_EQ(can_access_peer(device(0), device(1)), back);
   }
 }
@@ -154,8 +154,8 @@ TEST(links, a_vanished_link_is_named_and_bypassed) {
   test::machine m;
   std::size_t const n = 2_MiB;
   buffer const near(n, {.on = device(0)}), far(n, {.on = device(1)}), other(9_MiB, {.on = device(1)});
-  grant_access(far.data(), device(0));
-  m.control().cut(0, 1);
+  enable_peer_access(far.data(), device(0));
+  m.control().disconnect(0, 1);
   for (std::uint64_t i = 0; i < 12; ++i) {  // also when it would be worth a grant
     auto const bytes = test::pattern(n, i);
     copy(near.data(), bytes.data(), n);
@@ -163,7 +163,7 @@ TEST(links, a_vanished_link_is_named_and_bypassed) {
     ASSERT_TRUE(test::read_back(i % 2 ? other.data() : far.data(), n, 1) == bytes) << "copy " << i;
   }
   try {
-    grant_access(other.data(), device(0));
+    enable_peer_access(other.data(), device(0));
     ADD_FAILURE() << "it is gone";
   } catch (not_supported const& e) {
     EXPECT_NE(std::string(e.operands()).find("for gpu:0"), std::string::npos) << e.operands();
@@ -178,10 +178,10 @@ TEST(links, an_untried_link_opens_no_memory) {
   buffer far(4096, {.on = device(1)});
   // as often as it is tried
   for (std::uint64_t k = 1; k <= 20; ++k) m.control().fail_call("create", k, driver::code::out_of_memory);
-  EXPECT_THROW(grant_access(far.data(), device(0)), out_of_memory);
-  m.control().forget_failures();
+  EXPECT_THROW(enable_peer_access(far.data(), device(0)), out_of_memory);
+  m.control().clear_failures();
   EXPECT_FALSE(m.memory(1).granted(far.data(), 0));
-  EXPECT_THROW(grant_access(far.data(), device(0)), not_supported);
+  EXPECT_THROW(enable_peer_access(far.data(), device(0)), not_supported);
 }
 
 // A copy that was given by the driver's way and runs after a trial opened its pages would go over the link.
@@ -203,12 +203,12 @@ TEST(links, a_trial_opens_no_page_that_holds_a_block) {
       test::held const still(m, s);
       copy(s, far.data(), near.data(), n);
       if (breaks) m.control().fail_call("copy_peer", 1, driver::code::failed);
-      if (breaks) EXPECT_THROW(all.prove(0, 1, here::current()), driver_error);
-      else EXPECT_EQ(all.prove(0, 1, here::current()), trust::wrong);
+      if (breaks) EXPECT_THROW(all.prove(0, 1, source_location::current()), driver_error);
+      else EXPECT_EQ(all.prove(0, 1, source_location::current()), trust::wrong);
       for (auto const& range : m.memory(1).layout()) EXPECT_EQ(range.readers, 0u);
     }
     s.synchronize();
-    EXPECT_EQ(explain_copy(far.data(), near.data(), n).by, breaks ? route::peer : route::staged);
+    EXPECT_EQ(explain_copy(far.data(), near.data(), n).by, breaks ? copy_route::peer : copy_route::staged);
     EXPECT_TRUE(test::read_back(far.data(), n, 1) == bytes);
   }
 }
@@ -219,12 +219,12 @@ TEST(links, a_trial_uses_cached_memory_and_leaves_none) {
   {
     deallocate(allocate(current_stream(device(1)), 64_MiB));
     EXPECT_EQ(used(), 64_MiB) << "kept";
-    EXPECT_EQ(m.get().part<peer::links>().prove(0, 1, here::current()), trust::proven);
+    EXPECT_EQ(m.get().part<peer::links>().prove(0, 1, source_location::current()), trust::proven);
     EXPECT_EQ(used(), 0u);
   }
   buffer const all(64_MiB, {.on = device(0)});
   try {
-    (void)m.get().part<peer::links>().prove(1, 0, here::current());
+    (void)m.get().part<peer::links>().prove(1, 0, source_location::current());
     ADD_FAILURE() << "there is no memory for a trial";
   } catch (out_of_memory const& e) {
     EXPECT_NE(std::string(e.what()).find("gpu:0: no room for 64.00 KiB (2.00 MiB rounded)"), std::string::npos)
@@ -236,12 +236,12 @@ TEST(links, a_trial_takes_shared_caches_last) {
   test::machine m({.devices = 3, .memory = 64_MiB});
   auto& all = m.get().part<peer::links>();
   auto const kept = [] { return memory_stats(1).exported_bytes.current; };
-  shared_buffer(2_MiB, 1).reset();
+  exportable_buffer(2_MiB, 1).reset();
   deallocate(allocate(current_stream(device(1)), 62_MiB));
-  EXPECT_EQ(all.prove(0, 1, here::current()), trust::proven);
+  EXPECT_EQ(all.prove(0, 1, source_location::current()), trust::proven);
   EXPECT_EQ(kept(), std::int64_t(2_MiB)) << "the allocator kept enough";
   buffer const rest(62_MiB, {.on = device(1)});
-  EXPECT_EQ(all.prove(2, 1, here::current()), trust::proven);
+  EXPECT_EQ(all.prove(2, 1, source_location::current()), trust::proven);
   EXPECT_EQ(kept(), 0);
 }
 
@@ -251,10 +251,10 @@ TEST(links, a_trial_short_of_memory_does_not_wait_for_itself) {
   auto& all = m.get().part<peer::links>();
   // as often as it is tried
   for (std::uint64_t k = 1; k <= 200; ++k) m.control().fail_call("release", k, driver::code::failed);
-  EXPECT_EQ(all.prove(0, 1, here::current()), trust::proven);
+  EXPECT_EQ(all.prove(0, 1, source_location::current()), trust::proven);
   buffer const rest(62_MiB, {.on = device(1)});
-  EXPECT_THROW(all.prove(1, 0, here::current()), out_of_memory);
-  m.control().forget_failures();
+  EXPECT_THROW(all.prove(1, 0, source_location::current()), out_of_memory);
+  m.control().clear_failures();
   EXPECT_EQ(all.known(1, 0), trust::claimed);
 }
 
@@ -265,8 +265,8 @@ TEST(links, a_trials_unreleased_memory_goes_later) {
     auto const left = [&] { return m.driver().memory(1).value.total - m.driver().memory(1).value.free; };
     m.control().fail_call(call, 1, driver::code::failed);
     auto& all = m.get().part<peer::links>();
-    EXPECT_EQ(all.prove(0, 1, here::current()), trust::proven) << call;
-    EXPECT_EQ(all.prove(1, 0, here::current()), trust::proven) << call;
+    EXPECT_EQ(all.prove(0, 1, source_location::current()), trust::proven) << call;
+    EXPECT_EQ(all.prove(1, 0, source_location::current()), trust::proven) << call;
     m.memory(1).empty_cache();
     EXPECT_EQ(left(), 0u) << call;
   }
@@ -277,8 +277,8 @@ TEST(links, a_trials_unreleased_memory_serves_short_memory) {
   test::machine m({.devices = 2, .memory = 64_MiB});
   // as often as it is tried
   for (std::uint64_t k = 1; k <= 20; ++k) m.control().fail_call("release", k, driver::code::failed);
-  EXPECT_EQ(m.get().part<peer::links>().prove(0, 1, here::current()), trust::proven);
-  m.control().forget_failures();
+  EXPECT_EQ(m.get().part<peer::links>().prove(0, 1, source_location::current()), trust::proven);
+  m.control().clear_failures();
   m.memory(1).empty_cache();
   auto const room = m.driver().memory(1).value;
   ASSERT_EQ(room.total - room.free, 2_MiB) << "the page of the trial";
@@ -287,14 +287,15 @@ TEST(links, a_trials_unreleased_memory_serves_short_memory) {
 
 // A trial could wait for a rank that waits for this thread.
 TEST(links, none_is_tried_under_a_collective) {
-  test::machine m({.devices = 2, .memory = 512_MiB, .how = simulated::running::seeded, .seed = 1, .connections = 1});
-  auto ranks = communicator::in_process(std::vector<device>{device(0), device(1)});
+  test::machine m(
+      {.devices = 2, .memory = 512_MiB, .schedule = simulated::scheduling::seeded, .seed = 1, .connections = 1});
+  auto ranks = communicator::create_all(std::vector<device>{device(0), device(1)});
   std::size_t const n = 4_MiB;
   buffer a(64, {.on = device(0)}), b(64, {.on = device(1)}), far(n, {.on = device(0)});
   ranks[0].all_reduce({a.data(), 4, float32});
   auto& all = m.get().part<peer::links>();
   auto const block = m.memory(0).find(far.data());
-  for (int i = 0; i < 9; ++i) all.flowed(1, m.memory(0), *block, n, here::current());
+  for (int i = 0; i < 9; ++i) all.flowed(1, m.memory(0), *block, n, source_location::current());
   EXPECT_EQ(m.control().findings(), std::vector<std::string>{});
   EXPECT_EQ(all.known(1, 0), trust::claimed);
   ranks[1].all_reduce({b.data(), 4, float32});
@@ -302,7 +303,7 @@ TEST(links, none_is_tried_under_a_collective) {
   synchronize(device(1));
   // A device may be late to say that it is done: who asks often enough hears it.
   for (int i = 0; i < 50 && all.known(1, 0) == trust::claimed; ++i)
-    all.flowed(1, m.memory(0), *block, n, here::current());
+    all.flowed(1, m.memory(0), *block, n, source_location::current());
   EXPECT_EQ(all.known(1, 0), trust::proven);
   EXPECT_TRUE(m.memory(0).granted(far.data(), 1));
 }
@@ -311,14 +312,14 @@ TEST(links, none_is_tried_under_a_collective) {
 // Once their collectives are done.
 TEST(links, one_is_tried_beside_busy_streams) {
   for (int const collectives : {1, 2}) {
-    test::machine m({.devices = 2, .memory = 512_MiB, .how = simulated::running::stepped});
-    auto ranks = communicator::in_process(std::vector<device>{device(0), device(1)});
+    test::machine m({.devices = 2, .memory = 512_MiB, .schedule = simulated::scheduling::stepped});
+    auto ranks = communicator::create_all(std::vector<device>{device(0), device(1)});
     std::size_t const n = 4_MiB;
     buffer a(64, {.on = device(0)}), b(64, {.on = device(1)}), far(n, {.on = device(0)});
     auto& all = m.get().part<peer::links>();
     auto const block = m.memory(0).find(far.data());
     auto const look = [&](int times) {
-      for (int i = 0; i < times; ++i) all.flowed(1, m.memory(0), *block, n, here::current());
+      for (int i = 0; i < times; ++i) all.flowed(1, m.memory(0), *block, n, source_location::current());
     };
     look(7);
     for (int i = 0; i < collectives; ++i) {
@@ -337,18 +338,18 @@ TEST(links, one_is_tried_beside_busy_streams) {
 
 TEST(links, one_is_tried_soon_however_late_completion_is_seen) {
   for (auto const seed : tests::seeds("links_seen_late", 60)) {
-    test::machine m({.devices = 2, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed});
-    auto ranks = communicator::in_process(std::vector<device>{device(0), device(1)});
+    test::machine m({.devices = 2, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed});
+    auto ranks = communicator::create_all(std::vector<device>{device(0), device(1)});
     std::size_t const n = 1_MiB;
     buffer a(64, {.on = device(0)}), b(64, {.on = device(1)}), far(n, {.on = device(0)});
     auto& all = m.get().part<peer::links>();
     auto const block = m.memory(0).find(far.data());
-    for (int i = 0; i < 15; ++i) all.flowed(1, m.memory(0), *block, n, here::current());
+    for (int i = 0; i < 15; ++i) all.flowed(1, m.memory(0), *block, n, source_location::current());
     ranks[0].all_reduce({a.data(), 4, float32});
     ranks[1].all_reduce({b.data(), 4, float32});
     synchronize(device(0));
     synchronize(device(1));
-    for (int i = 0; i < 4; ++i) all.flowed(1, m.memory(0), *block, n, here::current());
+    for (int i = 0; i < 4; ++i) all.flowed(1, m.memory(0), *block, n, source_location::current());
     EXPECT_EQ(all.known(1, 0), trust::proven) << "WEIR_TEST_SEED=" << seed;
   }
 }
@@ -392,28 +393,29 @@ TEST(links, memory_in_segments_is_never_opened) {
         copy(back.data(), b.data(), n);
         ASSERT_TRUE(test::read_back(b.data(), n, 1) == bytes && test::read_back(back.data(), n, 0) == bytes) << when;
       }
-      EXPECT_EQ(explain_copy(b.data(), a.data(), n).by, route::peer) << when;
-      EXPECT_EQ(explain_copy(a.data(), b.data(), n).by, route::peer) << when;
+      EXPECT_EQ(explain_copy(b.data(), a.data(), n).by, copy_route::peer) << when;
+      EXPECT_EQ(explain_copy(a.data(), b.data(), n).by, copy_route::peer) << when;
     };
     expect_copies("at first");
     auto const all = links();
     EXPECT_TRUE(all[2].access && !all[2].verified && !all[2].wrong) << "gpu:1 -> gpu:0";
     EXPECT_EQ(all[1].verified, !both);
     EXPECT_TRUE(can_access_peer(device(1), device(0)));
-    for (auto const& said :
-         {refusal_of([&] { peer_data<char>(a, device(1)); }), refusal_of([&] { grant_access(a.data(), device(1)); }),
-          refusal_of([] { open_memory(device(0), {device(1)}); })}) {
+    for (auto const& said : {refusal_of([&] { enable_peer_access(a.data<char>(), device(1)); }),
+                             refusal_of([&] { enable_peer_access(a.data(), device(1)); }),
+                             refusal_of([] { enable_peer_access(device(0), {device(1)}); })}) {
       EXPECT_EQ(said, "gpu:1 -> gpu:0: Memory of gpu:0 comes in segments, which cannot be opened: copy instead");
     }
-    if (both) EXPECT_THROW(grant_access(b.data(), device(0)), not_supported);
-    else EXPECT_EQ(peer_data<char>(b, device(0)), b.data<char>());
+    if (both) EXPECT_THROW(enable_peer_access(b.data(), device(0)), not_supported);
+    else EXPECT_EQ(enable_peer_access(b.data<char>(), device(0)), b.data<char>());
     expect_copies("after links() and refusals");
     buffer const host = pinned(16_MiB), large(16_MiB, {.on = device(1)});
     device const lent[] = {0};
-    lend_links const lending(lent);
-    EXPECT_EQ(explain_copy(large.data(), host.data(), large.size()).by, route::engine) << "no lane could be opened";
+    link_sharing_guard const lending(lent);
+    EXPECT_EQ(explain_copy(large.data(), host.data(), large.size()).by, copy_route::engine)
+        << "no lane could be opened";
     copy(large.data(), host.data(), large.size());
-    auto const ranks = communicator::in_process(std::vector<device>{device(0), device(1)});
+    auto const ranks = communicator::create_all(std::vector<device>{device(0), device(1)});
     expect_copies("after a communicator");
     for (int d = 0; d < 2; ++d)
       EXPECT_EQ(machine->get().part<memory::device_memory>().on(d).validate(), std::vector<std::string>{});
@@ -424,9 +426,9 @@ TEST(links, a_link_that_cannot_be_tried_now_is_tried_later) {
   test::machine m;
   auto& all = m.get().part<peer::links>();
   m.control().fail_call("copy_peer", 1, driver::code::failed);
-  EXPECT_THROW(all.prove(0, 1, here::current()), driver_error);
+  EXPECT_THROW(all.prove(0, 1, source_location::current()), driver_error);
   EXPECT_EQ(all.known(0, 1), trust::claimed);
-  EXPECT_EQ(all.prove(0, 1, here::current()), trust::proven);
+  EXPECT_EQ(all.prove(0, 1, source_location::current()), trust::proven);
 }
 
 }  // namespace

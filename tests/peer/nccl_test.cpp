@@ -16,7 +16,7 @@ using namespace weir::test;
 TEST(nccl, without_gpus_or_library_the_error_says_which) {
   if (!runtime::current().is_simulated()) GTEST_SKIP() << "there are GPUs";
   runtime machine(simulated{.devices = 2});
-  auto const connect = [&] { peer::carried_by_nccl(machine.get(), {0, 1}, here::current()); };
+  auto const connect = [&] { peer::carried_by_nccl(machine.get(), {0, 1}, source_location::current()); };
   void* const so = ::dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
   try {
     connect();
@@ -41,7 +41,7 @@ class nccl_on_gpus : public testing::Test {
 
 TEST_F(nccl_on_gpus, megabytes_are_summed_to_equal_bits) {
   int const n = std::min(4, device_count());
-  auto ranks = communicator::in_process(first_devices(n));
+  auto ranks = communicator::create_all(first_devices(n));
   std::int64_t const count = (std::int64_t{1} << 22) + 3;
   std::vector<elements> results(ranks.size());
   on_each(runtime::current(), ranks, [&](communicator& c) {
@@ -51,7 +51,7 @@ TEST_F(nccl_on_gpus, megabytes_are_summed_to_equal_bits) {
     elements host(mine.size() * 4);
     std::memcpy(host.data(), mine.data(), host.size());
     buffer const b = to_device(host);
-    for (int round = 0; round < 10; ++round) c.all_reduce({b.data(), count, float32}, reduction::average);
+    for (int round = 0; round < 10; ++round) c.all_reduce({b.data(), count, float32}, reduce_op::average);
     results[static_cast<std::size_t>(c.rank())] = to_host(b.data(), b.size());
   });
   for (elements const& e : results) EXPECT_EQ(e, results[0]);
@@ -59,7 +59,7 @@ TEST_F(nccl_on_gpus, megabytes_are_summed_to_equal_bits) {
 
 // A new communicator works.
 TEST_F(nccl_on_gpus, abort_frees_a_stream_that_waits_for_a_rank) {
-  auto ranks = communicator::in_process(first_devices(2));
+  auto ranks = communicator::create_all(first_devices(2));
   on_each(runtime::current(), ranks, [](communicator& c) {  // connected
     buffer const b = to_device(encode(int32, {1, 2}));
     c.all_reduce({b.data(), 2, int32});
@@ -74,7 +74,7 @@ TEST_F(nccl_on_gpus, abort_frees_a_stream_that_waits_for_a_rank) {
     waits.synchronize();
     EXPECT_NE(refusal<driver_error>([&] { ranks[0].all_reduce({b.data(), 2, int32}); }), "");
   }
-  ranks = communicator::in_process(first_devices(2));
+  ranks = communicator::create_all(first_devices(2));
   on_each(runtime::current(), ranks, [](communicator& c) {
     buffer const b = to_device(encode(int32, {1, 2}));
     c.all_reduce({b.data(), 2, int32});
@@ -84,7 +84,7 @@ TEST_F(nccl_on_gpus, abort_frees_a_stream_that_waits_for_a_rank) {
 
 TEST_F(nccl_on_gpus, parts_go_from_and_to_every_root) {
   int const n = std::min(4, device_count());
-  auto ranks = communicator::in_process(first_devices(n));
+  auto ranks = communicator::create_all(first_devices(n));
   std::int64_t const count = 1001;
   for (int root = 0; root < n; ++root) {
     on_each(runtime::current(), ranks, [&](communicator& c) {
@@ -111,7 +111,7 @@ TEST_F(nccl_on_gpus, large_collectives_go_by_copies) {
   auto& chains = runtime::current().get().part<peer::chains>();
   chains.carry_from(1);
   int const n = std::min(4, device_count());
-  auto ranks = communicator::in_process(first_devices(n));
+  auto ranks = communicator::create_all(first_devices(n));
   std::int64_t const bytes = (std::int64_t{48} << 20) + 5, part = bytes / n;
   std::vector<buffer> whole, out;
   for (int k = 0; k < n; ++k) {
@@ -120,7 +120,7 @@ TEST_F(nccl_on_gpus, large_collectives_go_by_copies) {
   }
   for (auto const* all : {&whole, &out}) {
     for (buffer const& b : *all) {
-      for (int reader = 0; reader < n; ++reader) grant_access(b.data(), device(reader));
+      for (int reader = 0; reader < n; ++reader) enable_peer_access(b.data(), device(reader));
     }
   }
   elements first(static_cast<std::size_t>(bytes));
@@ -139,7 +139,7 @@ TEST_F(nccl_on_gpus, large_collectives_go_by_copies) {
                 true)
           << "from " << root;
       EXPECT_EQ(c.explain_last().substr(0, 6), "copies") << c.explain_last();
-      set(whole[k].data(), std::byte{0}, whole[k].size());
+      fill(whole[k].data(), std::byte{0}, whole[k].size());
       c.gather({whole[k].data(), part * n, uint8}, {out[k].data(), part, uint8}, root);
       if (c.rank() == root) {
         EXPECT_EQ(to_host(whole[k].data(), static_cast<std::size_t>(part * n)) ==
@@ -156,7 +156,7 @@ TEST_F(nccl_on_gpus, large_collectives_go_by_copies) {
 TEST_F(nccl_on_gpus, two_communicators_live_side_by_side) {
   if (device_count() < 4) GTEST_SKIP() << "fewer than four GPUs";
   std::vector<device> const left{device(0), device(1)}, right{device(3), device(2)};
-  auto a = communicator::in_process(left), b = communicator::in_process(right);
+  auto a = communicator::create_all(left), b = communicator::create_all(right);
   for (auto* ranks : {&a, &b}) {
     on_each(runtime::current(), *ranks, [](communicator& c) {
       buffer const mine = to_device(encode(int32, {1.0 + c.rank()}));

@@ -11,7 +11,7 @@ TEST(in_another_process, plays_its_role) {
   char const* const name = std::getenv("WEIR_TEST_ROLE");
   if (!name) GTEST_SKIP() << "the other cases start it";
   ASSERT_EQ(roles().count(name), 1u) << name;
-  share_line line(its_socket, std::chrono::seconds(20));
+  share_channel line(its_socket, std::chrono::seconds(20));
   roles()[name](line);
 }
 

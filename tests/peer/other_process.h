@@ -24,7 +24,7 @@ namespace weir::test {
 
 inline constexpr int its_socket = 77;
 
-using role = void (*)(share_line&);
+using role = void (*)(share_channel&);
 inline std::map<std::string, role>& roles() {
   static std::map<std::string, role> all;
   return all;
@@ -33,15 +33,15 @@ inline bool add_role(char const* name, role r) {
   EXPECT_TRUE(roles().emplace(name, r).second) << name << " is the role of two files";
   return true;
 }
-#define WEIR_ROLE(name)                                                                \
-  static void role_##name([[maybe_unused]] ::weir::share_line& line);                  \
+#define WEIR_ROLE(name)                                                                            \
+  static void role_##name([[maybe_unused]] ::weir::share_channel& line);                           \
   [[maybe_unused]] static bool const has_role_##name = ::weir::test::add_role(#name, role_##name); \
-  static void role_##name([[maybe_unused]] ::weir::share_line& line)
+  static void role_##name([[maybe_unused]] ::weir::share_channel& line)
 
 class other_process {
  public:
   explicit other_process(char const* role, std::vector<std::string> const& more = {},
-                         std::chrono::milliseconds lease = std::chrono::seconds(20)) {
+                         std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
     int both[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, both), 0);
     std::vector<std::string> words(more);
@@ -58,7 +58,7 @@ class other_process {
     EXPECT_EQ(::posix_spawn(&id_, self, &files, nullptr, arguments, environment.data()), 0);
     ::posix_spawn_file_actions_destroy(&files);
     ::close(both[1]);
-    line_ = std::make_unique<share_line>(both[0], lease);
+    line_ = std::make_unique<share_channel>(both[0], timeout);
   }
   ~other_process() {
     if (!over_) kill();
@@ -66,7 +66,7 @@ class other_process {
   other_process(other_process const&) = delete;
   other_process& operator=(other_process const&) = delete;
 
-  share_line& line() { return *line_; }
+  share_channel& line() { return *line_; }
   void tell(int signal) const { EXPECT_EQ(::kill(id_, signal), 0); }
   void await_stop() const {  // it has stopped itself
     int status = 0;
@@ -88,7 +88,7 @@ class other_process {
  private:
   pid_t id_ = 0;
   bool over_ = false;
-  std::unique_ptr<share_line> line_;
+  std::unique_ptr<share_channel> line_;
 };
 
 }  // namespace weir::test

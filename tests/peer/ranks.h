@@ -20,7 +20,7 @@
 namespace weir::test {
 
 inline constexpr dtype reducible_types[] = {float32, float64, float16, bfloat16, int8, uint8, int32, int64};
-inline constexpr reduction all_reductions[] = {reduction::sum, reduction::average, reduction::min, reduction::max};
+inline constexpr reduce_op all_reductions[] = {reduce_op::sum, reduce_op::average, reduce_op::min, reduce_op::max};
 
 // Exact for whole numbers of up to 8 bits and for their halves and quarters.
 inline void encode(dtype type, double value, std::byte* at) {
@@ -74,13 +74,13 @@ inline double brought(dtype type, int rank, std::int64_t i) {
   double const v = static_cast<double>((i * 7 + rank * 5 + i / 13) % 20);
   return type == uint8 || type == boolean ? v : v - 9;
 }
-inline double reduced(dtype type, reduction how, int ranks, std::int64_t i) {
+inline double reduced(dtype type, reduce_op how, int ranks, std::int64_t i) {
   double r = brought(type, 0, i);
   for (int k = 1; k < ranks; ++k) {
     double const v = brought(type, k, i);
-    r = how == reduction::min ? std::min(r, v) : how == reduction::max ? std::max(r, v) : r + v;
+    r = how == reduce_op::min ? std::min(r, v) : how == reduce_op::max ? std::max(r, v) : r + v;
   }
-  if (how != reduction::average) return r;
+  if (how != reduce_op::average) return r;
   bool const whole = type == int8 || type == uint8 || type == int32 || type == int64;
   return whole ? static_cast<double>(static_cast<std::int64_t>(r) / ranks) : r / ranks;
 }

@@ -99,10 +99,10 @@ struct lent_memory {
   }
 };
 
-inline lent_memory caught(shared_buffer const& b) {
+inline lent_memory caught(exportable_buffer const& b) {
   auto const [mine, other] = os::make_sockets();
   raw_end const raw(other);
-  share_line(mine).send(b, default_stream(b.device()));
+  share_channel(mine).send(b, default_stream(b.device()));
   auto got = raw.receive();
   lent_memory out;
   if (got.bytes.size() == sizeof out.what && got.files.size() == 2) {

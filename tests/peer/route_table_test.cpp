@@ -87,7 +87,7 @@ TEST_P(copies, pinned_to_device_reads_the_source_until_the_stamp) {
   gate.open();
   done.synchronize();
   EXPECT_EQ(gpu_bytes(), second);
-  EXPECT_EQ(explain_copy(on_gpu.data(), pinned_bytes(), n).by, route::engine);
+  EXPECT_EQ(explain_copy(on_gpu.data(), pinned_bytes(), n).by, copy_route::engine);
   tests::reported_on_purpose();  // the source changed
 }
 
@@ -137,7 +137,7 @@ TEST_P(copies, pageable_to_device_returns_after_the_read) {
   gate.open();
   done.synchronize();
   EXPECT_EQ(gpu_bytes(), was);
-  EXPECT_EQ(explain_copy(on_gpu.data(), first.data(), n).by, route::staged);
+  EXPECT_EQ(explain_copy(on_gpu.data(), first.data(), n).by, copy_route::staged);
 }
 
 TEST_P(copies, pageable_to_device_blocking_returns_after_arrival) {
@@ -154,7 +154,7 @@ TEST_P(copies, pageable_to_device_waits_while_slots_are_full) {
   buffer large(many, {.on = device(0)});
   auto const source = pattern(many, 9);
   copy(s, large.data(), source.data(), many);  // the slots are there
-  set(large.data(), std::byte{0}, many);
+  fill(large.data(), std::byte{0}, many);
   synchronize(device(0));
   held gate(*made, s);
   auto& staging = made->get().part<streams::staging>();
@@ -197,7 +197,7 @@ TEST_P(copies, device_to_pageable_of_many_slots_brings_every_byte) {
   copy(s, large.data(), source.data(), many, non_blocking);
   test::bytes_of_host out(many);
   copy(s, out.data(), large.data(), many);
-  set(out.data(), std::byte{0}, many);
+  fill(out.data(), std::byte{0}, many);
   held gate(*made, s);
   stamp const done = copy(s, out.data(), large.data(), many, non_blocking);
   gate.open();
@@ -214,14 +214,14 @@ TEST_P(copies, within_a_device_returns_at_once_blocking_or_not) {
   gate.open();
   done.synchronize();
   EXPECT_EQ(test::read_back(on_same.data(), n, 0), first);
-  EXPECT_EQ(explain_copy(on_same.data(), on_gpu.data(), n).by, route::same_device);
+  EXPECT_EQ(explain_copy(on_same.data(), on_gpu.data(), n).by, copy_route::same_device);
 }
 
 TEST_P(copies, between_devices_is_ordered_with_both_streams) {
   auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   if (!two_devices()) GTEST_SKIP() << "one device";
   fill_gpu(first);
-  EXPECT_EQ(explain_copy(on_peer.data(), on_gpu.data(), n).by, route::peer);
+  EXPECT_EQ(explain_copy(on_peer.data(), on_gpu.data(), n).by, copy_route::peer);
   stream_guard by_source(s);
   stream_guard by_target(*t);
   held gate(*made, *t);                                               // the target's stream has earlier work
@@ -260,19 +260,19 @@ TEST_P(copies, host_to_host_waits_for_the_stream_and_blocks) {
     copy(s, in_pageable.data(), pinned_bytes(), n, non_blocking);
     EXPECT_EQ(in_pageable, first);
   });
-  EXPECT_EQ(explain_copy(in_pageable.data(), pinned_bytes(), n).by, route::host);
+  EXPECT_EQ(explain_copy(in_pageable.data(), pinned_bytes(), n).by, copy_route::host);
 }
 
 TEST_P(copies, set_fills_in_stream_order_and_host_memory_at_once) {
   auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   stream_guard in(s);
   held gate(*made, s);
-  stamp const done = set(on_gpu.data(), std::byte{0x5a}, n);
+  stamp const done = fill(on_gpu.data(), std::byte{0x5a}, n);
   EXPECT_FALSE(done.query());
   gate.open();
   done.synchronize();
   EXPECT_EQ(gpu_bytes(), test::bytes_of_host(n, std::byte{0x5a}));
-  set(pinned_bytes(), std::byte{1}, n);
+  fill(pinned_bytes(), std::byte{1}, n);
   EXPECT_EQ(pinned_bytes()[n - 1], std::byte{1});
 }
 
@@ -285,7 +285,7 @@ TEST_F(copies_without_links, are_staged_in_the_same_order) {
   stream s{device(0)}, t{device(1)};
   buffer from(many, {.on = device(0)}), to(many, {.on = device(1)});
   auto const source = pattern(many, 5);
-  EXPECT_EQ(explain_copy(to.data(), from.data(), many).by, route::staged);
+  EXPECT_EQ(explain_copy(to.data(), from.data(), many).by, copy_route::staged);
   stream_guard by_source(s);
   stream_guard by_target(t);
   held gate(m, s);
@@ -294,7 +294,7 @@ TEST_F(copies_without_links, are_staged_in_the_same_order) {
   EXPECT_FALSE(done.query());
   test::bytes_of_host out(many);
   stamp const after = copy(t, out.data(), to.data(), many, non_blocking);
-  set(from.data(), std::byte{0}, many);  // on s: after the copy that reads
+  fill(from.data(), std::byte{0}, many);  // on s: after the copy that reads
   gate.open();
   after.synchronize();
   EXPECT_EQ(out, source);

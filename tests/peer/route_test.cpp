@@ -45,8 +45,8 @@ TEST_F(routes, null_is_refused_but_with_zero_bytes_anything_is_fine) {
   EXPECT_TRUE(has(test::refused([&] { copy(a.data(), nullptr, 1); }), "src is null"));
   EXPECT_NO_THROW(copy(nullptr, nullptr, 0));
   EXPECT_NO_THROW(copy(s, nullptr, reinterpret_cast<void*>(8), 0).synchronize());
-  EXPECT_NO_THROW(set(nullptr, std::byte{1}, 0));
-  EXPECT_TRUE(has(test::refused([&] { set(nullptr, std::byte{1}, 1); }), "null"));
+  EXPECT_NO_THROW(fill(nullptr, std::byte{1}, 0));
+  EXPECT_TRUE(has(test::refused([&] { fill(nullptr, std::byte{1}, 1); }), "null"));
   EXPECT_TRUE(has(test::refused([&] { copy(a.data(), host.data(), std::size_t(-8)); }), "asked"));
 }
 
@@ -75,13 +75,13 @@ TEST_F(routes, a_refused_copy_changes_nothing) {
 
 TEST_F(routes, memory_freed_right_after_a_copy_waits_for_it) {
   held gate(m, s);
-  void* const pinned_block = m.pinned().allocate(2_MiB, 0, here::current());
+  void* const pinned_block = m.pinned().allocate(2_MiB, 0, source_location::current());
   std::memset(pinned_block, 7, 2_MiB);
   void* const away = allocate(default_stream(device(0)), 2_MiB);  // at home elsewhere
   copy(s, away, pinned_block, 2_MiB, non_blocking);
   deallocate(pinned_block);
   deallocate(away);
-  void* const next = m.pinned().allocate(2_MiB, 0, here::current());
+  void* const next = m.pinned().allocate(2_MiB, 0, source_location::current());
   EXPECT_NE(next, pinned_block);
   void* const next_away = allocate(default_stream(device(0)), 2_MiB);
   // else behind a device wait: nobody can write it yet
@@ -96,11 +96,11 @@ TEST_F(routes, memory_that_another_stream_sets_waits_for_it) {
   held gate(m, s);
   for (std::size_t const bytes : {std::size_t{4096}, std::size_t{2_MiB}}) {  // a slot, a block of its own
     void* const away = allocate(default_stream(device(0)), bytes);
-    set(away, std::byte{1}, bytes);
-    set(static_cast<std::byte*>(away) + bytes - 1, std::byte{2}, 1);
-    EXPECT_TRUE(has(test::refused([&] { set(static_cast<std::byte*>(away) + 1, std::byte{3}, bytes); }), "holds"));
+    fill(away, std::byte{1}, bytes);
+    fill(static_cast<std::byte*>(away) + bytes - 1, std::byte{2}, 1);
+    EXPECT_TRUE(has(test::refused([&] { fill(static_cast<std::byte*>(away) + 1, std::byte{3}, bytes); }), "holds"));
     deallocate(away);
-    EXPECT_TRUE(has(test::refused([&] { set(away, std::byte{4}, bytes); }), "not allocated"));
+    EXPECT_TRUE(has(test::refused([&] { fill(away, std::byte{4}, bytes); }), "not allocated"));
     EXPECT_GE(m.memory(0).statistics().pending_bytes.all.current, std::int64_t(bytes))
         << "the engine may still write it";
   }
@@ -109,7 +109,7 @@ TEST_F(routes, memory_that_another_stream_sets_waits_for_it) {
 TEST_F(routes, a_batch_is_checked_whole_before_any_is_enqueued) {
   auto const other = pattern(n, 2);
   copy_item const wrong[] = {{a.data(), host.data(), n}, {b.data(), host.data(), n + 1}};
-  set(a.data(), std::byte{0}, n);
+  fill(a.data(), std::byte{0}, n);
   EXPECT_THROW(copy(s, wrong), invalid_use);
   EXPECT_EQ(test::read_back(a.data(), n, 0), test::bytes_of_host(n, std::byte{0}));
   copy_item const right[] = {{a.data(), other.data(), n}, {nullptr, nullptr, 0}, {b.data(), a.data(), n}};
@@ -148,7 +148,7 @@ TEST_F(routes, a_batch_between_devices_takes_one_wait_each_way) {
   stream_guard const by_the_other(t);
   buffer d{n, {.on = device(1)}};
   std::memcpy(p.data(), host.data(), n);
-  set(a.data(), std::byte{7}, n);
+  fill(a.data(), std::byte{7}, n);
   s.wait(default_stream(device(0)));
   copy_item const items[] = {
       {b.data(), c.data(), n}, {nullptr, nullptr, 0}, {d.data(), a.data(), n}, {a.data(), c.data(), n}};
@@ -163,7 +163,7 @@ TEST_F(routes, a_batch_between_devices_takes_one_wait_each_way) {
   done.synchronize();
   EXPECT_EQ(test::read_back(d.data(), n, 1), test::bytes_of_host(n, std::byte{7}));
   copy(s, items);
-  set(c.data(), std::byte{0}, n);  // on the other stream
+  fill(c.data(), std::byte{0}, n);  // on the other stream
   expect_held(t.stamp());
   late.open();
   t.synchronize();
@@ -179,7 +179,7 @@ TEST_F(routes, a_refused_batch_orders_the_other_stream_behind_it) {
   m.control().fail_call("copy_peer", 2, driver::code::failed);
   copy_item const two[] = {{c.data(), a.data(), n}, {d.data(), b.data(), n}};
   EXPECT_THROW(copy(s, two), driver_error);
-  set(c.data(), std::byte{0}, n);
+  fill(c.data(), std::byte{0}, n);
   expect_held(t.stamp());
   gate.open();
   t.synchronize();
@@ -189,18 +189,18 @@ TEST_F(routes, a_refused_batch_orders_the_other_stream_behind_it) {
 TEST_F(routes, a_guard_forces_a_possible_route_and_ends) {
   std::memcpy(p.data(), host.data(), n);
   {
-    route_guard through_slots(route::staged);
+    route_guard through_slots(copy_route::staged);
     auto const choice = explain_copy(a.data(), p.data(), n);
-    EXPECT_EQ(choice.by, route::staged);
+    EXPECT_EQ(choice.by, copy_route::staged);
     EXPECT_TRUE(has(choice.reason, "route_guard"));
     copy(a.data(), p.data(), n);
     EXPECT_EQ(test::read_back(a.data(), n, 0), host);
     copy(c.data(), a.data(), n).synchronize();
     EXPECT_EQ(test::read_back(c.data(), n, 1), host);
-    route_guard wrong(route::peer);
+    route_guard wrong(copy_route::peer);
     EXPECT_TRUE(has(test::refused([&] { copy(a.data(), p.data(), n); }), "route::peer"));
   }
-  EXPECT_EQ(explain_copy(a.data(), p.data(), n).by, route::engine);
+  EXPECT_EQ(explain_copy(a.data(), p.data(), n).by, copy_route::engine);
 }
 
 TEST_F(routes, explain_says_why_for_every_pair_of_places) {
@@ -208,13 +208,13 @@ TEST_F(routes, explain_says_why_for_every_pair_of_places) {
   EXPECT_TRUE(has(explain_copy(a.data(), host.data(), n).reason, "pageable"));
   EXPECT_TRUE(has(explain_copy(a.data(), b.data(), n).reason, "one device"));
   EXPECT_TRUE(has(explain_copy(a.data(), c.data(), n).reason, "not granted"));
-  grant_access(c.data(), device(0));
+  enable_peer_access(c.data(), device(0));
   EXPECT_TRUE(has(explain_copy(a.data(), c.data(), n).reason, "is granted"));
   EXPECT_TRUE(has(explain_copy(host.data(), p.data(), n).reason, "host"));
 }
 
 TEST_F(routes, a_dead_device_is_named_and_the_others_go_on) {
-  m.control().lose(1);
+  m.control().lose_device(1);
   EXPECT_THROW(copy(t, c.data(), host.data(), n), device_lost);
   EXPECT_THROW(copy(t, host.data(), c.data(), n), device_lost);
   for (bool const there : {true, false}) {
@@ -238,7 +238,7 @@ TEST_F(routes, a_device_lost_under_staging_spares_the_host) {
   {
     held gate(m, t);
     copy(t, target.data(), large.data(), many, non_blocking);
-    m.control().lose(1);
+    m.control().lose_device(1);
   }
   EXPECT_THROW(stream_ref(t).synchronize(), device_lost);
   EXPECT_EQ(target, before);
@@ -249,7 +249,7 @@ TEST_F(routes, a_refused_staged_copy_writes_nothing_later) {
   std::size_t const many = 6_MiB;
   stream_guard const home{s};
   buffer large(many, {.on = device(0)});
-  set(large.data(), std::byte{7}, many);
+  fill(large.data(), std::byte{7}, many);
   auto const before = pattern(many, 3);
   auto target = before;
   copy(s, target.data(), large.data(), many);  // slots are there

@@ -13,9 +13,9 @@ using namespace std::chrono_literals;
 inline constexpr std::size_t some_bytes = 300'000;
 inline simulated small() { return {.devices = 2, .memory = 64_MiB}; }
 
-inline std::pair<share_line, share_line> lines(std::chrono::milliseconds lease = 20s) {
+inline std::pair<share_channel, share_channel> lines(std::chrono::milliseconds timeout = 20s) {
   auto const [a, b] = os::make_sockets();
-  return {share_line(a, lease), share_line(b, lease)};
+  return {share_channel(a, timeout), share_channel(b, timeout)};
 }
 inline void write(void* to, test::bytes_of_host const& what) {
   copy(default_stream(0), to, what.data(), what.size(), blocking::yes);
@@ -54,10 +54,10 @@ struct shared_kinds {
     return all >> reader & 1;
   }
   static constexpr size_t n = 30'000;
-  std::pair<share_line, share_line> ends = lines();
+  std::pair<share_channel, share_channel> ends = lines();
   share_pool pool{{.on = 0}};
-  shared_buffer own, pooled;
-  opened_buffer opened;
+  exportable_buffer own, pooled;
+  imported_buffer opened;
 };
 
 }  // namespace weir::test::sharing

@@ -27,12 +27,12 @@ bool reaches(int from, int to) { return from == to || can_access_peer(from, to);
 WEIR_ROLE(reads_on_every_device) {
   auto const m = machine_here();
   ASSERT_EQ(line.wait(), 1u);
-  opened_buffer const b = line.receive(0);
+  imported_buffer const b = line.receive(0);
   ASSERT_EQ(read(b.data()), test::pattern(bytes, 1));
   for (int d = 1; d < std::min(2, device_count()); ++d) {
     if (!reaches(d, 0)) continue;
     line.signal(static_cast<std::uint64_t>(d), default_stream(0));  // send it for this device
-    opened_buffer const again = line.receive(d);
+    imported_buffer const again = line.receive(d);
     ASSERT_EQ(again.data(), b.data()) << "mapped once";
     buffer const mine(bytes, {.on = d});
     copy(default_stream(d), mine.data(), again.data(), bytes);
@@ -46,7 +46,7 @@ WEIR_ROLE(reads_on_every_device) {
 TEST(this_machine, another_process_reads_all_and_writes_back) {
   auto const m = machine_here();
   test::other_process other("reads_on_every_device");
-  shared_buffer const b(bytes, 0);
+  exportable_buffer const b(bytes, 0);
   write(b.data(), 1);
   other.line().signal(1, default_stream(0));
   other.line().send(b, default_stream(0));
@@ -62,7 +62,7 @@ std::size_t size_of(int i) { return std::size_t(i) * 40'000 + 8; }
 
 WEIR_ROLE(reads_a_pool) {
   auto const m = machine_here();
-  std::vector<opened_buffer> all;
+  std::vector<imported_buffer> all;
   for (int i = 0; i < of_a_pool; ++i) all.push_back(line.receive(0));
   ASSERT_EQ(m->get().part<peer::imports>().mapped(), 1u);
   for (int i = 0; i < of_a_pool; ++i) {
@@ -80,7 +80,7 @@ WEIR_ROLE(reads_a_pool) {
 TEST(this_machine, pool_buffers_are_shared_with_another_process) {
   auto const m = machine_here();
   share_pool pool({.on = 0, .handle_bytes = 16_MiB});
-  std::vector<shared_buffer> all;
+  std::vector<exportable_buffer> all;
   test::other_process other("reads_a_pool");
   for (int i = 0; i < of_a_pool; ++i) {
     all.push_back(pool.allocate(size_of(i)));
@@ -95,7 +95,7 @@ TEST(this_machine, pool_buffers_are_shared_with_another_process) {
         << i;
   other.line().signal(2, default_stream(0));
   EXPECT_EQ(other.end(), "signal 9");
-  shared_buffer const stays = pool.allocate(100);
+  exportable_buffer const stays = pool.allocate(100);
   all.clear();
   auto const n = pool.statistics();
   EXPECT_EQ(n.reserved, n.allocated + n.held + n.cached + n.lost);
@@ -107,7 +107,7 @@ TEST(this_machine, pool_buffers_are_shared_with_another_process) {
 
 WEIR_ROLE(lends_and_is_killed) {
   auto const m = machine_here();
-  shared_buffer const b(bytes, 0);
+  exportable_buffer const b(bytes, 0);
   write(b.data(), 3);
   line.send(b, default_stream(0));
   (void)line.wait();
@@ -117,7 +117,7 @@ WEIR_ROLE(lends_and_is_killed) {
 TEST(this_machine, the_bytes_stay_when_their_owner_is_killed) {
   auto const m = machine_here();
   test::other_process other("lends_and_is_killed");
-  opened_buffer const b = other.line().receive(0);
+  imported_buffer const b = other.line().receive(0);
   other.line().signal(1, default_stream(0));
   EXPECT_EQ(other.end(), "signal 9");
   EXPECT_EQ(read(b.data()), test::pattern(bytes, 3));
@@ -127,7 +127,7 @@ TEST(this_machine, the_bytes_stay_when_their_owner_is_killed) {
 
 WEIR_ROLE(opens_and_is_killed) {
   auto const m = machine_here();
-  opened_buffer const b = line.receive(0);
+  imported_buffer const b = line.receive(0);
   ASSERT_EQ(read(b.data()), test::pattern(bytes, 5));
   line.signal(1, default_stream(0));
   (void)line.wait();
@@ -137,7 +137,7 @@ WEIR_ROLE(opens_and_is_killed) {
 TEST(this_machine, a_killed_importers_memory_is_had_again) {
   auto const m = machine_here();
   test::other_process other("opens_and_is_killed");
-  auto b = std::make_optional<shared_buffer>(bytes, 0);
+  auto b = std::make_optional<exportable_buffer>(bytes, 0);
   write(b->data(), 5);
   other.line().send(*b, default_stream(0));
   EXPECT_EQ(other.line().wait(), 1u);
@@ -147,7 +147,7 @@ TEST(this_machine, a_killed_importers_memory_is_had_again) {
   EXPECT_EQ(b->importers(), 0);
   EXPECT_EQ(read(b->data()), test::pattern(bytes, 5));
   b.reset();
-  shared_buffer const next(bytes, 0);
+  exportable_buffer const next(bytes, 0);
   write(next.data(), 6);
   EXPECT_EQ(read(next.data()), test::pattern(bytes, 6));
   EXPECT_EQ(m->get().part<peer::exports>().forget_idle(), 0u) << "what the killed one had is the driver's";

@@ -19,10 +19,10 @@ using test::owned_file;
 // An honest owner with a line of its own, and a second line whose other end is raw.
 struct hostile_peer : ::testing::Test {
   hostile_peer() : from_raw(new_line()) { write(b.data(), test::pattern(some_bytes, 1)); }
-  share_line new_line() {
+  share_channel new_line() {
     auto const [a, theirs] = os::make_sockets();
     raw.emplace(theirs);
-    return share_line(a, 200ms);
+    return share_channel(a, 200ms);
   }
   // What the receiver says to what was sent last; "taken", or its words.
   std::string answer() {
@@ -46,7 +46,7 @@ struct hostile_peer : ::testing::Test {
     ASSERT_TRUE(raw->send(number));
     EXPECT_EQ(from_raw.wait(), 7u);
   }
-  opened_buffer honest() {
+  imported_buffer honest() {
     ends.first.send(b, default_stream(0));
     return ends.second.receive();
   }
@@ -55,11 +55,11 @@ struct hostile_peer : ::testing::Test {
   }
 
   test::machine m{small()};
-  std::pair<share_line, share_line> ends = lines();
-  shared_buffer b{some_bytes};
+  std::pair<share_channel, share_channel> ends = lines();
+  exportable_buffer b{some_bytes};
   std::optional<test::raw_end> raw;
-  share_line from_raw;
-  opened_buffer taken;
+  share_channel from_raw;
+  imported_buffer taken;
 };
 
 owned_file filled(std::size_t bytes, char value) {
@@ -122,7 +122,7 @@ TEST_F(hostile_peer, that_is_silent_is_not_taken_for_gone) {
   raw->close();
   expect_says(answer(), "0 B");
   EXPECT_EQ(from_raw.wait(), 8u) << "what was said before the end is heard";
-  EXPECT_THROW((void)from_raw.wait(), peer_gone);
+  EXPECT_THROW((void)from_raw.wait(), peer_disconnected);
 }
 
 TEST_F(hostile_peer, that_is_silent_on_a_loan_is_still_an_importer) {
@@ -199,7 +199,7 @@ TEST_F(hostile_peer, may_send_more_than_descriptors) {
   constexpr int with_pidfd = 76;  // SO_PASSPIDFD, since Linux 6.5: a descriptor of the sender with each message
   int const yes = 1;
   (void)::setsockopt(other, SOL_SOCKET, with_pidfd, &yes, sizeof yes);
-  share_line here(mine, 200ms), there(other, 200ms);
+  share_channel here(mine, 200ms), there(other, 200ms);
   auto const before = test::open_files();
   here.signal(3, default_stream(0));
   EXPECT_EQ(there.wait(), 3u);

@@ -1,5 +1,5 @@
 // Of two processes that share memory either one is killed or stopped at its k-th call, of the driver or of
-// the system. The other never sees a wrong byte and never waits longer than its lease: it hears that the
+// the system. The other never sees a wrong byte and never waits longer than its timeout: it hears that the
 // other one is gone, or that nothing was said, and then everything goes on where it stood once the stopped
 // one does. What a killed one had open comes back.
 // Threads: one; the other process has its own.
@@ -29,13 +29,13 @@ test::bytes_of_host read_by_another(void const* from) {
   return test::read_back(mine.data(), bytes, 1);
 }
 
-// The conversation. `again` makes one call of the line's, and again when the lease was over. One buffer has a
-// handle of its own, the others come from a pool;
+// The conversation. `again` makes one call of the line's, and again when the timeout was over. One buffer has
+// a handle of its own, the others come from a pool;
 // one is read by another device, which is given access to a second one later.
 template <class Again>
-void own(share_line& line, Again again) {
+void own(share_channel& line, Again again) {
   share_pool pool({.handle_bytes = 2_MiB});
-  shared_buffer ring[2] = {shared_buffer(bytes), pool.allocate(bytes)};
+  exportable_buffer ring[2] = {exportable_buffer(bytes), pool.allocate(bytes)};
   for (auto const& b : ring) again([&] { line.send(b, default_stream(0)); });
   for (std::uint64_t r = 0; r < rounds; ++r) {
     write(ring[r % 2].data(), r);
@@ -47,12 +47,12 @@ void own(share_line& line, Again again) {
     ASSERT_EQ(heard, r);
   }
   // Given up while it is on its way: the next must not be the same memory.
-  shared_buffer last = pool.allocate(1_MiB), lent = shared_buffer(bytes);
+  exportable_buffer last = pool.allocate(1_MiB), lent = exportable_buffer(bytes);
   write(last.data(), 50);
   again([&] { line.send(last, default_stream(0)); });
   write(lent.data(), 52);
   again([&] { line.send(lent, default_stream(0)); });
-  lent = shared_buffer(bytes);
+  lent = exportable_buffer(bytes);
   write(lent.data(), 53);
   last = pool.allocate(1_MiB);
   write(last.data(), 51);
@@ -64,18 +64,18 @@ void own(share_line& line, Again again) {
 }
 
 template <class Again>
-void look(share_line& line, Again again) {
-  opened_buffer ring[2];
+void look(share_channel& line, Again again) {
+  imported_buffer ring[2];
   for (int k : {0, 1}) again([&] { ring[k] = line.receive(k); });
   for (std::uint64_t r = 0; r < rounds; ++r) {
     std::uint64_t heard = 0;
     again([&] { heard = line.wait(); });
     ASSERT_EQ(heard, r);
-    if (r == 2) (void)peer_data<char>(ring[0], 1);
+    if (r == 2) (void)enable_peer_access(ring[0].data<char>(), 1);
     ASSERT_EQ(r ? read_by_another(ring[r % 2].data()) : read(ring[0].data()), test::pattern(bytes, r));
     again([&] { line.signal(r, default_stream(0)); });
   }
-  opened_buffer last, lent;
+  imported_buffer last, lent;
   again([&] { last = line.receive(0); });
   again([&] { lent = line.receive(0); });
   std::uint64_t heard = 0;
@@ -104,7 +104,7 @@ class counter final : public driver::faulty::watcher {
   void comes(driver::call) noexcept override { one_more(); }
 };
 
-void meet(share_line& line, void (*play)(share_line&)) {
+void meet(share_channel& line, void (*play)(share_channel&)) {
   fatal_call = tests::number_from_environment("WEIR_MISHAP_CALL", 0);
   fatal_signal = static_cast<int>(tests::number_from_environment("WEIR_MISHAP_SIGNAL", SIGKILL));
   test::machine m(small());
@@ -117,8 +117,8 @@ void meet(share_line& line, void (*play)(share_line&)) {
   line.signal(calls, default_stream(0));
 }
 constexpr auto once = [](auto call) { call(); };
-WEIR_ROLE(owner) { meet(line, [](share_line& l) { own(l, once); }); }
-WEIR_ROLE(importer) { meet(line, [](share_line& l) { look(l, once); }); }
+WEIR_ROLE(owner) { meet(line, [](share_channel& l) { own(l, once); }); }
+WEIR_ROLE(importer) { meet(line, [](share_channel& l) { look(l, once); }); }
 
 // In the one that goes on -----------------------------------------------------------------------------------
 
@@ -159,13 +159,13 @@ outcome play(mishap const& m, std::uint64_t at) {
       again([&] { out.calls = other.line().wait(); });
       other.tell(SIGCONT);
       EXPECT_EQ(other.end(), at == 0 || m.signal == SIGSTOP ? "exit 0" : "signal 9");
-    } catch (peer_gone const&) {
+    } catch (peer_disconnected const&) {
       out.gone = true;
       EXPECT_EQ(other.end(), "signal 9");
     }
   }
   auto& lent = here.get().part<peer::exports>();
-  { shared_buffer const one(bytes); }  // looks at what came back
+  { exportable_buffer const one(bytes); }  // looks at what came back
   lent.forget_idle();
   empty_cache(0);
   EXPECT_EQ(here.driver().memory(0).value.free, room) << "memory is still held";

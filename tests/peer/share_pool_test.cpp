@@ -30,7 +30,7 @@ constexpr int many = 200;
 
 WEIR_ROLE(reads_all_of_a_pool) {
   test::machine m(small());
-  std::vector<opened_buffer> all;
+  std::vector<imported_buffer> all;
   for (int i = 0; i < many; ++i) all.push_back(line.receive());
   ASSERT_EQ(m.get().part<peer::imports>().mapped(), 1u);
   for (int i = 0; i < many; ++i) {
@@ -47,7 +47,7 @@ TEST(a_pool, has_many_buffers_in_one_handle_mapped_once) {
   test::machine m(small());
   test::other_process other("reads_all_of_a_pool");
   share_pool pool;
-  std::vector<shared_buffer> all;
+  std::vector<exportable_buffer> all;
   for (int i = 0; i < many; ++i) {
     all.push_back(pool.allocate(size_of(i)));
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(all.back().data()) % 512, 0u);
@@ -68,7 +68,7 @@ TEST(a_pool, has_many_buffers_in_one_handle_mapped_once) {
 TEST(a_pool, takes_the_tightest_fit_then_the_oldest_handle) {
   test::machine m(small());
   share_pool pool({.handle_bytes = 2_MiB});
-  std::vector<shared_buffer> all;
+  std::vector<exportable_buffer> all;
   for (std::size_t i = 0; i < 600; ++i) all.push_back(pool.allocate(std::size_t{8192}));  // of three handles
   ASSERT_GE(pool.statistics().handles, 3u);
   auto const at = [&](std::size_t i) { return reinterpret_cast<std::uintptr_t>(all[i].data()); };
@@ -90,7 +90,7 @@ TEST(a_pool, takes_the_tightest_fit_then_the_oldest_handle) {
 TEST(a_pool, is_read_in_place_by_the_devices_that_were_named) {
   test::machine m(small());
   share_pool pool({.on = 0, .readers = {1}});
-  shared_buffer const b = pool.allocate(4000);
+  exportable_buffer const b = pool.allocate(4000);
   write(b.data(), test::pattern(4000, 5));
   buffer const mine(4000, {.on = 1});
   stream const s(device(1));
@@ -108,7 +108,7 @@ TEST(a_buffer_of_a_pool, serves_no_other_while_an_importer_has_it) {
   auto [here, there] = lines();
   share_pool pool({.handle_bytes = 2_MiB});
   auto b = std::make_optional(pool.allocate(1_MiB));
-  shared_buffer const beside = pool.allocate(1_MiB);
+  exportable_buffer const beside = pool.allocate(1_MiB);
   void const* const at = b->data();
   write(b->data(), test::pattern(some_bytes, 1));
   here.send(*b, default_stream(0));
@@ -146,7 +146,7 @@ TEST(a_pool, keeps_what_is_mapped_elsewhere_with_its_handle) {
   share_pool pool;
   std::ptrdiff_t apart = 0;  // of the two mappings
   for (int i = 0; i < 100; ++i) {
-    shared_buffer const b = pool.allocate(some_bytes);
+    exportable_buffer const b = pool.allocate(some_bytes);
     here.send(b, default_stream(0));
     auto const o = there.receive();
     EXPECT_EQ(imports.mapped(), 1u);
@@ -155,7 +155,7 @@ TEST(a_pool, keeps_what_is_mapped_elsewhere_with_its_handle) {
     apart = now;
   }
   EXPECT_EQ(pool.statistics().cached, pool.statistics().reserved) << "all came back";
-  shared_buffer const other(some_bytes);
+  exportable_buffer const other(some_bytes);
   here.send(other, default_stream(0));
   (void)there.receive();
   EXPECT_EQ(imports.mapped(), 2u) << "the pool has its handle";
@@ -208,7 +208,7 @@ TEST(a_pool, loses_a_killed_importers_part_for_a_while) {
 TEST(buffers, outlive_their_pool) {
   test::machine m(small());
   auto [here, there] = lines();
-  std::optional<shared_buffer> b;
+  std::optional<exportable_buffer> b;
   {
     share_pool pool({.handle_bytes = 2_MiB});
     b = pool.allocate(some_bytes);
@@ -217,9 +217,9 @@ TEST(buffers, outlive_their_pool) {
   write(b->data(), test::pattern(some_bytes, 3));
   here.send(*b, default_stream(0));
   b.reset();
-  EXPECT_NE(shared_buffer(2_MiB).data(), at) << "it is on its way";
+  EXPECT_NE(exportable_buffer(2_MiB).data(), at) << "it is on its way";
   EXPECT_EQ(read(there.receive().data()), test::pattern(some_bytes, 3));
-  EXPECT_EQ(shared_buffer(2_MiB).data(), at);
+  EXPECT_EQ(exportable_buffer(2_MiB).data(), at);
 }
 
 TEST(a_pool, and_its_buffers_do_nothing_after_their_runtime) {
@@ -242,7 +242,7 @@ TEST(a_pool, holds_no_more_than_its_limit) {
   test::machine m(small());
   share_pool pool({.handle_bytes = 4_MiB, .limit = 6_MiB});
   auto a = std::make_optional(pool.allocate(4_MiB));
-  shared_buffer const b = pool.allocate(2_MiB);
+  exportable_buffer const b = pool.allocate(2_MiB);
   try {
     (void)pool.allocate(1);
     ADD_FAILURE() << "taken";
@@ -258,10 +258,10 @@ TEST(a_pool, holds_no_more_than_its_limit) {
 
 // What is in the way is this process's own work: it is waited for, as the device's allocator does.
 simulated seeded(std::uint64_t seed, std::size_t memory) {
-  return {.devices = 2, .memory = memory, .how = simulated::running::seeded, .seed = seed};
+  return {.devices = 2, .memory = memory, .schedule = simulated::scheduling::seeded, .seed = seed};
 }
 
-void work_on(shared_buffer const& b, stream_ref s) {
+void work_on(exportable_buffer const& b, stream_ref s) {
   b.record_stream(s);
   auto* const at = b.data<std::byte>();
   for (int i = 0; i < 3; ++i) parallel_for(s, 64, {writes(at, 64)}, [at](std::size_t k) { at[k] = std::byte{1}; });
@@ -274,10 +274,10 @@ TEST(a_pool, waits_for_work_on_returned_memory_first) {
     share_pool pool({.handle_bytes = 2_MiB, .limit = 4_MiB});
     stream const s(device(0)), t(device(0));
     for (int i = 0; i < 4; ++i) {
-      shared_buffer const a = pool.allocate(s, 2_MiB), b = pool.allocate(t, 1_MiB), c = pool.allocate(s, 1_MiB);
+      exportable_buffer const a = pool.allocate(s, 2_MiB), b = pool.allocate(t, 1_MiB), c = pool.allocate(s, 1_MiB);
       for (auto const* one : {&a, &b, &c}) work_on(*one, i % 2 ? s : t);
     }
-    shared_buffer const first = pool.allocate(2_MiB), second = pool.allocate(2_MiB);
+    exportable_buffer const first = pool.allocate(2_MiB), second = pool.allocate(2_MiB);
     EXPECT_THROW((void)pool.allocate(1), out_of_memory) << "these live";
     expect_sums(pool);
   }
@@ -288,8 +288,8 @@ TEST(shared_memory, pending_work_is_no_reason_to_refuse_others) {
     test::machine m(seeded(seed, 8_MiB));
     stream const s(device(0));
     share_pool pool({.handle_bytes = 2_MiB}), other({.handle_bytes = 2_MiB});
-    { work_on(shared_buffer(5_MiB), s); }
-    { work_on(shared_buffer(7_MiB), s); }
+    { work_on(exportable_buffer(5_MiB), s); }
+    { work_on(exportable_buffer(7_MiB), s); }
     { work_on(pool.allocate(5_MiB), s); }
     { work_on(other.allocate(7_MiB), s); }
     { work_on(other.allocate(5_MiB), s); }
@@ -300,18 +300,18 @@ TEST(shared_memory, pending_work_is_no_reason_to_refuse_others) {
 // No stream moves there but where the host waits for it.
 // Before it refuses.
 TEST(shared_memory, waits_for_work_on_a_pools_memory_first) {
-  test::machine m({.devices = 1, .memory = 8_MiB, .how = simulated::running::stepped});
+  test::machine m({.devices = 1, .memory = 8_MiB, .schedule = simulated::scheduling::stepped});
   stream const s(device(0));
   share_pool pool({.handle_bytes = 2_MiB});
   { work_on(pool.allocate(5_MiB), s); }
-  EXPECT_EQ(shared_buffer(7_MiB).size(), 7_MiB);
+  EXPECT_EQ(exportable_buffer(7_MiB).size(), 7_MiB);
 }
 
 TEST(a_handle_of_a_pool, notes_no_uses_of_blocks_that_are_free) {
   test::machine m(small());
   share_pool pool;
   auto const books = m.get().part<peer::exports>().pools().at(0);
-  auto block = peer::pool_books::allocate(books, streams::line_of(default_stream(0)), 1000, here::current());
+  auto block = peer::pool_books::allocate(books, streams::line_of(default_stream(0)), 1000, source_location::current());
   auto const handle = block->within;
   peer::exports::give_back(std::move(block));
   EXPECT_EQ(pool.statistics().held, 0u);
@@ -339,15 +339,15 @@ TEST(a_pool, waits_for_no_other_process_no_lost_device_and_no_rank) {
     stream const s(device(0));
     test::held gate(m, s);
     { work_on(pool.allocate(2_MiB), s); }
-    m.control().lose(0);
+    m.control().lose_device(0);
     EXPECT_ANY_THROW((void)pool.allocate(s, 1));
   }
   test::machine m(seeded(3, 64_MiB));
-  auto ranks = communicator::in_process(std::vector<device>{device(0), device(1)});
+  auto ranks = communicator::create_all(std::vector<device>{device(0), device(1)});
   share_pool pool({.on = 0, .handle_bytes = 2_MiB, .limit = 2_MiB});
   buffer const there(64, {.on = device(1)});
   {
-    shared_buffer const b = pool.allocate(64);
+    exportable_buffer const b = pool.allocate(64);
     ranks[0].all_reduce({b.data(), 16, float32});
     b.record_stream(current_stream(device(0)));
     work_on(b, current_stream(device(0)));
@@ -361,7 +361,7 @@ TEST(a_pool, waits_for_no_other_process_no_lost_device_and_no_rank) {
 TEST(a_pool, takes_less_where_less_is_left) {
   test::machine m({.devices = 1, .memory = 16_MiB});
   share_pool pool;  // 32 MiB at once would be usual
-  { shared_buffer const b = pool.allocate(9_MiB); }
+  { exportable_buffer const b = pool.allocate(9_MiB); }
   EXPECT_EQ(pool.statistics().reserved, 10_MiB);
   buffer const large(14_MiB);
   EXPECT_EQ(pool.statistics().reserved, 0u);
@@ -373,7 +373,7 @@ TEST(a_pool, shows_its_buffers_in_a_snapshot) {
   test::machine m(small());
   share_pool pool({.handle_bytes = 2_MiB});
   auto a = std::make_optional(pool.allocate(1000));
-  shared_buffer const b = pool.allocate(2000);
+  exportable_buffer const b = pool.allocate(2000);
   a.reset();
   auto const all = memory_snapshot(0);
   ASSERT_EQ(all.size(), 1u);
@@ -396,7 +396,7 @@ TEST(a_pool, refuses_impossible_requests) {
   EXPECT_THROW((void)pool.allocate(5), invalid_use);
   EXPECT_THROW(share_pool({.on = cpu}), invalid_use);
   simulated like = small();
-  like.maps = false;
+  like.virtual_memory = false;
   test::machine none(like);
   EXPECT_THROW(share_pool({.on = 0}), not_supported);
   like = small();
@@ -423,8 +423,8 @@ TEST(a_pool, keeps_everybodys_bytes_and_its_books_in_order) {
     auto [here, there] = lines();
     share_pool pool({.handle_bytes = 2_MiB, .limit = 16_MiB});
     auto const books = m.get().part<peer::exports>().pools().at(0);
-    std::vector<std::pair<shared_buffer, bytes_of>> live;
-    std::vector<std::pair<opened_buffer, bytes_of>> open;
+    std::vector<std::pair<exportable_buffer, bytes_of>> live;
+    std::vector<std::pair<imported_buffer, bytes_of>> open;
     auto const pick = [&](auto& all) -> auto& { return std::swap(all[below(all.size())], all.back()), all.back(); };
     for (int step = 0; step < 150 && !HasFailure(); ++step) {
       switch (below(6)) {
@@ -473,7 +473,7 @@ TEST(threads_of_one_pool, see_their_own_messages) {
       stream const s;
       for (int round = 0; round < 30; ++round) {
         auto const salt = std::uint64_t(t * 100 + round);
-        shared_buffer b = pool.allocate(s, 20'000);
+        exportable_buffer b = pool.allocate(s, 20'000);
         auto const bytes = test::pattern(20'000, salt);
         copy(s, b.data(), bytes.data(), bytes.size());
         here.send(b, s);

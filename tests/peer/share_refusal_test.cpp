@@ -38,8 +38,8 @@ struct refusals : ::testing::Test {
   }
   test::machine m{small()};
   int raw = -1;
-  std::optional<share_line> line;
-  shared_buffer b{some_bytes};
+  std::optional<share_channel> line;
+  exportable_buffer b{some_bytes};
 };
 
 TEST_F(refusals, of_any_bit_that_is_wrong) {
@@ -151,7 +151,7 @@ TEST_F(refusals, of_a_message_that_comes_again) {
 
 TEST_F(refusals, of_a_repeated_message_but_not_of_a_late_one) {
   share_pool pool;
-  shared_buffer const one = pool.allocate(1000), two = pool.allocate(1000);
+  exportable_buffer const one = pool.allocate(1000), two = pool.allocate(1000);
   auto const first = test::caught(one), second = test::caught(two), third = test::caught(one);
   EXPECT_EQ(answer(third), "taken");
   EXPECT_EQ(answer(first), "taken") << "over another line, say";
@@ -198,25 +198,25 @@ TEST_F(refusals, of_calls_out_of_turn_change_nothing) {
 }
 
 TEST_F(refusals, of_sockets_that_are_none) {
-  EXPECT_THROW(share_line(-1), invalid_use);
+  EXPECT_THROW(share_channel(-1), invalid_use);
   int both[2];
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, both), 0);
-  EXPECT_THROW(share_line{both[0]}, invalid_use);
+  EXPECT_THROW(share_channel{both[0]}, invalid_use);
   for (int f : both) EXPECT_EQ(::close(f), 0) << "still ours";
 }
 
 TEST_F(refusals, of_moved_lines_and_of_negative_leases) {
   auto [here, there] = lines();
-  share_line const now = std::move(here);
+  share_channel const now = std::move(here);
   EXPECT_THROW((void)here.wait(), invalid_use);
   EXPECT_THROW((void)here.receive(), invalid_use);
   EXPECT_THROW(here.send(b, default_stream(0)), invalid_use);
   EXPECT_THROW(here.signal(1, default_stream(0)), invalid_use);
-  EXPECT_THROW((void)here.lease(), invalid_use);
-  EXPECT_THROW(here.set_lease(1s), invalid_use);
-  EXPECT_THROW(there.set_lease(-1ms), invalid_use);
-  EXPECT_THROW(there.set_lease(0ms), invalid_use);
-  EXPECT_EQ(there.lease(), now.lease());
+  EXPECT_THROW((void)here.timeout(), invalid_use);
+  EXPECT_THROW(here.set_timeout(1s), invalid_use);
+  EXPECT_THROW(there.set_timeout(-1ms), invalid_use);
+  EXPECT_THROW(there.set_timeout(0ms), invalid_use);
+  EXPECT_EQ(there.timeout(), now.timeout());
 }
 
 TEST_F(refusals, of_handles_whose_size_overflowed) {
@@ -225,11 +225,11 @@ TEST_F(refusals, of_handles_whose_size_overflowed) {
 }
 
 TEST_F(refusals, of_buffers_that_are_none) {
-  EXPECT_THROW(shared_buffer(0), invalid_use);
-  EXPECT_THROW(shared_buffer(~std::size_t{0}), invalid_use);
-  EXPECT_THROW(shared_buffer(65_MiB), out_of_memory);
+  EXPECT_THROW(exportable_buffer(0), invalid_use);
+  EXPECT_THROW(exportable_buffer(~std::size_t{0}), invalid_use);
+  EXPECT_THROW(exportable_buffer(65_MiB), out_of_memory);
   auto [here, there] = lines();
-  EXPECT_THROW(here.send(shared_buffer(), default_stream(0)), invalid_use);
+  EXPECT_THROW(here.send(exportable_buffer(), default_stream(0)), invalid_use);
 }
 
 // Uses ------------------------------------------------------------------------------------------------------
@@ -239,7 +239,8 @@ constexpr auto nothing = [] {};
 
 // Two buffers side by side in one handle, both opened by another.
 struct neighbours : ::testing::Test {
-  explicit neighbours(options o = {}) : m({.devices = 2, .memory = 64_MiB, .how = simulated::running::seeded}, o) {
+  explicit neighbours(options o = {})
+      : m({.devices = 2, .memory = 64_MiB, .schedule = simulated::scheduling::seeded}, o) {
     here.send(x, default_stream(0)), here.send(y, default_stream(0));
     first = there.receive(), second = there.receive();
   }
@@ -253,11 +254,11 @@ struct neighbours : ::testing::Test {
     return "accepted";
   }
   test::machine m;
-  std::pair<share_line, share_line> both = lines();
-  share_line &here = both.first, &there = both.second;
+  std::pair<share_channel, share_channel> both = lines();
+  share_channel &here = both.first, &there = both.second;
   share_pool pool;
-  shared_buffer x = pool.allocate(1000), y = pool.allocate(1000);
-  opened_buffer first, second;
+  exportable_buffer x = pool.allocate(1000), y = pool.allocate(1000);
+  imported_buffer first, second;
   buffer of_host = pinned(4096);
 };
 struct watched_neighbours : neighbours {
@@ -277,7 +278,7 @@ TEST_F(watched_neighbours, are_used_to_their_ends_without_a_size) {
     launch(a, {of_x}, no_gpu, [p = const_cast<void*>(of_x.address)] { std::memset(p, 1, 1000); });
     launch(b, {of_y}, no_gpu, [p = const_cast<void*>(of_y.address)] { std::memset(p, 1, 1000); });
     EXPECT_EQ(races(), before) << "they are two";
-    launch(b, {{static_cast<char const*>(of_x.address) + 999, access::read, 1}}, no_gpu, nothing);
+    launch(b, {{static_cast<char const*>(of_x.address) + 999, access_mode::read, 1}}, no_gpu, nothing);
     EXPECT_EQ(races(), before + 1) << "the last byte is one's own";
     synchronize(0);
   }
@@ -292,19 +293,19 @@ TEST_F(neighbours, are_not_reached_by_an_overlong_access) {
     EXPECT_NE(why([&] { copy(p, of_host.data(), 1001); }).find("holds 1000 B, asked 1001 B"), std::string::npos);
     EXPECT_NE(why([&] { copy(of_host.data(), last, 2); }).find("holds 1 B to the end of its block of 1000 B"),
               std::string::npos);
-    EXPECT_NE(why([&] { set(p, std::byte{1}, 1025); }).find("holds 1000 B"), std::string::npos);
+    EXPECT_NE(why([&] { fill(p, std::byte{1}, 1025); }).find("holds 1000 B"), std::string::npos);
     EXPECT_NE(
         why([&] { launch(default_stream(0), {writes(p, 1001)}, no_gpu, nothing); }).find("holds 1000 B, asked 1001 B"),
         std::string::npos);
     EXPECT_NE(why([&] { copy(last + 1, of_host.data(), 1); }).find("in no buffer"), std::string::npos)
         << "what lies between two is nobody's";
-    EXPECT_NO_THROW(set(last, std::byte{1}, 1));
+    EXPECT_NO_THROW(fill(last, std::byte{1}, 1));
     EXPECT_NO_THROW(launch(default_stream(0), {writes(last, 1)}, no_gpu, nothing));
   }
 }
 
 TEST_F(neighbours, are_not_reached_by_an_overlong_collective) {
-  auto ranks = communicator::in_process(std::array{device(0)});
+  auto ranks = communicator::create_all(std::array{device(0)});
   ASSERT_EQ(static_cast<char*>(y.data()) - static_cast<char*>(x.data()), 1024);
   ranks[0].all_reduce({x.data(), 1000, uint8});
   auto const& driver = dynamic_cast<driver::faulty const&>(m.control());
@@ -333,7 +334,7 @@ TEST_F(neighbours, that_are_gone_are_used_no_more) {
   void *const of_owner = x.data(), *const of_other = first.data();
   auto const refused = [&](void* p) {
     EXPECT_NE(why([&] { copy(of_host.data(), p, 1); }).find("in no buffer"), std::string::npos);
-    EXPECT_NE(why([&] { set(p, std::byte{1}, 1); }).find("in no buffer"), std::string::npos);
+    EXPECT_NE(why([&] { fill(p, std::byte{1}, 1); }).find("in no buffer"), std::string::npos);
     EXPECT_NE(why([&] { launch(default_stream(0), {reads(p, 1)}, no_gpu, nothing); }).find("in no buffer"),
               std::string::npos);
     EXPECT_FALSE(find_block(p));
@@ -342,13 +343,13 @@ TEST_F(neighbours, that_are_gone_are_used_no_more) {
   auto again = there.receive();
   ASSERT_EQ(again.data(), of_other);
   first.release(default_stream(0));
-  EXPECT_NO_THROW(set(of_other, std::byte{1}, 1000)) << "it is open once more";
+  EXPECT_NO_THROW(fill(of_other, std::byte{1}, 1000)) << "it is open once more";
   again.release(default_stream(0));
   refused(of_other);
   x.reset();
   refused(of_owner);
-  EXPECT_NO_THROW(set(second.data(), std::byte{1}, 1000));
-  EXPECT_NO_THROW(set(y.data(), std::byte{1}, 1000));
+  EXPECT_NO_THROW(fill(second.data(), std::byte{1}, 1000));
+  EXPECT_NO_THROW(fill(y.data(), std::byte{1}, 1000));
   synchronize(0);
   EXPECT_EQ(pool.statistics().held, 0u);
   auto const next = pool.allocate(900);
@@ -376,9 +377,9 @@ TEST_F(neighbours, are_blocks_that_no_allocator_takes) {
     EXPECT_EQ(found->bytes, 1000u);
     EXPECT_EQ(found->on, device(0));
     EXPECT_EQ(found->kind, memory_kind::device);
-    EXPECT_NE(why([&] { deallocate(p); }).find("shared_buffer"), std::string::npos);
-    EXPECT_NE(why([&] { record_stream(p, default_stream(0)); }).find("shared_buffer"), std::string::npos);
-    EXPECT_NE(why([&] { (void)buffer::adopt(p); }).find("shared_buffer"), std::string::npos);
+    EXPECT_NE(why([&] { deallocate(p); }).find("exportable_buffer"), std::string::npos);
+    EXPECT_NE(why([&] { record_stream(p, default_stream(0)); }).find("exportable_buffer"), std::string::npos);
+    EXPECT_NE(why([&] { (void)buffer::adopt(p); }).find("exportable_buffer"), std::string::npos);
   }
 }
 

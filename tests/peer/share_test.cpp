@@ -31,7 +31,7 @@ WEIR_ROLE(reads_and_writes_back) {
 TEST(shared_memory, is_the_same_bytes_for_both) {
   test::machine m(small());
   test::other_process other("reads_and_writes_back");
-  shared_buffer const b(some_bytes);
+  exportable_buffer const b(some_bytes);
   write(b.data(), test::pattern(some_bytes, 1));
   other.line().send(b, default_stream(0));
   EXPECT_EQ(other.line().wait(), 7u);
@@ -43,12 +43,12 @@ TEST(shared_memory, is_the_same_bytes_for_both) {
 // A buffer of device 0, sent and opened for device 1, and memory of device 1's own.
 struct opened_for_another_device {
   test::machine m{small()};
-  std::pair<share_line, share_line> ends = lines();
-  shared_buffer theirs{some_bytes, 0};
-  opened_buffer o = open();
+  std::pair<share_channel, share_channel> ends = lines();
+  exportable_buffer theirs{some_bytes, 0};
+  imported_buffer o = open();
   buffer mine{some_bytes, {.on = 1}};
 
-  opened_buffer open() {
+  imported_buffer open() {
     write(theirs.data(), test::pattern(some_bytes, 3));
     ends.first.send(theirs, default_stream(0));
     return ends.second.receive(1);
@@ -87,7 +87,7 @@ TEST(shared_memory, opened_for_a_device_without_a_link_is_refused) {
   apart.peers = simulated::links::none;
   test::machine m(apart);
   auto [here, there] = lines();
-  shared_buffer const b(some_bytes, 0);
+  exportable_buffer const b(some_bytes, 0);
   here.send(b, default_stream(0));
   EXPECT_THROW((void)there.receive(1), not_supported);
   EXPECT_EQ(b.importers(), 0);
@@ -127,7 +127,7 @@ TEST(a_signal, waits_for_no_more_than_its_event) {
 TEST(an_import, is_mapped_once_however_often_it_is_opened) {
   test::machine m(small());
   auto [here, there] = lines();
-  shared_buffer const b(some_bytes);
+  exportable_buffer const b(some_bytes);
   auto& imports = m.get().part<peer::imports>();
   here.send(b, default_stream(0));
   here.send(b, default_stream(0));
@@ -149,12 +149,12 @@ TEST(an_import, goes_when_its_owner_has_it_no_more) {
   auto [here, there] = lines();
   auto& imports = m.get().part<peer::imports>();
   {
-    shared_buffer const b(some_bytes);
+    exportable_buffer const b(some_bytes);
     here.send(b, default_stream(0));
     (void)there.receive();
   }
   EXPECT_GT(m.get().part<peer::exports>().forget_idle(), 0u);
-  shared_buffer const other(some_bytes);
+  exportable_buffer const other(some_bytes);
   here.send(other, default_stream(0));
   auto const o = there.receive();
   EXPECT_EQ(imports.mapped(), 1u);
@@ -173,10 +173,10 @@ TEST(a_handle, has_one_descriptor_that_goes_with_it) {
   auto const before = open_files();
   driver::faulty_of(m.driver())->watch(&seen);
   {
-    shared_buffer const b(some_bytes);
+    exportable_buffer const b(some_bytes);
     share_pool pool;
-    shared_buffer const one = pool.allocate(10), two = pool.allocate(10);
-    for (shared_buffer const* which : {&b, &one, &two, &b, &one, &two}) {
+    exportable_buffer const one = pool.allocate(10), two = pool.allocate(10);
+    for (exportable_buffer const* which : {&b, &one, &two, &b, &one, &two}) {
       here.send(*which, default_stream(0));
       (void)there.receive();
     }
@@ -184,7 +184,7 @@ TEST(a_handle, has_one_descriptor_that_goes_with_it) {
   }
   driver::faulty_of(m.driver())->watch(nullptr);
   EXPECT_GT(m.get().part<peer::exports>().forget_idle(), 0u);
-  shared_buffer const next(some_bytes);
+  exportable_buffer const next(some_bytes);
   here.send(next, default_stream(0));
   auto const o = there.receive();  // what was mapped goes, and its last word's socket
   EXPECT_EQ(m.get().part<peer::imports>().mapped(), 1u);
@@ -195,7 +195,7 @@ TEST(a_handle, has_one_descriptor_that_goes_with_it) {
 TEST(shared_memory, sent_often_keeps_few_descriptors) {
   test::machine m(small());
   auto [here, there] = lines();
-  shared_buffer const b(some_bytes);
+  exportable_buffer const b(some_bytes);
   here.send(b, default_stream(0));
   auto const stays = there.receive();
   std::ptrdiff_t before = 0;
@@ -213,7 +213,7 @@ TEST(shared_memory, is_sent_where_descriptor_0_is_free) {
   {
     test::machine m(small());
     auto [here, there] = lines(1s);
-    shared_buffer const b(some_bytes);
+    exportable_buffer const b(some_bytes);
     ::close(0);
     EXPECT_NO_THROW(here.send(b, default_stream(0))) << "the loan's end is 0";
     EXPECT_EQ(there.receive().size(), some_bytes);
@@ -239,19 +239,19 @@ WEIR_ROLE(holds_until_told) {
 TEST(shared_memory, serves_no_other_while_an_importer_has_it) {
   test::machine m(small());
   test::other_process other("holds_until_told");
-  auto b = std::make_optional<shared_buffer>(some_bytes);
+  auto b = std::make_optional<exportable_buffer>(some_bytes);
   void const* const at = b->data();
   write(b->data(), test::pattern(some_bytes, 1));
   other.line().send(*b, default_stream(0));
   EXPECT_EQ(other.line().wait(), 1u);
   EXPECT_EQ(b->importers(), 1);
   b.reset();
-  shared_buffer const next(some_bytes);
+  exportable_buffer const next(some_bytes);
   EXPECT_NE(next.data(), at);
   write(next.data(), test::pattern(some_bytes, 9));
   other.line().signal(2, default_stream(0));
   EXPECT_EQ(other.line().wait(), 3u);
-  EXPECT_EQ(shared_buffer(some_bytes).data(), at) << "it was released, and serves again";
+  EXPECT_EQ(exportable_buffer(some_bytes).data(), at) << "it was released, and serves again";
   other.line().signal(4, default_stream(0));
   EXPECT_EQ(other.end(), "exit 0");
 }
@@ -261,15 +261,15 @@ TEST(shared_memory, comes_back_when_its_importer_was_killed) {
   synchronize(0);
   auto const before = m.driver().memory(0).value.free;
   test::other_process other("holds_until_told");
-  auto b = std::make_optional<shared_buffer>(some_bytes);
+  auto b = std::make_optional<exportable_buffer>(some_bytes);
   other.line().send(*b, default_stream(0));
   EXPECT_EQ(other.line().wait(), 1u);
   other.kill();
   EXPECT_EQ(b->importers(), 0);
-  EXPECT_THROW((void)other.line().wait(), peer_gone);
-  EXPECT_THROW(other.line().send(*b, default_stream(0)), peer_gone);
+  EXPECT_THROW((void)other.line().wait(), peer_disconnected);
+  EXPECT_THROW(other.line().send(*b, default_stream(0)), peer_disconnected);
   b.reset();
-  { shared_buffer const next(some_bytes); }
+  { exportable_buffer const next(some_bytes); }
   m.get().part<peer::exports>().forget_idle();
   EXPECT_EQ(m.driver().memory(0).value.free, before);
 }
@@ -279,13 +279,13 @@ TEST(shared_memory, that_waits_to_be_opened_serves_no_other) {
   auto [here, there] = lines();
   void const* at = nullptr;
   {
-    shared_buffer const b(some_bytes);
+    exportable_buffer const b(some_bytes);
     at = b.data();
     write(b.data(), test::pattern(some_bytes, 4));
     here.send(b, default_stream(0));
     EXPECT_EQ(b.importers(), 1);
   }
-  shared_buffer const next(some_bytes);
+  exportable_buffer const next(some_bytes);
   EXPECT_NE(next.data(), at);
   write(next.data(), test::pattern(some_bytes, 5));
   EXPECT_EQ(read(there.receive().data()), test::pattern(some_bytes, 4));
@@ -296,11 +296,11 @@ TEST(shared_memory, that_was_never_opened_serves_after_the_line) {
   void const* at = nullptr;
   {
     auto [here, there] = lines();
-    shared_buffer const b(some_bytes);
+    exportable_buffer const b(some_bytes);
     at = b.data();
     here.send(b, default_stream(0));
   }
-  EXPECT_EQ(shared_buffer(some_bytes).data(), at);
+  EXPECT_EQ(exportable_buffer(some_bytes).data(), at);
 }
 
 TEST(shared_memory, serves_the_next_when_its_streams_are_done) {
@@ -309,30 +309,31 @@ TEST(shared_memory, serves_the_next_when_its_streams_are_done) {
   void const* at = nullptr;
   test::held gate(m, s);
   {
-    shared_buffer const b(some_bytes);
+    exportable_buffer const b(some_bytes);
     at = b.data();
     b.record_stream(s);
   }
-  EXPECT_NE(shared_buffer(some_bytes).data(), at);
+  EXPECT_NE(exportable_buffer(some_bytes).data(), at);
   gate.open();
   s.synchronize();
-  EXPECT_EQ(shared_buffer(some_bytes).data(), at);
+  EXPECT_EQ(exportable_buffer(some_bytes).data(), at);
 }
 
 TEST(shared_memory, takes_the_allocators_cached_memory) {
   test::machine m({.devices = 1, .memory = 16_MiB});
   { buffer const b(14_MiB); }
   synchronize(0);
-  EXPECT_EQ(shared_buffer(9_MiB).size(), 9_MiB);
+  EXPECT_EQ(exportable_buffer(9_MiB).size(), 9_MiB);
 }
 
 TEST(the_checker, names_an_unrecorded_user_of_shared_memory) {
-  test::machine m(simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped}, {.check_races = true});
+  test::machine m(simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped},
+                  {.check_races = true});
   stream const s(device(0));
   {
-    shared_buffer const b(some_bytes);
+    exportable_buffer const b(some_bytes);
     stream_guard const on(s);
-    set(b.data(), std::byte{1}, some_bytes);
+    fill(b.data(), std::byte{1}, some_bytes);
   }
   auto const found = race_reports();
   ASSERT_FALSE(found.empty());
@@ -340,14 +341,15 @@ TEST(the_checker, names_an_unrecorded_user_of_shared_memory) {
 }
 
 TEST(the_checker, has_nothing_against_streams_that_were_recorded) {
-  test::machine m(simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded}, {.check_races = true});
+  test::machine m(simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded},
+                  {.check_races = true});
   for (int i = 0; i < 20; ++i) {
     stream const s(device(0));
-    shared_buffer const b(some_bytes);
+    exportable_buffer const b(some_bytes);
     s.wait(default_stream(0));
     stream_guard const on(s);
     b.record_stream(s);
-    set(b.data(), std::byte{1}, some_bytes);
+    fill(b.data(), std::byte{1}, some_bytes);
   }
   synchronize(0);
   for (auto const& f : race_reports()) ADD_FAILURE() << f.text;
@@ -355,7 +357,7 @@ TEST(the_checker, has_nothing_against_streams_that_were_recorded) {
 
 WEIR_ROLE(sends_and_is_killed) {
   test::machine m(small());
-  shared_buffer const b(some_bytes);
+  exportable_buffer const b(some_bytes);
   write(b.data(), test::pattern(some_bytes, 6));
   line.send(b, default_stream(0));
   (void)line.wait();
@@ -368,7 +370,7 @@ TEST(opened_memory, keeps_its_bytes_when_its_owner_is_killed) {
   auto b = other.line().receive();
   other.line().signal(1, default_stream(0));
   EXPECT_EQ(other.end(), "signal 9");
-  EXPECT_THROW((void)other.line().wait(), peer_gone);
+  EXPECT_THROW((void)other.line().wait(), peer_disconnected);
   EXPECT_EQ(read(b.data()), test::pattern(some_bytes, 6));
   b.reset();
 }
@@ -378,7 +380,7 @@ TEST(memory_on_its_way, cannot_be_opened_once_its_owner_was_killed) {
   test::other_process other("sends_and_is_killed");
   other.line().signal(1, default_stream(0));
   EXPECT_EQ(other.end(), "signal 9");
-  EXPECT_THROW((void)other.line().receive(), peer_gone);
+  EXPECT_THROW((void)other.line().receive(), peer_disconnected);
 }
 
 // Figures ---------------------------------------------------------------------------------------------------
@@ -393,7 +395,7 @@ TEST(shared_memory, is_counted_by_whole_pages_apart) {
                       n.reserved_bytes.all.current};
   };
   std::int64_t const page = std::int64_t{2} << 20;
-  auto b = std::make_optional<shared_buffer>(some_bytes, 0);
+  auto b = std::make_optional<exportable_buffer>(some_bytes, 0);
   EXPECT_EQ(figures(), (std::array<std::int64_t, 4>{page, page, 0, 0}));
   here.send(*b, default_stream(0));
   auto o = there.receive();
@@ -419,7 +421,7 @@ TEST(shared_memory, is_a_segment_of_its_own_in_a_snapshot) {
   test::machine m(small());
   auto [here, there] = lines();
   buffer const plain(some_bytes, {.on = 0});
-  shared_buffer b(some_bytes, 0);
+  exportable_buffer b(some_bytes, 0);
   std::uint32_t const line = __LINE__ - 1;
   here.send(b, default_stream(0));
   auto const o = there.receive();
@@ -438,7 +440,7 @@ TEST(shared_memory, is_a_segment_of_its_own_in_a_snapshot) {
     EXPECT_EQ(found[0].blocks[0].bytes, found[0].bytes);
     EXPECT_EQ(found[0].blocks[0].requested, some_bytes);
   }
-  EXPECT_EQ(with(memory_sharing::exported)[0].blocks[0].where.line, line);
+  EXPECT_EQ(with(memory_sharing::exported)[0].blocks[0].where.line(), line);
   EXPECT_EQ(with(memory_sharing::none).size(), 1u);
   b.reset();
   auto const kept = with(memory_sharing::exported);
@@ -470,7 +472,7 @@ TEST(a_stopped_process, delays_no_other_longer_than_the_lease) {
       },
       timed_out);
   other.tell(SIGCONT);
-  other.line().set_lease(20s);
+  other.line().set_timeout(20s);
   other.line().signal(~std::uint64_t{0}, default_stream(0));
   EXPECT_EQ(other.line().wait(), sent) << "what was refused was not heard, all else was, in order";
   EXPECT_EQ(other.end(), "exit 0");
@@ -478,15 +480,15 @@ TEST(a_stopped_process, delays_no_other_longer_than_the_lease) {
 
 TEST(a_device_that_maps_no_memory, says_that_it_cannot) {
   simulated like = small();
-  like.maps = false;
+  like.virtual_memory = false;
   test::machine m(like);
-  EXPECT_THROW(shared_buffer{some_bytes}, not_supported);
+  EXPECT_THROW(exportable_buffer{some_bytes}, not_supported);
 }
 
 TEST(a_child_that_was_forked, has_neither_line_nor_buffers) {
   test::machine m(small());
   auto [here, there] = lines();
-  shared_buffer b(some_bytes);
+  exportable_buffer b(some_bytes);
   here.send(b, default_stream(0));
   auto o = there.receive();
   pid_t const child = ::fork();
@@ -510,7 +512,7 @@ TEST(a_child_that_was_forked, has_neither_line_nor_buffers) {
 TEST(after_its_runtime, nothing_is_left) {
   auto m = std::make_unique<test::machine>(small());
   auto [here, there] = lines();
-  shared_buffer b(some_bytes);
+  exportable_buffer b(some_bytes);
   here.send(b, default_stream(0));
   auto o = there.receive();
   m.reset();

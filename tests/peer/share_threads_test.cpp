@@ -14,9 +14,9 @@ namespace {
 constexpr std::size_t bytes = 20'000;
 constexpr int threads = 4;
 
-std::pair<share_line, share_line> lines() {
+std::pair<share_channel, share_channel> lines() {
   auto const [a, b] = os::make_sockets();
-  return {share_line(a, std::chrono::seconds(60)), share_line(b, std::chrono::seconds(60))};
+  return {share_channel(a, std::chrono::seconds(60)), share_channel(b, std::chrono::seconds(60))};
 }
 
 void on_all_threads(test::machine& m, std::function<void(int)> const& body) {
@@ -39,8 +39,8 @@ TEST(threads_that_share, see_their_own_messages) {
     buffer const host = pinned(bytes);
     for (int round = 0; round < 40; ++round) {
       auto const value = static_cast<std::byte>(t * 40 + round);
-      shared_buffer b(bytes);
-      set(b.data(), value, bytes);
+      exportable_buffer b(bytes);
+      fill(b.data(), value, bytes);
       here.send(b, s);
       if (round % 2) b.reset();  // on its way
       auto o = there.receive();
@@ -56,14 +56,14 @@ TEST(threads_that_share, see_their_own_messages) {
 
 TEST(threads_that_share, map_memory_once_for_all) {
   test::machine m({.devices = 1, .memory = 64_MiB});
-  shared_buffer const b(bytes);
-  set(b.data(), std::byte{7}, bytes);
-  std::vector<std::pair<share_line, share_line>> all;
+  exportable_buffer const b(bytes);
+  fill(b.data(), std::byte{7}, bytes);
+  std::vector<std::pair<share_channel, share_channel>> all;
   for (int t = 0; t < threads; ++t) {
     all.push_back(lines());
     all.back().first.send(b, default_stream(0));
   }
-  std::vector<opened_buffer> opened(threads);
+  std::vector<imported_buffer> opened(threads);
   on_all_threads(m, [&](int t) { opened[std::size_t(t)] = all[std::size_t(t)].second.receive(); });
   for (auto const& o : opened) EXPECT_EQ(o.data(), opened[0].data());
   EXPECT_EQ(m.get().part<peer::imports>().mapped(), 1u);
@@ -81,11 +81,11 @@ TEST(threads_that_share, find_all_of_it_open_to_peers) {
     for (int round = 0; round < 60; ++round) {
       if (t == 0 && round % 25 == 20) {
         int const next = open.load() + 1;
-        open_memory(device(0), {device(next)});
+        enable_peer_access(device(0), {device(next)});
         open.store(next);
       }
       int const readers = open.load();
-      shared_buffer const b(bytes * std::size_t(1 + round % 3 * 200), 0), of_pool = pool.allocate(bytes);
+      exportable_buffer const b(bytes * std::size_t(1 + round % 3 * 200), 0), of_pool = pool.allocate(bytes);
       for (auto const* one : {&b, &of_pool}) {
         for (int d = 1; d <= readers; ++d) {
           auto const its = m.get().part<observe::memory_beside>().find(one->data());

@@ -23,7 +23,7 @@ TEST(simulation, a_machine_with_gpus_is_no_simulation) {
 
 TEST(simulation, equal_seeds_and_calls_give_equal_hashes) {
   auto const hash_of = [](std::uint64_t seed, int copies) {
-    runtime machine(simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed});
+    runtime machine(simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed});
     runtime_guard const in(machine);
     EXPECT_EQ(simulation::of(machine).seed(), seed);
     buffer const b(64);
@@ -39,7 +39,7 @@ TEST(simulation, equal_seeds_and_calls_give_equal_hashes) {
 
 // Two threads, each staging both ways on a device of its own. Returns: the order they came in, and the trace.
 std::string staging_among_threads(std::uint64_t seed) {
-  runtime machine(simulated{.devices = 2, .memory = 16_MiB, .how = simulated::running::seeded, .seed = seed});
+  runtime machine(simulated{.devices = 2, .memory = 16_MiB, .schedule = simulated::scheduling::seeded, .seed = seed});
   runtime_guard const in(machine);
   auto sim = simulation::of(machine);
   std::string order;
@@ -118,10 +118,10 @@ TEST(simulation, a_seed_takes_the_same_course_in_every_process) {
 
 TEST(simulation, spawning_is_for_seeded_machines) {
   runtime machine(simulated{.devices = 1, .memory = 16_MiB});
-  EXPECT_NE(refusal<invalid_use>([&] { simulation::of(machine).spawn("a", [] {}); }).find("running::seeded"),
+  EXPECT_NE(refusal<invalid_use>([&] { simulation::of(machine).spawn("a", [] {}); }).find("scheduling::seeded"),
             std::string::npos);
-  runtime one(simulated{.devices = 1, .memory = 16_MiB, .how = simulated::running::seeded, .seed = 1});
-  runtime other(simulated{.devices = 1, .memory = 16_MiB, .how = simulated::running::seeded, .seed = 1});
+  runtime one(simulated{.devices = 1, .memory = 16_MiB, .schedule = simulated::scheduling::seeded, .seed = 1});
+  runtime other(simulated{.devices = 1, .memory = 16_MiB, .schedule = simulated::scheduling::seeded, .seed = 1});
   std::string why;
   simulation::of(one).spawn("a", [&] { why = refusal<invalid_use>([&] { simulation::of(other).spawn("b", [] {}); }); });
   simulation::of(one).join();
@@ -131,7 +131,7 @@ TEST(simulation, spawning_is_for_seeded_machines) {
 }
 
 TEST(simulation, join_rethrows_a_threads_exception) {
-  runtime machine(simulated{.devices = 1, .memory = 16_MiB, .how = simulated::running::seeded, .seed = 1});
+  runtime machine(simulated{.devices = 1, .memory = 16_MiB, .schedule = simulated::scheduling::seeded, .seed = 1});
   simulation::of(machine).spawn("a", [] { throw std::out_of_range("told"); });
   EXPECT_THROW(simulation::of(machine).join(), std::out_of_range);
 }
@@ -158,7 +158,7 @@ TEST(simulation, pending_refusals_can_be_cancelled) {
   EXPECT_NE(refusal<driver_error>([&] { copy(a.data(), b.data(), 64); }), "");
   EXPECT_FALSE(sim.cancel_failure(second)) << "it has been refused";
   for (std::uint64_t k = 1; k < 5; ++k) sim.fail_call("any", k);
-  sim.forget_failures();
+  sim.clear_failures();
   copy(a.data(), b.data(), 64);
   synchronize();
 }
@@ -173,7 +173,7 @@ TEST(simulation, only_a_machine_without_threads_is_stepped) {
 TEST(simulation, memory_that_another_process_takes_is_not_there) {
   runtime machine(simulated{.devices = 2, .memory = 64_MiB});
   runtime_guard const in(machine);
-  simulation::of(machine).use_up(device(1), 40_MiB);
+  simulation::of(machine).consume_memory(device(1), 40_MiB);
   EXPECT_NO_THROW(buffer(30_MiB, {.on = device(0)}));
   EXPECT_THROW(buffer(30_MiB, {.on = device(1)}), out_of_memory);
   EXPECT_LE(mem_get_info(device(1)).free, 24_MiB);
@@ -182,7 +182,7 @@ TEST(simulation, memory_that_another_process_takes_is_not_there) {
 TEST(simulation, a_cut_link_is_gone_in_its_direction) {
   runtime machine(simulated{.devices = 2, .memory = 64_MiB});
   runtime_guard const in(machine);
-  simulation::of(machine).cut(device(0), device(1));
+  simulation::of(machine).disconnect(device(0), device(1));
   EXPECT_FALSE(can_access_peer(device(0), device(1)));
   EXPECT_TRUE(can_access_peer(device(1), device(0)));
 }
@@ -191,7 +191,7 @@ TEST(simulation, a_lost_device_says_so_and_the_other_goes_on) {
   runtime machine(simulated{.devices = 2, .memory = 64_MiB});
   runtime_guard const in(machine);
   buffer const a(64, {.on = device(0)}), b(64, {.on = device(1)});
-  simulation::of(machine).lose(device(0));
+  simulation::of(machine).lose_device(device(0));
   std::vector<std::byte> host(64);
   EXPECT_THROW(copy(a.data(), host.data(), 64), device_lost);
   EXPECT_NO_THROW(copy(b.data(), host.data(), 64));
@@ -200,7 +200,7 @@ TEST(simulation, a_lost_device_says_so_and_the_other_goes_on) {
 TEST(simulation, a_device_that_does_not_exist_is_named) {
   runtime machine(simulated{.devices = 2, .memory = 64_MiB});
   runtime_guard const in(machine);
-  std::string const text = refusal<invalid_use>([&] { simulation::of(machine).lose(device(2)); });
+  std::string const text = refusal<invalid_use>([&] { simulation::of(machine).lose_device(device(2)); });
   EXPECT_NE(text.find("gpu:2"), std::string::npos) << text;
 }
 

@@ -49,13 +49,13 @@ device const others[] = {1, 2};
 
 TEST(stripes, every_byte_arrives_both_ways_over_lent_links) {
   rig r({.devices = 3, .memory = 256_MiB}, {.check_races = true});
-  EXPECT_EQ(explain_copy(r.on_gpu.data(), r.there.data(), n).by, route::engine) << "nothing is lent";
-  lend_links const lent(others);
+  EXPECT_EQ(explain_copy(r.on_gpu.data(), r.there.data(), n).by, copy_route::engine) << "nothing is lent";
+  link_sharing_guard const lent(others);
   auto const choice = explain_copy(r.on_gpu.data(), r.there.data(), n);
-  EXPECT_EQ(choice.by, route::striped);
+  EXPECT_EQ(choice.by, copy_route::striped);
   EXPECT_NE(choice.reason.find("lent"), std::string::npos) << choice.reason;
-  EXPECT_EQ(explain_copy(r.back.data(), r.on_gpu.data(), n).by, route::striped);
-  EXPECT_EQ(explain_copy(r.on_gpu.data(), r.there.data(), peer::stripes::worth - 1).by, route::engine)
+  EXPECT_EQ(explain_copy(r.back.data(), r.on_gpu.data(), n).by, copy_route::striped);
+  EXPECT_EQ(explain_copy(r.on_gpu.data(), r.there.data(), peer::stripes::worth - 1).by, copy_route::engine)
       << "too small to be worth it";
   r.round();
   EXPECT_EQ(r.came(), r.bytes);
@@ -72,7 +72,7 @@ TEST(stripes, every_byte_arrives_both_ways_over_lent_links) {
 
 TEST(stripes, a_striped_copy_is_ordered_and_returns_at_once) {
   rig r;
-  lend_links const lent(others);
+  link_sharing_guard const lent(others);
   r.round();  // lanes are made
   r.forget();
   auto const second = pattern(n, 2);
@@ -94,7 +94,7 @@ TEST(stripes, a_striped_copy_is_ordered_and_returns_at_once) {
 
 TEST(stripes, memory_freed_right_after_a_striped_copy_waits_for_it) {
   rig r;
-  lend_links const lent(others);
+  link_sharing_guard const lent(others);
   r.round();
   held gate(r.m, r.s);
   void* const source = r.there.data();
@@ -109,7 +109,7 @@ TEST(stripes, memory_freed_right_after_a_striped_copy_waits_for_it) {
 
 TEST(stripes, copies_of_two_streams_do_not_wait_for_each_other) {
   rig r;
-  lend_links const lent(others);
+  link_sharing_guard const lent(others);
   stream t{device(0)};
   buffer other(n, {.on = device(0)});
   r.round();
@@ -130,7 +130,7 @@ TEST(stripes, lanes_no_longer_lent_give_way_to_others) {
   buffer const wide(peer::stripes::most_copies * part, {.on = device(0)});
   {
     device const one[] = {1};
-    lend_links const lent(one);
+    link_sharing_guard const lent(one);
     std::vector<stream> all;
     std::vector<std::unique_ptr<held>> gates;
     for (std::size_t i = 0; i < peer::stripes::most_copies; ++i) {
@@ -144,7 +144,7 @@ TEST(stripes, lanes_no_longer_lent_give_way_to_others) {
     for (stream const& s : all) s.synchronize();
   }
   device const other[] = {2};
-  lend_links const lent(other);
+  link_sharing_guard const lent(other);
   copy(r.s, r.on_gpu.data(), r.there.data(), n);
   EXPECT_EQ(r.held_by(1), (peer::stripes::most_copies - 1) * lane_bytes) << "no more go than are needed";
   EXPECT_EQ(r.held_by(2), lane_bytes);
@@ -153,8 +153,8 @@ TEST(stripes, lanes_no_longer_lent_give_way_to_others) {
 TEST(stripes, without_lanes_or_memory_a_copy_goes_straight) {
   rig r({.devices = 2, .memory = 400_MiB});
   device const one[] = {1};
-  lend_links const lent(one);
-  r.m.control().use_up(1, 390_MiB);  // 10 MiB left: a lane needs 24
+  link_sharing_guard const lent(one);
+  r.m.control().consume_memory(1, 390_MiB);  // 10 MiB left: a lane needs 24
   r.round();
   EXPECT_EQ(r.came(), r.bytes);
   EXPECT_EQ(r.held_by(1), 0u);
@@ -165,12 +165,12 @@ TEST(stripes, links_that_are_refused_or_change_bytes_carry_nothing) {
   rig pairs({.devices = 4, .memory = 256_MiB, .peers = simulated::links::pairs});
   {
     device const two[] = {2};
-    lend_links const lent(two);  // gpu:2, which gpu:0 does not reach
+    link_sharing_guard const lent(two);  // gpu:2, which gpu:0 does not reach
     auto const choice = explain_copy(pairs.on_gpu.data(), pairs.there.data(), n);
-    EXPECT_EQ(choice.by, route::engine);
+    EXPECT_EQ(choice.by, copy_route::engine);
     EXPECT_NE(choice.reason.find("none of the lent devices"), std::string::npos);
     EXPECT_THROW(([&] {
-                   route_guard const by(route::striped);
+                   route_guard const by(copy_route::striped);
                    copy(pairs.on_gpu.data(), pairs.there.data(), n);
                  }()),
                  invalid_use);
@@ -180,7 +180,7 @@ TEST(stripes, links_that_are_refused_or_change_bytes_carry_nothing) {
   rig r;
   r.m.control().corrupt(0, 1);
   r.m.control().corrupt(1, 0);
-  lend_links const lent(others);
+  link_sharing_guard const lent(others);
   r.round();
   EXPECT_EQ(r.came(), r.bytes);
   EXPECT_EQ(r.held_by(1), 0u) << "found out before it carried anything";
@@ -189,9 +189,9 @@ TEST(stripes, links_that_are_refused_or_change_bytes_carry_nothing) {
 
 TEST(stripes, a_lost_lent_device_carries_no_more) {
   rig r;
-  lend_links const lent(others);
+  link_sharing_guard const lent(others);
   r.round();
-  r.m.control().lose(1);
+  r.m.control().lose_device(1);
   EXPECT_THROW(synchronize(device(1)), device_lost);
   for (int i = 0; i < 2; ++i) {
     r.forget();
@@ -202,15 +202,15 @@ TEST(stripes, a_lost_lent_device_carries_no_more) {
 
 TEST(stripes, the_devices_own_loss_is_said) {
   rig r;
-  lend_links const lent(others);
+  link_sharing_guard const lent(others);
   r.round();
-  r.m.control().lose(0);
+  r.m.control().lose_device(0);
   EXPECT_THROW(copy(r.s, r.on_gpu.data(), r.there.data(), n), device_lost);
 }
 
 TEST(stripes, a_captured_stream_takes_the_straight_way) {
   rig r;
-  lend_links const lent(others);
+  link_sharing_guard const lent(others);
   r.round();
   auto& line = streams::line_of(r.s);
   auto& machine = r.m.driver();
@@ -223,19 +223,19 @@ TEST(stripes, a_captured_stream_takes_the_straight_way) {
 
 TEST(stripes, refusals_are_equal_with_and_without_lent_links) {
   rig r;
-  lend_links const lent(others);
+  link_sharing_guard const lent(others);
   r.round();
   EXPECT_THROW(copy(r.s, r.on_gpu.data(), r.there.data(), n + 1), invalid_use);
   EXPECT_THROW(weir::copy(r.s, r.on_gpu.data<std::byte>() + 1, r.there.data(), n), invalid_use);
   stream other{device(1)};
   EXPECT_THROW(copy(other, r.on_gpu.data(), r.there.data(), n), invalid_use);
   device const host[] = {cpu};
-  EXPECT_THROW(lend_links{host}, invalid_use);
+  EXPECT_THROW(link_sharing_guard{host}, invalid_use);
   device const none[] = {7};
-  EXPECT_THROW(lend_links{none}, invalid_use);
+  EXPECT_THROW(link_sharing_guard{none}, invalid_use);
   {
-    route_guard const straight(route::engine);
-    EXPECT_EQ(explain_copy(r.on_gpu.data(), r.there.data(), n).by, route::engine);
+    route_guard const straight(copy_route::engine);
+    EXPECT_EQ(explain_copy(r.on_gpu.data(), r.there.data(), n).by, copy_route::engine);
   }
   EXPECT_EQ(test::read_back(r.on_gpu.data(), n, 0), r.bytes);
 }
@@ -266,7 +266,7 @@ bool refuse_one(rig& r, std::uint64_t k, int& absorbed) {
 TEST(stripes, any_call_refused_leaves_a_repeatable_copy) {
   int absorbed = 0;
   device const one[] = {1};
-  lend_links const lent(one);
+  link_sharing_guard const lent(one);
   rig r({.devices = 2, .memory = 256_MiB});
   r.round();
   for (std::uint64_t k = 1; refuse_one(r, k, absorbed); k += stride) {
@@ -280,7 +280,7 @@ TEST(stripes, refused_lanes_leave_the_direct_path) {
   device const one[] = {1};
   for (std::uint64_t k = 1; k <= 50; k += 2 * stride) {
     rig r({.devices = 2, .memory = 256_MiB});
-    lend_links const lent(one);
+    link_sharing_guard const lent(one);
     refuse_one(r, k, absorbed);
     if (testing::Test::HasFailure()) return;
   }
@@ -289,8 +289,9 @@ TEST(stripes, refused_lanes_leave_the_direct_path) {
 
 TEST(stripes, under_any_schedule_the_bytes_are_right) {
   for (auto const seed : tests::seeds("stripes", 100, 0, 20)) {
-    rig r({.devices = 3, .memory = 256_MiB, .how = simulated::running::seeded, .seed = seed}, {.check_races = true});
-    lend_links const lent(others);
+    rig r({.devices = 3, .memory = 256_MiB, .schedule = simulated::scheduling::seeded, .seed = seed},
+          {.check_races = true});
+    link_sharing_guard const lent(others);
     stream t{device(0)};
     buffer other(n, {.on = device(0)}), out = pinned(n);
     copy(r.s, r.on_gpu.data(), r.there.data(), n, non_blocking);
@@ -308,9 +309,9 @@ TEST(stripes, under_any_schedule_the_bytes_are_right) {
 
 // The copy's stream is not ordered after the lane then.
 TEST(stripes, memory_freed_after_a_broken_copy_waits_for_lanes) {
-  rig r({.devices = 2, .memory = 256_MiB, .how = simulated::running::stepped});
+  rig r({.devices = 2, .memory = 256_MiB, .schedule = simulated::scheduling::stepped});
   device const one[] = {1};
-  lend_links const lent(one);
+  link_sharing_guard const lent(one);
   stream_guard const on(r.s);
   buffer target(n, {.on = device(0)});
   struct counter final : driver::faulty::watcher {
@@ -340,8 +341,8 @@ TEST(stripes, memory_freed_after_a_broken_copy_waits_for_lanes) {
 }
 
 TEST(stripes, a_copy_refused_half_way_releases_host_memory) {
-  rig r({.devices = 3, .memory = 256_MiB, .how = simulated::running::stepped, .seed = 1});
-  lend_links const lent(others);
+  rig r({.devices = 3, .memory = 256_MiB, .schedule = simulated::scheduling::stepped, .seed = 1});
+  link_sharing_guard const lent(others);
   r.round();
   int thrown = 0;
   for (std::uint64_t k = 1; k <= 40; ++k) {

@@ -23,7 +23,7 @@ TEST(stripes, concurrent_copies_get_their_bytes_and_share_lanes) {
     all.emplace_back([&, t] {
       try {
         runtime_guard const in(m.own);
-        lend_links const lent(others);
+        link_sharing_guard const lent(others);
         stream s{device(0)};
         stream_guard const on(s);
         buffer const there = pinned(n), back = pinned(n), on_gpu(n, {.on = device(0)});

@@ -54,7 +54,7 @@ TEST(visible_here, every_reader_sees_each_handle_from_the_first_on) {
   auto const m = machine_for_peers();
   auto const readers = readers_of(0);
   NEED_READERS(readers);
-  open_memory(device(0), readers);
+  enable_peer_access(device(0), readers);
   for (int round = 0; round < 2; ++round) {
     std::vector<buffer> all;
     for (size_t n : {size_t{48}, size_t{70'000}, size_t{5'000'000}, size_t{300'000'000}})
@@ -67,12 +67,12 @@ TEST(visible_here, every_reader_sees_each_handle_from_the_first_on) {
         EXPECT_TRUE(m->memory(0).granted(b.data(), r.index()));
         expect_read_in_place(*m, last, bytes, r);
         buffer const there(bytes.size(), {.on = r});
-        EXPECT_EQ(explain_copy(there.data(), last, bytes.size()).by, route::peer);
+        EXPECT_EQ(explain_copy(there.data(), last, bytes.size()).by, copy_route::peer);
         copy(there.data(), last, bytes.size());
         EXPECT_TRUE(test::read_back(there.data(), bytes.size(), r.index()) == bytes);
       }
     }
-    EXPECT_GE(memory_stats(device(0)).peer_visible_bytes, 300'000'000u);
+    EXPECT_GE(memory_stats(device(0)).peer_access_bytes, 300'000'000u);
     all.clear();
     synchronize(device(0));
     empty_cache(device(0));  // and once more, over new handles
@@ -91,8 +91,8 @@ TEST(visible_here, memory_held_by_then_is_opened_under_work) {
   (void)links();  // so that nothing is tried while the stream is held
   {
     test::held const gate(*m, default_stream(device(0)));
-    set(early.data(), std::byte{9}, 1);
-    open_memory(default_stream(device(0)), readers);  // waits for nobody's work
+    fill(early.data(), std::byte{9}, 1);
+    enable_peer_access(default_stream(device(0)), readers);  // waits for nobody's work
   }
   synchronize(device(0));
   auto expected = bytes;
@@ -102,7 +102,7 @@ TEST(visible_here, memory_held_by_then_is_opened_under_work) {
 }
 
 TEST(visible_here, with_the_option_a_first_copy_goes_straight) {
-  auto const m = machine_for_peers({.peer_visible = true});
+  auto const m = machine_for_peers({.peer_access = true});
   auto const readers = readers_of(0);
   NEED_READERS(readers);
   device const other = readers.front();
@@ -141,7 +141,7 @@ TEST(visible_here, the_price_of_a_handle_is_printed) {
   std::vector<device> some;
   for (device const r : readers) {
     some.push_back(r);
-    open_memory(device(0), some);
+    enable_peer_access(device(0), some);
     std::cout << ", open to " << some.size() << ": " << us_a_handle() << " us";
   }
   std::cout << '\n';

@@ -16,7 +16,7 @@ namespace {
 using driver::call;
 
 simulated three(std::uint64_t seed = 1) {
-  return {.devices = 3, .memory = 64_MiB, .how = simulated::running::seeded, .seed = seed};
+  return {.devices = 3, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed};
 }
 
 // A kernel of that device reads it where it lies.
@@ -45,7 +45,7 @@ void expect_whole(test::machine& m) {
 TEST(visible, a_streams_memory_is_open_from_the_first_handle) {
   test::machine m(three());
   stream const s{device(0)};
-  open_memory(s, {device(1), device(2)});
+  enable_peer_access(s, {device(1), device(2)});
   EXPECT_EQ(memory_readers(s), (std::vector<device>{device(1), device(2)}));
   EXPECT_EQ(memory_readers(default_stream(device(0))), std::vector<device>{});
   tests::counted_calls calls(m.control());
@@ -54,10 +54,10 @@ TEST(visible, a_streams_memory_is_open_from_the_first_handle) {
   EXPECT_EQ(calls.of({call::grant}), calls.of({call::map})) << "owner and readers at once";
   EXPECT_EQ(calls.of({call::copy_peer, call::synchronize_stream}), 0u)
       << "nothing was tried, nothing had to be worth it";
-  EXPECT_EQ(explain_copy(large.data(), buffer(4_KiB, {.on = device(1)}).data(), 4_KiB).by, route::peer);
+  EXPECT_EQ(explain_copy(large.data(), buffer(4_KiB, {.on = device(1)}).data(), 4_KiB).by, copy_route::peer);
   expect_open(m, large.data(), large.size(), {1, 2});
   expect_open(m, small.data(), small.size(), {1, 2});
-  EXPECT_EQ(memory_stats(device(0)).peer_visible_bytes,
+  EXPECT_EQ(memory_stats(device(0)).peer_access_bytes,
             static_cast<std::uint64_t>(memory_stats(device(0)).reserved_bytes.all.current));
   for (auto const& segment : memory_snapshot(device(0))) EXPECT_EQ(segment.readers, 0b110u);
   expect_whole(m);
@@ -68,8 +68,8 @@ TEST(visible, memory_held_by_then_is_opened) {
   test::machine m(three());
   buffer const kept(3_MiB, {.on = device(0)});
   buffer(5_MiB, {.on = device(0)});
-  EXPECT_EQ(memory_stats(device(0)).peer_visible_bytes, 0u);
-  open_memory(default_stream(device(0)), {device(2), device(0)});
+  EXPECT_EQ(memory_stats(device(0)).peer_access_bytes, 0u);
+  enable_peer_access(default_stream(device(0)), {device(2), device(0)});
   expect_open(m, kept.data(), kept.size(), {2});
   tests::counted_calls calls(m.control());
   buffer const again(5_MiB, {.on = device(0)});
@@ -87,7 +87,7 @@ TEST(visible, a_device_means_all_its_streams_and_later_ones) {
     stream_guard const on(before);
     first = buffer(1_MiB, {.on = device(1)});
   }
-  open_memory(device(1), {device(0)});
+  enable_peer_access(device(1), {device(0)});
   stream const after{device(1)};
   stream_guard const on(after);
   buffer const second(1_MiB, {.on = device(1)});
@@ -101,7 +101,7 @@ TEST(visible, a_device_means_all_its_streams_and_later_ones) {
 TEST(visible, its_handles_are_few_and_stay_where_they_are) {
   test::machine m({.devices = 2, .memory = 4_GiB});
   size_t const page = m.driver().info(0).value.granularity;
-  open_memory(device(0), {device(1)});
+  enable_peer_access(device(0), {device(1)});
   buffer const odd(5 * page, {.on = device(0)});
   EXPECT_EQ(memory_stats(device(0)).segment.all.current, 1) << "one for all five pages, and none that the trial left";
   tests::counted_calls calls(m.control());
@@ -120,7 +120,7 @@ TEST(visible, its_handles_are_few_and_stay_where_they_are) {
 TEST(visible, an_open_stream_takes_over_no_closed_memory) {
   test::machine m(three());
   stream const open{device(0)}, closed{device(0)};
-  open_memory(open, {device(1)});
+  enable_peer_access(open, {device(1)});
   auto const take = [](stream_ref s, size_t n) {
     stream_guard const on(s);
     return buffer(n, {.on = device(0)});
@@ -137,7 +137,7 @@ TEST(visible, an_open_stream_takes_over_no_closed_memory) {
 
 TEST(visible, a_reused_stream_begins_with_the_devices_readers) {
   test::machine m(three());
-  open_memory(device(0), {device(2)});
+  enable_peer_access(device(0), {device(2)});
   auto const take = [](stream_ref s, size_t n) {
     stream_guard const on(s);
     return buffer(n, {.on = device(0)});
@@ -147,7 +147,7 @@ TEST(visible, a_reused_stream_begins_with_the_devices_readers) {
   {
     stream const s{device(0)};
     before = s.id();
-    open_memory(s, {device(1)});
+    enable_peer_access(s, {device(1)});
     EXPECT_EQ(memory_readers(s), (std::vector<device>{device(1), device(2)}));
     kept = take(s, 3_MiB);
     left = take(s, 3_MiB);
@@ -161,16 +161,16 @@ TEST(visible, a_reused_stream_begins_with_the_devices_readers) {
   EXPECT_FALSE(m.memory(0).granted(fresh.data(), 1)) << "nobody has asked for that since";
   expect_open(m, fresh.data(), fresh.size(), {2});
   expect_open(m, reused.data(), reused.size(), {2});
-  open_memory(again, {device(1)});
+  enable_peer_access(again, {device(1)});
   expect_open(m, fresh.data(), fresh.size(), {1, 2});
   expect_whole(m);
 }
 
 TEST(visible, short_memory_comes_from_closed_streams_and_opens) {
-  test::machine m({.devices = 2, .memory = 64_MiB, .how = simulated::running::seeded, .seed = 3},
+  test::machine m({.devices = 2, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = 3},
                   {.device_limit = 24_MiB});
   stream const open{device(0)}, closed{device(0)};
-  open_memory(open, {device(1)});
+  enable_peer_access(open, {device(1)});
   {
     stream_guard const on(closed);
     buffer(20_MiB, {.on = device(0)}).reset();
@@ -183,7 +183,7 @@ TEST(visible, short_memory_comes_from_closed_streams_and_opens) {
   }
   EXPECT_THROW(buffer(25_MiB, {.on = device(0)}), out_of_memory);
   empty_cache(device(0));
-  EXPECT_EQ(memory_stats(device(0)).peer_visible_bytes,
+  EXPECT_EQ(memory_stats(device(0)).peer_access_bytes,
             static_cast<std::uint64_t>(memory_stats(device(0)).reserved_bytes.all.current));
   expect_whole(m);
 }
@@ -203,59 +203,62 @@ std::string what_is_refused(auto act) {
 
 TEST(visible, pairs_that_cannot_are_named_and_nothing_is_open_then) {
   test::machine m({.devices = 4, .memory = 64_MiB, .peers = simulated::links::pairs});
-  EXPECT_EQ(what_is_refused([] { open_memory(device(0), {device(1), device(2)}); }), "not_supported: gpu:2 -> gpu:0");
+  EXPECT_EQ(what_is_refused([] {
+              enable_peer_access(device(0), {device(1), device(2)});
+            }),
+            "not_supported: gpu:2 -> gpu:0");
   EXPECT_EQ(memory_readers(default_stream(device(0))), std::vector<device>{}) << "not for gpu:1 either";
-  EXPECT_EQ(what_is_refused([] { open_memory(device(0), {cpu}); }), "invalid_use: cpu");
-  EXPECT_NE(what_is_refused([] { open_memory(device(0), {device(4)}); }), "");
-  EXPECT_NE(what_is_refused([] { open_memory(cpu, {device(1)}); }), "");
+  EXPECT_EQ(what_is_refused([] { enable_peer_access(device(0), {cpu}); }), "invalid_use: cpu");
+  EXPECT_NE(what_is_refused([] { enable_peer_access(device(0), {device(4)}); }), "");
+  EXPECT_NE(what_is_refused([] { enable_peer_access(cpu, {device(1)}); }), "");
   stream gone{device(0)};
   stream const taken(std::move(gone));
-  EXPECT_NE(what_is_refused([&] { open_memory(gone, {device(1)}); }), "");  // NOLINT(bugprone-use-after-move)
-  EXPECT_NO_THROW(open_memory(device(0), {}));
+  EXPECT_NE(what_is_refused([&] { enable_peer_access(gone, {device(1)}); }), "");  // NOLINT(bugprone-use-after-move)
+  EXPECT_NO_THROW(enable_peer_access(device(0), {}));
   m.control().corrupt(3, 2);
-  EXPECT_EQ(what_is_refused([] { open_memory(device(2), {device(3)}); }), "not_supported: gpu:3 -> gpu:2");
+  EXPECT_EQ(what_is_refused([] { enable_peer_access(device(2), {device(3)}); }), "not_supported: gpu:3 -> gpu:2");
   buffer const b(1_MiB, {.on = device(2)});
   EXPECT_EQ(memory_readers(default_stream(device(2))), std::vector<device>{});
-  EXPECT_EQ(explain_copy(b.data(), buffer(4_KiB, {.on = device(3)}).data(), 4_KiB).by, route::staged);
+  EXPECT_EQ(explain_copy(b.data(), buffer(4_KiB, {.on = device(3)}).data(), 4_KiB).by, copy_route::staged);
 }
 
 TEST(visible, it_is_open_to_eight_peers_and_the_ninth_is_named) {
   test::machine m({.devices = 10, .memory = 64_MiB});
   std::vector<device> eight;
   for (int d = 1; d <= 8; ++d) eight.emplace_back(d);
-  open_memory(device(0), eight);
-  EXPECT_EQ(what_is_refused([] { open_memory(device(0), {device(9)}); }), "not_supported: gpu:9 -> gpu:0");
+  enable_peer_access(device(0), eight);
+  EXPECT_EQ(what_is_refused([] { enable_peer_access(device(0), {device(9)}); }), "not_supported: gpu:9 -> gpu:0");
   buffer const b(1_MiB, {.on = device(0)});
   expect_open(m, b.data(), b.size(), {1, 2, 3, 4, 5, 6, 7, 8});
   expect_whole(m);
 }
 
 TEST(visible, memory_in_segments_cannot_be_opened) {
-  test::machine m({.devices = 2, .memory = 64_MiB, .maps = false});
-  EXPECT_NE(what_is_refused([] { open_memory(device(0), {device(1)}); }), "");
+  test::machine m({.devices = 2, .memory = 64_MiB, .virtual_memory = false});
+  EXPECT_NE(what_is_refused([] { enable_peer_access(device(0), {device(1)}); }), "");
   buffer const b(1_MiB, {.on = device(0)});
   EXPECT_EQ(memory_readers(default_stream(device(0))), std::vector<device>{});
 }
 
 TEST(visible, a_lost_reader_is_left_out) {
   test::machine m({.devices = 3, .memory = 64_MiB});
-  open_memory(device(0), {device(1), device(2)});
-  m.control().lose(1);
+  enable_peer_access(device(0), {device(1), device(2)});
+  m.control().lose_device(1);
   try {
     synchronize(device(1));
   } catch (device_lost const&) {}
   buffer const b(8_MiB, {.on = device(0)});
   expect_open(m, b.data(), b.size(), {2});
   EXPECT_FALSE(m.memory(0).granted(b.data(), 1));
-  EXPECT_NE(what_is_refused([] { open_memory(device(2), {device(1)}); }), "");
+  EXPECT_NE(what_is_refused([] { enable_peer_access(device(2), {device(1)}); }), "");
   EXPECT_EQ(m.memory(0).validate(), std::vector<std::string>{});
 }
 
 TEST(visible, a_reader_whose_link_vanishes_is_left_out) {
   test::machine m({.devices = 3, .memory = 64_MiB});
-  open_memory(device(0), {device(1), device(2)});
+  enable_peer_access(device(0), {device(1), device(2)});
   buffer const before(1_MiB, {.on = device(0)});
-  m.control().cut(1, 0);
+  m.control().disconnect(1, 0);
   for (size_t const n : {3_MiB, 5_MiB}) {
     buffer const b(n, {.on = device(0)});
     expect_open(m, b.data(), b.size(), {2});
@@ -267,12 +270,12 @@ TEST(visible, a_reader_whose_link_vanishes_is_left_out) {
     EXPECT_TRUE(test::read_back(there.data(), n, 1) == bytes) << "by the driver's way";
   }
   EXPECT_EQ(memory_readers(default_stream(device(0))), std::vector<device>{device(2)});
-  EXPECT_NE(what_is_refused([] { open_memory(device(0), {device(1)}); }), "");
+  EXPECT_NE(what_is_refused([] { enable_peer_access(device(0), {device(1)}); }), "");
   expect_whole(m);
 }
 
 TEST(visible, with_the_option_devices_see_each_others_memory) {
-  test::machine m(three(), {.peer_visible = true});
+  test::machine m(three(), {.peer_access = true});
   buffer const a(4_MiB, {.on = device(0)}), b(4_MiB, {.on = device(1)}), c(4_MiB, {.on = device(2)});
   EXPECT_FALSE(m.memory(0).granted(a.data(), 1)) << "they have nothing to do with each other yet";
   copy(b.data(), a.data(), 64);
@@ -284,7 +287,7 @@ TEST(visible, with_the_option_devices_see_each_others_memory) {
   stream_guard const on(s);
   buffer const later(9_MiB, {.on = device(1)});
   expect_open(m, later.data(), later.size(), {0});
-  EXPECT_EQ(peer_data<char>(c, device(0)), c.data<char>());
+  EXPECT_EQ(enable_peer_access(c.data<char>(), device(0)), c.data<char>());
   expect_open(m, a.data(), a.size(), {1, 2});
   EXPECT_FALSE(m.memory(2).granted(c.data(), 1));
   expect_whole(m);
@@ -295,18 +298,18 @@ TEST(visible, with_the_option_copies_go_on_where_opening_fails) {
     test::machine m({.devices = 2,
                      .memory = 64_MiB,
                      .peers = how == 0 ? simulated::links::none : simulated::links::all,
-                     .maps = how != 1},
-                    {.peer_visible = true});
+                     .virtual_memory = how != 1},
+                    {.peer_access = true});
     if (how == 2) m.control().corrupt(0, 1);
     buffer const a(1_MiB, {.on = device(0)}), b(1_MiB, {.on = device(1)});
     auto const bytes = test::pattern(1_MiB, 6);
     copy(a.data(), bytes.data(), bytes.size());
     for (int i = 0; i < 3; ++i) {
-      set(b.data(), std::byte{0}, bytes.size());
+      fill(b.data(), std::byte{0}, bytes.size());
       copy(b.data(), a.data(), bytes.size());
       EXPECT_TRUE(test::read_back(b.data(), bytes.size(), 1) == bytes) << how;
     }
-    EXPECT_EQ(explain_copy(b.data(), a.data(), 1_MiB).by, how == 1 ? route::peer : route::staged);
+    EXPECT_EQ(explain_copy(b.data(), a.data(), 1_MiB).by, how == 1 ? copy_route::peer : copy_route::staged);
   }
 }
 
@@ -327,7 +330,7 @@ TEST(visible, any_call_that_fails_leaves_blocks_open) {
       m.control().fail_call(name, k, code);
       for (int i = 0; i < 12; ++i) {
         try {
-          if (i == 3 || (i > 3 && !open)) open_memory(s, {device(1), device(2)}), open = true;
+          if (i == 3 || (i > 3 && !open)) enable_peer_access(s, {device(1), device(2)}), open = true;
           all.emplace_back(static_cast<size_t>(1 + i % 5) * 700'000, buffer_options{.on = device(0)});
         } catch (driver_error const&) {
         } catch (out_of_memory const&) {}
@@ -339,7 +342,7 @@ TEST(visible, any_call_that_fails_leaves_blocks_open) {
         }
       }
       EXPECT_TRUE(open) << name << " " << k;
-      m.control().forget_failures();
+      m.control().clear_failures();
       SCOPED_TRACE(std::string(name) + " " + std::to_string(k));
       expect_whole(m);
       if (HasFailure()) return;
@@ -350,10 +353,10 @@ TEST(visible, any_call_that_fails_leaves_blocks_open) {
 using test::sharing::shared_kinds;
 
 TEST(visible, with_the_option_shared_memory_is_open_too) {
-  test::machine m(three(), {.peer_visible = true});
+  test::machine m(three(), {.peer_access = true});
   void const* kept = nullptr;
   {
-    shared_buffer const b(9_MiB, 0);
+    exportable_buffer const b(9_MiB, 0);
     kept = b.data();
   }
   shared_kinds before;
@@ -363,10 +366,10 @@ TEST(visible, with_the_option_shared_memory_is_open_too) {
   EXPECT_FALSE(before.any_open_to(2));
   shared_kinds after;
   after.expect_readable_by(m, 1);
-  shared_buffer const again(9_MiB, 0);
+  exportable_buffer const again(9_MiB, 0);
   ASSERT_EQ(again.data(), kept);
   read_in_place(again.data(), again.size(), 1);
-  grant_access(before.own.data(), device(2));  // then they meet
+  enable_peer_access(before.own.data(), device(2));  // then they meet
   after.expect_readable_by(m, 2);
   expect_whole(m);
 }
@@ -374,39 +377,39 @@ TEST(visible, with_the_option_shared_memory_is_open_too) {
 TEST(visible, of_a_device_shared_memory_is_meant_too) {
   test::machine m(three());
   shared_kinds before;
-  open_memory(device(0), {device(2)});
+  enable_peer_access(device(0), {device(2)});
   before.expect_readable_by(m, 2);
   shared_kinds().expect_readable_by(m, 2);
   EXPECT_FALSE(before.any_open_to(1));
-  m.control().lose(2);
+  m.control().lose_device(2);
   try {
     synchronize(device(2));
   } catch (device_lost const&) {}
-  EXPECT_NE(shared_buffer(20_MiB, 0).data(), nullptr) << "a reader that is lost is left out";
+  EXPECT_NE(exportable_buffer(20_MiB, 0).data(), nullptr) << "a reader that is lost is left out";
 }
 
 TEST(visible, shared_memory_is_granted_by_its_address) {
   test::machine m(three());
   shared_kinds all;
-  EXPECT_EQ(peer_data<char>(all.own, device(1)), all.own.data<char>());
-  EXPECT_EQ(peer_data<char>(all.opened, device(1)), all.opened.data<char>());
-  EXPECT_EQ(peer_data<char>(all.pooled, device(0)), all.pooled.data<char>());
-  grant_access(all.pooled.data<char>() + 17, device(1));
+  EXPECT_EQ(enable_peer_access(all.own.data<char>(), device(1)), all.own.data<char>());
+  EXPECT_EQ(enable_peer_access(all.opened.data<char>(), device(1)), all.opened.data<char>());
+  EXPECT_EQ(enable_peer_access(all.pooled.data<char>(), device(0)), all.pooled.data<char>());
+  enable_peer_access(all.pooled.data<char>() + 17, device(1));
   all.expect_readable_by(m, 1);
   void const* const gone = all.own.data();
   all.own.reset();
-  EXPECT_NE(what_is_refused([&] { grant_access(gone, device(1)); }), "") << "nobody has it";
-  m.control().cut(2, 0);
-  EXPECT_NE(what_is_refused([&] { grant_access(all.pooled.data(), device(2)); }), "");
-  EXPECT_NE(what_is_refused([&] { peer_data<char>(all.opened, device(2)); }), "");
-  EXPECT_NE(what_is_refused([] { peer_data<char>(shared_buffer(), device(1)); }), "");
+  EXPECT_NE(what_is_refused([&] { enable_peer_access(gone, device(1)); }), "") << "nobody has it";
+  m.control().disconnect(2, 0);
+  EXPECT_NE(what_is_refused([&] { enable_peer_access(all.pooled.data(), device(2)); }), "");
+  EXPECT_NE(what_is_refused([&] { enable_peer_access(all.opened.data<char>(), device(2)); }), "");
+  EXPECT_NE(what_is_refused([] { enable_peer_access(exportable_buffer().data<char>(), device(1)); }), "");
 }
 
 TEST(visible, an_opened_buffer_outlives_its_readers_work) {
   for (std::uint64_t seed = 1; seed <= 8; ++seed) {
     test::machine m(three(seed));
     shared_kinds all;
-    auto const* const at = peer_data<char>(all.opened, device(2));
+    auto const* const at = enable_peer_access(all.opened.data<char>(), device(2));
     bool came = false;
     for (int i = 0; i < 3; ++i)
       launch(
@@ -426,14 +429,14 @@ TEST(visible, any_call_that_fails_throws_or_opens_shared_memory) {
       bool open = false;
       for (int i = 0; i < 3; ++i) {
         try {
-          if (!open) open_memory(device(0), {device(1), device(2)}), open = true;
+          if (!open) enable_peer_access(device(0), {device(1), device(2)}), open = true;
           shared_kinds all;
           for (int const reader : {1, 2}) all.expect_readable_by(m, reader);
         } catch (driver_error const&) {
         } catch (out_of_memory const&) {}
       }
       EXPECT_TRUE(open) << name << " " << k;
-      m.control().forget_failures();
+      m.control().clear_failures();
     }
   }
 }
@@ -456,7 +459,7 @@ TEST(visible, random_programs_keep_an_open_streams_blocks_open) {
     bool const is_short = below(3) == 0;
     test::machine m(
         three(seed),
-        {.device_limit = is_short ? 6_MiB : size_t{0}, .deterministic = below(4) == 0, .peer_visible = below(6) == 0});
+        {.device_limit = is_short ? 6_MiB : size_t{0}, .deterministic = below(4) == 0, .peer_access = below(6) == 0});
     struct member {
       stream s;
       std::vector<int> readers{};
@@ -477,11 +480,11 @@ TEST(visible, random_programs_keep_an_open_streams_blocks_open) {
       int const kind = below(12);
       if (kind == 0) {
         int const reader = (its.s.device().index() + 1 + below(2)) % 3;
-        if (!opens([&] { open_memory(its.s, {device(reader)}); })) continue;
+        if (!opens([&] { enable_peer_access(its.s, {device(reader)}); })) continue;
         its.readers.push_back(reader);
       } else if (kind == 1 && below(3) == 0) {
         int const reader = (its.s.device().index() + 1) % 3;
-        if (!opens([&] { open_memory(its.s.device(), {device(reader)}); })) continue;
+        if (!opens([&] { enable_peer_access(its.s.device(), {device(reader)}); })) continue;
         of_devices[static_cast<size_t>(its.s.device().index())].push_back(reader);
         for (member& one : members) {
           if (one.s.device() == its.s.device()) one.readers.push_back(reader);

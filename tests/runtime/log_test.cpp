@@ -87,7 +87,7 @@ TEST_F(log_lines, a_lost_device_is_logged_once) {
   runtime machine(simulated{.devices = 1, .memory = 64_MiB}, {.log = log_level::error});
   runtime_guard const in(machine);
   stream on;
-  simulation::of(machine).lose(0);
+  simulation::of(machine).lose_device(0);
   EXPECT_THROW(on.synchronize(), device_lost);
   EXPECT_THROW(on.synchronize(), device_lost);
   ASSERT_EQ(all.size(), 1u);

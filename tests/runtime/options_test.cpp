@@ -34,18 +34,18 @@ TEST(options, every_key_is_read_with_its_unit) {
   EXPECT_EQ(o.pinned_limit, 512_MiB);
   EXPECT_EQ(o.address_space, size_t{1} << 40);
   EXPECT_TRUE(o.launch_blocking);
-  EXPECT_FALSE(o.announce_blocks);
-  EXPECT_TRUE(parse_options("announce_blocks:true").announce_blocks);
+  EXPECT_FALSE(o.nvtx_memory);
+  EXPECT_TRUE(parse_options("nvtx_memory:true").nvtx_memory);
   EXPECT_EQ(parse_options("device_limit:4096").device_limit, 4096u);
   EXPECT_EQ(parse_options("").device_limit, 0u);
   EXPECT_EQ(parse_options("epsilon:0.25").epsilon, 0.25);
 }
 
 TEST(options, each_policy_of_reuse_is_one) {
-  options const o = parse_options("poll_on_miss:false,device_waits:when_short,fence_every:64MiB,deterministic:true");
+  options const o = parse_options("poll_on_miss:false,device_waits:when_short,fence_interval:64MiB,deterministic:true");
   EXPECT_FALSE(o.poll_on_miss);
   EXPECT_EQ(o.device_waits, options::wait_policy::when_short);
-  EXPECT_EQ(o.fence_every, 64_MiB);
+  EXPECT_EQ(o.fence_interval, 64_MiB);
   EXPECT_TRUE(o.deterministic);
   EXPECT_EQ(parse_options("").device_waits, options::wait_policy::before_growth);
   EXPECT_EQ(parse_options("device_waits:never").device_waits, options::wait_policy::never);
@@ -53,7 +53,7 @@ TEST(options, each_policy_of_reuse_is_one) {
        {std::array{"device_waits:when_shor", "device_waits", "\"when_shor\"", "Did you mean device_waits:when_short?"},
         std::array{"poll_on_miss:maybe", "poll_on_miss", "\"maybe\"", "Write poll_on_miss:true"},
         std::array{"deterministic:2", "deterministic", "\"2\"", "Write deterministic:true"},
-        std::array{"fence_every:often", "fence_every", "\"often\"", "512MiB"}}) {
+        std::array{"fence_interval:often", "fence_interval", "\"often\"", "512MiB"}}) {
     std::string const said = refused([&] { parse_options(text); });
     EXPECT_TRUE(has(said, key) && has(said, value) && has(said, remedy)) << said;
   }
@@ -97,12 +97,13 @@ TEST(options, code_is_checked_as_text_is) {
 }
 
 TEST(options, from_where_own_copies_carry_collectives_is_a_size) {
-  EXPECT_FALSE(parse_options("").peer_visible);
-  EXPECT_TRUE(parse_options("peer_visible:true").peer_visible);
-  EXPECT_EQ(parse_options("").chains_from, 0u);
-  EXPECT_EQ(parse_options("chains_from:256MiB").chains_from, 256_MiB);
-  EXPECT_EQ(parse_options("chains_from:1").chains_from, 1u);
-  EXPECT_TRUE(has(refused([] { parse_options("chains_from:large"); }), "chains_from:\"large\" is no size"));
+  EXPECT_FALSE(parse_options("").peer_access);
+  EXPECT_TRUE(parse_options("peer_access:true").peer_access);
+  EXPECT_EQ(parse_options("").copy_collectives_from, 0u);
+  EXPECT_EQ(parse_options("copy_collectives_from:256MiB").copy_collectives_from, 256_MiB);
+  EXPECT_EQ(parse_options("copy_collectives_from:1").copy_collectives_from, 1u);
+  EXPECT_TRUE(
+      has(refused([] { parse_options("copy_collectives_from:large"); }), "copy_collectives_from:\"large\" is no size"));
 }
 
 TEST(options, an_unknown_key_is_refused_with_the_nearest_right_one) {

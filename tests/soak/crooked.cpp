@@ -30,7 +30,7 @@ opened open_machine() {
     if (found.machine) return {std::move(found.machine), std::move(found.why)};
     if (choice.which == machine_choice::kind::cuda)
       throw not_supported("soak", "WEIR_DEVICES=cuda, and " + found.why, "Run it where there is a GPU",
-                          here::current());
+                          source_location::current());
   }
   return {weir::driver::sim::make(choice.sim).machine, std::to_string(choice.sim.devices) + " simulated devices"};
 }

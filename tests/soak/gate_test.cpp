@@ -58,7 +58,7 @@ struct rig {
     explicit lane(int d = 0) : on(device(d)), key{d, streams::line_of(on).handle()} {
       stream_guard const here_(on);
       found = static_cast<tally*>(allocate(sizeof(tally)));
-      set(found, std::byte{0}, sizeof(tally));
+      fill(found, std::byte{0}, sizeof(tally));
       // a kernel's first launch may wait for the device: not in a test
       auto* const some = static_cast<std::byte*>(allocate(512));
       stamp(on, some, 512, 1, 0);
@@ -325,7 +325,8 @@ void run_program(std::uint64_t seed, std::uint64_t& handed, std::uint64_t& waits
   SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
   std::mt19937_64 random(seed);
   auto const below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
-  rig r(options{.device_limit = seed % 2 ? 12_MiB : 0, .fence_every = 1_MiB});  // so that streams wait for each other
+  // so that streams wait for each other
+  rig r(options{.device_limit = seed % 2 ? 12_MiB : 0, .fence_interval = 1_MiB});
   std::vector<std::unique_ptr<lane>> lanes;
   for (int i = 0; i < 4; ++i) lanes.push_back(std::make_unique<lane>());
   struct live_block { std::byte* at; std::size_t bytes; std::uint64_t id; lane* home; gatekeeper::gates others; };

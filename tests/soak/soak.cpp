@@ -66,7 +66,7 @@ void soak::start() {
         l.key = {d, streams::line_of(*l.on).handle()};
         stream_guard const on(*l.on);
         l.found = static_cast<tally*>(allocate(sizeof(tally)));
-        set(l.found, std::byte{0}, sizeof(tally));
+        fill(l.found, std::byte{0}, sizeof(tally));
         l.on->synchronize();
       }
     }

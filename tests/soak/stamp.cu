@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t most_lanes = 8192;
 
-WEIR_FN inline void add(unsigned long long* to, unsigned long long n) {
+WEIR_HOST_DEVICE inline void add(unsigned long long* to, unsigned long long n) {
 #if defined(__CUDA_ARCH__)
   atomicAdd(to, n);
 #else
@@ -17,7 +17,7 @@ WEIR_FN inline void add(unsigned long long* to, unsigned long long n) {
 #endif
 }
 
-WEIR_FN inline void pause(unsigned cycles, std::size_t lane) {
+WEIR_HOST_DEVICE inline void pause(unsigned cycles, std::size_t lane) {
 #if defined(__CUDA_ARCH__)
   long long const from = clock64();
   while (clock64() - from < cycles) {}
@@ -33,7 +33,7 @@ struct stamper {
   std::size_t count, lanes;
   std::uint64_t id;
   unsigned delay;
-  WEIR_FN void operator()(std::size_t lane) const {
+  WEIR_HOST_DEVICE void operator()(std::size_t lane) const {
     pause(delay, lane);
     for (std::size_t i = lane; i < count; i += lanes) words[i] = stamped(id, i);
   }
@@ -45,7 +45,7 @@ struct verifier {
   std::uint64_t id;
   unsigned delay;
   tally* to;
-  WEIR_FN void operator()(std::size_t lane) const {
+  WEIR_HOST_DEVICE void operator()(std::size_t lane) const {
     pause(delay, lane);
     unsigned long long wrong = 0;
     for (std::size_t i = lane; i < count; i += lanes) {

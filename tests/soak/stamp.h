@@ -14,7 +14,7 @@ struct tally {
 };
 
 // The word i of a block stamped with `id`: different ids differ in every word.
-WEIR_FN inline std::uint32_t stamped(std::uint64_t id, std::size_t i) noexcept {
+WEIR_HOST_DEVICE inline std::uint32_t stamped(std::uint64_t id, std::size_t i) noexcept {
   return static_cast<std::uint32_t>(id) * 2654435761u ^ static_cast<std::uint32_t>(i);
 }
 

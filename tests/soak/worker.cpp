@@ -214,7 +214,7 @@ void worker::read_from_peer() {
   {
     noted notes;
     crooked::asking const in(notes);
-    grant_access(h.at, other);
+    enable_peer_access(h.at, other);
   }
   lane& reader = lane_of(other, static_cast<int>(below(static_cast<std::size_t>(in_.plan_.streams))));
   reader.on->wait(home_of(h).on->stamp());

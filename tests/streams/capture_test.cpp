@@ -25,7 +25,7 @@ struct beside_captures : testing::TestWithParam<std::uint64_t> {  // 0: threads,
   std::mutex logging;
   runtime rt{simulated{.devices = 2,
                        .memory = 64_MiB,
-                       .how = GetParam() ? simulated::running::seeded : simulated::running::threads,
+                       .schedule = GetParam() ? simulated::scheduling::seeded : simulated::scheduling::threads,
                        .seed = GetParam() + 1}};
   runtime_guard in{rt};
   driver::driver& machine = rt.get().machine();
@@ -237,18 +237,18 @@ TEST_P(beside_captures, order_outside_is_not_order_inside) {
 // A fence recorded after the capture.
 TEST_P(beside_captures, a_pinned_free_inside_needs_a_fence_after_it) {
   auto& pool = rt.get().part<streams::pinned_memory>();
-  void* const p = pool.allocate(2_MiB, 0, here::current());
+  void* const p = pool.allocate(2_MiB, 0, source_location::current());
   begin(s);
   pool.mark(p, streams::line_of(s));
-  pool.deallocate(p, here::current());
-  void* const q = pool.allocate(2_MiB, 0, here::current());
+  pool.deallocate(p, source_location::current());
+  void* const q = pool.allocate(2_MiB, 0, source_location::current());
   EXPECT_NE(p, q) << "the stream that may use it is captured: nothing is known of it";
   drop(end(s));
   s.synchronize();
-  void* const r = pool.allocate(2_MiB, 0, here::current());
+  void* const r = pool.allocate(2_MiB, 0, source_location::current());
   EXPECT_EQ(r, p);
-  pool.deallocate(q, here::current());
-  pool.deallocate(r, here::current());
+  pool.deallocate(q, source_location::current());
+  pool.deallocate(r, source_location::current());
 }
 
 }  // namespace

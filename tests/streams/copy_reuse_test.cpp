@@ -17,7 +17,7 @@ class pipelines {
       : random_(seed),
         m_({.devices = 2,
             .memory = 32_MiB,
-            .how = simulated::running::seeded,
+            .schedule = simulated::scheduling::seeded,
             .seed = seed,
             .peers = seed % 3 ? simulated::links::all : simulated::links::none},
            {.pinned_limit = pinned_limit}) {

@@ -173,7 +173,7 @@ TEST_F(events, an_endless_host_wait_names_its_cycle) {
 TEST_F(events, one_may_outlive_its_runtime) {
   event e;
   {
-    runtime other{simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1}};
+    runtime other{simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped, .seed = 1}};
     runtime_guard inside{other};
     stream s;
     e.record(s);
@@ -191,7 +191,7 @@ TEST_F(events, an_event_on_a_lost_device_says_so) {
   stream a, b{1};
   work(a, 1);
   event const e = a.ref().record_event();
-  control.lose(0);
+  control.lose_device(0);
   refused<device_lost>([&] { (void)e.query(); });
   refused<device_lost>([&] { e.synchronize(); });
   refused<device_lost>([&] { b.ref().wait(e); });
@@ -204,7 +204,7 @@ TEST_F(events, a_query_behind_a_lost_device_answers_lost) {
   b.ref().wait(a.ref().record_event());
   event const e = b.ref().record_event();
   EXPECT_FALSE(e.query());
-  control.lose(0);
+  control.lose_device(0);
   refused<device_lost>([&] { (void)e.query(); });
   refused<device_lost>([&] { b.ref().synchronize(); });
 }
@@ -213,7 +213,7 @@ TEST(ended_machine, nothing_is_left_of_streams_and_events) {
   std::optional<std::vector<std::string>> left;
   event kept;
   {
-    runtime rt{simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1}};
+    runtime rt{simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped, .seed = 1}};
     runtime_guard in{rt};
     driver::sim::controls_of(rt.get().machine())->at_end([&](auto const& census) { left = census; });
     stream a, b;

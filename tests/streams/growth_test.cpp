@@ -43,7 +43,7 @@ TEST_F(growth, ended_registrations_leave_eight_bytes_each) {
   std::vector<std::byte, pinned_allocator<std::byte>> pinned(1 << 16);
   std::uint64_t last = 0;
   auto const one = [&] {
-    foreign_stream const f(0, nullptr);
+    external_stream const f(0, nullptr);
     EXPECT_GT(f.operator stream_ref().id(), last);
     last = f.operator stream_ref().id();
     slot.record_stream(f), block.record_stream(f);
@@ -65,8 +65,8 @@ TEST_F(growth, ended_registrations_leave_eight_bytes_each) {
 
 // Until the last registration ends.
 TEST_F(growth, a_handle_registered_twice_is_one_stream) {
-  auto a = std::make_unique<foreign_stream>(0, nullptr);
-  foreign_stream const b(0, nullptr);
+  auto a = std::make_unique<external_stream>(0, nullptr);
+  external_stream const b(0, nullptr);
   stream_ref const s = b;
   EXPECT_EQ(s, stream_ref(*a));
   void* const p = allocate(stream_ref(*a), 512);
@@ -77,12 +77,12 @@ TEST_F(growth, a_handle_registered_twice_is_one_stream) {
 
 // An ended stream is not the next one that is registered, though their objects may be one.
 TEST_F(growth, an_ended_current_stream_becomes_the_default_stream) {
-  auto f = std::make_unique<foreign_stream>(0, nullptr);
+  auto f = std::make_unique<external_stream>(0, nullptr);
   set_stream(*f);
   EXPECT_EQ(current_stream(0), stream_ref(*f));
   f.reset();
-  for (int i = 0; i < 2000; ++i) foreign_stream const other(0, nullptr);
-  foreign_stream const last(0, nullptr);
+  for (int i = 0; i < 2000; ++i) external_stream const other(0, nullptr);
+  external_stream const last(0, nullptr);
   EXPECT_EQ(current_stream(0), default_stream(0));
 }
 
@@ -131,7 +131,7 @@ struct impossible_requests : testing::Test {
     try {
       deallocate(allocate(bytes));
     } catch (out_of_memory const& e) {
-      EXPECT_TRUE(e.report().ladder.empty()) << e.what();
+      EXPECT_TRUE(e.report().recovery.empty()) << e.what();
       return e.what();
     }
     ADD_FAILURE() << bytes << " B were had";
@@ -140,7 +140,7 @@ struct impossible_requests : testing::Test {
 };
 
 TEST_F(impossible_requests, are_refused_before_anything_is_touched) {
-  runtime own{simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped}};
+  runtime own{simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped}};
   runtime_guard const in(own);
   stream other;
   void* const small = allocate(512);
@@ -178,7 +178,7 @@ TEST_F(impossible_requests, of_pinned_memory_are_refused_too) {
     std::vector<std::byte, pinned_allocator<std::byte>> const never(2_MiB);
     FAIL();
   } catch (out_of_memory const& e) {
-    EXPECT_TRUE(e.report().ladder.empty()) << e.what();
+    EXPECT_TRUE(e.report().recovery.empty()) << e.what();
     EXPECT_NE(std::string(e.what()).find("larger than the limit"), std::string::npos) << e.what();
   }
 }

@@ -90,7 +90,7 @@ TEST_F(guards, a_guard_that_ends_on_another_thread_is_harmless) {
 TEST_F(guards, a_guard_may_outlive_its_runtime) {
   std::optional<device_guard> on;
   {
-    runtime other{simulated{.devices = 2, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1}};
+    runtime other{simulated{.devices = 2, .memory = 64_MiB, .schedule = simulated::scheduling::stepped, .seed = 1}};
     runtime_guard inside{other};
     on.emplace(1);
   }
@@ -108,7 +108,7 @@ TEST_F(guards, a_refused_guard_changes_nothing) {
 }
 
 TEST_F(guards, two_runtimes_keep_their_own_current_devices) {
-  runtime other{simulated{.devices = 3, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1}};
+  runtime other{simulated{.devices = 3, .memory = 64_MiB, .schedule = simulated::scheduling::stepped, .seed = 1}};
   set_device(1);
   {
     runtime_guard inside{other};

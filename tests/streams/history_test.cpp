@@ -24,7 +24,8 @@ struct history : testing::Test {
   ~history() override { stop_memory_history(); }
   static line_statistics at_line(unsigned line, device on = gpu) {
     for (auto const& l : memory_lines(on)) {
-      if (l.where.line == line && l.where.file && std::string_view(l.where.file).ends_with("history_test.cpp"))
+      if (l.where.line() == line && l.where.file_name() &&
+          std::string_view(l.where.file_name()).ends_with("history_test.cpp"))
         return l;
     }
     return {};
@@ -39,12 +40,12 @@ TEST_F(history, an_allocation_and_its_free_are_two_events) {
   auto const all = memory_history();
   ASSERT_EQ(all.size(), 2u);
   EXPECT_EQ(all[0].what, "alloc");
-  EXPECT_EQ(all[0].where.line, line);
+  EXPECT_EQ(all[0].where.line(), line);
   EXPECT_EQ(all[0].bytes, 1000u);
   EXPECT_EQ(all[0].address, reinterpret_cast<std::uintptr_t>(p));
   EXPECT_EQ(all[0].stream, current_stream().id());
   EXPECT_EQ(all[1].what, "free");
-  EXPECT_EQ(all[1].where.line, line + 2);
+  EXPECT_EQ(all[1].where.line(), line + 2);
   EXPECT_EQ(all[1].bytes, 1000u);
   EXPECT_EQ(all[1].address, all[0].address);
   EXPECT_GE(all[1].ns, all[0].ns);
@@ -73,14 +74,14 @@ TEST_F(history, every_way_to_take_memory_is_written) {
     deallocate(side, q);
   }
   for (device const d : {gpu, cpu}) {
-    for (auto const& l : memory_lines(d)) EXPECT_EQ(l.bytes, 0) << l.where.line;
+    for (auto const& l : memory_lines(d)) EXPECT_EQ(l.bytes, 0) << l.where.line();
   }
   EXPECT_EQ(memory_history().size(), 6u);
   EXPECT_EQ(memory_history(cpu).size(), 2u);
 }
 
 TEST_F(history, the_block_of_gradient_buckets_is_written) {
-  auto ranks = communicator::in_process(std::vector<device>{device(0)});
+  auto ranks = communicator::create_all(std::vector<device>{device(0)});
   record_memory_history();
   {
     gradient_buckets all(ranks[0]);
@@ -126,7 +127,7 @@ TEST_F(history, the_peak_by_line_has_the_live_bytes_then) {
   EXPECT_EQ(at_line(a).bytes_at_peak, 5000);
   EXPECT_EQ(at_line(b).bytes_at_peak, 2000);
   EXPECT_EQ(at_line(a).blocks_at_peak, 2);
-  EXPECT_EQ(at_line(a).taken_blocks, 3);
+  EXPECT_EQ(at_line(a).total_blocks, 3);
 }
 
 // Programs of several threads that free each other's blocks:
@@ -173,7 +174,7 @@ TEST_F(history, sums_by_line_are_a_recount_under_threads) {
   line_statistics const l = memory_lines()[0];
   EXPECT_EQ(l.bytes, live);
   EXPECT_EQ(l.blocks, blocks);
-  EXPECT_EQ(l.taken_bytes, ever);
+  EXPECT_EQ(l.total_bytes, ever);
   EXPECT_GE(l.bytes_at_peak, live);
   EXPECT_EQ(memory_history().size(), 64u);
   for (auto const& own : held) {
@@ -266,7 +267,7 @@ TEST_F(history, lines_are_sorted_by_bytes_then_by_first_allocation) {
   buffer const second(3_MiB);
   unsigned const line = __LINE__ - 3;
   std::vector<unsigned> order;
-  for (auto const& l : memory_lines()) order.push_back(l.where.line);
+  for (auto const& l : memory_lines()) order.push_back(l.where.line());
   EXPECT_EQ(order, (std::vector{line + 1, line + 2, line}));
 }
 

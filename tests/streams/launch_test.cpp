@@ -28,7 +28,7 @@ using launches = fixture;
 // Nothing moves but by hand.
 struct launch_by_hand : ::testing::Test {
   weir::runtime machine{
-      simulated{.devices = 2, .memory = size_t{1} << 28, .how = simulated::running::stepped, .seed = 1}};
+      simulated{.devices = 2, .memory = size_t{1} << 28, .schedule = simulated::scheduling::stepped, .seed = 1}};
   runtime_guard const chosen{machine};
   simulation sim = simulation::of(machine);
 };
@@ -197,12 +197,12 @@ TEST_F(launches, unreachable_pageable_memory_is_refused) {
 // The program's own memory, locked where it lies: weir knows it as far as the program named it.
 struct launch_pinned_range : ::testing::Test {
   weir::runtime machine{
-      simulated{.devices = 1, .memory = size_t{1} << 28, .how = simulated::running::seeded, .seed = 1},
+      simulated{.devices = 1, .memory = size_t{1} << 28, .schedule = simulated::scheduling::seeded, .seed = 1},
       {.check_races = true}};
   runtime_guard const chosen{machine};
   alignas(4096) std::array<float, 2048> page{};
   float* const mine = &page[100];
-  pinned_range lock{std::as_writable_bytes(std::span(mine, 1000))};
+  registered_host_memory lock{std::as_writable_bytes(std::span(mine, 1000))};
 };
 
 TEST_F(launch_pinned_range, unknown_memory_has_its_size_only) {
@@ -259,7 +259,7 @@ TEST_F(launches, null_and_empty_uses_are_nothing) {
   buffer const none(0);
   bool ran = false;
   launch(s, {reads(static_cast<void*>(nullptr)), writes(none)}, no_gpu, [&ran] { ran = true; });
-  std::vector<use> const many(40, reads(none));
+  std::vector<memory_use> const many(40, reads(none));
   launch(s, many, no_gpu, [] {});
   s.ref().synchronize();
   EXPECT_TRUE(ran);
@@ -282,7 +282,7 @@ TEST_F(launches, objects_held_by_work_are_dropped_once) {
 TEST_F(launches, a_lost_device_says_so_and_the_others_go_on) {
   stream s{device(0)}, other{device(1)};
   void* const x = allocate(other, 4096);
-  simulation::of(machine).lose(0);
+  simulation::of(machine).lose_device(0);
   EXPECT_THROW(launch(s, {}, no_gpu, [] {}), device_lost);
   EXPECT_THROW(launch_host(s, [] {}), device_lost);
   std::atomic<bool> ran = false;
@@ -325,8 +325,8 @@ TEST(launch_seeded, readers_on_other_streams_see_their_blocks) {
                       rounds = given ? 1 : 40;
   for (std::uint64_t seed = first; seed < first + rounds; ++seed) {
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
-    weir::runtime machine{
-        simulated{.devices = 2, .memory = size_t{1} << 26, .how = simulated::running::seeded, .seed = seed | 1}};
+    weir::runtime machine{simulated{
+        .devices = 2, .memory = size_t{1} << 26, .schedule = simulated::scheduling::seeded, .seed = seed | 1}};
     runtime_guard const chosen{machine};
     std::mt19937_64 random(seed);
     auto const below = [&](size_t n) { return static_cast<size_t>(random() % n); };
@@ -379,7 +379,7 @@ void throw_in(int how) {
   stream s;
   if (how == 0) launch(s, {}, no_gpu, [] { throw std::runtime_error("no such word"); });
   if (how == 1) launch_host(s, [] { throw std::runtime_error("no such word"); });
-  if (how == 2) parallel_for(s, 1, {}, [] WEIR_FN(size_t) { throw std::runtime_error("no such word"); });
+  if (how == 2) parallel_for(s, 1, {}, [] WEIR_HOST_DEVICE(size_t) { throw std::runtime_error("no such word"); });
   if (how == 3) launch(s, {}, no_gpu, [] { throw 7; });
   s.synchronize();
 }
@@ -401,9 +401,9 @@ TEST_F(launch_death, work_that_throws_is_named_and_ends_the_process) {
 
 TEST_F(launches, a_native_launchs_error_code_is_thrown) {
   stream s;
-  weir::detail::check_native_launch(s, 0, here::current());
+  weir::detail::check_native_launch(s, 0, source_location::current());
   try {
-    weir::detail::check_native_launch(s, 98, here::current());
+    weir::detail::check_native_launch(s, 98, source_location::current());
     FAIL() << "no driver_error";
   } catch (driver_error const& e) {
     EXPECT_EQ(e.operation(), "parallel_for");

@@ -140,7 +140,7 @@ TEST_F(memory_api, a_released_block_can_be_adopted_again) {
 
 // An owner that comes late must not give back what lies there by then.
 TEST(ended_runtime, its_addresses_are_not_reused) {
-  simulated const like{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1};
+  simulated const like{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped, .seed = 1};
   buffer old;
   {
     runtime first{like};
@@ -175,11 +175,11 @@ TEST_F(memory_api, a_transferred_buffer_belongs_to_its_new_stream) {
   buffer b(1_MiB);
   work(current_stream(), 1);
   stamp const used = current_stream().stamp();
-  b.rebind(side);
+  b.set_stream(side);
   EXPECT_EQ(b.info().home, side.ref());
   EXPECT_TRUE(streams::line_of(side).covers(streams::inner_stamp(used)));
   buffer host(10, {.on = cpu});
-  EXPECT_THROW(host.rebind(side), invalid_use);
+  EXPECT_THROW(host.set_stream(side), invalid_use);
 }
 
 TEST_F(memory_api, wrong_addresses_are_refused_by_name) {
@@ -199,7 +199,7 @@ TEST_F(memory_api, wrong_addresses_are_refused_by_name) {
 }
 
 TEST_F(memory_api, a_block_goes_back_to_its_own_runtime) {
-  runtime other{simulated{.devices = 1, .memory = 16_MiB, .how = simulated::running::stepped, .seed = 2}};
+  runtime other{simulated{.devices = 1, .memory = 16_MiB, .schedule = simulated::scheduling::stepped, .seed = 2}};
   std::optional<buffer> b;
   {
     runtime_guard in_other{other};
@@ -216,7 +216,7 @@ TEST_F(memory_api, a_buffer_may_outlive_its_runtime) {
   ::testing::internal::CaptureStderr();
   std::optional<buffer> late, late_pinned;
   {
-    runtime other{simulated{.devices = 1, .memory = 16_MiB, .how = simulated::running::stepped, .seed = 2}};
+    runtime other{simulated{.devices = 1, .memory = 16_MiB, .schedule = simulated::scheduling::stepped, .seed = 2}};
     runtime_guard in_other{other};
     late.emplace(1000);
     late_pinned.emplace(1000, buffer_options{.on = cpu, .kind = memory_kind::pinned});
@@ -253,7 +253,7 @@ TEST_F(memory_api, asking_for_statistics_uses_no_device) {
   EXPECT_EQ(empty_cache(1), 0u);
   buffer b(10_MiB);
   EXPECT_EQ(memory_reserved(0), 10_MiB);
-  EXPECT_EQ(memory_report_now().allocated, 10_MiB);
+  EXPECT_EQ(current_memory_report().allocated, 10_MiB);
   EXPECT_NE(memory_summary().find("10,485,760"), std::string::npos) << memory_summary();
   reset_peak_memory_stats();
   b.reset();

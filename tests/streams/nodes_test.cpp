@@ -17,7 +17,7 @@
 namespace weir {
 namespace {
 
-here const taken_here = here::current();
+source_location const taken_here = source_location::current();
 
 std::vector<int> from_to(int first, int last) {
   std::vector<int> out(static_cast<std::size_t>(last - first + 1));

@@ -14,7 +14,7 @@ using namespace weir;
 
 struct count_up {
   int* visits;
-  WEIR_FN void operator()(size_t i) const { visits[i] += static_cast<int>(i % 1000) + 1; }
+  WEIR_HOST_DEVICE void operator()(size_t i) const { visits[i] += static_cast<int>(i % 1000) + 1; }
 };
 
 std::vector<int> to_host(buffer const& b) {
@@ -27,7 +27,7 @@ TEST(parallel_for, visits_every_index_once_and_no_other) {
   for (size_t const n : {size_t{0}, size_t{1}, size_t{63}, size_t{64}, size_t{65}, size_t{255}, size_t{257},
                          size_t{100000}, size_t{65535} * 256 + 300}) {
     buffer const b((n + 1) * sizeof(int));
-    set(b.data(), std::byte{0}, b.size());
+    fill(b.data(), std::byte{0}, b.size());
     parallel_for(current_stream(), n, {updates(b)}, count_up{b.data<int>()});
     std::vector<int> const is = to_host(b);
     for (size_t i = 0; i < n; ++i) ASSERT_EQ(is[i], static_cast<int>(i % 1000) + 1) << i << " of " << n;
@@ -39,12 +39,12 @@ struct scale_add {
   float* y;
   float const* x;
   float a;
-  WEIR_FN void operator()(size_t i) const { y[i] = a * x[i] + y[i]; }
+  WEIR_HOST_DEVICE void operator()(size_t i) const { y[i] = a * x[i] + y[i]; }
 };
 struct fill {
   float* y;
   float value;
-  WEIR_FN void operator()(size_t i) const { y[i] = value; }
+  WEIR_HOST_DEVICE void operator()(size_t i) const { y[i] = value; }
 };
 
 TEST(parallel_for, loops_are_ordered_by_their_streams) {

@@ -7,7 +7,7 @@
 namespace weir {
 namespace {
 
-here const line_ = here::current();
+source_location const line_ = source_location::current();
 
 // Unused for the stated time; others stay.
 TEST(pinned_idle, idle_pages_go_back_at_a_later_allocate) {
@@ -57,7 +57,7 @@ TEST(pinned_idle, pages_stay_while_a_collective_is_under_way) {
   auto& pool = m.pinned();
   pool.let_idle_go_after(1);
   std::vector<device> const both{device(0), device(1)};
-  auto ranks = communicator::in_process(both);
+  auto ranks = communicator::create_all(both);
   buffer const a(400, {.on = device(0)}), b(400, {.on = device(1)});
   pool.deallocate(pool.allocate(3_MiB, 0, line_), line_);
   ranks[0].all_reduce({a.data(), 100, float32});

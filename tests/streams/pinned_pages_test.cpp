@@ -92,7 +92,7 @@ struct told_memory {  // what the host says of its memory, for one test
 
 // Of the host's memory; the refusal says so.
 TEST(pinned_limit, without_one_an_eighth_is_left_to_others) {
-  here const line = here::current();
+  source_location const line = source_location::current();
   told_memory const told({.total = 800_MiB, .available = 112_MiB});
   test::machine m({.devices = 1, .memory = 64_MiB});
   auto& pool = m.pinned();

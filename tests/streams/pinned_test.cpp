@@ -16,7 +16,7 @@ namespace {
 
 using test::held;
 
-here const line_ = here::current();
+source_location const line_ = source_location::current();
 
 struct pinned_pool : ::testing::Test {
   test::machine m;
@@ -68,7 +68,7 @@ TEST_F(pinned_pool, a_free_that_names_the_last_user_waits_for_it) {
 }
 
 TEST(pinned_polls, a_miss_is_served_by_what_it_finds_complete) {
-  test::machine m({.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped});
+  test::machine m({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped});
   auto& pool = m.pinned();
   stream s{device(0)};
   void* const a = pool.allocate(2_MiB, 0, line_);
@@ -243,7 +243,7 @@ TEST_F(pinned_pool, what_a_lost_device_used_is_never_reused) {
   auto& there = streams::line_of(lost);
   held gate(m, lost);
   pool.mark(a, there);
-  m.control().lose(1);
+  m.control().lose_device(1);
   pool.deallocate(a, line_);
   for (int i = 0; i < 3; ++i) {
     void* const c = pool.allocate(2_MiB, 0, line_);
@@ -265,7 +265,7 @@ TEST(pinned_end, pages_that_a_lost_device_may_write_are_kept) {
     a = m.pinned().allocate(2_MiB, 0, line_);
     test::held gate(m, lost);
     m.pinned().mark(a, streams::line_of(lost));
-    m.control().lose(1);
+    m.control().lose_device(1);
     m.pinned().deallocate(a, line_);
   }
   EXPECT_EQ(::msync(a, 4096, MS_ASYNC), 0) << "no longer mapped";
@@ -276,7 +276,7 @@ TEST(pinned_ranks, a_rank_is_refused_instead_of_waiting_for_others) {
   test::machine m({.devices = 2, .memory = 64_MiB}, options{.pinned_limit = 4_MiB});
   m.pinned().deallocate(m.pinned().allocate(2_MiB, 0, line_), line_);  // idle pages that a larger block needs
   device const both[] = {device(0), device(1)};
-  auto ranks = communicator::in_process(both);
+  auto ranks = communicator::create_all(both);
   buffer a(4096, {.on = device(0)}), b(4096, {.on = device(1)});
   stamp const one = ranks[0].all_reduce({a.data(), 1024, float32});
   EXPECT_THROW(m.pinned().allocate(4_MiB, 0, line_), out_of_memory);
@@ -330,8 +330,8 @@ TEST(pinned_limit, is_kept_and_returned_room_is_used) {
     EXPECT_EQ(e.report().reserved, 6_MiB);
     EXPECT_NE(e.report().text().find("The limit forbids it"), std::string::npos) << e.report().text();
     EXPECT_TRUE(e.report().on.is_cpu());
-    ASSERT_FALSE(e.report().ladder.empty());
-    EXPECT_EQ(e.report().ladder[0].name, "idle pages given back");
+    ASSERT_FALSE(e.report().recovery.empty());
+    EXPECT_EQ(e.report().recovery[0].name, "idle pages given back");
   }
   pool.deallocate(a, line_);
   void* const b = pool.allocate(7_MiB, 0, line_);  // the 6 MiB go back first
@@ -457,7 +457,7 @@ TEST_F(pinned_pool, pin_memory_is_a_copy_that_the_engine_reads) {
   buffer const copied = pin_memory(bytes);
   EXPECT_TRUE(pool.owns(copied.data(), bytes.size()));
   EXPECT_EQ(copied.size(), bytes.size());
-  EXPECT_EQ(explain_copy(on_gpu.data(), copied.data(), bytes.size()).by, route::engine);
+  EXPECT_EQ(explain_copy(on_gpu.data(), copied.data(), bytes.size()).by, copy_route::engine);
   copy(on_gpu.data(), copied.data(), bytes.size());
   EXPECT_EQ(test::read_back(on_gpu.data(), bytes.size(), 0), bytes);
 }
@@ -465,7 +465,7 @@ TEST_F(pinned_pool, pin_memory_is_a_copy_that_the_engine_reads) {
 // It is given back when asked.
 TEST_F(pinned_pool, warm_memory_takes_no_system_call) {
   EXPECT_EQ(empty_pinned_cache(), 0u);
-  warm_up_pinned_memory(8_MiB);
+  reserve_pinned_memory(8_MiB);
   auto const held_bytes = reserved();
   EXPECT_GE(held_bytes, std::int64_t(8_MiB));
   auto const order = m.control().fail_call("pin", 1, driver::code::failed);

@@ -12,7 +12,7 @@ namespace {
 using test::held;
 using test::pattern;
 
-here const line_ = here::current();
+source_location const line_ = source_location::current();
 constexpr std::size_t all = 2_MiB;  // a whole segment, so that another block needs another
 
 struct remembered : ::testing::Test {

@@ -178,14 +178,14 @@ value dumped() {
 
 // A small block that its thread has not sent home.
 TEST_F(snapshot, a_deferred_free_is_pending_in_place_and_trace) {
-  runtime machine(simulated{.devices = 1, .memory = 1_GiB, .how = simulated::running::stepped});
+  runtime machine(simulated{.devices = 1, .memory = 1_GiB, .schedule = simulated::scheduling::stepped});
   runtime_guard const in(machine);
   stream home, user;
   record_memory_history();
   buffer const other(1_MiB);
   {
     stream_guard const there(user);
-    set(other.data(), std::byte{1}, 1_MiB);
+    fill(other.data(), std::byte{1}, 1_MiB);
   }
   std::array<void*, 8> blocks{};
   for (void*& p : blocks) p = allocate(home, 100);
@@ -222,7 +222,7 @@ TEST_F(snapshot, the_file_replays_backward_to_its_start) {
 }
 
 TEST_F(snapshot, the_summary_names_owners_and_what_blocks_wait_for) {
-  runtime machine(simulated{.devices = 1, .memory = 1_GiB, .how = simulated::running::stepped});
+  runtime machine(simulated{.devices = 1, .memory = 1_GiB, .schedule = simulated::scheduling::stepped});
   runtime_guard const in(machine);
   stream idle, busy, user;
   deallocate(allocate(idle, 96_MiB));
@@ -264,13 +264,13 @@ TEST_F(snapshot, a_file_that_cannot_be_written_is_named) {
 
 // When its user is done.
 TEST_F(snapshot, a_block_freed_before_recording_completes_in_trace) {
-  runtime machine(simulated{.devices = 1, .memory = 1_GiB, .how = simulated::running::stepped});
+  runtime machine(simulated{.devices = 1, .memory = 1_GiB, .schedule = simulated::scheduling::stepped});
   runtime_guard const in(machine);
   stream home, user;
   void* const p = allocate(home, 5_MiB);
   {
     stream_guard const there(user);
-    set(p, std::byte{1}, 5_MiB);
+    fill(p, std::byte{1}, 5_MiB);
   }
   record_memory_history();
   deallocate(p);
@@ -289,14 +289,14 @@ TEST_F(snapshot, a_block_freed_before_recording_completes_in_trace) {
 }
 
 TEST_F(snapshot, a_late_completion_has_its_requests_bytes_and_stream) {
-  runtime machine(simulated{.devices = 1, .memory = 1_GiB, .how = simulated::running::stepped});
+  runtime machine(simulated{.devices = 1, .memory = 1_GiB, .schedule = simulated::scheduling::stepped});
   runtime_guard const in(machine);
   stream home, user;
   record_memory_history();
   void* const p = allocate(home, 5'000'000);
   {
     stream_guard const there(user);
-    set(p, std::byte{1}, 5'000'000);
+    fill(p, std::byte{1}, 5'000'000);
   }
   record_stream(p, user);
   deallocate(p);

@@ -101,7 +101,7 @@ TEST(staging, without_pinned_memory_it_says_so_and_loses_nothing) {
 }
 
 TEST(staging, a_machine_without_engines_stages_in_the_caller) {
-  test::machine m({.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped});
+  test::machine m({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped});
   auto& staging = m.get().part<streams::staging>();
   EXPECT_EQ(staging.threads(), 0);
   std::size_t const n = 3_MiB;
@@ -122,7 +122,7 @@ TEST(staging, a_machine_without_engines_stages_in_the_caller) {
 TEST(staging, a_slot_is_emptied_before_the_engine_fills_it_again) {
   // Without threads of its own the crew copies nothing until somebody must have it:
   // the last moment, every time.
-  test::machine m({.devices = 1, .memory = 32_MiB, .how = simulated::running::stepped});
+  test::machine m({.devices = 1, .memory = 32_MiB, .schedule = simulated::scheduling::stepped});
   m.get().part<streams::staging>().fetch_by({.chunk = 1_MiB, .room = 3_MiB});
   std::size_t const n = 9_MiB + 3;  // more chunks than slots
   buffer a(n, {.on = device(0)});
@@ -140,7 +140,7 @@ TEST(staging, a_slot_is_emptied_before_the_engine_fills_it_again) {
 
 TEST(staging, between_devices_holds_no_more_than_its_room) {
   test::machine m(
-      {.devices = 2, .memory = 64_MiB, .how = simulated::running::stepped, .peers = simulated::links::none});
+      {.devices = 2, .memory = 64_MiB, .schedule = simulated::scheduling::stepped, .peers = simulated::links::none});
   auto& staging = m.get().part<streams::staging>();
   std::size_t const n = 8_MiB;
   buffer a(n, {.on = device(0)}), b(n, {.on = device(1)});
@@ -158,7 +158,7 @@ TEST(staging, between_devices_holds_no_more_than_its_room) {
 // The calling thread is the only one.
 // Eight where threads share each chunk.
 TEST(staging, a_copy_has_two_chunks_a_thread_or_eight) {
-  test::machine m({.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped});
+  test::machine m({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped});
   buffer a(4_MiB, {.on = device(0)});
   auto const source = pattern(4_MiB, 5);
   for (auto const& [piece, copies] : {std::pair{2_MiB, 2u}, {1_MiB, 8u}}) {
@@ -171,7 +171,7 @@ TEST(staging, a_copy_has_two_chunks_a_thread_or_eight) {
 
 TEST(staging, a_copy_that_the_driver_refused_can_be_repeated) {
   for (char const* const call : {"copy", "record"}) {
-    test::machine m({.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped});
+    test::machine m({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped});
     buffer const a(1_MiB, {.on = device(0)});
     test::bytes_of_host out(1_MiB);
     ASSERT_NE(m.control().fail_call(call, 1, driver::code::failed), 0u);
@@ -190,7 +190,7 @@ TEST(staging, a_copy_on_a_lost_device_takes_no_slot) {
   buffer a(1_MiB, {.on = device(0)});
   auto source = pattern(1_MiB, 3);
   stream s{device(0)};
-  m.control().lose(0);
+  m.control().lose_device(0);
   EXPECT_THROW(copy(s, a.data(), source.data(), 1_MiB), device_lost);
   EXPECT_THROW(copy(s, source.data(), a.data(), 1_MiB), device_lost);
   EXPECT_EQ(m.pinned().statistics().allocated_bytes.all.peak, 0);

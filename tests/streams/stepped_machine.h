@@ -14,7 +14,7 @@ namespace weir {
 
 struct stepped_machine : testing::Test {
   std::vector<int> log;  // outlives the machine, whose end runs what is left
-  runtime rt{simulated{.devices = 2, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1}};
+  runtime rt{simulated{.devices = 2, .memory = 64_MiB, .schedule = simulated::scheduling::stepped, .seed = 1}};
   runtime_guard in{rt};
   driver::driver& machine = rt.get().machine();
   driver::sim::controls& control = *driver::sim::controls_of(machine);

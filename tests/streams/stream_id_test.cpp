@@ -20,7 +20,7 @@ constexpr int many = tests::sanitized ? 10'000 : 100'000;
 void use_up_streams(runtime::impl& r) {
   auto& machine = r.machine();
   auto& clocks = r.part<clock::clocks>();
-  r.open(0, "test", here::current());
+  r.open(0, "test", source_location::current());
   std::set<driver::stream_handle> handles;
   std::uint64_t last = 0;
   for (int i = 0; i < many; ++i) {
@@ -47,7 +47,7 @@ void use_up_streams(runtime::impl& r) {
 TEST(stream_ids, m18_stream_ids_are_never_reused_on_this_machine) { use_up_streams(runtime::current().get()); }
 
 TEST(stream_ids, m18_ids_are_unique_where_handles_are_reused) {
-  runtime mine(simulated{.devices = 1, .memory = 16_MiB, .how = simulated::running::seeded, .seed = 1});
+  runtime mine(simulated{.devices = 1, .memory = 16_MiB, .schedule = simulated::scheduling::seeded, .seed = 1});
   use_up_streams(mine.get());
 }
 

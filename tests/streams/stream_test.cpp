@@ -101,7 +101,7 @@ TEST_F(stepped_streams, a_stream_may_outlive_its_runtime) {
   std::optional<stream> s;
   stamp last;
   {
-    runtime other{simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1}};
+    runtime other{simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped, .seed = 1}};
     runtime_guard inside{other};
     s.emplace();
     last = s->ref().stamp();
@@ -138,7 +138,7 @@ TEST_F(stepped_streams, a_reference_to_an_ended_stream_is_refused) {
     says([&] { (void)allocate(old, 1_MiB); });
     says([&] { set_stream(old); });
     says([&] { stream_guard const in{old}; });
-    says([&] { b.rebind(old); });
+    says([&] { b.set_stream(old); });
     says([&] { record_stream(b.data(), old); });
   };
   refuses_all("idle");
@@ -173,7 +173,7 @@ TEST_F(stepped_streams, an_ended_stream_is_current_no_more) {
 }
 
 TEST_F(stepped_streams, an_ended_registration_is_refused) {
-  auto registered = std::make_unique<foreign_stream>(gpu, nullptr);
+  auto registered = std::make_unique<external_stream>(gpu, nullptr);
   stream_ref const old = *registered;
   set_stream(old);
   registered.reset();
@@ -188,7 +188,7 @@ TEST_F(stepped_streams, references_past_a_runtime_are_refused) {
   std::optional<buffer> b;
   buffer mine(1000), locked = pinned(1000);
   {
-    runtime other{simulated{.devices = 2, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1}};
+    runtime other{simulated{.devices = 2, .memory = 64_MiB, .schedule = simulated::scheduling::stepped, .seed = 1}};
     runtime_guard inside{other};
     s.emplace(device(1));
     b.emplace(1000, buffer_options{.on = device(1)});
@@ -215,15 +215,15 @@ TEST_F(stepped_streams, references_past_a_runtime_are_refused) {
   };
   gone([&] { weir::copy(mine.data(), b->data(), 1000); });
   gone([&] { weir::copy(b->data(), locked.data(), 1000); });
-  gone([&] { weir::set(b->data(), std::byte{1}, 1000); });
+  gone([&] { weir::fill(b->data(), std::byte{1}, 1000); });
   gone([&] { launch(current_stream(), {reads(b->data(), 1000)}, [](CUstream_st*) {}, [] {}); });
-  EXPECT_NE(refused<invalid_use>([&] { (void)b->rebind(current_stream()); }), "");
+  EXPECT_NE(refused<invalid_use>([&] { (void)b->set_stream(current_stream()); }), "");
   b.reset();
   s.reset();
 }
 
 TEST_F(stepped_streams, streams_of_two_runtimes_are_not_ordered) {
-  runtime other{simulated{.devices = 1, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1}};
+  runtime other{simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped, .seed = 1}};
   stream a;
   runtime_guard inside{other};
   stream b;
@@ -240,16 +240,16 @@ TEST_F(stepped_streams, streams_of_two_runtimes_are_not_ordered) {
 TEST_F(stepped_streams, a_simulated_stream_has_no_native_handle) {
   stream a;
   refused<not_supported>([&] { a.ref().native(); });
-  refused<not_supported>([&] { foreign_stream f(gpu, reinterpret_cast<CUstream_st*>(64)); });
+  refused<not_supported>([&] { external_stream f(gpu, reinterpret_cast<CUstream_st*>(64)); });
   EXPECT_NE(refused<invalid_use>([&] {
-              foreign_stream f(gpu, reinterpret_cast<CUstream_st*>(2));
+              external_stream f(gpu, reinterpret_cast<CUstream_st*>(2));
             }).find("per-thread default stream"),
             std::string::npos);
 }
 
 // It joins the default stream.
 TEST_F(stepped_streams, the_legacy_stream_can_be_registered) {
-  foreign_stream const legacy(gpu, nullptr), same(gpu, reinterpret_cast<CUstream_st*>(1));
+  external_stream const legacy(gpu, nullptr), same(gpu, reinterpret_cast<CUstream_st*>(1));
   stream a;
   work(default_stream(), 1);
   work(legacy, 2);
@@ -282,7 +282,7 @@ TEST_F(stepped_streams, waits_on_a_lost_device_fail_and_others_go_on) {
   work(a, 1);
   stamp const s = a.ref().stamp();
   a.ref().wait(b);
-  control.lose(0);
+  control.lose_device(0);
   refused<device_lost>([&] { b.ref().wait(s); });
   refused<device_lost>([&] { s.synchronize(); });
   refused<device_lost>([&] { (void)s.query(); });
@@ -293,7 +293,7 @@ TEST_F(stepped_streams, waits_on_a_lost_device_fail_and_others_go_on) {
 }
 
 TEST(streams, a_stream_has_its_references_members) {
-  runtime rt{simulated{.devices = 2, .memory = 64_MiB, .how = simulated::running::stepped, .seed = 1}};
+  runtime rt{simulated{.devices = 2, .memory = 64_MiB, .schedule = simulated::scheduling::stepped, .seed = 1}};
   runtime_guard in{rt};
   stream const a{1}, b{1};
   EXPECT_EQ(a.device(), device(1));
@@ -322,8 +322,8 @@ TEST(stream_pool, its_end_waits_for_a_device_without_fences) {
     }
   } seen;
   {
-    tests::memory_bench bench({.devices = 1, .how = simulated::running::stepped, .seed = 1});
-    auto& line = bench.core.part<streams::stream_pool>().lease(0, priority::normal, here::current());
+    tests::memory_bench bench({.devices = 1, .schedule = simulated::scheduling::stepped, .seed = 1});
+    auto& line = bench.core.part<streams::stream_pool>().lease(0, priority::normal, source_location::current());
     driver::work const sets_done{[](void* done) { *static_cast<bool*>(done) = true; }, nullptr, &seen.done};
     ASSERT_TRUE(bench.machine().enqueue(0, line.handle(), {}, sets_done).ok());
     auto& refusing = dynamic_cast<driver::faulty&>(*bench.control);
@@ -335,7 +335,7 @@ TEST(stream_pool, its_end_waits_for_a_device_without_fences) {
 }
 
 TEST(stream_threads, leases_are_exclusive_and_an_event_is_shared) {
-  runtime rt{simulated{.devices = 2, .memory = 64_MiB, .how = simulated::running::threads, .seed = 1}};
+  runtime rt{simulated{.devices = 2, .memory = 64_MiB, .schedule = simulated::scheduling::threads, .seed = 1}};
   std::mutex lock;
   std::set<std::uint64_t> out;
   event shared[2];

@@ -179,7 +179,7 @@ TEST_F(timelines, a_refused_launch_is_over_when_later_work_begins) {
 // A kernel that runs until it is let go.
 struct held {
   std::shared_ptr<std::atomic<bool>> go = std::make_shared<std::atomic<bool>>(false);
-  void launch_on(stream_ref s, uses u) {
+  void launch_on(stream_ref s, memory_uses u) {
     launch(s, u, [](CUstream_st*) {}, [flag = go] {
       while (!flag->load()) std::this_thread::yield();
     });
@@ -194,11 +194,11 @@ TEST_F(timelines, calls_waits_ranges_and_memory_are_in_their_places) {
   record_timeline();
   void* block = nullptr;
   {
-    range const outer("step 1 \"quoted\"");
+    profile_range const outer("step 1 \"quoted\"");
     block = allocate(a, 3_MiB);
     held kernel;
     {
-      range const inner("kernels");
+      profile_range const inner("kernels");
       kernel.launch_on(a, {writes(block)});
     }
     b.wait(a);
@@ -249,7 +249,7 @@ TEST_F(timelines, random_ranges_of_several_threads_lie_in_each_other) {
       stream_guard const current(on);
       buffer from(1_MiB), to(1_MiB);
       auto const part = [&](auto& self, int deep) -> void {
-        range const here("depth " + std::to_string(deep));
+        profile_range const here("depth " + std::to_string(deep));
         ++ranges;
         for (auto n = random() % 3; n-- > 0;) {
           if (deep < 4 && random() % 2) self(self, deep + 1);
@@ -280,7 +280,7 @@ TEST_F(timelines, the_newest_spans_are_kept_and_off_means_none) {
   stream on;
   buffer from(1000), to(1000);
   record_timeline({.spans = 4});
-  for (int i = 0; i < 10; ++i) range const r("r" + std::to_string(i));
+  for (int i = 0; i < 10; ++i) profile_range const r("r" + std::to_string(i));
   file const few = written();
   ASSERT_EQ(few.spans.size(), 4u);
   EXPECT_EQ(few.spans[0].name, "r6");
@@ -288,7 +288,7 @@ TEST_F(timelines, the_newest_spans_are_kept_and_off_means_none) {
   record_timeline();
   stop_timeline();
   {
-    range const r("not seen");
+    profile_range const r("not seen");
     copy(on, to.data(), from.data(), 1000, non_blocking);
   }
   EXPECT_TRUE(written().spans.empty());
@@ -299,7 +299,7 @@ TEST_F(timelines, collectives_are_spans_of_each_rank) {
   runtime machine(simulated{.devices = 2, .memory = 1_GiB});
   runtime_guard const in(machine);
   record_timeline();
-  auto ranks = communicator::in_process(std::array<device, 2>{device(0), device(1)});
+  auto ranks = communicator::create_all(std::array<device, 2>{device(0), device(1)});
   std::vector<std::thread> threads;
   for (int r = 0; r < 2; ++r) {
     threads.emplace_back([&, r] {

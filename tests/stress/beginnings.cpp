@@ -53,7 +53,7 @@ void use_first(runtime& own, unsigned how) {
   }
   buffer const mine(500);
   a_block.store(mine.data(), std::memory_order_relaxed);
-  set(mine.data(), std::byte{1}, mine.size());
+  fill(mine.data(), std::byte{1}, mine.size());
   synchronize(d);
 }
 

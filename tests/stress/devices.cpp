@@ -20,7 +20,7 @@ namespace weir::tests {
 // its routes chosen and its memory opened while others already copy.
 std::string peers_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   return in_rounds(time, [&](std::uint64_t round) -> std::string {
-    runtime own{simulated{.devices = 3, .memory = 64_MiB}, {.peer_visible = round % 2 == 1}};
+    runtime own{simulated{.devices = 3, .memory = 64_MiB}, {.peer_access = round % 2 == 1}};
     crowd all(seed + round * 100, time / 4);
     for (int k = 0; k < 3; ++k) {
       all.member([&, k](crowd::random& r) {
@@ -43,8 +43,8 @@ std::string peers_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) 
             if (back[i] != value) all.fail("a copy between devices brought other bytes");
           }
           ++value;
-          if (r() % 8 == 0 && d != e && can_access_peer(e, d)) grant_access(near.data(), e);
-          if (r() % 16 == 0) open_memory(device(d), {device((d + 1) % 3)});
+          if (r() % 8 == 0 && d != e && can_access_peer(e, d)) enable_peer_access(near.data(), e);
+          if (r() % 16 == 0) enable_peer_access(device(d), {device((d + 1) % 3)});
           if (r() % 16 == 0) (void)memory_readers(s);
           if (r() % 16 == 0) (void)links();
           if (r() % 32 == 0) empty_cache(e);
@@ -66,7 +66,7 @@ std::string ranks_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) 
   return in_rounds(time, [&](std::uint64_t round) -> std::string {
     runtime_guard const in(own);
     std::array<device, 2> const on{device(0), device(1)};
-    auto ranks = communicator::in_process(on);
+    auto ranks = communicator::create_all(on);
     crowd all(seed + round * 100, time / 8);
     std::atomic<bool> aborted{false};
     for (int k = 0; k < 2; ++k) {
@@ -78,7 +78,7 @@ std::string ranks_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) 
         buffer const b(4000);
         try {
           for (;;) {  // until it is aborted
-            set(b.data(), std::byte{1}, b.size());
+            fill(b.data(), std::byte{1}, b.size());
             mine.all_reduce({b.data(), 1000, int32});
             mine.barrier();
           }
@@ -110,12 +110,12 @@ std::string sharing_in_threads(std::uint64_t seed, std::chrono::nanoseconds time
   share_pool pool({.on = 0, .handle_bytes = 2_MiB});
   return in_rounds(time, [&](std::uint64_t round) -> std::string {
     crowd all(seed + round * 100, time / 8);
-    shared_buffer const one = round % 2 ? shared_buffer(bytes, 0) : pool.allocate(bytes);
-    set(one.data(), std::byte{7}, bytes);
-    std::vector<std::pair<share_line, share_line>> lines;
+    exportable_buffer const one = round % 2 ? exportable_buffer(bytes, 0) : pool.allocate(bytes);
+    fill(one.data(), std::byte{7}, bytes);
+    std::vector<std::pair<share_channel, share_channel>> lines;
     for (int k = 0; k < 3; ++k) {
       auto const [a, b] = os::make_sockets();
-      lines.emplace_back(share_line(a, std::chrono::seconds(60)), share_line(b, std::chrono::seconds(60)));
+      lines.emplace_back(share_channel(a, std::chrono::seconds(60)), share_channel(b, std::chrono::seconds(60)));
       lines.back().first.send(one, current_stream(0));
       all.member([&, k](crowd::random& r) {
         runtime_guard const here_too(own);
@@ -124,7 +124,7 @@ std::string sharing_in_threads(std::uint64_t seed, std::chrono::nanoseconds time
         stream_guard const on(s);
         std::vector<std::byte> seen(bytes);
         auto const open = [&](std::byte value) {
-          opened_buffer came = from.receive(device(0));
+          imported_buffer came = from.receive(device(0));
           copy(s, seen.data(), came.data(), bytes);
           for (std::byte const x : seen) {
             if (x != value) all.fail("a shared buffer has other bytes than were written");
@@ -134,16 +134,16 @@ std::string sharing_in_threads(std::uint64_t seed, std::chrono::nanoseconds time
         open(std::byte{7});
         while (all.goes_on()) {
           bool const pooled = r() % 2;
-          shared_buffer mine = pooled ? pool.allocate(bytes) : shared_buffer(bytes, 0);
+          exportable_buffer mine = pooled ? pool.allocate(bytes) : exportable_buffer(bytes, 0);
           auto const value = static_cast<std::byte>(k + 10);
-          set(mine.data(), value, bytes);
+          fill(mine.data(), value, bytes);
           to.send(mine, s);
           // on its way; where it is of no pool, another member's trim() would take it
           if (pooled && r() % 2) mine.reset();
           open(value);
           if (r() % 8 == 0) (void)pool.trim();
           if (r() % 8 == 0) (void)pool.statistics();
-          if (r() % 16 == 0) open_memory(device(0), {device(1)});
+          if (r() % 16 == 0) enable_peer_access(device(0), {device(1)});
         }
       }, crowd::whole_life{});
     }

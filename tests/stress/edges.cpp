@@ -48,7 +48,8 @@ class waiting_members {
 // what one of them wrote the next one sees by the baton alone.
 std::string batons_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   return in_rounds(time / 10, [&](std::uint64_t round) -> std::string {
-    runtime own{simulated{.devices = 1, .memory = 1_MiB, .how = simulated::running::seeded, .seed = seed + round}};
+    runtime own{
+        simulated{.devices = 1, .memory = 1_MiB, .schedule = simulated::scheduling::seeded, .seed = seed + round}};
     runtime_guard const in(own);
     simulation machine = simulation::of(own);
     int written = 0;
@@ -182,11 +183,11 @@ std::string heirs_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) 
     while (all.goes_on()) {
       estate one;
       {
-        foreign_stream const legacy(0, nullptr);
+        external_stream const legacy(0, nullptr);
         for (void*& p : one.blocks) p = allocate(legacy, 100 << r() % 10);
       }
       way.put(&one);
-      foreign_stream const heir(0, nullptr);
+      external_stream const heir(0, nullptr);
       deallocate(allocate(heir, 100));
       one.has_heir.store(true, std::memory_order_relaxed);
       both.await([&] { return back.take() != nullptr; });

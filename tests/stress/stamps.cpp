@@ -79,7 +79,7 @@ static std::string some_stamps(std::uint64_t seed, std::chrono::nanoseconds time
       if (r() % 2) (void)on.query();
       if (r() % 8 == 0) on.wait(streams[r() % streams.size()]);
       if (r() % 32 == 0) {
-        foreign_stream const legacy(0, nullptr);
+        external_stream const legacy(0, nullptr);
         (void)stream_ref(legacy).query();
       }
     }

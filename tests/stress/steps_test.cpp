@@ -34,13 +34,13 @@ namespace {
 
 using tests::memory_bench;
 
-simulated machine_of(simulated::running how, std::uint64_t seed, int devices = 1, std::size_t memory = 1_MiB) {
-  return {.devices = devices, .memory = memory, .how = how, .seed = seed};
+simulated machine_of(simulated::scheduling how, std::uint64_t seed, int devices = 1, std::size_t memory = 1_MiB) {
+  return {.devices = devices, .memory = memory, .schedule = how, .seed = seed};
 }
 simulated seeded(std::uint64_t seed, int devices = 1, std::size_t memory = 1_MiB) {
-  return machine_of(simulated::running::seeded, seed, devices, memory);
+  return machine_of(simulated::scheduling::seeded, seed, devices, memory);
 }
-simulated const standing = machine_of(simulated::running::stepped, 1);  // nothing moves
+simulated const standing = machine_of(simulated::scheduling::stepped, 1);  // nothing moves
 
 // As many orders whatever WEIR_TEST_SEEDS says:
 // in some of them no thread is passed over between two accesses.
@@ -268,7 +268,7 @@ TEST(steps, each_returned_pinned_block_changes_the_version) {
     std::array const pools{&one.core.part<streams::pinned_memory>(), &other.core.part<streams::pinned_memory>()};
     auto const take_and_give = [&](int k) {
       auto& pool = *pools[static_cast<std::size_t>(k)];
-      pool.deallocate(pool.allocate(64, 0, here::current()), here::current());
+      pool.deallocate(pool.allocate(64, 0, source_location::current()), source_location::current());
     };
     for (int k = 0; k < 2; ++k) take_and_give(k);
     std::uint64_t const before = streams::pinned_uses::version().load();
@@ -307,7 +307,7 @@ TEST(steps, a_handle_that_two_threads_send_has_one_descriptor) {
   auto const files = [] { return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}); };
   each_way([&](together& now) {
     memory_bench bench(standing);
-    bench.core.open(0, "test", here::current());
+    bench.core.open(0, "test", source_location::current());
     auto& machine = bench.machine();
     std::vector<peer::exported> all(10);
     for (auto& one : all) one.pages = peer::mapped_handle(machine, machine.create_shared(0, 64_KiB).value, 64_KiB);
@@ -346,9 +346,9 @@ TEST(unordered_steps, a_device_has_one_default_stream) {
   }
 }
 
-std::pair<share_line, share_line> line_and_its_other_end() {
+std::pair<share_channel, share_channel> line_and_its_other_end() {
   auto const [a, b] = os::make_sockets();
-  return {share_line(a, std::chrono::seconds(60)), share_line(b, std::chrono::seconds(60))};
+  return {share_channel(a, std::chrono::seconds(60)), share_channel(b, std::chrono::seconds(60))};
 }
 
 // Where the system does not compare descriptors, memory that came over the same line is the same.
@@ -357,7 +357,7 @@ TEST(unordered_steps, concurrent_lines_differ) {
     runtime own(seeded(seed, 1, 16_MiB));
     runtime_guard const in(own);
     auto machine = simulation::of(own);
-    std::array<std::vector<std::pair<share_line, share_line>>, 2> lines;
+    std::array<std::vector<std::pair<share_channel, share_channel>>, 2> lines;
     for (auto& mine : lines) {
       machine.spawn("makes lines", [&mine] {
         for (int i = 0; i < 8; ++i) mine.push_back(line_and_its_other_end());
@@ -365,9 +365,9 @@ TEST(unordered_steps, concurrent_lines_differ) {
     }
     machine.join();
     stream const s(0);
-    shared_buffer const one(1000, 0);
+    exportable_buffer const one(1000, 0);
     os::refuse_by([](os::call c) noexcept { return c == os::call::compare_files; });
-    std::vector<opened_buffer> opened;
+    std::vector<imported_buffer> opened;
     for (auto& mine : lines) {
       for (auto& [to, from] : mine) to.send(one, s), opened.push_back(from.receive(0));
     }
@@ -409,16 +409,17 @@ TEST(unordered_steps, the_last_rank_to_leave_gives_its_lanes_back) {
     two_devices rig(seed);
     auto& chains = rig.bench.core.part<peer::chains>();
     chains.carry_from(1);
-    rig.bench.core.part<peer::links>().prove_all(rig.both, here::current());
+    rig.bench.core.part<peer::links>().prove_all(rig.both, source_location::current());
     rig.machine->idle = true;
-    auto* const lanes = chains.lease(rig.both, here::current());
+    auto* const lanes = chains.lease(rig.both, source_location::current());
     for (int turn = 0; turn < 10; ++turn) {
       chains.give_back(lanes);
       auto others = peer::carried_by_streams(rig.bench.core, rig.both);
-      auto const all = peer::carried_in_chains(rig.bench.core, rig.both, std::move(others), "none", here::current());
+      auto const all =
+          peer::carried_in_chains(rig.bench.core, rig.both, std::move(others), "none", source_location::current());
       for (int const rank : rig.both) rig.threads.spawn("leaves", [&all, rank] { all->leave(rank); });
       EXPECT_EQ(rig.threads.join(), "");
-      ASSERT_EQ(chains.lease(rig.both, here::current()), lanes) << "seed " << seed << ", turn " << turn;
+      ASSERT_EQ(chains.lease(rig.both, source_location::current()), lanes) << "seed " << seed << ", turn " << turn;
     }
     rig.machine->idle = false;
   }
@@ -432,7 +433,8 @@ TEST(unordered_steps, every_part_counts_despite_abort) {
       auto const carrier = peer::carried_by_streams(rig.bench.core, rig.both);
       std::array<float, 2> x{1, 2};
       for (std::size_t k = 0; k < 2; ++k) {
-        carrier->issue(static_cast<int>(k), *lines[k], turn, {.count = 1, .in = &x[k], .out = &x[k]}, here::current());
+        carrier->issue(static_cast<int>(k), *lines[k], turn, {.count = 1, .in = &x[k], .out = &x[k]},
+                       source_location::current());
       }
       auto const parts = std::exchange(rig.machine->given, {});
       int standing_still = 0;

@@ -23,7 +23,7 @@ struct block {
 class traffic {
  public:
   traffic(std::uint64_t seed, std::chrono::nanoseconds time)
-      : all_(seed, time), own_(simulated{.devices = 1, .memory = 48_MiB}, {.fence_every = 1_MiB}) {}
+      : all_(seed, time), own_(simulated{.devices = 1, .memory = 48_MiB}, {.fence_interval = 1_MiB}) {}
 
   std::string run() {
     for (std::uint64_t k = 0; k < 3; ++k) {
@@ -99,7 +99,7 @@ class traffic {
           if (r() % 8) {
             (void)one().query();
           } else {  // of a stream whose registration ends, and whose memory the next new one inherits
-            foreign_stream const legacy(0, nullptr);
+            external_stream const legacy(0, nullptr);
             take_from(legacy, 600);
           }
           break;

@@ -92,7 +92,7 @@ memory_bench& trial::bench(simulated const& wanted) { return bench(wanted, optio
 
 memory_bench& trial::bench(simulated const& wanted, weir::options const& with) {
   simulated like = wanted;
-  like.how = simulated::running::seeded;
+  like.schedule = simulated::scheduling::seeded;
   like.seed = tape_.seed() | 1;
   if (options_.around) {
     bench_ = std::make_unique<memory_bench>(like, with, options_.around);

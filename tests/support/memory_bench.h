@@ -31,7 +31,7 @@ struct memory_bench {
   memory::device_memory& memory() { return core.part<memory::device_memory>(); }
   memory::allocator& on(int device) { return memory().on(device); }
   clock::timeline& stream(int device) {
-    core.open(device, "test", here::current());
+    core.open(device, "test", source_location::current());
     return clocks().make(device, machine().create_stream(device, driver::stream_kind::independent, 0).value,
                          clock::life::own);
   }
@@ -46,7 +46,7 @@ struct memory_bench {
   }
   static runtime& facade() {  // what the parts hold on to; no test speaks to it
     static auto* const r =
-        new runtime(simulated{.devices = 1, .memory = 1 << 20, .how = simulated::running::stepped, .seed = 1});
+        new runtime(simulated{.devices = 1, .memory = 1 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});
     return *r;
   }
 

@@ -10,7 +10,7 @@ namespace weir::tests {
 
 struct one_device {
   explicit one_device(std::size_t bytes = 64 << 20, options o = {})
-      : bench({.devices = 2, .memory = bytes, .how = simulated::running::stepped, .seed = 1}, o) {
+      : bench({.devices = 2, .memory = bytes, .schedule = simulated::scheduling::stepped, .seed = 1}, o) {
     bench.core.open(0, "test", at);
     bench.core.open(1, "test", at);
   }
@@ -44,7 +44,7 @@ struct one_device {
     ASSERT_TRUE(bench.machine().enqueue(on.device(), on.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
   }
 
-  static constexpr here at{"one_device", "test", 1};
+  static constexpr source_location at{"one_device", "test", 1};
   memory_bench bench;
   driver::status is;
   memory::device_context of{bench.core, 0, nullptr, at};

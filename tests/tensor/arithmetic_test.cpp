@@ -29,7 +29,7 @@ class arithmetic : public on_devices {
     sample x{{}, {}, std::vector<float>(all.at.size())};
     for (float& v : x.values) v = random.number();
     x.base = empty(shape_of(order), options_at(place));
-    if (!x.values.empty()) x.base.copy_(tensor::borrow(x.values.data(), shape_of(order), float32, cpu));
+    if (!x.values.empty()) x.base.copy_(tensor::from_blob(x.values.data(), shape_of(order), float32, cpu));
     x.v = modelled{x.base, all}.sliced(0, order[0] - extent, order[0]);
     if (turned) x.v = x.v.transposed(0, s.size() - 1);
     return x;
@@ -191,10 +191,10 @@ TEST_F(arithmetic, mixed_devices_shapes_and_dtypes_are_refused) {
   if (device_count() > 1) expect_refusal([&] { a.add_(ones({2, 2}, {.on = 1})); }, {"left on gpu:0", "right on gpu:1"});
   expect_refusal([&] { (void)mul(a, ones({2, 2}, {.on = cpu})); }, {"left on gpu:0", "right on cpu"});
   expect_refusal([&] { (void)add(a, ones({4})); }, {"left [2, 2]", "right [4]"});
-  expect_refusal([&] { a.mul_(ones({2, 2}, {.type = float64})); }, {"right", "float64"});
-  expect_refusal([&] { ones({2}, {.type = int32}).relu_(); }, {"int32"});
-  expect_refusal([&] { (void)sum(ones({2}, {.type = int32})); }, {"int32"});
-  expect_refusal([&] { (void)rand({2}, {.type = float64}); }, {"float64"});
+  expect_refusal([&] { a.mul_(ones({2, 2}, {.dtype = float64})); }, {"right", "float64"});
+  expect_refusal([&] { ones({2}, {.dtype = int32}).relu_(); }, {"int32"});
+  expect_refusal([&] { (void)sum(ones({2}, {.dtype = int32})); }, {"int32"});
+  expect_refusal([&] { (void)rand({2}, {.dtype = float64}); }, {"float64"});
   expect_refusal([&] { row.slice(0, 1, 9).add_(row.slice(0, 0, 8)); }, {"overlap"});
   EXPECT_EQ(sum(row).item<float>(), 9);
   EXPECT_EQ(sum(a).item<float>(), 4);

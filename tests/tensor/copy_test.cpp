@@ -21,7 +21,7 @@ class tensor_copy : public on_devices {
 
   // Element i of the storage is (from + i) % 100, in any dtype.
   tensor numbered(model_view const& all, memory_of_tensor place, dtype type, std::int64_t from) {
-    tensor const on_host = empty({static_cast<std::int64_t>(all.at.size())}, {.type = type, .on = cpu});
+    tensor const on_host = empty({static_cast<std::int64_t>(all.at.size())}, {.dtype = type, .on = cpu});
     for (std::int64_t i = 0; i < on_host.numel(); ++i)
       ops::store(type, on_host.data(), i, static_cast<double>((from + i) % 100));
     tensor t = empty(on_host.shape(), options_at(place, type));
@@ -138,7 +138,7 @@ TEST_F(tensor_copy, an_overlap_in_another_order_is_refused) {
     expect_refusal([&] { a.t().copy_(a); }, {"overlap"});
     expect_refusal([&] { a.slice(1, 0, 3).copy_(a.slice(1, 1, 4)); }, {"overlap"});
     expect_refusal([&] { a.add_(a.t()); }, {"tensor::add_", "overlap"});
-    tensor const same_memory = tensor::borrow(a.data(), {4, 4}, float32, a.device());
+    tensor const same_memory = tensor::from_blob(a.data(), {4, 4}, float32, a.device());
     expect_refusal([&] { a.copy_(same_memory.t()); }, {"overlap"});
     EXPECT_NO_THROW(a.copy_(same_memory));
     EXPECT_EQ(values_of(a), before) << "nothing has changed";
@@ -157,9 +157,9 @@ TEST_F(tensor_copy, views_share_elements_only_with_common_bytes) {
   auto const below = [&](std::int64_t n) {
     return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));
   };
-  tensor const whole = zeros({4, 6, 5}, {.type = int16, .on = cpu});
+  tensor const whole = zeros({4, 6, 5}, {.dtype = int16, .on = cpu});
   auto const some_view = [&] {
-    tensor t = below(4) ? whole : tensor::view_of(whole.storage(), {4, 3, 5}, float32);
+    tensor t = below(4) ? whole : tensor::from_storage(whole.storage(), {4, 3, 5}, float32);
     if (below(3) == 0) t = t.view({-1, 5});
     for (int d = 0; d < t.dim(); ++d) {
       std::int64_t const from = below(t.size(d)), to = from + 1 + below(t.size(d) - from);
@@ -198,7 +198,7 @@ TEST_F(tensor_copy, item_converts) {
   EXPECT_EQ(tensor_of({2.75f})[0].item<int>(), 2);
   EXPECT_EQ(tensor_of<std::uint8_t>({200})[0].item<double>(), 200);
   EXPECT_TRUE(tensor_of({true}, {.on = cpu})[0].item<bool>());
-  EXPECT_EQ(full({}, 1.5, {.type = bfloat16}).item<float>(), 1.5f);
+  EXPECT_EQ(full({}, 1.5, {.dtype = bfloat16}).item<float>(), 1.5f);
 }
 
 TEST(peer_view, operations_run_on_the_reader) {

@@ -33,7 +33,7 @@ class tensor_matmul : public on_devices {
         break;
       default: m.t = full({rows, columns, 2}, NAN, options_at(place)).transpose(0, 2)[1].t(); break;
     }
-    if (!m.at.empty()) m.t.copy_(tensor::borrow(m.at.data(), {rows, columns}, float32, cpu));
+    if (!m.at.empty()) m.t.copy_(tensor::from_blob(m.at.data(), {rows, columns}, float32, cpu));
     return m;
   }
 };
@@ -113,7 +113,7 @@ TEST_F(tensor_matmul, refusals_name_both_shapes) {
   expect_refusal([&] { (void)matmul(a, b, transposed::left); }, {"left [2, 3] transposed", "2 columns meet 4 rows"});
   expect_refusal([&] { (void)matmul(a, ones({3})); }, {"right [3]"});
   expect_refusal([&] { (void)matmul(a, ones({3, 5}, {.on = cpu})); }, {"left on gpu:0", "right on cpu"});
-  expect_refusal([&] { (void)matmul(a, ones({3, 5}, {.type = float64})); }, {"float64"});
+  expect_refusal([&] { (void)matmul(a, ones({3, 5}, {.dtype = float64})); }, {"float64"});
   expect_refusal([&] { matmul_out(out, a, ones({3, 5})); }, {"out [2, 2]", "left [2, 3]", "right [3, 5]", "[2, 5]"});
   expect_refusal([&] { (void)matmul(a, tensor()); }, {"right is undefined"});
   EXPECT_EQ(sum(out).item<float>(), 4);
@@ -154,7 +154,7 @@ TEST_F(tensor_matmul, halves_are_summed_in_float32_and_rounded_once) {
   }
   EXPECT_EQ(matmul(ones({2, 3}).to(float16), ones({3, 2}).to(float16)).dtype(), float16);
   tensor kept = full({2, 2}, 4).to(bfloat16);
-  matmul_out(kept, empty({2, 0}, {.type = bfloat16}), empty({0, 2}, {.type = bfloat16}), transposed::none, 0.5);
+  matmul_out(kept, empty({2, 0}, {.dtype = bfloat16}), empty({0, 2}, {.dtype = bfloat16}), transposed::none, 0.5);
   EXPECT_EQ(sum(kept.to(float32)).item<float>(), 8);
   expect_refusal([&] { (void)matmul(ones({2, 2}).to(float16), ones({2, 2})); }, {"float16", "float32"});
   tensor other = ones({2, 2}).to(bfloat16);

@@ -137,7 +137,7 @@ struct memory_of_tensor {
   memory_kind kind;
 };
 inline tensor_options options_at(memory_of_tensor p, dtype type = float32) {
-  return {.type = type, .on = p.on, .kind = p.kind};
+  return {.dtype = type, .on = p.on, .kind = p.kind};
 }
 
 // On whatever machine there is; see WEIR_DEVICES.

@@ -108,8 +108,8 @@ TEST_F(tensor_new, normal_draws_what_randn_draws_moved_and_scaled) {
   manual_seed(7);
   EXPECT_EQ(values(rand_like(empty({5}, {.on = cpu}))), uniform);
   expect_refusal([] { ones({2}).normal_(0, -1); }, {"normal_", "-1", "0 or more"});
-  expect_refusal([] { ones({2}, {.type = float64}).normal_(); }, {"normal_", "float64", "float32"});
-  expect_refusal([] { (void)randn_like(ones({2}, {.type = int32})); }, {"randn_like", "int32"});
+  expect_refusal([] { ones({2}, {.dtype = float64}).normal_(); }, {"normal_", "float64", "float32"});
+  expect_refusal([] { (void)randn_like(ones({2}, {.dtype = int32})); }, {"randn_like", "int32"});
 }
 
 TEST_F(tensor_new, sine_of_any_view_is_that_of_its_elements) {
@@ -119,7 +119,7 @@ TEST_F(tensor_new, sine_of_any_view_is_that_of_its_elements) {
     std::vector<double> const from = values(x.t()), to = values(y);
     for (size_t i = 0; i < from.size(); ++i) EXPECT_NEAR(to[i], std::sin(from[i]), 1e-6);
   }
-  expect_refusal([] { (void)sin(ones({2}, {.type = int64})); }, {"sin", "int64"});
+  expect_refusal([] { (void)sin(ones({2}, {.dtype = int64})); }, {"sin", "int64"});
 }
 
 TEST_F(tensor_new, a_storages_pinned_copy_can_be_read_as_a_tensor) {
@@ -129,16 +129,16 @@ TEST_F(tensor_new, a_storages_pinned_copy_can_be_read_as_a_tensor) {
   EXPECT_EQ(pinned.nbytes(), t.nbytes());
   EXPECT_FALSE(pinned == t.storage());
   EXPECT_TRUE(pinned.pin_memory() == pinned);
-  tensor const seen = tensor::view_of(pinned, {9, 10}, float32, 10);
+  tensor const seen = tensor::from_storage(pinned, {9, 10}, float32, 10);
   EXPECT_TRUE(seen.is_pinned());
   for (std::int64_t i = 0; i < 90; ++i)
     EXPECT_EQ(seen.host<float>()[static_cast<size_t>(i)], static_cast<float>(10 + i));
   expect_refusal([&] { (void)ones({2}).storage().pin_memory(); }, {"storage::pin_memory", "gpu:0", "cpu()"});
   expect_refusal([&] { (void)storage().pin_memory(); }, {"no storage"});
-  expect_refusal([&] { (void)tensor::view_of(pinned, {101}, float32); }, {"400 B", "[101]"});
-  expect_refusal([&] { (void)tensor::view_of(pinned, {1}, float32, 100); }, {"400 B", "element 100"});
-  expect_refusal([&] { (void)tensor::view_of(pinned, {1}, float32, -1); }, {"element -1"});
-  expect_refusal([&] { (void)tensor::view_of(storage(), {1}, float32); }, {"no storage"});
+  expect_refusal([&] { (void)tensor::from_storage(pinned, {101}, float32); }, {"400 B", "[101]"});
+  expect_refusal([&] { (void)tensor::from_storage(pinned, {1}, float32, 100); }, {"400 B", "element 100"});
+  expect_refusal([&] { (void)tensor::from_storage(pinned, {1}, float32, -1); }, {"element -1"});
+  expect_refusal([&] { (void)tensor::from_storage(storage(), {1}, float32); }, {"no storage"});
 }
 
 }  // namespace

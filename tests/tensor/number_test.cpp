@@ -107,8 +107,8 @@ TEST(numbers, what_no_integer_can_hold_is_bounded) {
 TEST(numbers, kernels_read_and_write_halves_as_their_own_types) {
   weir::runtime machine{weir::simulated{.devices = 1, .memory = 64_MiB}};
   weir::runtime_guard const in(machine);
-  tensor const halves = full({3}, 1.5, {.type = float16, .on = cpu}),
-               brains = full({3}, 1.5, {.type = bfloat16, .on = cpu});
+  tensor const halves = full({3}, 1.5, {.dtype = float16, .on = cpu}),
+               brains = full({3}, 1.5, {.dtype = bfloat16, .on = cpu});
   for (float16_t& h : halves.host<float16_t>()) h = h * 2 + 1;
   for (bfloat16_t& h : brains.host<bfloat16_t>()) h = 1.001f;  // 1: it has 8 digits
   EXPECT_EQ(halves.to(float32).host<float>()[2], 4);

@@ -50,26 +50,26 @@ TEST_F(tensor_print, scalars_empty_ones_and_three_dimensions) {
   EXPECT_EQ(text(full({}, 3, host)), "tensor(3.)");
   EXPECT_EQ(text(empty({0}, host)), "tensor([])");
   EXPECT_EQ(text(empty({2, 0}, host)), "tensor([], size=(2, 0))");
-  EXPECT_EQ(text(empty({0}, {.type = int64, .on = cpu})), "tensor([], dtype=int64)");
+  EXPECT_EQ(text(empty({0}, {.dtype = int64, .on = cpu})), "tensor([], dtype=int64)");
   EXPECT_EQ(text(zeros({2, 2, 2}, host)),
             "tensor([[[0., 0.],\n         [0., 0.]],\n\n        [[0., 0.],\n         [0., 0.]]])");
   EXPECT_EQ(text(tensor()), "tensor(undefined)");
 }
 
 TEST_F(tensor_print, lines_break_at_eighty_columns) {
-  EXPECT_EQ(text(arange(30, {.type = int64, .on = cpu})),
+  EXPECT_EQ(text(arange(30, {.dtype = int64, .on = cpu})),
             "tensor([ 0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 11, 12, 13, 14, 15, 16, 17,\n        18, 19, 20, 21, "
             "22, 23, 24, 25, 26, 27, 28, 29])");
-  EXPECT_EQ(text(arange(18, {.type = int32, .on = cpu})),
+  EXPECT_EQ(text(arange(18, {.dtype = int32, .on = cpu})),
             "tensor([ 0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 11, 12, 13, 14, 15, 16, 17],\n       dtype=int32)");
 }
 
 TEST_F(tensor_print, beyond_a_thousand_elements_the_edges_are_shown) {
-  EXPECT_EQ(text(arange(1001, {.type = int64, .on = cpu})), "tensor([   0,    1,    2,  ...,  998,  999, 1000])");
+  EXPECT_EQ(text(arange(1001, {.dtype = int64, .on = cpu})), "tensor([   0,    1,    2,  ...,  998,  999, 1000])");
   std::string const row = "[0., 0., 0.,  ..., 0., 0., 0.]", gap = ",\n        ";
   EXPECT_EQ(text(zeros({100, 100}, host)),
             "tensor([" + row + gap + row + gap + row + gap + "..." + gap + row + gap + row + gap + row + "])");
-  EXPECT_EQ(text(arange(1001, {.type = int64, .on = cpu}).slice(0, 0, 1000)).find("..."), std::string::npos);
+  EXPECT_EQ(text(arange(1001, {.dtype = int64, .on = cpu}).slice(0, 0, 1000)).find("..."), std::string::npos);
 }
 
 // The numbers in a text, in order.

@@ -70,7 +70,7 @@ TEST(tensor_refused, tensors_past_their_runtime_are_refused) {
     t = full({2, 3}, 1), view = t.slice(1, 0, 2), matrix = full({4, 4}, 1);
     locked = full({3}, 5, {.on = cpu, .kind = memory_kind::pinned});
     b = buffer(64);
-    rank = std::move(communicator::in_process(std::array{device(0)})[0]);
+    rank = std::move(communicator::create_all(std::array{device(0)})[0]);
     buckets.emplace(*rank);
     buckets->add("one", 10);
     buckets->build();
@@ -98,14 +98,14 @@ TEST(tensor_refused, tensors_past_their_runtime_are_refused) {
   says([&] { (void)empty_like(t); }, "empty_like");
   says([&] { (void)rand_like(t); }, "rand_like");
   says([&] { t.normal_(); }, "tensor::normal_");
-  says([&] { (void)tensor::view_of(std::move(b), {4}, float32); }, "tensor::view_of");
+  says([&] { (void)tensor::from_buffer(std::move(b), {4}, float32); }, "tensor::from_buffer");
   says([&] { (void)locked.gpu(); }, "tensor::to");
   says([&] { (void)locked.clone(); }, "empty");
   EXPECT_THROW(t.record_stream(current_stream()), invalid_use);
   EXPECT_EQ(locked.host<float>()[2], 5) << "pages that are held stay";
   EXPECT_EQ(t.shape(), (shape{2, 3}));
-  expect_refusal([&] { buckets->ready(0, current_stream()); },
-                 {"gradient_buckets::ready", "the communicator's runtime has ended"});
+  expect_refusal([&] { buckets->mark_ready(0, current_stream()); },
+                 {"gradient_buckets::mark_ready", "the communicator's runtime has ended"});
   expect_refusal([&] { buckets->finish(current_stream()); },
                  {"gradient_buckets::finish", "the communicator's runtime has ended"});
   EXPECT_THROW((void)rank->all_reduce({other.data(), 6, float32}), invalid_use);
@@ -126,7 +126,7 @@ TEST(tensor_refused, tensors_of_a_lost_device_end_quietly) {
   runtime_guard const chosen{machine};
   {
     tensor lost = ones({1000}, {.on = 0}), other = ones({1000}, {.on = 1});
-    simulation::of(machine).lose(0);
+    simulation::of(machine).lose_device(0);
     EXPECT_THROW(lost.mul_(2), device_lost);
     EXPECT_THROW((void)lost.cpu(), device_lost);
     EXPECT_THROW(other.copy_(lost), device_lost);

@@ -19,8 +19,8 @@ struct known {
   std::optional<stream_ref> made_on;
 };
 
-void random_program(std::uint64_t seed, simulated::running how) {
-  weir::runtime machine{simulated{.devices = 2, .memory = size_t{1} << 26, .how = how, .seed = seed | 1}};
+void random_program(std::uint64_t seed, simulated::scheduling how) {
+  weir::runtime machine{simulated{.devices = 2, .memory = size_t{1} << 26, .schedule = how, .seed = seed | 1}};
   runtime_guard const chosen{machine};
   random_source random(seed);
   std::vector<stream> streams;
@@ -90,7 +90,7 @@ void random_program(std::uint64_t seed, simulated::running how) {
   EXPECT_EQ(simulation::of(machine).findings(), std::vector<std::string>{});
 }
 
-void random_programs(simulated::running how, std::uint64_t count) {
+void random_programs(simulated::scheduling how, std::uint64_t count) {
   std::uint64_t const first = seed_of_test();
   for (std::uint64_t seed = first; seed < first + (std::getenv("WEIR_TEST_SEED") ? 1 : count); ++seed) {
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
@@ -100,9 +100,9 @@ void random_programs(simulated::running how, std::uint64_t count) {
 }
 
 TEST(tensor_streams, each_value_is_right_under_all_freedoms) {
-  random_programs(simulated::running::seeded, 100);
+  random_programs(simulated::scheduling::seeded, 100);
 }
-TEST(tensor_streams, each_tensor_holds_its_value_with_threads) { random_programs(simulated::running::threads, 15); }
+TEST(tensor_streams, each_tensor_holds_its_value_with_threads) { random_programs(simulated::scheduling::threads, 15); }
 
 TEST(tensor_streams, devices_with_threads_give_equal_bits) {
   int const devices = device_count();

@@ -89,18 +89,18 @@ TEST_F(tensor_view, refusals_name_what_was_asked_and_what_is) {
   expect_refusal([&] { (void)tensor().view({1}); }, {"undefined"});
   expect_refusal([&] { (void)empty({-1, 2}); }, {"[-1, 2]", "negative"});
   expect_refusal([&] { (void)empty({std::int64_t{1} << 32, std::int64_t{1} << 32}); }, {"[4294967296, 4294967296]"});
-  expect_refusal([&] { (void)empty({std::int64_t{1} << 62}, {.type = float64}); }, {"[4611686018427387904]", "2^64"});
+  expect_refusal([&] { (void)empty({std::int64_t{1} << 62}, {.dtype = float64}); }, {"[4611686018427387904]", "2^64"});
   expect_refusal([&] { (void)shape{1, 1, 1, 1, 1, 1, 1, 1, 1}; }, {"9", "8"});
   expect_refusal([&] { (void)empty({2}, {.on = 99}); }, {"gpu:99", std::to_string(device_count())});
   expect_refusal([&] { (void)empty({2}, {.on = 0, .kind = memory_kind::pinned}); }, {"gpu:0", "cpu"});
-  expect_refusal([&] { (void)tensor::borrow(nullptr, {2}, float32, cpu); }, {"null"});
-  expect_refusal([&] { (void)tensor::view_of(buffer(16), {5}, float32); }, {"16 B", "[5]"});
+  expect_refusal([&] { (void)tensor::from_blob(nullptr, {2}, float32, cpu); }, {"null"});
+  expect_refusal([&] { (void)tensor::from_buffer(buffer(16), {5}, float32); }, {"16 B", "[5]"});
 }
 
 TEST_F(tensor_view, a_tensor_of_a_buffer_keeps_it_alive) {
   buffer b(64);
   void* const p = b.data();
-  tensor const row = tensor::view_of(std::move(b), {2, 8}, float32)[1];
+  tensor const row = tensor::from_buffer(std::move(b), {2, 8}, float32)[1];
   EXPECT_EQ(row.data(), static_cast<char*>(p) + 32);
   EXPECT_EQ(row.device(), device(0));
   EXPECT_TRUE(find_block(p).has_value());
@@ -124,9 +124,9 @@ TEST_F(tensor_view, the_last_view_gives_the_memory_back) {
 TEST_F(tensor_view, borrowed_pinned_memory_is_kept_by_its_owner) {
   buffer const block = pinned(64);
   std::array<float, 16> own{};
-  pinned_range const lock(std::as_writable_bytes(std::span(own)));
+  registered_host_memory const lock(std::as_writable_bytes(std::span(own)));
   for (void* const p : {block.data(), static_cast<void*>(own.data())}) {
-    tensor const t = tensor::borrow(p, {16}, float32, cpu);
+    tensor const t = tensor::from_blob(p, {16}, float32, cpu);
     EXPECT_TRUE(t.is_pinned());
     tensor const seen = t.peer_view(0);
     EXPECT_EQ(seen.device(), device(0));

@@ -30,11 +30,11 @@ TEST(topology, beyond_a_bridge_the_meeting_place_is_the_name) {
 TEST(topology, the_matrix_has_rows_legend_and_unverified_names) {
   std::vector<device_properties> two(2);
   for (auto& p : two) p.simulated = true;
-  using kind = link::kind;
-  std::vector<link> links{{0, 0, kind::self, 0, true, true, true},
-                          {0, 1, kind::nvlink, 18, true, true, true},
-                          {1, 0, kind::direct, 0, true, true, false, true},
-                          {1, 1, kind::self, 0, true, true, true}};
+  using kind = peer_link::kind;
+  std::vector<peer_link> links{{0, 0, kind::self, 0, true, true, true},
+                               {0, 1, kind::nvlink, 18, true, true, true},
+                               {1, 0, kind::direct, 0, true, true, false, true},
+                               {1, 1, kind::self, 0, true, true, true}};
   std::string const text = draw(two, links);
   EXPECT_NE(text.find("GPU0    X       NV18 "), std::string::npos) << text;
   EXPECT_NE(text.find("GPU1    SIM!    X "), std::string::npos) << text;

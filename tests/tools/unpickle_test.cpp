@@ -21,9 +21,9 @@ std::vector<device_snapshot> two_devices(std::mt19937_64& random, std::size_t en
       for (int b = 0; b < 40; ++b) {
         auto const is = static_cast<block_state>(random() % 3);
         std::size_t const bytes = 512 * (1 + random() % 100'000);
-        g.blocks.push_back(
-            {next, bytes, is == block_state::active_allocated ? bytes - random() % 512 : 0, is,
-             is == block_state::active_allocated ? here{"a file.cpp", "f", 7} : here{nullptr, nullptr, 0}});
+        g.blocks.push_back({next, bytes, is == block_state::active_allocated ? bytes - random() % 512 : 0, is,
+                            is == block_state::active_allocated ? source_location{"a file.cpp", "f", 7}
+                                                                : source_location{nullptr, nullptr, 0}});
         next += bytes, g.bytes += bytes;
       }
       next += 1 << 21;
@@ -48,12 +48,12 @@ std::vector<device_snapshot> two_devices(std::mt19937_64& random, std::size_t en
 }
 std::vector<stack_of> const stacks{{5, {{"outer", "", 0}, {"outermost", "m.cpp", 3}}}};
 
-void expect_alike(here const& a, here const& b) {
-  ASSERT_EQ(a.file != nullptr, b.file != nullptr);
-  if (!a.file) return;
-  EXPECT_STREQ(a.file, b.file);
-  EXPECT_STREQ(a.function, b.function);
-  EXPECT_EQ(a.line, b.line);
+void expect_alike(source_location const& a, source_location const& b) {
+  ASSERT_EQ(a.file_name() != nullptr, b.file_name() != nullptr);
+  if (!a.file_name()) return;
+  EXPECT_STREQ(a.file_name(), b.file_name());
+  EXPECT_STREQ(a.function_name(), b.function_name());
+  EXPECT_EQ(a.line(), b.line());
 }
 
 TEST(unpickle, reads_back_the_written_values) {
@@ -191,8 +191,8 @@ TEST(unpickle, reads_pythons_pickles) {
   ASSERT_EQ(read.devices.size(), 1u);
   ASSERT_EQ(read.devices[0].trace.size(), 1u);
   auto const& e = read.devices[0].trace[0];
-  EXPECT_TRUE(e.action == "alloc" && e.at == 4096 && e.bytes == 10 && e.where.line == 3);
-  EXPECT_STREQ(e.where.file, "a.py");
+  EXPECT_TRUE(e.action == "alloc" && e.at == 4096 && e.bytes == 10 && e.where.line() == 3);
+  EXPECT_STREQ(e.where.file_name(), "a.py");
 }
 
 }  // namespace

@@ -56,8 +56,8 @@ peak=$(sed -n 's/.*"peak_allocated": \([0-9]*\),.*/\1/p' <<< "$out")
 # Two streams: a peak errs upward only, and by little.
 [ "${peak:-0}" -ge 83886192 ] && [ "${peak:-0}" -le $((83886192 + (16 << 20))) ] || { echo "FAILED: peak_allocated is $peak"; failed=1; }
 expect 0 '"devices": "1 simulated device of 141 GiB; driver time modelled"'
-expect 0 '"ooms": 0, "ladders": 0, "opened_early": 0, "found_by": {}}'
-wanted="trace devices epsilon ops peak_requested peak_allocated peak_reserved ratio first_ns_per_op warm_ns_per_op first_driver_ns_per_op warm_driver_ns_per_op handles_created handles_moved warm_handles_moved ooms ladders opened_early found_by"
+expect 0 '"ooms": 0, "ladders": 0, "opened_early": 0, "recovered_by": {}}'
+wanted="trace devices epsilon ops peak_requested peak_allocated peak_reserved ratio first_ns_per_op warm_ns_per_op first_driver_ns_per_op warm_driver_ns_per_op handles_created handles_moved warm_handles_moved ooms ladders opened_early recovered_by"
 keys=$(grep -o '"[a-z_]*":' <<< "$out" | tr -d '":' | xargs)
 [ "$keys" = "$wanted" ] || { echo "FAILED: the keys are $keys"; failed=1; }
 gzip -c "$work/small" > "$work/small.gz"
@@ -80,7 +80,7 @@ expect 1 'larger than the limit, whatever is freed'  # two pages do not fit, tho
 # What is in use on another stream until its c is waited for where memory is short, as a program would: nobody else comes to that c.
 printf 'a 0 8388608 0\nf 0\na 1 8388608 1\nc 0\nf 1\n' > "$work/later"
 run replay --json --devices sim --limit 12MiB "$work/later"
-expect 0 '"ooms": 0, "ladders": 2, "opened_early": 1, "found_by": {"blocks behind a device wait": 1, "out-of-memory callbacks": 1}}'
+expect 0 '"ooms": 0, "ladders": 2, "opened_early": 1, "recovered_by": {"blocks behind a device wait": 1, "out-of-memory callbacks": 1}}'
 printf 'a 0 8388608 65535\na 1 8388608 7\nf 0\nf 1\na 2 8388608 65535\nf 2\n' > "$work/numbers"
 run replay --devices sim "$work/numbers"
 expect 0 'numbers: 6 operations of 2 streams on 1 simulated device'

@@ -34,7 +34,7 @@ using patterns::measured;
 
 struct of_weir {
   stream_ref on, other;
-  size_t alignment = natural;
+  size_t alignment = default_alignment;
   void* take(size_t bytes) const { return allocate(on, bytes, alignment); }
   void mark(void* p) const { record_stream(p, other); }
   void give(void* p) const { deallocate(p); }
@@ -272,7 +272,8 @@ std::vector<pattern> chosen(std::vector<std::string> const& names) {
     if (found == all.end()) {
       std::string known;
       for (pattern const& p : all) known += (known.empty() ? "" : ", ") + p.name;
-      throw invalid_use("bench alloc", "no pattern \"" + name + "\"", "Choose among " + known, here::current());
+      throw invalid_use("bench alloc", "no pattern \"" + name + "\"", "Choose among " + known,
+                        source_location::current());
     }
     some.push_back(*found);
   }
@@ -298,7 +299,8 @@ int bench_alloc(std::vector<std::string> const& arguments) {
                                                                                   "only these");
   if (!understood(arguments, all, "pattern", -1)) return 0;
   if (rounds < 1)
-    throw invalid_use("bench alloc", "--rounds " + std::to_string(rounds), "Ask for at least one", here::current());
+    throw invalid_use("bench alloc", "--rounds " + std::to_string(rounds), "Ask for at least one",
+                      source_location::current());
   auto const todo = chosen(names);
   use_devices(devices);
   if (history) record_memory_history();

@@ -279,7 +279,7 @@ std::optional<row> striped_row(rig& r, char const* name, bool up) {
   }
   row out = large_row(r, name, r.bytes, ends, 1, "one device, over the links of all; raw: the same loop by hand");
   out.weir = [straight = out.weir, lent] {
-    lend_links const all(lent);
+    link_sharing_guard const all(lent);
     return straight();
   };
   out.raw = [&r, ends, lanes, up] {
@@ -392,14 +392,15 @@ int bench_copy(std::vector<std::string> const& arguments) {
       "row", po::value(&names), "only these");
   if (!understood(arguments, all, "row", -1)) return 0;
   if (rounds < 1)
-    throw invalid_use("bench copy", "--rounds " + std::to_string(rounds), "Ask for at least one", here::current());
+    throw invalid_use("bench copy", "--rounds " + std::to_string(rounds), "Ask for at least one",
+                      source_location::current());
   auto const rows = all_rows();
   std::string known;
   for (auto const& [name, make] : rows) known += is_a_way(name) ? "" : name + ", ";
   known += "pin_* or stage_*";
   for (std::string const& name : names) {
     if (std::none_of(rows.begin(), rows.end(), [&](auto const& one) { return is_wanted(one.first, {name}); })) {
-      throw invalid_use("bench copy", "no row \"" + name + "\"", "Choose among " + known, here::current());
+      throw invalid_use("bench copy", "no row \"" + name + "\"", "Choose among " + known, source_location::current());
     }
   }
   use_devices(devices);
@@ -410,10 +411,10 @@ int bench_copy(std::vector<std::string> const& arguments) {
     auto const size = size_from_text(text);
     if (!size || *size == 0)
       throw invalid_use("bench copy", "\"" + text + "\" is no size", "Write bytes, or a number and KiB, MiB or GiB",
-                        here::current());
+                        source_location::current());
     if (*size % 4_KiB)
       throw invalid_use("bench copy", "\"" + text + "\" is no multiple of 4 KiB", "Ask for whole pages: 4KiB, 1MiB",
-                        here::current());
+                        source_location::current());
     return *size;
   };
   rig r{{},

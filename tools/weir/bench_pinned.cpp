@@ -97,7 +97,8 @@ struct attempt {
   long huge = -1;  // MiB of huge pages that a round had
 
   void must(driver::status s, char const* what) const {
-    require(s, "bench", std::string(what) + " of " + std::to_string(bytes) + " B", "Ask for less", here::current());
+    require(s, "bench", std::string(what) + " of " + std::to_string(bytes) + " B", "Ask for less",
+            source_location::current());
   }
   size_t chunk() const { return how.chunk == whole ? bytes : std::min(how.chunk, bytes); }
   int usable(int threads) const { return std::min(threads, os::usable_processors()); }
@@ -195,7 +196,7 @@ struct attempt {
 };
 
 void open_all(rig& r) {
-  for (int i = 0; i < r.devices; ++i) runtime::current().get().open(i, "bench", here::current());
+  for (int i = 0; i < r.devices; ++i) runtime::current().get().open(i, "bench", source_location::current());
 }
 
 row way_row(rig& r, way how, std::string const& name) {

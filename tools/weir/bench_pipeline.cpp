@@ -251,7 +251,7 @@ int bench_pipeline(std::vector<std::string> const& arguments) {
       "rounds", po::value(&rounds)->default_value(rounds), "the median counts");
   if (!understood(arguments, all)) return 0;
   auto const refuse = [](std::string const& what, char const* remedy) {
-    throw invalid_use("bench pipeline", what, remedy, here::current());
+    throw invalid_use("bench pipeline", what, remedy, source_location::current());
   };
   if (equal) s.work = 1;
   if (rounds < 1) refuse("--rounds " + std::to_string(rounds), "Ask for at least one");

@@ -32,7 +32,7 @@ struct rings {
       for (int j = 0; j < i; ++j) r.raw.open_peer(j, i);
     }
     try {
-      ranks = communicator::in_process(who);
+      ranks = communicator::create_all(who);
     } catch (not_supported const& e) {
       why_not = std::string("; ") + e.what();
       return;
@@ -56,7 +56,7 @@ struct rings {
         auto const n = static_cast<std::int64_t>(part);
         std::byte* const mine = ours[i].data<std::byte>();
         // the root's part lies in its place
-        span_of const whole{mine, n * ranks[0].size(), uint8}, at_root{mine, n, uint8};
+        device_span const whole{mine, n * ranks[0].size(), uint8}, at_root{mine, n, uint8};
         ranks[i].barrier();
         began[i] = base::now_ns();
         stamp last;

@@ -28,7 +28,7 @@ namespace weir::tool {
 namespace {
 
 constexpr int line_of_reader = 50, plain_of_reader = 51;
-constexpr std::chrono::seconds lease{60};
+constexpr std::chrono::seconds timeout{60};
 constexpr int no_reader = std::numeric_limits<int>::min();  // was named
 
 // The reader: the same program with the same words, and two sockets.
@@ -48,7 +48,7 @@ class reader_process {
     ::posix_spawn_file_actions_destroy(&files);
     if (refused != 0)
       throw driver_error(refused, "bench share", "the second process", "The system starts none: try again",
-                         here::current());
+                         source_location::current());
   }
   reader_process(reader_process const&) = delete;
   ~reader_process() {
@@ -99,7 +99,7 @@ struct wanted {
 };
 
 void play_reader(wanted const& w) {
-  share_half h{share_line(line_of_reader, lease), peer::owned_file(plain_of_reader), w.reader, w.bytes, w.rounds};
+  share_half h{share_channel(line_of_reader, timeout), peer::owned_file(plain_of_reader), w.reader, w.bytes, w.rounds};
   for (share_row const& r : w.rows) {
     share_samples mine;
     h.hear();
@@ -113,11 +113,11 @@ int play_owner(wanted const& w, std::vector<std::string> const& arguments) {
   peer::owned_file own_line(line.first), its_line(line.second), own_plain(plain.first), its_plain(plain.second);
   if (!own_line.is_open() || !own_plain.is_open())
     throw driver_error(0, "bench share", "two sockets", "Close descriptors, or raise the limit (ulimit -n)",
-                       here::current());
+                       source_location::current());
   reader_process other(arguments, its_line.get(), its_plain.get());
   its_line.close();
   its_plain.close();
-  share_half h{share_line(own_line.get(), lease), std::move(own_plain), 0, w.bytes, w.rounds};
+  share_half h{share_channel(own_line.get(), timeout), std::move(own_plain), 0, w.bytes, w.rounds};
   static_cast<void>(own_line.release());  // the line's now
   for (share_row const& r : w.rows) {
     share_samples mine;
@@ -154,14 +154,15 @@ int bench_share(std::vector<std::string> const& arguments) {
       std::any_of(arguments.begin(), arguments.end(), [](auto const& a) { return a == "--help" || a == "-h"; });
   if (!understood(arguments, help ? all : hidden, "row", -1)) return 0;
   if (w.rounds < 1)
-    throw invalid_use("bench share", "--rounds " + std::to_string(w.rounds), "Ask for at least one", here::current());
+    throw invalid_use("bench share", "--rounds " + std::to_string(w.rounds), "Ask for at least one",
+                      source_location::current());
   use_devices(devices);
   w.bytes = get_device_properties(0).simulated ? 16_MiB : 256_MiB;
   if (!bytes.empty()) {
     auto const size = size_from_text(bytes);
     if (!size || *size == 0 || *size % 4096)
       throw invalid_use("bench share", "--bytes \"" + bytes + "\" is no multiple of 4 KiB",
-                        "Write bytes, or a number and KiB, MiB or GiB", here::current());
+                        "Write bytes, or a number and KiB, MiB or GiB", source_location::current());
     w.bytes = *size;
   }
   if (w.reader == no_reader) w.reader = device_count() > 1 ? 1 : 0;
@@ -169,7 +170,7 @@ int bench_share(std::vector<std::string> const& arguments) {
     throw invalid_use(
         "bench share",
         "--reader " + std::to_string(w.reader) + ": there are " + std::to_string(device_count()) + " devices",
-        "Name one from 0", here::current());
+        "Name one from 0", source_location::current());
   std::string known;
   auto unknown = names;
   for (share_row& r : share_rows(w.bytes)) {
@@ -178,7 +179,8 @@ int bench_share(std::vector<std::string> const& arguments) {
     if (names.empty() || std::find(names.begin(), names.end(), r.name) != names.end()) w.rows.push_back(std::move(r));
   }
   if (!unknown.empty())
-    throw invalid_use("bench share", "no row \"" + unknown.front() + "\"", "Choose among " + known, here::current());
+    throw invalid_use("bench share", "no row \"" + unknown.front() + "\"", "Choose among " + known,
+                      source_location::current());
   if (as_reader) {
     play_reader(w);
     return 0;

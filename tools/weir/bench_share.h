@@ -13,7 +13,7 @@ namespace weir::tool {
 // One of the two processes: the line, and beside it a plain socket for the driver's own calls and for keeping
 // step.
 struct share_half {
-  share_line line;
+  share_channel line;
   peer::owned_file plain;
   int device;        // whose memory it copies to and from; what is shared is gpu:0's
   size_t bytes;      // of a large buffer
@@ -22,7 +22,7 @@ struct share_half {
   raw_calls raw{};
 
   driver::driver& machine() const;
-  void say(std::uint64_t, int file = -1) const;        // Throws: peer_gone, timed_out
+  void say(std::uint64_t, int file = -1) const;        // Throws: peer_disconnected, timed_out
   std::uint64_t hear(peer::owned_file* file = nullptr) const;  // Throws: likewise
 };
 

@@ -22,14 +22,14 @@ constexpr int sendings = 4, trips = 50, depth = 4;
 double us_since(std::int64_t from) { return static_cast<double>(base::now_ns() - from) * 1e-3; }
 
 void must(driver::status s, char const* what) {
-  require(s, operation, what, "Ask for less, or try again", here::current());
+  require(s, operation, what, "Ask for less, or try again", source_location::current());
 }
 
 // Shared memory by the driver's calls alone.
 class raw_memory {
  public:
   raw_memory(share_half const& h, size_t bytes, int file = -1) : machine_(h.machine()) {
-    runtime::current().get().open(0, operation, here::current());
+    runtime::current().get().open(0, operation, source_location::current());
     auto const info = machine_.info(0);
     must(info.is, "gpu:0");
     size_t const page = info.value.granularity, whole = (bytes + page - 1) / page * page;
@@ -61,7 +61,7 @@ void forget_idle() { runtime::current().get().part<peer::exports>().forget_idle(
 // make: until memory is there that can be sent. Nothing is given back between rounds: a driver is still
 // cleaning it when the next is made.
 void make(share_half& h, size_t bytes, share_samples& out) {
-  std::vector<shared_buffer> all;
+  std::vector<exportable_buffer> all;
   std::vector<raw_memory> raw;
   all.reserve(static_cast<size_t>(h.rounds) + 1), raw.reserve(static_cast<size_t>(h.rounds) + 1);
   forget_idle();
@@ -80,7 +80,7 @@ void nothing(share_half&, size_t, share_samples&) {}
 
 // send: the call alone, of what the other one knows.
 void send(share_half& h, size_t bytes, share_samples& out) {
-  shared_buffer const b(bytes, 0);
+  exportable_buffer const b(bytes, 0);
   raw_memory const m(h, bytes);
   h.on.synchronize();
   for (int i = 0; i <= h.rounds; ++i) {
@@ -108,7 +108,7 @@ void receive_all(share_half& h, size_t, share_samples&) {
 // giving back is not what is measured.
 void send_new(share_half& h, size_t bytes, share_samples&) {
   forget_idle();
-  std::vector<shared_buffer> all;
+  std::vector<exportable_buffer> all;
   std::vector<raw_memory> raw;
   for (int i = 0; i <= h.rounds; ++i) {
     all.emplace_back(bytes, 0);
@@ -123,7 +123,7 @@ void send_new(share_half& h, size_t bytes, share_samples&) {
   forget_idle();
 }
 void open_new(share_half& h, size_t bytes, share_samples& out) {
-  std::vector<opened_buffer> all;
+  std::vector<imported_buffer> all;
   std::vector<raw_memory> raw;
   for (int i = 0; i <= h.rounds; ++i) {
     h.hear();
@@ -139,12 +139,12 @@ void open_new(share_half& h, size_t bytes, share_samples& out) {
     out.raw.push_back(us_since(from));
     h.say(0);
   }
-  for (opened_buffer& b : all) b.release(h.on);
+  for (imported_buffer& b : all) b.release(h.on);
 }
 
 // open_again: what is mapped there already.
 void send_again(share_half& h, size_t bytes, share_samples&) {
-  shared_buffer const b(bytes, 0);
+  exportable_buffer const b(bytes, 0);
   for (int i = 0; i <= h.rounds; ++i) {
     h.line.send(b, h.on);
     h.say(0);
@@ -242,7 +242,7 @@ template <half_of me, bool with_work>
 void trip(share_half& h, size_t, share_samples& out) {
   buffer const word(8192, {.on = h.device});
   void* const at = with_work ? word.data() : nullptr;
-  set(word.data(), std::byte{0}, word.size());
+  fill(word.data(), std::byte{0}, word.size());
   default_stream(h.device).synchronize();
   for (int i = 0; i <= h.rounds; ++i) {
     double const ours = ping<me>(by_weir(h), at);
@@ -257,8 +257,8 @@ void trip(share_half& h, size_t, share_samples& out) {
 size_t times(share_half const& h, size_t bytes) { return std::clamp(h.bytes * 4 / bytes, size_t{4}, size_t{64}); }
 
 struct both_memories {  // the same bytes shared by weir and by hand; and memory of this process alone
-  shared_buffer lent;
-  opened_buffer opened;
+  exportable_buffer lent;
+  imported_buffer opened;
   std::vector<raw_memory> raw;
   buffer own;
   std::unique_ptr<raw_calls::memory> own_raw;
@@ -266,7 +266,7 @@ struct both_memories {  // the same bytes shared by weir and by hand; and memory
   void* ours() const { return lent.data() ? lent.data() : opened.data(); }
 };
 both_memories lend(share_half& h, size_t bytes, int buffers_of_raw = 1) {
-  both_memories m{shared_buffer(bytes * static_cast<size_t>(buffers_of_raw), 0),
+  both_memories m{exportable_buffer(bytes * static_cast<size_t>(buffers_of_raw), 0),
                   {},
                   {},
                   buffer(bytes, {.on = 0}),
@@ -357,8 +357,8 @@ void share_half::say(std::uint64_t n, int file) const {
   std::array const files{file};
   auto const is = os::send_message(plain.get(), text, std::span(files).first(file < 0 ? 0 : 1), patience);
   if (is == os::heard::message) return;
-  throw peer_gone(operation, "the other process has ended, or hears nothing", "Its own message says why",
-                  here::current());
+  throw peer_disconnected(operation, "the other process has ended, or hears nothing", "Its own message says why",
+                          source_location::current());
 }
 
 std::uint64_t share_half::hear(peer::owned_file* file) const {
@@ -366,8 +366,8 @@ std::uint64_t share_half::hear(peer::owned_file* file) const {
   auto got = os::receive_message(plain.get(), std::as_writable_bytes(std::span(&n, 1)), patience);
   if (file && got.files[0].is_open()) *file = std::move(got.files[0]);
   if (got.is == os::heard::message) return n;
-  throw peer_gone(operation, "the other process has ended, or says nothing", "Its own message says why",
-                  here::current());
+  throw peer_disconnected(operation, "the other process has ended, or says nothing", "Its own message says why",
+                          source_location::current());
 }
 
 std::vector<share_row> share_rows(size_t large) {

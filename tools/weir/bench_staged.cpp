@@ -111,7 +111,7 @@ row engine_row(rig& r, std::string const& name, bool up, size_t chunk) {
     auto& line = streams::line_of(r.on);
     std::int64_t const from = base::now_ns();
     each([&](void* to, void const* src, size_t n) {
-      streams::enqueue_copy(line, to, src, n, here::current());
+      streams::enqueue_copy(line, to, src, n, source_location::current());
       static_cast<void>(line.fence());
     });
     r.on.synchronize();
@@ -141,8 +141,8 @@ row two_streams_row(rig& r, std::string const& name, bool up, size_t chunk) {
       std::byte *const gpu = at->gpu.data<std::byte>() + from % (at->host.size() / n * n),
                        *const slot = at->slots.data<std::byte>() + from % (ring_bytes / n * n);
       auto& line = streams::line_of(second ? stream_ref(*other) : stream_ref(r.on));
-      up ? streams::enqueue_copy(line, gpu, slot, n, here::current())
-         : streams::enqueue_copy(line, slot, gpu, n, here::current());
+      up ? streams::enqueue_copy(line, gpu, slot, n, source_location::current())
+         : streams::enqueue_copy(line, slot, gpu, n, source_location::current());
     }
     r.on.synchronize();
     other->synchronize();
@@ -171,7 +171,7 @@ row after_row(rig& r, std::string const& name, stores by) {
       std::int64_t const begin = base::now_ns();
       for (size_t from = 0; from + n <= bytes; from += n)
         streams::enqueue_copy(streams::line_of(r.on), at->gpu.data<std::byte>() + from,
-                              at->slots.data<std::byte>() + from, n, here::current());
+                              at->slots.data<std::byte>() + from, n, source_location::current());
       r.on.synchronize();
       carried += seconds_since(begin);
     }
@@ -203,8 +203,8 @@ row both_row(rig& r, std::string const& name, bool up, int threads, stores by) {
       for (size_t done = 0; done + n <= at->total(); done += n) {
         std::byte *const gpu = at->gpu.data<std::byte>() + done % (at->host.size() / n * n),
                          *const slot = at->slots.data<std::byte>() + ring_bytes / 2 + done % (ring_bytes / 2);
-        up ? streams::enqueue_copy(streams::line_of(r.on), gpu, slot, n, here::current())
-           : streams::enqueue_copy(streams::line_of(r.on), slot, gpu, n, here::current());
+        up ? streams::enqueue_copy(streams::line_of(r.on), gpu, slot, n, source_location::current())
+           : streams::enqueue_copy(streams::line_of(r.on), slot, gpu, n, source_location::current());
       }
       r.on.synchronize();
       engines = seconds_since(from);

@@ -39,7 +39,7 @@ bool understood(std::vector<std::string> const& arguments, boost::program_option
   if (most >= 0) {
     if (auto const extra = word_after(static_cast<std::size_t>(most), arguments, all)) {
       throw invalid_use("command line", "nothing is asked for by \"" + *extra + "\"", "Leave it out, or see --help",
-                        here::current());
+                        source_location::current());
     }
   }
   po::store(po::command_line_parser(arguments).options(all).positional(unnamed).run(), values);

@@ -170,12 +170,12 @@ void devices(advice& to) {
               ": weir's own kernels are built for 7.5 and newer.");
   }
   if (count < 2) return;
-  for (link const& l : links()) {
+  for (peer_link const& l : links()) {
     if (l.from.index() >= l.to.index()) continue;
     if (l.wrong)
       to.give("The link " + l.from.str() + " - " + l.to.str() +
               " gave wrong bytes when it was tried: copies go through host memory. Look for Xid errors in `dmesg`.");
-    if (l.by == link::kind::host && !here.is_simulated()) {
+    if (l.by == peer_link::kind::host && !here.is_simulated()) {
       to.give(l.from.str() + " and " + l.to.str() +
               " do not reach each other: copies go through host memory (IOMMU or ACS settings, or no link).");
     }

@@ -21,7 +21,7 @@ using address = unsigned long long;  // CUdeviceptr
 void require_done(int code, char const* call) {
   if (code != 0)
     throw driver_error(code, "bench", std::string(call) + " answers " + std::to_string(code),
-                       "Figures beside weir's need the driver's own calls", here::current());
+                       "Figures beside weir's need the driver's own calls", source_location::current());
 }
 address number(void const* p) { return reinterpret_cast<address>(p); }
 
@@ -50,7 +50,7 @@ driver_calls find_calls() {
     function = reinterpret_cast<std::decay_t<decltype(function)>>(library ? os::find_symbol(library, name) : nullptr);
     if (!function)
       throw not_supported("bench", std::string(name) + " is not in libcuda.so.1", "Figures beside weir's need it",
-                          here::current());
+                          source_location::current());
   };
 #define WEIR_FIND(name) find(all.name, #name)
   WEIR_FIND(cuMemAlloc_v2), WEIR_FIND(cuMemFree_v2), WEIR_FIND(cuMemHostAlloc), WEIR_FIND(cuMemFreeHost),
@@ -88,7 +88,7 @@ struct raw_calls::state {
 
   void on(int device) { require_done(owner.machine().make_current(device).native, "cuCtxSetCurrent"); }
   void* context(int device) {
-    owner.open(device, "bench", here::current());  // a device has no context before its first use
+    owner.open(device, "bench", source_location::current());  // a device has no context before its first use
     on(device);
     void* current = nullptr;
     require_done(cuda.cuCtxGetCurrent(&current), "cuCtxGetCurrent");
@@ -101,11 +101,11 @@ raw_calls::~raw_calls() = default;
 
 std::unique_ptr<raw_calls::memory> raw_calls::on_device(int device, size_t bytes) {
   auto& my = *state_;
-  my.owner.open(device, "bench", here::current());
+  my.owner.open(device, "bench", source_location::current());
   if (my.simulated) {
     auto const made = my.owner.machine().create_segment(device, bytes);
     require(made.is, "bench", std::to_string(bytes) + " B of gpu:" + std::to_string(device), "Ask for less",
-            here::current());
+            source_location::current());
     // NOLINT(performance-no-int-to-ptr): it is an address
     return std::make_unique<held>(reinterpret_cast<void*>(made.value), [&my, device](void* p) {
       static_cast<void>(my.owner.machine().release_segment(device, reinterpret_cast<driver::address>(p)));
@@ -123,13 +123,14 @@ std::unique_ptr<raw_calls::memory> raw_calls::on_device(int device, size_t bytes
 
 std::unique_ptr<raw_calls::memory> raw_calls::pinned(size_t bytes) {
   auto& my = *state_;
-  my.owner.open(0, "bench", here::current());
+  my.owner.open(0, "bench", source_location::current());
   if (my.simulated) {
     void* const p = os::map_memory(bytes);
     if (!p)
-      throw driver_error(0, "bench", std::to_string(bytes) + " B of host memory", "Ask for less", here::current());
+      throw driver_error(0, "bench", std::to_string(bytes) + " B of host memory", "Ask for less",
+                         source_location::current());
     require(my.owner.machine().pin(p, bytes), "bench", std::to_string(bytes) + " B of host memory", "Ask for less",
-            here::current());
+            source_location::current());
     return std::make_unique<held>(p, [&my, bytes](void* at) {
       if (my.owner.machine().unpin(at).ok()) os::return_addresses(at, bytes);
     });
@@ -151,7 +152,7 @@ void raw_calls::copy(void* dst, void const* src, size_t bytes) {
   auto& my = *state_;
   if (my.simulated) {
     require(my.owner.machine().copy(my.line->device(), my.line->handle(), dst, src, bytes), "bench", "a copy", "",
-            here::current());
+            source_location::current());
   } else {
     require_done(my.cuda.cuMemcpyAsync(number(dst), number(src), bytes, my.native), "cuMemcpyAsync");
   }
@@ -161,7 +162,7 @@ void raw_calls::copy_peer(void* dst, int to, void const* src, int from, size_t b
   auto& my = *state_;
   if (my.simulated) {
     require(my.owner.machine().copy_peer(my.line->device(), my.line->handle(), dst, to, src, from, bytes), "bench",
-            "a copy between devices", "", here::current());
+            "a copy between devices", "", source_location::current());
   } else {
     require_done(
         my.cuda.cuMemcpyPeerAsync(number(dst), my.contexts.at(to), number(src), my.contexts.at(from), bytes, my.native),
@@ -182,7 +183,7 @@ void raw_calls::synchronize() {
   auto& my = *state_;
   if (my.simulated) {
     require(my.owner.machine().synchronize_stream(my.line->device(), my.line->handle()), "bench", "a stream", "",
-            here::current());
+            source_location::current());
   } else {
     require_done(my.cuda.cuStreamSynchronize(my.native), "cuStreamSynchronize");
   }
@@ -194,9 +195,10 @@ void raw_calls::wait(stream_ref later, stream_ref earlier) {
   auto& machine = my.owner.machine();
   if (my.simulated) {
     auto const made = machine.create_event(from.device(), driver::event_kind::order_only);
-    require(made.is, "bench", "an event", "", here::current());
-    require(machine.record(from.device(), from.handle(), made.value), "bench", "an event", "", here::current());
-    require(machine.wait(to.device(), to.handle(), made.value), "bench", "an event", "", here::current());
+    require(made.is, "bench", "an event", "", source_location::current());
+    require(machine.record(from.device(), from.handle(), made.value), "bench", "an event", "",
+            source_location::current());
+    require(machine.wait(to.device(), to.handle(), made.value), "bench", "an event", "", source_location::current());
     static_cast<void>(machine.destroy_event(from.device(), made.value));
     return;
   }

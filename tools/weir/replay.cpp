@@ -125,7 +125,7 @@ class player {
   void open(std::uint32_t block) {
     gate const g = std::exchange(gates_[block], {});
     apart([&] {
-      require(machine_.open_gate(g.closed), "replay", "a gate", "", here::current());
+      require(machine_.open_gate(g.closed), "replay", "a gate", "", source_location::current());
       g.by->on.synchronize();
     });
     g.by->busy = false;
@@ -242,10 +242,10 @@ double ratio(trace const& t, outcome const& o) {
 }
 
 template <class Say>
-std::string found_by(memory_statistics const& n, Say say) {
+std::string recovered_by(memory_statistics const& n, Say say) {
   std::string out;
-  for (size_t i = 0; i < ladder_rungs.size(); ++i) {
-    if (n.found_by[i]) out += (out.empty() ? "" : ", ") + say(ladder_rungs[i], std::to_string(n.found_by[i]));
+  for (size_t i = 0; i < recovery_steps.size(); ++i) {
+    if (n.recovered_by[i]) out += (out.empty() ? "" : ", ") + say(recovery_steps[i], std::to_string(n.recovered_by[i]));
   }
   return out;
 }
@@ -262,7 +262,7 @@ void print_json(std::string const& path, trace const& t, outcome const& o) {
       "%lld, \"peak_reserved\": %lld, \"ratio\": %s, "
       "\"first_ns_per_op\": %s, \"warm_ns_per_op\": %s, \"first_driver_ns_per_op\": %s, \"warm_driver_ns_per_op\": %s, "
       "\"handles_created\": %llu, \"handles_moved\": %llu, \"warm_handles_moved\": %llu, \"ooms\": %llu, "
-      "\"ladders\": %llu, \"opened_early\": %llu, \"found_by\": {%s}}\n",
+      "\"ladders\": %llu, \"opened_early\": %llu, \"recovered_by\": {%s}}\n",
       base::json_text(path).c_str(), base::json_text(o.devices).c_str(), part_text(o.epsilon).c_str(),
       t.operations.size(), t.peak_requested, static_cast<long long>(o.memory.allocated_bytes.all.peak),
       static_cast<long long>(o.memory.reserved_bytes.all.peak), base::json_number(ratio(t, o), 4).c_str(),
@@ -271,7 +271,7 @@ void print_json(std::string const& path, trace const& t, outcome const& o) {
       static_cast<unsigned long long>(o.created), static_cast<unsigned long long>(o.moved),
       static_cast<unsigned long long>(o.warm_moved), static_cast<unsigned long long>(o.memory.num_ooms),
       static_cast<unsigned long long>(o.memory.num_alloc_retries), static_cast<unsigned long long>(o.opened_early),
-      found_by(o.memory, [](std::string_view rung, std::string const& times) {
+      recovered_by(o.memory, [](std::string_view rung, std::string const& times) {
         return base::json_text(std::string(rung)) + ": " + times;
       }).c_str());
 }
@@ -294,7 +294,7 @@ void print_text(std::string const& path, trace const& t, outcome const& o, setti
         "stream were waited for\n",
         o.memory.num_ooms ? "does not fit" : "fits", static_cast<unsigned long long>(o.memory.num_ooms),
         static_cast<unsigned long long>(o.memory.num_alloc_retries), static_cast<unsigned long long>(o.opened_early));
-    auto const found = found_by(
+    auto const found = recovered_by(
         o.memory, [](std::string_view rung, std::string const& times) { return std::string(rung) + " " + times; });
     if (!found.empty()) std::printf("  found by: %s\n", found.c_str());
   }
@@ -304,7 +304,7 @@ double part_or_throw(std::string const& text) {
   auto const part = part_from_text(text);
   if (!part)
     throw invalid_use("replay", "--epsilon \"" + text + "\" is no number from 0 to 1", "Write --epsilon 0.02",
-                      here::current());
+                      source_location::current());
   return *part;
 }
 
@@ -312,7 +312,7 @@ size_t size_or_throw(std::string const& text) {
   auto const bytes = size_from_text(text);
   if (!bytes || !*bytes)
     throw invalid_use("replay", "--limit \"" + text + "\" is no size",
-                      "Write bytes, or a number and KiB, MiB, GiB or TiB: 8GiB", here::current());
+                      "Write bytes, or a number and KiB, MiB, GiB or TiB: 8GiB", source_location::current());
   return *bytes;
 }
 
@@ -341,9 +341,9 @@ int replay(std::vector<std::string> const& arguments) {
   if (!understood(arguments, all, "trace", -1)) return 0;
   if (s.rounds < 2)
     throw invalid_use("replay", "--rounds " + std::to_string(s.rounds), "Ask for 2 at least: a first and a warm one",
-                      here::current());
+                      source_location::current());
   if (paths.empty())
-    throw invalid_use("replay", "no trace", "Name one or more files: weir replay TRACE…", here::current());
+    throw invalid_use("replay", "no trace", "Name one or more files: weir replay TRACE…", source_location::current());
   use_devices(devices);
   char const* const from_environment = std::getenv("WEIR_DEVICES");
   if (from_environment) devices = from_environment;

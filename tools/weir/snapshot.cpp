@@ -20,12 +20,13 @@ namespace {
 
 std::string contents(std::string const& path) {
   if (std::error_code whatever; std::filesystem::is_directory(path, whatever))
-    throw invalid_use("snapshot", path + " is a directory", "Name a file in it", here::current());
+    throw invalid_use("snapshot", path + " is a directory", "Name a file in it", source_location::current());
   std::ifstream file(path, std::ios::binary);
   std::string bytes(std::istreambuf_iterator<char>(file), {});
   if (!file.good() && !file.eof())
     throw invalid_use("snapshot", path + ": " + std::strerror(errno),
-                      "Name a file of dump_memory_snapshot, or of PyTorch's _dump_snapshot", here::current());
+                      "Name a file of dump_memory_snapshot, or of PyTorch's _dump_snapshot",
+                      source_location::current());
   return bytes;
 }
 
@@ -55,9 +56,9 @@ void print_lines(report::device_snapshot const& d) {
   for (memory_segment const& g : d.segments) {
     for (memory_block const& b : g.blocks) {
       if (b.state != block_state::active_allocated) continue;
-      line& l = all[{b.where.file ? b.where.file : "", b.where.line}];
-      l.where = b.where.file ? base::visible(b.where.file) + ":" + std::to_string(b.where.line)
-                             : "(line not known: taken before the recording began)";
+      line& l = all[{b.where.file_name() ? b.where.file_name() : "", b.where.line()}];
+      l.where = b.where.file_name() ? base::visible(b.where.file_name()) + ":" + std::to_string(b.where.line())
+                                    : "(line not known: taken before the recording began)";
       l.bytes += b.bytes, ++l.blocks;
     }
   }
@@ -92,7 +93,8 @@ int snapshot(std::vector<std::string> const& arguments) {
       "write a page to this file: memory over time, and what lies where at any moment. It needs no network")(
       "file", po::value(&path), "the snapshot");
   if (!understood(arguments, all, "file", 1)) return 0;
-  if (path.empty()) throw invalid_use("snapshot", "no file", "Name one: weir snapshot FILE.pickle", here::current());
+  if (path.empty())
+    throw invalid_use("snapshot", "no file", "Name one: weir snapshot FILE.pickle", source_location::current());
   auto const loaded = report::read_snapshot(contents(path), path);
   for (report::device_snapshot const& d : loaded.devices) print(d);
   if (html.empty()) return 0;
@@ -100,7 +102,7 @@ int snapshot(std::vector<std::string> const& arguments) {
   out << report::page(loaded.devices, loaded.stacks, path.substr(path.rfind('/') + 1)) << std::flush;
   if (!out)
     throw invalid_use("snapshot", html + ": " + std::strerror(errno),
-                      "Name a file in a folder that is there and may be written", here::current());
+                      "Name a file in a folder that is there and may be written", source_location::current());
   return 0;
 }
 

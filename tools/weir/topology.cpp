@@ -39,10 +39,11 @@ std::string folder_of(device_properties const& p) {
   return none ? "" : found.string();
 }
 
-std::string cell(link const& l, std::vector<device_properties> const& all, std::vector<std::string> const& folders) {
+std::string cell(peer_link const& l, std::vector<device_properties> const& all,
+                 std::vector<std::string> const& folders) {
   auto const a = static_cast<size_t>(l.from.index()), b = static_cast<size_t>(l.to.index());
-  if (l.by == link::kind::self) return "X";
-  if (l.by == link::kind::nvlink) return "NV" + std::to_string(l.nvlinks);
+  if (l.by == peer_link::kind::self) return "X";
+  if (l.by == peer_link::kind::nvlink) return "NV" + std::to_string(l.nvlinks);
   if (all[a].simulated) return l.access ? "SIM" : "SYS";
   return path_between(folders[a], all[a].numa_node, folders[b], all[b].numa_node);
 }
@@ -69,11 +70,11 @@ void end_line(std::string& text) {
   text += '\n';
 }
 
-std::string about_verified(std::vector<link> const& links) {
+std::string about_verified(std::vector<peer_link> const& links) {
   std::string wrong, refused, untried;
   size_t right = 0;
-  for (link const& l : links) {
-    if (l.by == link::kind::self) continue;
+  for (peer_link const& l : links) {
+    if (l.by == peer_link::kind::self) continue;
     std::string const pair = l.from.str() + " -> " + l.to.str();
     if (l.verified) ++right;
     else if (l.wrong) wrong += (wrong.empty() ? "" : ", ") + pair;
@@ -104,7 +105,7 @@ std::string path_between(std::string const& folder_a, int node_a, std::string co
   return a.end() - differ.first <= 2 && b.end() - differ.second <= 2 ? "PIX" : "PXB";
 }
 
-std::string draw(std::vector<device_properties> const& all, std::vector<link> const& links) {
+std::string draw(std::vector<device_properties> const& all, std::vector<peer_link> const& links) {
   constexpr size_t width = 8;
   std::vector<std::string> folders;
   for (auto const& p : all) folders.push_back(p.simulated ? "" : folder_of(p));
@@ -119,7 +120,7 @@ std::string draw(std::vector<device_properties> const& all, std::vector<link> co
     row.clear();
     append(row, "GPU" + std::to_string(i), width);
     for (size_t k = 0; k < all.size(); ++k) {
-      link const& l = links[i * all.size() + k];
+      peer_link const& l = links[i * all.size() + k];
       std::string const word = cell(l, all, folders);
       seen.insert(word.starts_with("NV") ? "NV#" : word);
       append(row, l.wrong ? word + "!" : word, width);

@@ -14,6 +14,6 @@ namespace weir::tool {
 // the NUMA nodes (-1: not known).
 std::string path_between(std::string const& folder_a, int node_a, std::string const& folder_b, int node_b);
 // A row a device, a legend of what occurs, and a line about what has been verified.
-std::string draw(std::vector<device_properties> const&, std::vector<link> const&);
+std::string draw(std::vector<device_properties> const&, std::vector<peer_link> const&);
 
 }  // namespace weir::tool

@@ -22,7 +22,7 @@ namespace weir::tool {
 namespace {
 
 [[noreturn]] void refuse(std::string what, std::string remedy) {
-  throw invalid_use("replay", std::move(what), std::move(remedy), here::current());
+  throw invalid_use("replay", std::move(what), std::move(remedy), source_location::current());
 }
 
 #ifdef WEIR_WITH_ZLIB

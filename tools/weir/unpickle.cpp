@@ -53,7 +53,7 @@ constexpr std::string_view actions[] = {"alloc",       "free_requested",    "fre
 
 class reader {
  public:
-  reader(std::string_view in, std::string_view file, here at) : in_(in), file_(file), called_(at) {}
+  reader(std::string_view in, std::string_view file, source_location at) : in_(in), file_(file), called_(at) {}
 
   loaded_snapshot read() {
     if (in_.size() > largest_file) refuse("the file has more than 1 GiB", "Record fewer events");
@@ -331,7 +331,7 @@ class reader {
     }
   }
   // The first frame that names a line is where it happened; the whole list is a stack when it has more.
-  void place(std::uint64_t list, here& where, std::uint32_t& stack) {
+  void place(std::uint64_t list, source_location& where, std::uint32_t& stack) {
     if (list == no_list || lists_[list].empty()) return;
     auto const [known, fresh] = places_.try_emplace(list);
     if (fresh) {
@@ -355,7 +355,7 @@ class reader {
   }
 
   std::string_view in_, file_;
-  here called_;
+  source_location called_;
   std::size_t next_ = 0, spent_ = 0, blocks_used_ = 0, entries_used_ = 0;
   std::vector<value> stack_, memo_;
   std::vector<std::vector<value>> lists_;
@@ -365,13 +365,13 @@ class reader {
   std::vector<found_block> blocks_;
   std::vector<found_entry> entries_;
   std::vector<found_segment> segments_;
-  boost::unordered_flat_map<std::uint64_t, std::pair<here, std::uint32_t>> places_;
+  boost::unordered_flat_map<std::uint64_t, std::pair<source_location, std::uint32_t>> places_;
   loaded_snapshot out_;
 };
 
 }  // namespace
 
-loaded_snapshot read_snapshot(std::string_view bytes, std::string_view file, here at) {
+loaded_snapshot read_snapshot(std::string_view bytes, std::string_view file, source_location at) {
   return reader(bytes, file, at).read();
 }
 

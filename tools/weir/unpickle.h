@@ -16,6 +16,7 @@ struct loaded_snapshot {
 };
 
 // Throws: invalid_use, which names the file and the byte, and what is wrong there
-loaded_snapshot read_snapshot(std::string_view bytes, std::string_view file, here = here::current());
+loaded_snapshot read_snapshot(std::string_view bytes, std::string_view file,
+                              source_location = source_location::current());
 
 }  // namespace weir::report

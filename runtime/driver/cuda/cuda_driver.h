@@ -96,7 +96,7 @@ class cuda_driver final : public driver {
   status host_function(int device, stream_handle, work) override;
   status enqueue(int device, stream_handle, std::span<touch const>, work) override;
 
-  bool announce_blocks() override;
+  bool nvtx_memory() override;
   void block_taken(address at, std::size_t bytes) override;
   void block_given_back(address at) override;
 

@@ -222,7 +222,7 @@ status cuda_driver::grant_all(address at, std::size_t bytes, std::uint64_t devic
   return said;
 }
 
-bool cuda_driver::announce_blocks() {
+bool cuda_driver::nvtx_memory() {
   if (!announcer::possible()) return false;
   if (!announcer_) announcer_ = std::make_unique<announcer>();
   return true;

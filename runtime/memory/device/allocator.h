@@ -45,13 +45,13 @@ class allocator {
   // Zero bytes are valid and freeable. alignment 0: natural (weir/memory.h).
   // Throws: invalid_use (alignment not a power of two,
   // size that overflows), out_of_memory, device_lost, driver_error
-  virtual void* allocate(clock::timeline& home, std::size_t bytes, std::size_t alignment, here) = 0;
+  virtual void* allocate(clock::timeline& home, std::size_t bytes, std::size_t alignment, source_location) = 0;
   // Null does nothing. Throws: invalid_use (foreign, interior, freed twice),
   // naming what it is instead; nothing has changed then.
-  virtual void deallocate(void*, clock::timeline* last_use, here) = 0;
+  virtual void deallocate(void*, clock::timeline* last_use, source_location) = 0;
   // The block is also used on that stream: freeing it takes that stream's stamp. Interior addresses are fine.
-  virtual void mark(void const*, clock::timeline& user, here) = 0;
-  virtual void rebind(void*, clock::timeline& home, here) = 0;
+  virtual void mark(void const*, clock::timeline& user, source_location) = 0;
+  virtual void set_stream(void*, clock::timeline& home, source_location) = 0;
   virtual std::optional<block> find(void const*) const noexcept = 0;  // live blocks only; interior addresses too
   // Both in one look, for a copy: the live block that the address lies in, marked for that stream unless it
   // is its home. bytes == 0: there is none, or no memory to note the mark.

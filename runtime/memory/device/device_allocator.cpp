@@ -9,12 +9,12 @@
 
 namespace weir::memory {
 
-device_allocator::device_allocator(weir::runtime::impl& r, int device, oom_callbacks& c, here const& at)
+device_allocator::device_allocator(weir::runtime::impl& r, int device, oom_callbacks& c, source_location const& at)
     : of_(r, device, this, at), ladder_(of_, heaps_, memory_, growth_, reuse_, completion_, return_, audit_, c) {
   if (of_.space.maps()) mapped_spaces::enter(of_.space.base(), of_.space.bytes(), of_.space);
 }
 
-void* device_allocator::allocate(clock::timeline& home, std::size_t bytes, std::size_t alignment, here at) {
+void* device_allocator::allocate(clock::timeline& home, std::size_t bytes, std::size_t alignment, source_location at) {
   alloc_request const r = alloc_request::make(of_, home, bytes, alignment, at);
   if (of_.lost()) [[unlikely]] {
     throw_refusal({driver::code::lost}, "allocate", std::to_string(bytes) + " B on gpu:" + std::to_string(of_.device),
@@ -87,7 +87,7 @@ void device_allocator::refuse_captured(clock::timeline& home, alloc_request cons
                     "Allocate before the capture begins, and keep the block as long as the graph", r.at);
 }
 
-void device_allocator::mark(void const* p, clock::timeline& user, here at) {
+void device_allocator::mark(void const* p, clock::timeline& user, source_location at) {
   region* const r = of_.must_find(p, "record_stream", at);
   stream_heap& m = *r->owner.load();
   base::owned_lock hold(m.lock);
@@ -102,28 +102,29 @@ void device_allocator::mark(void const* p, clock::timeline& user, here at) {
   if (&user != b.whole->home && std::find(marks.begin(), marks.end(), &user) == marks.end()) add_mark(marks, user);
 }
 
-void device_allocator::rebind(void* p, clock::timeline& to, here at) {
+void device_allocator::set_stream(void* p, clock::timeline& to, source_location at) {
   if (to.device() != of_.device) {
     throw invalid_use(
-        "rebind", "a stream of gpu:" + std::to_string(to.device()) + " for memory of gpu:" + std::to_string(of_.device),
+        "set_stream",
+        "a stream of gpu:" + std::to_string(to.device()) + " for memory of gpu:" + std::to_string(of_.device),
         "Name a stream of the block's own device", at);
   }
-  region* const r = of_.must_find(p, "rebind", at);
+  region* const r = of_.must_find(p, "set_stream", at);
   stream_heap& m = *r->owner.load();
   std::vector<clock::stamp> before;
   {
     base::owned_lock hold(m.lock);
-    block_ref const b = of_.must_locate(p, r, "rebind", at);
+    block_ref const b = of_.must_locate(p, r, "set_stream", at);
     slab::note const* const n = b.cut ? b.cut->note_of(b.index) : nullptr;
     before.push_back((!b.cut ? b.whole->home : n && n->home ? n->home : m.home.load())->now());
     b.each_mark([&](clock::timeline const* t) { before.push_back(t->now()); });
   }
   for (clock::stamp s : before) {
     if (s.stream == to.id()) continue;
-    require(to.wait(s), "rebind", hex(p), "The block stays with its stream", at);
+    require(to.wait(s), "set_stream", hex(p), "The block stays with its stream", at);
   }
   base::owned_lock hold(m.lock);
-  block_ref const b = of_.must_locate(p, r, "rebind", at);
+  block_ref const b = of_.must_locate(p, r, "set_stream", at);
   if (auto* const w = of_.runtime.witness()) [[unlikely]]
     w->handed_over({of_.device, to.handle()}, b.start, b.cut ? b.cut->requested(b.index) : b.whole->requested, at);
   // Marks stay: they speak of all work until the block is freed, and those streams may be given more.

@@ -12,14 +12,17 @@ namespace weir::memory {
 
 class device_allocator final : public allocator {
  public:
-  device_allocator(weir::runtime::impl&, int device, oom_callbacks&, here const& = here::current());
+  device_allocator(weir::runtime::impl&, int device, oom_callbacks&,
+                   source_location const& = source_location::current());
   ~device_allocator() override;
 
   int device() const noexcept override { return of_.device; }
-  void* allocate(clock::timeline&, std::size_t, std::size_t, here) override;
-  void deallocate(void* p, clock::timeline* last_use, here at) override { free_.deallocate(p, last_use, at); }
-  void mark(void const*, clock::timeline&, here) override;
-  void rebind(void*, clock::timeline&, here) override;
+  void* allocate(clock::timeline&, std::size_t, std::size_t, source_location) override;
+  void deallocate(void* p, clock::timeline* last_use, source_location at) override {
+    free_.deallocate(p, last_use, at);
+  }
+  void mark(void const*, clock::timeline&, source_location) override;
+  void set_stream(void*, clock::timeline&, source_location) override;
   std::optional<block> find(void const*) const noexcept override;
   range use(void const*, clock::timeline&) noexcept override;
   driver::status grant(void const* p, int reader) override { return peers_.grant(p, reader); }

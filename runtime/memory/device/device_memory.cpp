@@ -47,7 +47,7 @@ allocator* device_memory::owner_in_process(void const* p) noexcept {
   return nullptr;
 }
 
-allocator& device_memory::on(int device, here const& at) {
+allocator& device_memory::on(int device, source_location const& at) {
   if (allocator* const a = if_made(device)) return *a;
   state_->runtime.open(device, "allocate", at);
   base::lock_guard hold(state_->making);

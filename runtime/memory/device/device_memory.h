@@ -9,7 +9,8 @@ class device_memory {
  public:
   explicit device_memory(weir::runtime::impl&);
   ~device_memory();
-  allocator& on(int device, here const& = here::current());  // made, and the device opened, on first use
+  // made, and the device opened, on first use
+  allocator& on(int device, source_location const& = source_location::current());
   allocator* if_made(int device) noexcept;
   allocator* owner(void const*) noexcept;  // by address, without a search; null: not device memory of this runtime
   std::uint64_t add_callback(ladder_callback, void* state, int order);

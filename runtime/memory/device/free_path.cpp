@@ -12,7 +12,7 @@ namespace weir::memory {
 
 // A free that the host has no memory to note does not fail: whoever still uses the block is waited for, and
 // then there is nothing to note.
-void free_path::deallocate(void* p, clock::timeline* last_use, here at) {
+void free_path::deallocate(void* p, clock::timeline* last_use, source_location at) {
   if (!p || process_was_forked()) return;  // a child's copy of the parent's block: the parent's memory is not touched
   for (;;) {
     try {
@@ -59,7 +59,7 @@ void free_path::forget_user(void* p, clock::timeline& user) noexcept {
   else if (slab::note* const n = b.cut->note_of(b.index)) forget(n->home, nullptr);
 }
 
-void free_path::take_back(void* p, clock::timeline* last_use, here at) {
+void free_path::take_back(void* p, clock::timeline* last_use, source_location at) {
   region* const r = of_.must_find(p, "deallocate", at);
   stream_heap& m = *r->owner.load();
   std::vector<clock::timeline*> to_fence;  // whoever used it elsewhere, or
@@ -148,7 +148,8 @@ void free_path::take_back(void* p, clock::timeline* last_use, here at) {
 }
 
 // For a checker: whose work the block's next owner comes after. Requires: its memory's lock.
-void free_path::tell_freed(block_ref const& b, clock::timeline& home, clock::timeline* last_use, here at) const {
+void free_path::tell_freed(block_ref const& b, clock::timeline& home, clock::timeline* last_use,
+                           source_location at) const {
   std::vector<driver::witness::user> users, ended;
   auto const add = [&](clock::timeline const* t) {
     if (t) (t->alive() == clock::life::retired ? ended : users).push_back({t->device(), t->handle()});

@@ -11,15 +11,15 @@ class free_path {
  public:
   free_path(device_context& of, heap_table& heaps) : of_(of), heaps_(heaps) {}
 
-  void deallocate(void*, clock::timeline* last_use, here);    // as allocator::deallocate
+  void deallocate(void*, clock::timeline* last_use, source_location);  // as allocator::deallocate
   void fence_what_came_free(clock::timeline& home) noexcept;  // as allocator::fence_what_came_free
 
  private:
-  void take_back(void*, clock::timeline* last_use, here);  // Throws also: bad_alloc, unchanged
+  void take_back(void*, clock::timeline* last_use, source_location);  // Throws also: bad_alloc, unchanged
   void forget_user(void*, clock::timeline&) noexcept;      // what it did with the block is complete
   // a stream for which that block would have to wait; null: none
   clock::timeline* busy_user(void*, clock::timeline* last_use) const noexcept;
-  void tell_freed(block_ref const&, clock::timeline& home, clock::timeline* last_use, here) const;
+  void tell_freed(block_ref const&, clock::timeline& home, clock::timeline* last_use, source_location) const;
 
   device_context& of_;
   heap_table& heaps_;

@@ -18,7 +18,7 @@ memory_statistics memory_audit::counted() const {
   auto out = of_.counts.read(all, heaps_.cached());
   for (stream_heap const* m : heaps_.all()) {
     base::owned_lock hold(m->lock);
-    out.peer_visible_bytes += m->peer_bytes;
+    out.peer_access_bytes += m->peer_bytes;
   }
   return out;
 }
@@ -51,7 +51,7 @@ memory_report memory_audit::report() const {
   }
   for (stream_heap* m : heaps_.all()) {
     base::owned_lock hold(m->lock);
-    out.largest_hole = std::max(out.largest_hole, m->pieces.largest_free());
+    out.largest_free = std::max(out.largest_free, m->pieces.largest_free());
   }
   return out;
 }

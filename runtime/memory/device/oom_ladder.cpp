@@ -9,7 +9,7 @@
 
 namespace weir::memory {
 namespace {
-// ladder_rungs, by number
+// recovery_steps, by number
 enum class rungs : std::size_t {
   pending,
   of_others,
@@ -20,7 +20,7 @@ enum class rungs : std::size_t {
   oldest_fence,
   another_look
 };
-static_assert(static_cast<std::size_t>(rungs::another_look) + 1 == ladder_rungs.size());
+static_assert(static_cast<std::size_t>(rungs::another_look) + 1 == recovery_steps.size());
 constexpr int most_rounds = 1000;  // each has waited for a fence: other threads may keep on taking what it gave
 // while other threads' pages are on their way, or they give back: two that are both refused see each other
 constexpr int most_rests = 8;
@@ -29,7 +29,7 @@ constexpr std::int64_t rest_ns = 500'000;
 
 void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::status why) {
   of_.counts.retried();
-  std::vector<rung> climbed;
+  std::vector<recovery_step> climbed;
   void* out = nullptr;
   // When not even one more run of a slab is to be had, a small block gets a granule of its own.
   alloc_request const alone{
@@ -51,15 +51,16 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
     throw_refusal(why, "allocate", std::to_string(r.bytes) + " B on gpu:" + std::to_string(of_.device), "", r.at);
   };
   auto const found = [&](rungs where) {
-    of_.counts.found_by(static_cast<std::size_t>(where));
+    of_.counts.recovered_by(static_cast<std::size_t>(where));
     return out;
   };
   auto step = [&](rungs which, auto act) -> bool {
-    std::string_view const name = ladder_rungs[static_cast<std::size_t>(which)];
+    std::string_view const name = recovery_steps[static_cast<std::size_t>(which)];
     std::int64_t const from = base::now_ns();
     std::size_t const gave = act();
-    auto const same = std::find_if(climbed.begin(), climbed.end(), [&](rung const& c) { return c.name == name; });
-    rung& entry = same != climbed.end() ? *same : climbed.emplace_back(rung{name, 0, 0});
+    auto const same =
+        std::find_if(climbed.begin(), climbed.end(), [&](recovery_step const& c) { return c.name == name; });
+    recovery_step& entry = same != climbed.end() ? *same : climbed.emplace_back(recovery_step{name, 0, 0});
     entry.gave_bytes += gave;
     bool const got = out || (gave && attempt());
     entry.ns += base::now_ns() - from;
@@ -69,8 +70,8 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
     memory_report text = audit_.report();
     text.requested = r.bytes;
     text.rounded = r.rounded;
-    text.ladder = climbed;
-    if (why == growth::no_addresses) text.ladder.push_back({"addresses", 0, 0});
+    text.recovery = climbed;
+    if (why == growth::no_addresses) text.recovery.push_back({"addresses", 0, 0});
     return text;
   };
 

@@ -74,12 +74,12 @@ class stream_heap {
   // Bytes given back between two fences of a stream: a share of what the heap holds.
   static constexpr std::size_t fence_least = 16 << 20;
   std::size_t fence_after(int halvings) const noexcept {
-    return of.fence_every ? of.fence_every
-                          : std::max(fence_least, static_cast<std::size_t>(counts.bytes_mapped()) >> halvings);
+    return of.fence_interval ? of.fence_interval
+                             : std::max(fence_least, static_cast<std::size_t>(counts.bytes_mapped()) >> halvings);
   }
   // Frees that no other stream looks for are fenced half as often each time, down to a sixteenth.
   std::size_t fence_at_home_after() const noexcept {
-    return fence_after(sought ? 5 : 0) << (of.fence_every ? 0 : std::min(quiet, 4));
+    return fence_after(sought ? 5 : 0) << (of.fence_interval ? 0 : std::min(quiet, 4));
   }
 
   device_context& of;
@@ -120,7 +120,7 @@ class stream_heap {
   void list() noexcept {                           // likewise
     if (heap_index::rows const now = to_be_listed(); now != listed) index.list(number, std::exchange(listed, now), now);
   }
-  // Frees on a foreign stream are fenced at once, so its heap has no caches.
+  // Frees on an external stream are fenced at once, so its heap has no caches.
   bool cacheable() const noexcept { return home.load(base::memory_order_acquire)->alive() != clock::life::foreign; }
 
  private:

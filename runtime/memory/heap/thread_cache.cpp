@@ -180,7 +180,7 @@ observe::lent_slots thread_cache::counted() const noexcept {
     auto const given = static_cast<std::int64_t>(head / magazine::one_given);
     std::int64_t const taken = lent_[c] + given - held;
     n.held += held, n.held_bytes += held * size;
-    n.taken += taken, n.taken_bytes += taken * size;
+    n.taken += taken, n.total_bytes += taken * size;
     n.given += given, n.given_bytes += given * size;
   });
   auto const ever = out.untold(), now = out.untold_here();
@@ -189,7 +189,7 @@ observe::lent_slots thread_cache::counted() const noexcept {
   n.waiting_bytes = now.bytes, n.held_bytes += now.bytes;
   std::int64_t const unused_given = unused_given_.get() + unused_posted_.get();
   n.unused_bytes = unused_taken_.get() - unused_given;
-  n.taken_requested = n.taken_bytes - unused_taken_.get(), n.given_requested = n.given_bytes - unused_given;
+  n.taken_requested = n.total_bytes - unused_taken_.get(), n.given_requested = n.given_bytes - unused_given;
   return n;
 }
 

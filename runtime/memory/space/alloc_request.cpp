@@ -11,12 +11,12 @@ constexpr std::size_t after_announced = 256;  // bytes that no program may touch
 }  // namespace
 
 alloc_request alloc_request::make(device_context const& of, clock::timeline& home, std::size_t bytes,
-                                  std::size_t alignment, here at) {
+                                  std::size_t alignment, source_location at) {
   auto refuse = [&](std::string operands, std::string remedy) {
     throw invalid_use("allocate", std::move(operands), std::move(remedy), at);
   };
   if (alignment & (alignment - 1))
-    refuse("alignment of " + std::to_string(alignment) + " B", "Ask for a power of two, or weir::natural");
+    refuse("alignment of " + std::to_string(alignment) + " B", "Ask for a power of two, or weir::default_alignment");
   if (alignment > largest_alignment)
     refuse("alignment of " + std::to_string(alignment) + " B",
            "Ask for at most " + std::to_string(largest_alignment) + " B");

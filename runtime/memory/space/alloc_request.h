@@ -9,14 +9,14 @@ inline constexpr std::size_t largest_alignment = 2 << 20;  // bytes
 struct alloc_request {
   // Throws: invalid_use (alignment, a size that overflows, a stream of another device or one that has ended)
   static alloc_request make(device_context const&, clock::timeline& home, std::size_t bytes, std::size_t alignment,
-                            here);
+                            source_location);
 
   clock::timeline& home;
   std::size_t bytes;  // as asked
   std::size_t alignment;
   int size_class;       // -1: a block of the arena
   std::size_t rounded;  // bytes of the slot or block
-  here at;
+  source_location at;
 };
 
 }  // namespace weir::memory

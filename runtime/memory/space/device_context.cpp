@@ -6,19 +6,19 @@
 
 namespace weir::memory {
 
-device_context::device_context(weir::runtime::impl& r, int device, allocator* a, here const& at)
+device_context::device_context(weir::runtime::impl& r, int device, allocator* a, source_location const& at)
     : runtime(r),
       machine(r.machine()),
       clocks(r.part<clock::clocks>()),
       device(device),
       entry(a),
-      announced(r.options().announce_blocks),
+      announced(r.options().nvtx_memory),
       space(machine, device),
       epsilon(r.options().epsilon),
       polls(r.options().poll_on_miss),
       deterministic(r.options().deterministic),
       waits(r.options().device_waits),
-      fence_every(r.options().fence_every) {
+      fence_interval(r.options().fence_interval) {
   auto info = machine.info(device);
   require(info.is, "allocate", "gpu:" + std::to_string(device), "", at);
   // compute-sanitizer is known to take segments; mapped pages were not tried with a current context
@@ -38,7 +38,7 @@ void device_context::tell_held(observe::action what, address at, std::size_t byt
   observe::note(what, reinterpret_cast<void const*>(at), bytes, user, runtime.id(), device, {nullptr, nullptr, 0});
 }
 
-region* device_context::must_find(void const* p, char const* operation, here at) const {
+region* device_context::must_find(void const* p, char const* operation, source_location at) const {
   region* const r = space.find(p);
   if (!r) {
     throw invalid_use(operation, hex(p) + " is no memory of gpu:" + std::to_string(device),
@@ -47,7 +47,7 @@ region* device_context::must_find(void const* p, char const* operation, here at)
   return r;
 }
 
-block_ref device_context::must_locate(void const* p, region* r, char const* operation, here at) const {
+block_ref device_context::must_locate(void const* p, region* r, char const* operation, source_location at) const {
   block_ref const found = block_ref::find(*r, reinterpret_cast<address>(p));
   if (found.live) return found;
   throw invalid_use(

@@ -20,7 +20,7 @@ class allocator;
 struct device_context {
   // Throws: driver_error, when the device or its address space cannot be opened
   // entry: what owns the objects; null in tests of one of them
-  device_context(weir::runtime::impl&, int device, allocator* entry, here const&);
+  device_context(weir::runtime::impl&, int device, allocator* entry, source_location const&);
 
   bool lost() const noexcept { return clocks.lost(device); }
   std::uint64_t own_bit() const noexcept { return std::uint64_t{1} << (device & 63); }
@@ -41,21 +41,22 @@ struct device_context {
   // A block became pending, or pending no more, for the history.
   void tell_held(observe::action, address, std::size_t bytes, std::uint64_t user) const noexcept;
   // Throws: invalid_use, naming what lies at the address instead
-  region* must_find(void const*, char const* operation, here) const;
-  block_ref must_locate(void const*, region*, char const* operation, here) const;  // Requires: the heap's lock
+  region* must_find(void const*, char const* operation, source_location) const;
+  // Requires: the heap's lock
+  block_ref must_locate(void const*, region*, char const* operation, source_location) const;
 
   weir::runtime::impl& runtime;
   driver::driver& machine;
   clock::clocks& clocks;
   int const device;
   allocator* const entry;
-  bool const announced;  // options::announce_blocks
+  bool const announced;  // options::nvtx_memory
   address_space space;
   double const epsilon;
   bool const polls;  // options::poll_on_miss
   bool const deterministic;
   options::wait_policy const waits;
-  std::size_t const fence_every;            // bytes; 0: as stream_heap::fence_after() says
+  std::size_t const fence_interval;         // bytes; 0: as stream_heap::fence_after() says
   base::atomic<std::uint64_t> searched{0};  // blocks, free blocks and streams looked at for reuse, but those found
   observe::counters counts;
 };

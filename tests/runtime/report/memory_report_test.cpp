@@ -20,7 +20,7 @@ memory_report full_device() {
   r.allocated = 61_MiB;
   r.pending = 1_MiB;
   r.reserved = 64_MiB;
-  r.ladder = {{"own cache", 512, 2'000}};
+  r.recovery = {{"own cache", 512, 2'000}};
   return r;
 }
 

@@ -19,10 +19,11 @@
 namespace weir::report {
 namespace {
 
-constexpr here lines[] = {{"model/attention.cpp", "forward", 41}, {"model/attention.cpp", "backward", 97},
-                          {"model/mlp.cpp", "forward", 23},       {"train/optimizer.cpp", "step", 12},
-                          {"data/loader.cpp", "next<batch>", 64}, {"model/embedding.cpp", "lookup & scale", 8},
-                          {"tensor/ops.cpp", "softmax", 300}};
+constexpr source_location lines[] = {
+    {"model/attention.cpp", "forward", 41}, {"model/attention.cpp", "backward", 97},
+    {"model/mlp.cpp", "forward", 23},       {"train/optimizer.cpp", "step", 12},
+    {"data/loader.cpp", "next<batch>", 64}, {"model/embedding.cpp", "lookup & scale", 8},
+    {"tensor/ops.cpp", "softmax", 300}};
 
 // A program's recording, and what was live, pending and reserved after each of its entries.
 struct made_up {
@@ -41,7 +42,7 @@ struct made_up {
     std::uintptr_t at;
     std::size_t bytes;
     std::uint64_t stream;
-    here where;
+    source_location where;
     bool pending = false;
   };
   std::map<std::uintptr_t, block> blocks;
@@ -52,7 +53,7 @@ struct made_up {
 
   static std::uintptr_t arena(std::uint64_t stream) { return 0x7f00'0000'0000 + stream * (std::uintptr_t{1} << 38); }
   void add(char const* action, std::uintptr_t at, std::size_t bytes, std::uint64_t stream,
-           here where = {nullptr, nullptr, 0}, std::uint64_t user = 0) {
+           source_location where = {nullptr, nullptr, 0}, std::uint64_t user = 0) {
     us += static_cast<std::int64_t>(random() % 7 == 0 ? random() % 5 : 0);
     snapshot.trace.push_back({action, at, bytes, stream, us, where, 0, user});
     live.push_back(now_live), pending.push_back(now_pending), reserved.push_back(now_reserved);

@@ -37,7 +37,7 @@ struct worked : ::testing::Test {
 
 TEST_F(worked, reserved_is_allocated_pending_and_cached) {
   auto const n = read();
-  for (auto part : {&stat_by_size::all, &stat_by_size::small, &stat_by_size::large}) {
+  for (auto part : {&statistic_by_size::all, &statistic_by_size::small, &statistic_by_size::large}) {
     EXPECT_EQ((n.reserved_bytes.*part).current,
               (n.allocated_bytes.*part).current + (n.pending_bytes.*part).current + (n.cached_bytes.*part).current);
   }

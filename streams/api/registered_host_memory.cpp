@@ -25,7 +25,7 @@ locked_ranges::~locked_ranges() {
   try_refused();
 }
 
-driver::status locked_ranges::lock(void* first, std::size_t bytes, base::byte_range own, here at) {
+driver::status locked_ranges::lock(void* first, std::size_t bytes, base::byte_range own, source_location at) {
   try_refused();
   {
     auto all = all_.lock();
@@ -54,7 +54,7 @@ void locked_ranges::unlock(void* first) noexcept {
   try_refused();
   static_cast<void>(runtime_.has_come_to_rest());  // no engine reads or writes it any more
   auto const was = books_.unpinned(reinterpret_cast<driver::address>(first), os::page_size());
-  constexpr here its_end{"the end of its pinned_range", "", 0};  // nobody's line
+  constexpr source_location its_end{"the end of its registered_host_memory", "", 0};  // nobody's line
   try {
     if (runtime_.witness() && was) [[unlikely]] runtime_.witness()->freed(was->at, was->requested, {}, its_end);
   } catch (...) {}  // it is not heard of
@@ -99,34 +99,34 @@ void locked_ranges::forget(void* first) noexcept {
 
 }  // namespace streams
 
-struct pinned_range::state {
+struct registered_host_memory::state {
   void* first;
   known_runtime of;
 };
 
-pinned_range::pinned_range(std::span<std::byte> memory, here at) {
+registered_host_memory::registered_host_memory(std::span<std::byte> memory, source_location at) {
   auto& r = streams::current_runtime(at);
   std::string const what = streams::range_text(memory.data(), memory.size());
-  if (!memory.data()) throw invalid_use("pinned_range", what, "Pass memory of the host", at);
+  if (!memory.data()) throw invalid_use("registered_host_memory", what, "Pass memory of the host", at);
   if (memory.empty()) return;
   if (memory.size() > ~std::size_t{0} - reinterpret_cast<driver::address>(memory.data()) - os::page_size()) {
-    throw invalid_use("pinned_range", what + ", which ends beyond all addresses",
+    throw invalid_use("registered_host_memory", what + ", which ends beyond all addresses",
                       "The size has overflowed: check the product it was made from", at);
   }
   auto const page = static_cast<driver::address>(os::page_size());
   auto const own = reinterpret_cast<driver::address>(memory.data());
   auto const begin = own / page * page, end = base::round_up(own + memory.size(), page);
   // a driver locks pages for every device, once one is open
-  r.open_any(streams::current_ordinal(r), "pinned_range", at);
+  r.open_any(streams::current_ordinal(r), "registered_host_memory", at);
   state_.reset(new state{memory.data() - (own - begin), known_runtime(r)});
   auto const pinned = r.part<streams::locked_ranges>().lock(state_->first, end - begin, {own, memory.size()}, at);
   if (pinned.what == driver::code::invalid)
-    throw invalid_use("pinned_range", what, "Some of its pages are page-locked already, or are no memory of the host",
-                      at);
-  require(pinned, "pinned_range", what, "The system locks no more pages: `ulimit -l`, or pin less", at);
+    throw invalid_use("registered_host_memory", what,
+                      "Some of its pages are page-locked already, or are no memory of the host", at);
+  require(pinned, "registered_host_memory", what, "The system locks no more pages: `ulimit -l`, or pin less", at);
 }
 
-pinned_range::~pinned_range() {
+registered_host_memory::~registered_host_memory() {
   if (!state_ || process_is_ending() || process_was_forked()) return;
   // else its runtime unlocked it
   if (auto* const r = state_->of.if_alive()) r->part<streams::locked_ranges>().unlock(state_->first);

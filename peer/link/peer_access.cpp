@@ -16,21 +16,21 @@ constexpr std::uint64_t bit(int device) noexcept { return std::uint64_t{1} << (d
 
 }  // namespace
 
-void links::open_memory(int to, clock::timeline* home, std::span<int const> readers, here at) {
+void links::enable_peer_access(int to, clock::timeline* home, std::span<int const> readers, source_location at) {
   std::uint64_t all = 0;
   std::string names;
   for (int const from : readers) {
     if (from == to || (all & bit(from))) continue;
-    must_reach(from, to, "open_memory", at);
+    must_reach(from, to, "enable_peer_access", at);
     all |= bit(from);
     names += (names.empty() ? "gpu:" : ", gpu:") + std::to_string(from);
   }
   auto const refused = home ? memory_of(to).open_to(home, all) : open_all(to, all);
-  require(refused, "open_memory", "memory of gpu:" + std::to_string(to) + " for " + names, "Copy instead, or try again",
-          at);
+  require(refused, "enable_peer_access", "memory of gpu:" + std::to_string(to) + " for " + names,
+          "Copy instead, or try again", at);
 }
 
-bool links::meet(int a, int b, here at) noexcept {
+bool links::meet(int a, int b, source_location at) noexcept {
   bool news = false;
   for (auto const& [from, to] : {std::pair{a, b}, std::pair{b, a}}) {
     try {
@@ -50,25 +50,25 @@ bool links::meet(int a, int b, here at) noexcept {
 namespace weir {
 namespace {
 
-void open(runtime::impl& r, int owner, clock::timeline* home, std::vector<device> const& readers, here at) {
+void open(runtime::impl& r, int owner, clock::timeline* home, std::vector<device> const& readers, source_location at) {
   std::vector<int> ordinals;
-  for (device const one : readers) ordinals.push_back(streams::resolve(one, r, "open_memory", at));
-  r.part<peer::links>().open_memory(owner, home, ordinals, at);
+  for (device const one : readers) ordinals.push_back(streams::resolve(one, r, "enable_peer_access", at));
+  r.part<peer::links>().enable_peer_access(owner, home, ordinals, at);
 }
 
 }  // namespace
 
-void open_memory(stream_ref s, std::vector<device> const& readers, here at) {
-  auto& line = streams::line_or_throw(s, "open_memory", at);
+void enable_peer_access(stream_ref s, std::vector<device> const& readers, source_location at) {
+  auto& line = streams::line_or_throw(s, "enable_peer_access", at);
   open(line.owner(), line.device(), &line, readers, at);
 }
 
-void open_memory(device owner, std::vector<device> const& readers, here at) {
+void enable_peer_access(device owner, std::vector<device> const& readers, source_location at) {
   auto& r = streams::current_runtime(at);
-  open(r, streams::resolve(owner, r, "open_memory", at), nullptr, readers, at);
+  open(r, streams::resolve(owner, r, "enable_peer_access", at), nullptr, readers, at);
 }
 
-std::vector<device> memory_readers(stream_ref s, here at) {
+std::vector<device> memory_readers(stream_ref s, source_location at) {
   auto& line = streams::line_or_throw(s, "memory_readers", at);
   std::vector<device> all;
   for (std::uint64_t left = line.owner().part<memory::device_memory>().on(line.device(), at).readers(line); left;

@@ -11,13 +11,15 @@
 
 namespace weir {
 
-peer_gone::peer_gone(std::string operation, std::string operands, std::string remedy, here at)
-    : std::runtime_error("weir: " + operation + ": " + operands + ". " + remedy +
-                         (at.file ? std::string(" [") + at.file + ":" + std::to_string(at.line) + "]" : "")),
+peer_disconnected::peer_disconnected(std::string operation, std::string operands, std::string remedy,
+                                     source_location at)
+    : std::runtime_error(
+          "weir: " + operation + ": " + operands + ". " + remedy +
+          (at.file_name() ? std::string(" [") + at.file_name() + ":" + std::to_string(at.line()) + "]" : "")),
       error(std::move(operation), std::move(operands), std::move(remedy), at) {}
 
 namespace {
-void check_size(char const* operation, size_t bytes, here at) {
+void check_size(char const* operation, size_t bytes, source_location at) {
   if (bytes == 0) throw invalid_use(operation, "0 B", "Ask for at least one byte: nothing else can be passed on", at);
   if (bytes > ~size_t{0} / 4)
     throw invalid_use(operation, std::to_string(bytes) + " B",
@@ -27,39 +29,40 @@ void check_size(char const* operation, size_t bytes, here at) {
 
 // Shared ----------------------------------------------------------------------------------------------------
 
-shared_buffer::shared_buffer(size_t bytes, weir::device on, here at) {
+exportable_buffer::exportable_buffer(size_t bytes, weir::device on, source_location at) {
   auto& r = streams::current_runtime(at);
-  int const device = streams::resolve(on, r, "shared_buffer", at);
-  check_size("shared_buffer", bytes, at);
+  int const device = streams::resolve(on, r, "exportable_buffer", at);
+  check_size("exportable_buffer", bytes, at);
   auto& home = streams::current_line(r, device, at);
   is_ = r.part<peer::exports>().take(home, bytes, at);
 }
 
-shared_buffer::shared_buffer(std::shared_ptr<peer::exported> is) noexcept : is_(std::move(is)) {}
-shared_buffer::shared_buffer(shared_buffer&& other) noexcept : is_(std::move(other.is_)) {}
-shared_buffer& shared_buffer::operator=(shared_buffer&& other) noexcept {
+exportable_buffer::exportable_buffer(std::shared_ptr<peer::exported> is) noexcept : is_(std::move(is)) {}
+exportable_buffer::exportable_buffer(exportable_buffer&& other) noexcept : is_(std::move(other.is_)) {}
+exportable_buffer& exportable_buffer::operator=(exportable_buffer&& other) noexcept {
   if (this != &other) reset(), is_ = std::move(other.is_);
   return *this;
 }
-void shared_buffer::reset() noexcept { peer::exports::give_back(std::move(is_)); }
-void* shared_buffer::data() const noexcept { return is_ && !is_->handle().ended ? is_->data() : nullptr; }
-size_t shared_buffer::size() const noexcept { return is_ ? is_->bytes : 0; }
-weir::device shared_buffer::device() const { return weir::device(is_->device); }
+void exportable_buffer::reset() noexcept { peer::exports::give_back(std::move(is_)); }
+void* exportable_buffer::data() const noexcept { return is_ && !is_->handle().ended ? is_->data() : nullptr; }
+size_t exportable_buffer::size() const noexcept { return is_ ? is_->bytes : 0; }
+weir::device exportable_buffer::device() const { return weir::device(is_->device); }
 
-int shared_buffer::importers() const {
+int exportable_buffer::importers() const {
   if (!is_ || is_->handle().ended || process_was_forked()) return 0;
   for (auto& l : is_->loans) l.listen();
   return static_cast<int>(std::count_if(is_->loans.begin(), is_->loans.end(), [](auto const& l) { return l.alive(); }));
 }
 
-void shared_buffer::record_stream(stream_ref s, here at) const {
-  auto& line = streams::line_or_throw(s, "shared_buffer::record_stream", at);
+void exportable_buffer::record_stream(stream_ref s, source_location at) const {
+  auto& line = streams::line_or_throw(s, "exportable_buffer::record_stream", at);
   if (!is_ || is_->ended)
-    throw invalid_use("shared_buffer::record_stream", "an empty buffer", "Record streams while the buffer is held", at);
+    throw invalid_use("exportable_buffer::record_stream", "an empty buffer", "Record streams while the buffer is held",
+                      at);
   auto& users = is_->users;
   if (std::find(users.begin(), users.end(), &line) != users.end()) return;
   if (&line.owner().machine() != &is_->home->machine())
-    throw invalid_use("shared_buffer::record_stream", "a stream of another runtime",
+    throw invalid_use("exportable_buffer::record_stream", "a stream of another runtime",
                       "Use streams of the runtime whose buffer it is", at);
   is_->last_uses.reserve(users.size() + 1);
   users.push_back(&line);
@@ -67,23 +70,23 @@ void shared_buffer::record_stream(stream_ref s, here at) const {
 
 // Opened ----------------------------------------------------------------------------------------------------
 
-opened_buffer::opened_buffer() noexcept = default;
-opened_buffer::~opened_buffer() { reset(); }
-opened_buffer::opened_buffer(opened_buffer&& other) noexcept : is_(std::move(other.is_)) {}
-opened_buffer& opened_buffer::operator=(opened_buffer&& other) noexcept {
+imported_buffer::imported_buffer() noexcept = default;
+imported_buffer::~imported_buffer() { reset(); }
+imported_buffer::imported_buffer(imported_buffer&& other) noexcept : is_(std::move(other.is_)) {}
+imported_buffer& imported_buffer::operator=(imported_buffer&& other) noexcept {
   if (this != &other) reset(), is_ = std::move(other.is_);
   return *this;
 }
-void* opened_buffer::data() const noexcept {
+void* imported_buffer::data() const noexcept {
   return is_ && !is_->of->ended ? static_cast<std::byte*>(is_->of->pages.data()) + is_->offset : nullptr;
 }
-size_t opened_buffer::size() const noexcept { return is_ ? is_->bytes : 0; }
-weir::device opened_buffer::device() const { return weir::device(is_->of->device); }
+size_t imported_buffer::size() const noexcept { return is_ ? is_->bytes : 0; }
+weir::device imported_buffer::device() const { return weir::device(is_->of->device); }
 
-void opened_buffer::release(stream_ref last_use, here at) {
-  auto& line = streams::line_or_throw(last_use, "opened_buffer::release", at);
+void imported_buffer::release(stream_ref last_use, source_location at) {
+  auto& line = streams::line_or_throw(last_use, "imported_buffer::release", at);
   if (!is_ || is_->of->ended) return is_.reset();
-  require(is_->home->clocks().synchronize(line.now()), "opened_buffer::release", streams::describe(line),
+  require(is_->home->clocks().synchronize(line.now()), "imported_buffer::release", streams::describe(line),
           "It is still open: try again, or let it end", at);
   is_->home->close(*is_);
   is_.reset();
@@ -91,7 +94,7 @@ void opened_buffer::release(stream_ref last_use, here at) {
 
 // What cannot be waited for stays mapped, and its owner hears nothing:
 // the memory is not used for anything else.
-void opened_buffer::reset() noexcept {
+void imported_buffer::reset() noexcept {
   auto const is = std::move(is_);
   if (!is || is->of->ended || process_was_forked()) return;
   try {
@@ -101,7 +104,7 @@ void opened_buffer::reset() noexcept {
 
 // Pools -----------------------------------------------------------------------------------------------------
 
-share_pool::share_pool(share_pool_options o, here at) {
+share_pool::share_pool(share_pool_options o, source_location at) {
   auto& r = streams::current_runtime(at);
   int const device = streams::resolve(o.on, r, "share_pool", at);
   r.open(device, "share_pool", at);
@@ -114,7 +117,7 @@ share_pool::share_pool(share_pool&&) noexcept = default;
 share_pool& share_pool::operator=(share_pool&&) noexcept = default;
 
 namespace {
-peer::pool_books& live(std::shared_ptr<peer::pool_books> const& is, here at) {
+peer::pool_books& live(std::shared_ptr<peer::pool_books> const& is, source_location at) {
   constexpr char const* operation = "share_pool::allocate";
   if (!is || is->ended())
     throw invalid_use(operation, "a pool that was moved from, or whose runtime has ended", "Make another one", at);
@@ -123,14 +126,14 @@ peer::pool_books& live(std::shared_ptr<peer::pool_books> const& is, here at) {
 }
 }  // namespace
 
-shared_buffer share_pool::allocate(size_t bytes, here at) {
+exportable_buffer share_pool::allocate(size_t bytes, source_location at) {
   auto const& pool = live(is_, at);
   check_size("share_pool::allocate", bytes, at);
-  return shared_buffer(
+  return exportable_buffer(
       peer::pool_books::allocate(is_, streams::current_line(pool.owner(), pool.device(), at), bytes, at));
 }
 
-shared_buffer share_pool::allocate(stream_ref home, size_t bytes, here at) {
+exportable_buffer share_pool::allocate(stream_ref home, size_t bytes, source_location at) {
   constexpr char const* operation = "share_pool::allocate";
   auto& line = streams::line_or_throw(home, operation, at);
   if (int const device = live(is_, at).device(); line.device() != device || &line.owner() != &is_->owner()) {
@@ -138,7 +141,7 @@ shared_buffer share_pool::allocate(stream_ref home, size_t bytes, here at) {
                       "Pass a stream of the pool's device", at);
   }
   check_size(operation, bytes, at);
-  return shared_buffer(peer::pool_books::allocate(is_, line, bytes, at));
+  return exportable_buffer(peer::pool_books::allocate(is_, line, bytes, at));
 }
 
 share_pool_statistics share_pool::statistics() const {
@@ -148,9 +151,9 @@ size_t share_pool::trim() { return is_ && !is_->ended() && !process_was_forked()
 
 // The line --------------------------------------------------------------------------------------------------
 
-struct share_line::state {
+struct share_channel::state {
   peer::owned_file socket;
-  std::chrono::milliseconds lease;
+  std::chrono::milliseconds timeout;
   struct arrived {
     peer::message what;
     peer::imports::loaned with;
@@ -163,25 +166,25 @@ struct share_line::state {
     static constinit base::atomic<std::uint64_t> ids{0};
     return ids.fetch_add(1) + 1;
   }
-  std::string lease_text() const { return "nothing for " + std::to_string(lease.count()) + " ms"; }
+  std::string timeout_text() const { return "nothing for " + std::to_string(timeout.count()) + " ms"; }
 
-  void send(char const* operation, peer::message& m, std::span<int const> files, here at) {
+  void send(char const* operation, peer::message& m, std::span<int const> files, source_location at) {
     m.checksum = peer::checksum_of(m);
-    switch (os::send_message(socket.get(), peer::bytes_of(m), files, lease)) {
+    switch (os::send_message(socket.get(), peer::bytes_of(m), files, timeout)) {
       case os::heard::message: return;
       case os::heard::too_late:
-        throw timed_out(operation, "the other process has heard " + lease_text(),
+        throw timed_out(operation, "the other process has heard " + timeout_text(),
                         "It may be stopped: try again, or end the line", at);
       case os::heard::closed:
-        throw peer_gone(operation, "the other process has ended, or closed its end",
-                        "Nothing was sent: start another one", at);
+        throw peer_disconnected(operation, "the other process has ended, or closed its end",
+                                "Nothing was sent: start another one", at);
       case os::heard::refused: break;
     }
     throw driver_error(0, operation, "the system does not send it", "Close descriptors, and try again", at);
   }
 
   // Ensures: `next` is there, and of that kind.
-  void expect(char const* operation, peer::said kind, here at) {
+  void expect(char const* operation, peer::said kind, source_location at) {
     if (!next) next = receive(operation, at);
     if (next->what.kind == kind) return;
     bool const buffer = kind == peer::said::number;
@@ -189,17 +192,17 @@ struct share_line::state {
                       buffer ? "Call receive() before wait()" : "Call wait() before receive()", at);
   }
 
-  arrived receive(char const* operation, here at) const {
+  arrived receive(char const* operation, source_location at) const {
     arrived out;
-    os::received got = os::receive_message(socket.get(), std::as_writable_bytes(std::span(&out.what, 1)), lease);
+    os::received got = os::receive_message(socket.get(), std::as_writable_bytes(std::span(&out.what, 1)), timeout);
     switch (got.is) {
       case os::heard::message: break;
       case os::heard::too_late:
-        throw timed_out(operation, "the other process has said " + lease_text(),
+        throw timed_out(operation, "the other process has said " + timeout_text(),
                         "It may be stopped: try again, or end the line", at);
       case os::heard::closed:
-        throw peer_gone(operation, "the other process has ended, or closed its end",
-                        "All it said was heard: start another one", at);
+        throw peer_disconnected(operation, "the other process has ended, or closed its end",
+                                "All it said was heard: start another one", at);
       case os::heard::refused: throw driver_error(0, operation, "the system does not receive it", "Try again", at);
     }
     if (auto const wrong = peer::judge(out.what, got.bytes, got.file_count, got.cut); !wrong.empty()) {
@@ -213,50 +216,52 @@ struct share_line::state {
 };
 
 namespace {
-void check_lease(char const* operation, std::chrono::milliseconds lease, here at) {
-  if (lease.count() <= 0)
-    throw invalid_use(operation, "a lease of " + std::to_string(lease.count()) + " ms",
+void check_timeout(char const* operation, std::chrono::milliseconds timeout, source_location at) {
+  if (timeout.count() <= 0)
+    throw invalid_use(operation, "a timeout of " + std::to_string(timeout.count()) + " ms",
                       "Say how long to wait for the other process", at);
 }
 }  // namespace
 
-share_line::share_line(int socket, std::chrono::milliseconds lease, here at) {
+share_channel::share_channel(int socket, std::chrono::milliseconds timeout, source_location at) {
   if (!os::is_message_socket(socket)) {
-    throw invalid_use("share_line",
+    throw invalid_use("share_channel",
                       "descriptor " + std::to_string(socket) + " is no Unix socket that keeps messages apart",
                       "Make it with socketpair(AF_UNIX, SOCK_SEQPACKET, ...), or bind, listen, accept", at);
   }
-  check_lease("share_line", lease, at);
+  check_timeout("share_channel", timeout, at);
   state_ = std::make_unique<state>();
   state_->socket = peer::owned_file(socket);
-  state_->lease = lease;
+  state_->timeout = timeout;
 }
-share_line::~share_line() = default;
-share_line::share_line(share_line&&) noexcept = default;
-share_line& share_line::operator=(share_line&&) noexcept = default;
+share_channel::~share_channel() = default;
+share_channel::share_channel(share_channel&&) noexcept = default;
+share_channel& share_channel::operator=(share_channel&&) noexcept = default;
 
-share_line::state& share_line::live(char const* operation, here at) const {
+share_channel::state& share_channel::live(char const* operation, source_location at) const {
   if (!state_) throw invalid_use(operation, "a line that was moved from", "Use the one it was moved to", at);
   if (state_->of_process != os::fork_generation()) streams::throw_forked(operation, at);
   return *state_;
 }
 
-std::chrono::milliseconds share_line::lease(here at) const { return live("share_line::lease", at).lease; }
-void share_line::set_lease(std::chrono::milliseconds lease, here at) {
-  state& is = live("share_line::set_lease", at);
-  check_lease("share_line::set_lease", lease, at);
-  is.lease = lease;
+std::chrono::milliseconds share_channel::timeout(source_location at) const {
+  return live("share_channel::timeout", at).timeout;
+}
+void share_channel::set_timeout(std::chrono::milliseconds timeout, source_location at) {
+  state& is = live("share_channel::set_timeout", at);
+  check_timeout("share_channel::set_timeout", timeout, at);
+  is.timeout = timeout;
 }
 
 namespace {
-void wait_for(clock::timeline& line, char const* operation, here at) {
+void wait_for(clock::timeline& line, char const* operation, source_location at) {
   require(line.owner().part<clock::clocks>().synchronize(line.now()), operation, streams::describe(line),
           "Nothing was sent: try again", at);
 }
 }  // namespace
 
-void share_line::send(shared_buffer const& b, stream_ref last_write, here at) {
-  constexpr char const* operation = "share_line::send";
+void share_channel::send(exportable_buffer const& b, stream_ref last_write, source_location at) {
+  constexpr char const* operation = "share_channel::send";
   state& own = live(operation, at);
   if (!b.data())
     throw invalid_use(operation, "an empty buffer", "Send one that is held, of a runtime that has not ended", at);
@@ -292,18 +297,18 @@ void share_line::send(shared_buffer const& b, stream_ref last_write, here at) {
   is.loans.emplace_back(std::move(ours));
 }
 
-opened_buffer share_line::receive(device reader, here at) {
-  constexpr char const* operation = "share_line::receive";
+imported_buffer share_channel::receive(device reader, source_location at) {
+  constexpr char const* operation = "share_channel::receive";
   state& own = live(operation, at);
   auto& r = streams::current_runtime(at);
   int const device = streams::resolve(reader, r, operation, at);
   own.expect(operation, peer::said::buffer, at);
   auto& all = r.part<peer::imports>();
   auto const forget = [&] { own.next.reset(); };
-  opened_buffer out;
+  imported_buffer out;
   try {
     out.is_ = all.open(own.next->what, own.next->with, own.id, device, at);
-  } catch (peer_gone const&) {
+  } catch (peer_disconnected const&) {
     forget();
     throw;
   } catch (not_supported const&) {
@@ -317,24 +322,24 @@ opened_buffer share_line::receive(device reader, here at) {
   return out;
 }
 
-void share_line::signal(std::uint64_t number, stream_ref after, here at) {
-  constexpr char const* operation = "share_line::signal";
+void share_channel::signal(std::uint64_t number, stream_ref after, source_location at) {
+  constexpr char const* operation = "share_channel::signal";
   state& own = live(operation, at);
   wait_for(streams::line_or_throw(after, operation, at), operation, at);
   peer::message m{.number = number};
   own.send(operation, m, {}, at);
 }
 
-void share_line::signal(std::uint64_t number, event const& after, here at) {
-  constexpr char const* operation = "share_line::signal";
+void share_channel::signal(std::uint64_t number, event const& after, source_location at) {
+  constexpr char const* operation = "share_channel::signal";
   state& own = live(operation, at);
   after.synchronize(at);
   peer::message m{.number = number};
   own.send(operation, m, {}, at);
 }
 
-std::uint64_t share_line::wait(here at) {
-  constexpr char const* operation = "share_line::wait";
+std::uint64_t share_channel::wait(source_location at) {
+  constexpr char const* operation = "share_channel::wait";
   state& own = live(operation, at);
   own.expect(operation, peer::said::number, at);
   std::uint64_t const number = own.next->what.number;
