@@ -31,7 +31,7 @@ struct copy_item {
   size_t bytes;
 };
 // Many as one: all are looked at before the first is enqueued, in order.
-stamp copy(stream_ref, std::span<copy_item const>, blocking = blocking::no,
+stamp copy(stream_ref, std::span<copy_item const>, blocking = blocking::yes,
            source_location = source_location::current());
 
 // Every byte becomes that one. On the current stream of dst's device; memory of the host:

@@ -131,7 +131,7 @@ TEST_F(routes, a_refused_blocking_batch_releases_host_memory) {
     opened = true;
     gate.open();
   });
-  EXPECT_THROW(copy(s, two, blocking::yes), driver_error);
+  EXPECT_THROW(copy(s, two), driver_error) << "it blocks unless told not to, as a copy does";
   EXPECT_TRUE(opened) << "the first copy may still write the host's memory";
   later.join();
 }

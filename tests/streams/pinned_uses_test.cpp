@@ -130,7 +130,7 @@ TEST_F(remembered, many_in_one_call_are_noted_in_every_block) {
     items.push_back({(i % 2 ? other : back).data<std::byte>() + i * n, gpu.data<std::byte>() + (i + 8) * n, n});
   {
     held gate(m, s);
-    copy(s, items);
+    copy(s, items, non_blocking);
     pool.deallocate(block, line_);
     EXPECT_EQ(pool.statistics().pending_bytes.all.current, std::int64_t(all));
   }
