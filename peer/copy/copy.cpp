@@ -353,6 +353,36 @@ stamp copy_one(runtime::impl& r, clock::timeline* given, asked a, blocking b, so
   }
 }
 
+stamp fill(runtime::impl& r, clock::timeline* given, void* dst, std::byte value, std::size_t bytes,
+           source_location at) {
+  if (bytes == 0) return streams::public_stamp((given ? *given : streams::current_line(r, at)).now());
+  plan p;
+  p.bytes = bytes;
+  if (auto* const line = find_to_fill(r, given, dst, bytes, at)) [[likely]] {
+    p.dst.at = dst;
+    p.dst.in = driver::where::device;
+    p.dst.device = line->device();
+    streams::enqueue_fill(*line, dst, value, bytes, at);
+    return finish(r, p, *line, false, at);
+  }
+  p.dst = look_at(r, "fill", "dst", dst, bytes, at);
+  if (given && !p.dst.on_host() && given->device() != p.dst.device)
+    throw invalid_use("fill", "dst " + p.dst.text() + ", on a stream of gpu:" + std::to_string(given->device()),
+                      "Pass a stream of the device that the memory lies on", at);
+  auto& line = given             ? *given
+               : p.dst.on_host() ? streams::current_line(r, at)
+                                 : streams::current_line(r, p.dst.device, at);
+  if (p.dst.on_host()) {
+    synchronize(r, line, line.now(), "fill", p, at);
+    driver::check::host_uses(dst, bytes, driver::check::host_use::writes, "fill", at);
+    std::memset(dst, static_cast<int>(value), bytes);
+  } else {
+    mark(p.dst, line, at);
+    streams::enqueue_fill(line, dst, value, bytes, at);
+  }
+  return finish(r, p, line, false, at);
+}
+
 }  // namespace
 }  // namespace peer
 
@@ -426,28 +456,12 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, source_lo
 }
 
 stamp fill(void* dst, std::byte value, size_t bytes, source_location at) {
-  auto& r = streams::current_runtime(at);
-  if (bytes == 0) return streams::public_stamp(streams::current_line(r, at).now());
-  peer::plan p;
-  p.bytes = bytes;
-  if (auto* const line = peer::find_to_set(r, dst, bytes, at)) [[likely]] {
-    p.dst.at = dst;
-    p.dst.in = driver::where::device;
-    p.dst.device = line->device();
-    streams::enqueue_fill(*line, dst, value, bytes, at);
-    return peer::finish(r, p, *line, false, at);
-  }
-  p.dst = peer::look_at(r, "fill", "dst", dst, bytes, at);
-  auto& line = p.dst.on_host() ? streams::current_line(r, at) : streams::current_line(r, p.dst.device, at);
-  if (p.dst.on_host()) {
-    peer::synchronize(r, line, line.now(), "fill", p, at);
-    driver::check::host_uses(dst, bytes, driver::check::host_use::writes, "fill", at);
-    std::memset(dst, static_cast<int>(value), bytes);
-  } else {
-    peer::mark(p.dst, line, at);
-    streams::enqueue_fill(line, dst, value, bytes, at);
-  }
-  return peer::finish(r, p, line, false, at);
+  return peer::fill(streams::current_runtime(at), nullptr, dst, value, bytes, at);
+}
+
+stamp fill(stream_ref s, void* dst, std::byte value, size_t bytes, source_location at) {
+  auto& line = streams::line_or_throw(s, "fill", at);
+  return peer::fill(line.owner(), &line, dst, value, bytes, at);
 }
 
 route_choice explain_copy(void const* dst, void const* src, size_t bytes, source_location at) {

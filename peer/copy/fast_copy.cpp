@@ -41,11 +41,12 @@ bool short_way::find(runtime::impl& r, clock::timeline* given, asked const& a, s
   return (to < from ? from - to : to - from) >= a.bytes && within(on->use(other, *line), other, a.bytes);
 }
 
-clock::timeline* find_to_set(runtime::impl& r, void* dst, std::size_t bytes, source_location const& at) {
+clock::timeline* find_to_fill(runtime::impl& r, clock::timeline* given, void* dst, std::size_t bytes,
+                              source_location const& at) {
   auto* const devices = r.part_if_made<memory::device_memory>();
   memory::allocator* const on = devices ? devices->owner(dst) : nullptr;
-  if (!on) return nullptr;
-  auto& line = streams::current_line(r, on->device(), at);
+  if (!on || (given && given->device() != on->device())) return nullptr;
+  auto& line = given ? *given : streams::current_line(r, on->device(), at);
   auto const block = on->use(dst, line);
   base::byte_range const held{reinterpret_cast<driver::address>(block.base), block.bytes};
   return held.holds(reinterpret_cast<driver::address>(dst), bytes) ? &line : nullptr;

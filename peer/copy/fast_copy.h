@@ -82,7 +82,8 @@ class short_way {
 
 // The same for bytes that are set: the current stream of the device whose live block holds them all,
 // marked for it. Null: no case of it.
-clock::timeline* find_to_set(runtime::impl&, void* dst, std::size_t bytes, source_location const&);
+clock::timeline* find_to_fill(runtime::impl&, clock::timeline* given, void* dst, std::size_t bytes,
+                              source_location const&);
 
 // Many on one line: all found before the first is enqueued.
 class short_ways {

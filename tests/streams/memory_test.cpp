@@ -7,6 +7,7 @@
 
 #include "runtime/memory/device/device_memory.h"
 #include "tests/streams/stepped_machine.h"
+#include "weir/copy.h"
 #include "weir/observe.h"
 
 namespace weir {
@@ -46,6 +47,20 @@ TEST_F(memory_api, blocks_come_from_the_current_stream_and_device) {
   EXPECT_EQ(memory_allocated(0), 0u);
   EXPECT_EQ(memory_allocated(1), 0u);
   EXPECT_EQ(max_memory_allocated(1), 1024u - 16u) << "rounded to 16 B";
+}
+
+TEST_F(memory_api, a_fill_runs_on_the_stream_it_names) {
+  stream side;
+  void* const p = allocate(side, 1000);
+  stamp const done = fill(side, p, std::byte{7}, 1000);
+  EXPECT_FALSE(done.query());
+  EXPECT_FALSE(step(current_stream())) << "no other stream was given anything";
+  drain(side);
+  EXPECT_TRUE(done.query());
+  stream const far(device(1));
+  EXPECT_NE(refused<invalid_use>([&] { fill(far, p, std::byte{7}, 1000); }).find("on a stream of gpu:1"),
+            std::string::npos);
+  deallocate(p);
 }
 
 TEST_F(memory_api, a_recorded_block_waits_for_that_stream) {
