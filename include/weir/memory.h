@@ -65,6 +65,9 @@ class buffer {  // move-only owner of one block
   buffer() noexcept = default;
   // device memory: on that device's current stream
   explicit buffer(size_t bytes, buffer_options = {}, source_location = source_location::current());
+  // device memory of that stream. Throws: as allocate
+  explicit buffer(stream_ref, size_t bytes, size_t alignment = default_alignment,
+                  source_location = source_location::current());
   ~buffer() { reset(); }
   buffer(buffer&& other) noexcept : data_(other.data_), size_(other.size_), kind_(other.kind_), since_(other.since_) {
     other.forget();

@@ -193,6 +193,12 @@ buffer::buffer(size_t bytes, buffer_options o, source_location at) {
   since_ = streams::adoptions::now();
 }
 
+buffer::buffer(stream_ref s, size_t bytes, size_t alignment, source_location at)
+    : data_(allocate_on(streams::line_or_throw(s, "buffer", at), bytes, alignment, at)),
+      size_(bytes),
+      kind_(static_cast<size_t>(memory_kind::device)),
+      since_(streams::adoptions::now()) {}
+
 void buffer::reset() noexcept {
   void* const p = data_;
   memory_kind const k = kind();

@@ -49,6 +49,20 @@ TEST_F(memory_api, blocks_come_from_the_current_stream_and_device) {
   EXPECT_EQ(max_memory_allocated(1), 1024u - 16u) << "rounded to 16 B";
 }
 
+TEST_F(memory_api, a_buffer_belongs_to_the_stream_it_names) {
+  stream const side(device(1));
+  {
+    buffer const b(side, 5000, 4096);
+    EXPECT_EQ(b.info().home, side.ref());
+    EXPECT_EQ(b.info().on, device(1));
+    EXPECT_EQ(b.size(), 5000u);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(b.data()) % 4096, 0u);
+    EXPECT_EQ(memory_allocated(0), 0u);
+  }
+  EXPECT_EQ(memory_allocated(1), 0u);
+  EXPECT_THROW(buffer(side, 1, 3), invalid_use) << "no alignment";
+}
+
 TEST_F(memory_api, a_fill_runs_on_the_stream_it_names) {
   stream side;
   void* const p = allocate(side, 1000);
