@@ -149,6 +149,59 @@ void manual_seed(std::uint64_t value, source_location at) {
   streams::current_runtime(at).part<generators>().seed(value);
 }
 
+namespace {
+// While it lives, the stream is current.
+class on_stream {
+ public:
+  on_stream(stream_ref s, weir::device where, std::string_view operation, source_location at)
+      : in_(checked(s, where, operation, at), at) {}
+
+ private:
+  static stream_ref checked(stream_ref s, weir::device where, std::string_view operation, source_location at) {
+    clock::timeline const& line = streams::line_or_throw(s, operation, at);
+    if (where.is_gpu() && (where.index() < 0 || where.index() == line.device())) return s;
+    throw invalid_use(std::string(operation), where.str() + ", and " + streams::describe(line),
+                      "Leave out .on: the stream names the device", at);
+  }
+  stream_guard in_;
+};
+// The same for a tensor like that one.
+class on_stream_like : on_stream {
+ public:
+  on_stream_like(stream_ref s, tensor const& like, std::string_view operation, source_location at)
+      : on_stream(s, (tensors::require_defined(like, operation, "tensor", at), like.device()), operation, at) {}
+};
+}  // namespace
+
+tensor empty(stream_ref s, shape e, tensor_options o, source_location at) {
+  on_stream const in(s, o.on, "empty", at);
+  return empty(e, o, at);
+}
+tensor zeros(stream_ref s, shape e, tensor_options o, source_location at) {
+  on_stream const in(s, o.on, "zeros", at);
+  return zeros(e, o, at);
+}
+tensor ones(stream_ref s, shape e, tensor_options o, source_location at) {
+  on_stream const in(s, o.on, "ones", at);
+  return ones(e, o, at);
+}
+tensor full(stream_ref s, shape e, double value, tensor_options o, source_location at) {
+  on_stream const in(s, o.on, "full", at);
+  return full(e, value, o, at);
+}
+tensor arange(stream_ref s, std::int64_t n, tensor_options o, source_location at) {
+  on_stream const in(s, o.on, "arange", at);
+  return arange(n, o, at);
+}
+tensor rand(stream_ref s, shape e, tensor_options o, source_location at) {
+  on_stream const in(s, o.on, "rand", at);
+  return rand(e, o, at);
+}
+tensor randn(stream_ref s, shape e, tensor_options o, source_location at) {
+  on_stream const in(s, o.on, "randn", at);
+  return randn(e, o, at);
+}
+
 tensor& tensor::normal_(double mean, double deviation, source_location at) {
   tensors::require_defined(*this, "tensor::normal_", "tensor", at);
   require_random(dtype(), "tensor::normal_", at);
@@ -177,6 +230,12 @@ tensor detail::tensor_from(void const* values, shape s, dtype type, tensor_optio
   tensor t = make(s, o, "tensor_of", at);
   t.copy_(borrowed(values, s, type, at), blocking::yes, at);
   return t;
+}
+
+tensor detail::tensor_from(stream_ref s, void const* values, shape e, dtype type, tensor_options o,
+                           source_location at) {
+  on_stream const in(s, o.on, "tensor_of", at);
+  return tensor_from(values, e, type, o, at);
 }
 
 void detail::uneven_rows(size_t first, size_t other, source_location at) {
@@ -209,5 +268,30 @@ tensor ones_like(tensor const& t, source_location at) { return filled(empty_like
 tensor full_like(tensor const& t, double value, source_location at) { return filled(empty_like(t, at), value, at); }
 tensor rand_like(tensor const& t, source_location at) { return drawn_like(t, ops::draw::uniform, "rand_like", at); }
 tensor randn_like(tensor const& t, source_location at) { return drawn_like(t, ops::draw::normal, "randn_like", at); }
+
+tensor empty_like(stream_ref s, tensor const& t, source_location at) {
+  on_stream_like const in(s, t, "empty_like", at);
+  return empty_like(t, at);
+}
+tensor zeros_like(stream_ref s, tensor const& t, source_location at) {
+  on_stream_like const in(s, t, "zeros_like", at);
+  return zeros_like(t, at);
+}
+tensor ones_like(stream_ref s, tensor const& t, source_location at) {
+  on_stream_like const in(s, t, "ones_like", at);
+  return ones_like(t, at);
+}
+tensor full_like(stream_ref s, tensor const& t, double value, source_location at) {
+  on_stream_like const in(s, t, "full_like", at);
+  return full_like(t, value, at);
+}
+tensor rand_like(stream_ref s, tensor const& t, source_location at) {
+  on_stream_like const in(s, t, "rand_like", at);
+  return rand_like(t, at);
+}
+tensor randn_like(stream_ref s, tensor const& t, source_location at) {
+  on_stream_like const in(s, t, "randn_like", at);
+  return randn_like(t, at);
+}
 
 }  // namespace weir

@@ -234,10 +234,20 @@ tensor arange(std::int64_t n, tensor_options = {}, source_location = source_loca
 // get the same numbers, simulated or not (randn: to the last bit or two).
 tensor rand(shape, tensor_options = {}, source_location = source_location::current());  // uniform in [0, 1)
 tensor randn(shape, tensor_options = {}, source_location = source_location::current());  // normal, mean 0, variance 1
+// The same with a stream: it owns the memory, and the work that writes the values goes to it.
+// Throws also: invalid_use (options that name the cpu or another device)
+tensor empty(stream_ref, shape, tensor_options = {}, source_location = source_location::current());
+tensor zeros(stream_ref, shape, tensor_options = {}, source_location = source_location::current());
+tensor ones(stream_ref, shape, tensor_options = {}, source_location = source_location::current());
+tensor full(stream_ref, shape, double, tensor_options = {}, source_location = source_location::current());
+tensor arange(stream_ref, std::int64_t n, tensor_options = {}, source_location = source_location::current());
+tensor rand(stream_ref, shape, tensor_options = {}, source_location = source_location::current());
+tensor randn(stream_ref, shape, tensor_options = {}, source_location = source_location::current());
 // of every device of the current runtime
 void manual_seed(std::uint64_t, source_location = source_location::current());
 namespace detail {
 tensor tensor_from(void const* values, shape, dtype, tensor_options, source_location);
+tensor tensor_from(stream_ref, void const* values, shape, dtype, tensor_options, source_location);
 [[noreturn]] void uneven_rows(size_t first, size_t other, source_location);
 template <class T> struct matrix {  // of a list of rows
   std::unique_ptr<T[]> values;
@@ -266,6 +276,19 @@ tensor tensor_of(std::initializer_list<std::initializer_list<T>> rows, tensor_op
   detail::matrix<T> const m(rows, at);
   return detail::tensor_from(m.values.get(), m.extents, dtype_of<T>, o, at);
 }
+template <class T>
+tensor tensor_of(stream_ref s, std::initializer_list<T> values, tensor_options o = {},
+                 source_location at = source_location::current()) {
+  static_assert(has_dtype<T>, "no dtype has this C++ type");
+  return detail::tensor_from(s, values.begin(), {static_cast<std::int64_t>(values.size())}, dtype_of<T>, o, at);
+}
+template <class T>
+tensor tensor_of(stream_ref s, std::initializer_list<std::initializer_list<T>> rows, tensor_options o = {},
+                 source_location at = source_location::current()) {
+  static_assert(has_dtype<T>, "no dtype has this C++ type");
+  detail::matrix<T> const m(rows, at);
+  return detail::tensor_from(s, m.values.get(), m.extents, dtype_of<T>, o, at);
+}
 template <class T> tensor tensor::new_tensor(std::initializer_list<T> values, source_location at) const {
   static_assert(has_dtype<T>, "no dtype has this C++ type");
   return new_of(values.begin(), {static_cast<std::int64_t>(values.size())}, dtype_of<T>, at);
@@ -283,6 +306,12 @@ tensor ones_like(tensor const&, source_location = source_location::current());
 tensor full_like(tensor const&, double, source_location = source_location::current());
 tensor rand_like(tensor const&, source_location = source_location::current());  // float32
 tensor randn_like(tensor const&, source_location = source_location::current());  // float32
+tensor empty_like(stream_ref, tensor const&, source_location = source_location::current());
+tensor zeros_like(stream_ref, tensor const&, source_location = source_location::current());
+tensor ones_like(stream_ref, tensor const&, source_location = source_location::current());
+tensor full_like(stream_ref, tensor const&, double, source_location = source_location::current());
+tensor rand_like(stream_ref, tensor const&, source_location = source_location::current());   // float32
+tensor randn_like(stream_ref, tensor const&, source_location = source_location::current());  // float32
 
 // float32, same shapes. Throws: invalid_use naming both shapes, or both devices.
 tensor add(tensor const&, tensor const&, source_location = source_location::current());

@@ -1,6 +1,7 @@
 // Tensors made, read on other streams and devices, copied to and fro and dropped in any order:
 // each holds what arithmetic says.
 #include <cmath>
+#include <functional>
 #include <optional>
 #include <thread>
 
@@ -125,6 +126,42 @@ TEST(tensor_streams, devices_with_threads_give_equal_bits) {
   for (auto& t : threads) t.join();
   for (int d = 1; d < devices; ++d) EXPECT_EQ(results[static_cast<size_t>(d)], results[0]) << "gpu:" << d;
   EXPECT_TRUE(std::isfinite(results[0].back()));
+}
+
+TEST(TensorStreams, FactoriesTakeAndWriteMemoryOnTheStreamTheyName) {
+  weir::runtime machine{simulated{.devices = 2, .memory = 64_MiB, .schedule = simulated::scheduling::stepped}};
+  runtime_guard const chosen{machine};
+  stream const s(device(1));
+  tensor const like = empty(s, {4});
+  EXPECT_EQ(find_block(like.data())->home, s.ref());
+  EXPECT_EQ(find_block(empty_like(s, like).data())->home, s.ref());
+  std::function<tensor()> const all[] = {
+      [&] { return zeros(s, {4}); },       [&] { return ones(s, {4}); },       [&] { return full(s, {4}, 2); },
+      [&] { return arange(s, 4); },        [&] { return rand(s, {4}); },       [&] { return randn(s, {4}); },
+      [&] { return zeros_like(s, like); }, [&] { return ones_like(s, like); }, [&] { return full_like(s, like, 2); },
+      [&] { return rand_like(s, like); },  [&] { return randn_like(s, like); }};
+  for (auto const& make : all) {
+    auto const which = &make - all;
+    tensor const t = make();
+    EXPECT_EQ(find_block(t.data())->home, s.ref()) << which;
+    EXPECT_FALSE(s.query()) << which;
+    EXPECT_TRUE(current_stream(0).query() && current_stream(1).query()) << which;
+    EXPECT_EQ(current_device(), device(0)) << which;
+    simulation::of(machine).run();
+  }
+  expect_refusal([&] { (void)zeros(s, {4}, {.on = cpu}); }, {"zeros", "cpu"});
+  expect_refusal([&] { (void)ones(s, {4}, {.on = device(0)}); }, {"ones", "gpu:0"});
+  expect_refusal([&] { (void)ones_like(s, ones({4}, {.on = cpu})); }, {"ones_like", "cpu"});
+  expect_refusal([&] { (void)zeros_like(s, tensor()); }, {"zeros_like", "undefined"});
+}
+
+TEST(TensorStreams, ListsAreCopiedOnTheStreamTheyName) {
+  stream const s;
+  tensor const row = tensor_of(s, {1, 2, 3}), matrix = tensor_of(s, {{1.f, 2.f}, {3.f, 4.f}}, {.on = s.device()});
+  EXPECT_EQ(find_block(row.data())->home, s.ref());
+  EXPECT_EQ(find_block(matrix.data())->home, s.ref());
+  EXPECT_EQ(row.cpu().host<std::int32_t>()[2], 3);
+  EXPECT_EQ(matrix.cpu().host<float>()[3], 4);
 }
 
 }  // namespace
