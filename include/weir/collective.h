@@ -104,6 +104,8 @@ class gradient_buckets {
   // Throws: invalid_use (built before, nothing added),
   // not_supported (a type that cannot be reduced), out_of_memory
   void build(source_location = source_location::current());
+  // The same on that stream of the rank's device; other streams wait for it before they use the memory.
+  void build(stream_ref home, source_location = source_location::current());
   int size() const noexcept;
   int bucket_count() const noexcept;
   // Throws: invalid_use (no such one, not built)

@@ -36,6 +36,8 @@ class exportable_buffer {
   // (cpu, a size that overflowed, zero bytes), not_supported (the device cannot export),
   // out_of_memory, device_lost, driver_error
   explicit exportable_buffer(size_t bytes, device = gpu, source_location = source_location::current());
+  // Memory of that stream's device; that stream is recorded.
+  explicit exportable_buffer(stream_ref home, size_t bytes, source_location = source_location::current());
   ~exportable_buffer() { reset(); }
   exportable_buffer(exportable_buffer&&) noexcept;
   exportable_buffer& operator=(exportable_buffer&&) noexcept;

@@ -145,13 +145,23 @@ int gradient_buckets::add(std::string name, std::int64_t count, dtype type, sour
 }
 
 void gradient_buckets::build(source_location at) {
+  runtime::impl& owner = state_->all->owner("gradient_buckets::build", at);
+  runtime_guard const in(owner.facade());
+  build(streams::ref_of(streams::current_line(owner, state_->all->device(state_->rank), at)), at);
+}
+
+void gradient_buckets::build(stream_ref on, source_location at) {
   state& s = *state_;
   if (s.block) throw invalid_use("gradient_buckets::build", "a second build()", "Build once, after the last add()", at);
   if (s.ones.empty()) throw invalid_use("gradient_buckets::build", "nothing is added", "add() each gradient first", at);
   runtime::impl& owner = s.all->owner("gradient_buckets::build", at);
   runtime_guard const in(owner.facade());
   int const device = s.all->device(s.rank);
-  clock::timeline& home = streams::current_line(owner, device, at);
+  clock::timeline& home = streams::line_or_throw(on, "gradient_buckets::build", at);
+  if (&home.owner() != &owner || home.device() != device)
+    throw invalid_use("gradient_buckets::build",
+                      streams::describe(home) + " for the rank of gpu:" + std::to_string(device),
+                      "Pass a stream of the rank's device", at);
   s.buckets.clear();
   s.lay_out();
   s.side.emplace(weir::device(device), priority::high, at);

@@ -37,6 +37,12 @@ exportable_buffer::exportable_buffer(size_t bytes, weir::device on, source_locat
   is_ = r.part<peer::exports>().take(home, bytes, at);
 }
 
+exportable_buffer::exportable_buffer(stream_ref home, size_t bytes, source_location at) {
+  auto& line = streams::line_or_throw(home, "exportable_buffer", at);
+  check_size("exportable_buffer", bytes, at);
+  is_ = line.owner().part<peer::exports>().take(line, bytes, at);
+}
+
 exportable_buffer::exportable_buffer(std::shared_ptr<peer::exported> is) noexcept : is_(std::move(is)) {}
 exportable_buffer::exportable_buffer(exportable_buffer&& other) noexcept : is_(std::move(other.is_)) {}
 exportable_buffer& exportable_buffer::operator=(exportable_buffer&& other) noexcept {

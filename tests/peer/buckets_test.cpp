@@ -123,6 +123,20 @@ TEST(gradient_buckets, parameters_and_gradients_lie_alike) {
             elements(static_cast<std::size_t>(all_g.count) * 8));
 }
 
+TEST(gradient_buckets, memory_is_taken_and_zeroed_on_the_stream_that_build_names) {
+  auto ranks = communicator::create_all(first_devices(1));
+  stream const s(device(0));
+  gradient_buckets g(ranks[0]);
+  g.add("one", 1000);
+  if (device_count() > 1) {
+    EXPECT_NE(refusal<invalid_use>([&] { g.build(default_stream(device(1))); }).find("gpu:1"), std::string::npos);
+  }
+  g.build(s);
+  EXPECT_EQ(find_block(g.parameters().data)->home, s.ref());
+  s.synchronize();
+  EXPECT_EQ(to_host(g.parameters().data, 4000), elements(4000));
+}
+
 TEST(gradient_buckets, are_cut_from_last_to_first_by_size_and_type) {
   auto ranks = communicator::create_all(first_devices(1));
   device_guard const on(0);

@@ -306,17 +306,17 @@ TEST(shared_memory, that_was_never_opened_serves_after_the_line) {
 TEST(shared_memory, serves_the_next_when_its_streams_are_done) {
   test::machine m(small());
   stream const s(device(0));
-  void const* at = nullptr;
-  test::held gate(m, s);
-  {
-    exportable_buffer const b(some_bytes);
-    at = b.data();
-    b.record_stream(s);
+  for (bool const named : {false, true}) {  // named: as its home, at its beginning
+    test::held gate(m, s);
+    exportable_buffer b = named ? exportable_buffer(s, some_bytes) : exportable_buffer(some_bytes);
+    void* const at = b.data();
+    if (!named) b.record_stream(s);
+    b.reset();
+    EXPECT_NE(exportable_buffer(some_bytes).data(), at) << named;
+    gate.open();
+    s.synchronize();
+    EXPECT_EQ(exportable_buffer(some_bytes).data(), at) << named;
   }
-  EXPECT_NE(exportable_buffer(some_bytes).data(), at);
-  gate.open();
-  s.synchronize();
-  EXPECT_EQ(exportable_buffer(some_bytes).data(), at);
 }
 
 TEST(shared_memory, takes_the_allocators_cached_memory) {
