@@ -57,7 +57,7 @@ void holds(std::ostream& out) {
   auto const weights = load_weights();
   auto const cache = make_cache();
   for (int i = 0; i < 10; ++i) step();
-  out << weir::memory_by_line();
+  out << format(weir::memory_by_line());
   weir::stop_memory_history();
 }
 

@@ -153,7 +153,7 @@ void kept_losses(table& t, network& net, std::int64_t batch) {
     t.row("all_losses.append(loss), three times",
           {near(before + activation + 3 * (2 * layers - 1) * activation, scalars), range{}},
           "each keeps its whole graph");
-    std::vector<weir::line_statistics> const lines = weir::memory_lines();
+    std::vector<weir::line_statistics> const lines = weir::memory_by_line();
     std::string const where = lines.empty() || !lines[0].where.file_name() ? "" : lines[0].where.file_name();
     t.holds(where.find("training.cpp") != std::string::npos && lines[0].bytes >= 3 * (layers - 1) * activation,
             "memory_by_line names the line: " + where.substr(where.rfind('/') + 1) + ":" +

@@ -110,8 +110,8 @@ struct line_statistics {  // of one line of the program: blocks taken there, sin
   std::int64_t total_blocks, total_bytes;      // ever
 };
 // the most bytes first. weir::cpu: page-locked memory
-std::vector<line_statistics> memory_lines(device = gpu, source_location = source_location::current());
-std::string memory_by_line(device = gpu, source_location = source_location::current());  // the same as a table
+std::vector<line_statistics> memory_by_line(device = gpu, source_location = source_location::current());
+std::string format(std::vector<line_statistics> const&);  // a table, a row for each line
 
 // What appeared and vanished between two places of a program, by line. Begins a recording when there is none.
 class memory_tracker {

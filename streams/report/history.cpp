@@ -78,8 +78,8 @@ std::vector<memory_event> memory_history(device on, source_location at) {
   return out;
 }
 
-std::vector<line_statistics> memory_lines(device on, source_location at) {
-  place const its = place_of(on, "memory_lines", at);
+std::vector<line_statistics> memory_by_line(device on, source_location at) {
+  place const its = place_of(on, "memory_by_line", at);
   std::vector<line_statistics> out;
   for (observe::line_sums const& l : observe::history::process().lines(its.runtime, its.device)) {
     out.push_back({{l.file, l.function, l.line},
@@ -96,7 +96,7 @@ std::vector<line_statistics> memory_lines(device on, source_location at) {
   return out;
 }
 
-std::string memory_by_line(device on, source_location at) {
+std::string format(std::vector<line_statistics> const& lines) {
   char text[320];
   std::string out;
   auto const row = [&](auto const&... column) {
@@ -104,7 +104,7 @@ std::string memory_by_line(device on, source_location at) {
     out += text;
   };
   row("live", "blocks", "at the peak", "blocks", "taken in all", "blocks", "line");
-  for (line_statistics const& l : memory_lines(on, at)) {
+  for (line_statistics const& l : lines) {
     row(bytes_text(static_cast<size_t>(l.bytes)).c_str(), std::to_string(l.blocks).c_str(),
         bytes_text(static_cast<size_t>(l.bytes_at_peak)).c_str(), std::to_string(l.blocks_at_peak).c_str(),
         bytes_text(static_cast<size_t>(l.total_bytes)).c_str(), std::to_string(l.total_blocks).c_str(),
@@ -124,7 +124,7 @@ struct memory_tracker::state {
 
   boost::unordered_flat_map<std::string, count> now(source_location at) const {
     boost::unordered_flat_map<std::string, count> all;
-    for (line_statistics const& l : memory_lines(on, at)) {
+    for (line_statistics const& l : memory_by_line(on, at)) {
       count& c = all[line_text(l.where)];
       c.where = l.where, c.blocks += l.blocks, c.bytes += l.bytes;
     }

@@ -50,7 +50,7 @@ void dump_timeline(std::string const& path, source_location at) {
   std::vector<report::device_memory_events> memory;
   for (int d = 0, n = device_count(at); d < n; ++d) {
     report::device_memory_events& its = memory.emplace_back(report::device_memory_events{d, memory_history(d, at), 0});
-    for (line_statistics const& l : memory_lines(d, at)) its.live_bytes += l.bytes;
+    for (line_statistics const& l : memory_by_line(d, at)) its.live_bytes += l.bytes;
   }
   streams::write_file(path, report::trace_events(spans, memory), "dump_timeline", at);
 }

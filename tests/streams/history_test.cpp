@@ -23,7 +23,7 @@ struct history : testing::Test {
   runtime_guard in{machine};
   ~history() override { stop_memory_history(); }
   static line_statistics at_line(unsigned line, device on = gpu) {
-    for (auto const& l : memory_lines(on)) {
+    for (auto const& l : memory_by_line(on)) {
       if (l.where.line() == line && l.where.file_name() &&
           std::string_view(l.where.file_name()).ends_with("history_test.cpp"))
         return l;
@@ -58,7 +58,7 @@ TEST_F(history, nothing_is_written_before_and_after) {
   stop_memory_history();
   deallocate(allocate(200));
   EXPECT_TRUE(memory_history().empty());  // the end of a block nobody knew is of no device
-  EXPECT_TRUE(memory_lines().empty());
+  EXPECT_TRUE(memory_by_line().empty());
 }
 
 TEST_F(history, every_way_to_take_memory_is_written) {
@@ -68,13 +68,13 @@ TEST_F(history, every_way_to_take_memory_is_written) {
     buffer const one(100), three(300, {.kind = memory_kind::pinned});
     tensor const x = empty({25});
     void* const q = allocate(side, 500);
-    EXPECT_EQ(memory_lines().size(), 3u);
-    EXPECT_EQ(memory_lines(cpu).size(), 1u);
-    EXPECT_EQ(memory_lines(cpu)[0].bytes, 300);
+    EXPECT_EQ(memory_by_line().size(), 3u);
+    EXPECT_EQ(memory_by_line(cpu).size(), 1u);
+    EXPECT_EQ(memory_by_line(cpu)[0].bytes, 300);
     deallocate(side, q);
   }
   for (device const d : {gpu, cpu}) {
-    for (auto const& l : memory_lines(d)) EXPECT_EQ(l.bytes, 0) << l.where.line();
+    for (auto const& l : memory_by_line(d)) EXPECT_EQ(l.bytes, 0) << l.where.line();
   }
   EXPECT_EQ(memory_history().size(), 6u);
   EXPECT_EQ(memory_history(cpu).size(), 2u);
@@ -87,11 +87,11 @@ TEST_F(history, the_block_of_gradient_buckets_is_written) {
     gradient_buckets all(ranks[0]);
     all.add("weights", 1000);
     all.build();
-    ASSERT_EQ(memory_lines().size(), 1u);
-    EXPECT_GE(memory_lines()[0].bytes, 8000);
+    ASSERT_EQ(memory_by_line().size(), 1u);
+    EXPECT_GE(memory_by_line()[0].bytes, 8000);
   }
-  ASSERT_EQ(memory_lines().size(), 1u);
-  EXPECT_EQ(memory_lines()[0].bytes, 0);
+  ASSERT_EQ(memory_by_line().size(), 1u);
+  EXPECT_EQ(memory_by_line()[0].bytes, 0);
 }
 
 TEST_F(history, devices_and_runtimes_are_kept_apart) {
@@ -170,8 +170,8 @@ TEST_F(history, sums_by_line_are_a_recount_under_threads) {
   }
   for (auto const& [p, bytes] : common) live += static_cast<std::int64_t>(bytes), ++blocks;
   for (std::int64_t const n : taken) ever += n;
-  ASSERT_EQ(memory_lines().size(), 1u);
-  line_statistics const l = memory_lines()[0];
+  ASSERT_EQ(memory_by_line().size(), 1u);
+  line_statistics const l = memory_by_line()[0];
   EXPECT_EQ(l.bytes, live);
   EXPECT_EQ(l.blocks, blocks);
   EXPECT_EQ(l.total_bytes, ever);
@@ -181,8 +181,8 @@ TEST_F(history, sums_by_line_are_a_recount_under_threads) {
     for (auto const& [p, bytes] : own) deallocate(p);
   }
   for (auto const& [p, bytes] : common) deallocate(p);
-  EXPECT_EQ(memory_lines()[0].bytes, 0);
-  EXPECT_EQ(memory_lines()[0].blocks, 0);
+  EXPECT_EQ(memory_by_line()[0].bytes, 0);
+  EXPECT_EQ(memory_by_line()[0].blocks, 0);
 }
 
 TEST_F(history, the_end_of_its_thread_loses_nothing) {
@@ -199,12 +199,12 @@ TEST_F(history, failed_allocations_and_frees_change_no_sums) {
   EXPECT_THROW((void)allocate(2_GiB), out_of_memory);
   void* const p = allocate(100);
   EXPECT_THROW(deallocate(static_cast<std::byte*>(p) + 8), invalid_use);
-  ASSERT_EQ(memory_lines().size(), 1u);
-  EXPECT_EQ(memory_lines()[0].bytes, 100);
+  ASSERT_EQ(memory_by_line().size(), 1u);
+  EXPECT_EQ(memory_by_line()[0].bytes, 100);
   EXPECT_EQ(memory_history()[0].what, "oom");
   deallocate(p);
   EXPECT_THROW(deallocate(p), invalid_use);
-  EXPECT_EQ(memory_lines()[0].bytes, 0);
+  EXPECT_EQ(memory_by_line()[0].bytes, 0);
 }
 
 TEST_F(history, stacks_are_taken_on_request) {
@@ -254,7 +254,7 @@ TEST_F(history, a_tracker_prints_new_and_vanished_blocks) {
 TEST_F(history, the_table_by_line_names_file_and_line) {
   record_memory_history();
   buffer const one(3_MiB);
-  std::string const text = memory_by_line();
+  std::string const text = format(memory_by_line());
   EXPECT_NE(text.find("3 MiB"), std::string::npos) << text;
   EXPECT_NE(text.find("streams/history_test.cpp:" + std::to_string(__LINE__ - 3)), std::string::npos) << text;
 }
@@ -267,7 +267,7 @@ TEST_F(history, lines_are_sorted_by_bytes_then_by_first_allocation) {
   buffer const second(3_MiB);
   unsigned const line = __LINE__ - 3;
   std::vector<unsigned> order;
-  for (auto const& l : memory_lines()) order.push_back(l.where.line());
+  for (auto const& l : memory_by_line()) order.push_back(l.where.line());
   EXPECT_EQ(order, (std::vector{line + 1, line + 2, line}));
 }
 

@@ -162,9 +162,9 @@ std::string history_in_threads(std::uint64_t seed, std::chrono::nanoseconds time
     record_memory_history({.events = 500, .stacks = r() % 4 == 0});
     for (int i = 0; i < 6; ++i) {
       switch (r() % 4) {
-        case 0: (void)memory_lines(0); break;
+        case 0: (void)memory_by_line(0); break;
         case 1: (void)memory_snapshot(0); break;
-        case 2: (void)memory_by_line(0); break;
+        case 2: (void)format(memory_by_line(0)); break;
         default:
           for (auto const& e : memory_history(0)) {
             if (e.what != "alloc" && e.what != "free")
