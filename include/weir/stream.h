@@ -14,9 +14,6 @@ using float_milliseconds = std::chrono::duration<float, std::milli>;
 // torch: lower runs first; clamped to what the device has
 enum class priority : std::int8_t { normal = 0, high = -1, highest = -2 };
 class event;
-namespace clock {
-class timeline;
-}
 namespace detail {
 struct stream_access;
 }
@@ -69,8 +66,8 @@ class stream_ref {
 
  private:
   friend struct detail::stream_access;
-  stream_ref(clock::timeline* line, std::uint64_t tenure) noexcept : line_(line), tenure_(tenure) {}
-  clock::timeline* line_;
+  stream_ref(void* line, std::uint64_t tenure) noexcept : line_(line), tenure_(tenure) {}
+  void* line_;  // the library's. Its type is not named here: namespace clock would hide clock() of <time.h>
   std::uint64_t tenure_;  // which lease or registration of which stream
 };
 

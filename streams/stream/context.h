@@ -15,7 +15,7 @@ struct block_info;
 
 namespace detail {
 struct stream_access {  // the one way into the public handles
-  static clock::timeline* line(stream_ref s) noexcept { return s.line_; }
+  static clock::timeline* line(stream_ref s) noexcept { return static_cast<clock::timeline*>(s.line_); }
   static stream_ref ref(clock::timeline& t) noexcept { return stream_ref(&t, t.tenure()); }
   static stream_ref none() noexcept { return stream_ref(nullptr, 0); }
   static std::uint64_t tenure(stream_ref s) noexcept { return s.tenure_; }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Every name weir::… of the README and the docs is declared in include/weir, every test `suite.what_it_says…` they name is there;
 # and one that is not is found. Their links and the paths they name lead to files. Every variable WEIR_… that a test or a tool reads is one that the library does not warn of.
+# Under `using namespace weir` no public name clashes with one of the system's.
 # Usage: names_test.sh SOURCE_DIR BUILD_DIR
 set -euo pipefail
 root=$1
@@ -55,4 +56,32 @@ untold() { while IFS= read -r name; do awk -v name="$name" 'index(name, $0) == 1
 wrong=$(read_by_tests | untold)
 [ -z "$wrong" ] || { echo "the library would warn of:" $wrong; failed=1; }
 [ "$(read_by_tests | wc -l)" -gt 20 ] || { echo "only $(read_by_tests | wc -l) variables were looked for"; failed=1; }
+
+cat > "$work/system.cpp" << 'END'
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+END
+(cd "$root/include" && ls weir/*.h | sed 's/.*/#include "&"/') >> "$work/system.cpp"
+cat >> "$work/system.cpp" << 'END'
+int both(void* dst, void const* src) {
+  using namespace std;
+  using namespace std::chrono;
+  using namespace weir;
+  struct stat about;
+  copy(dst, src, 8), fill(dst, byte{1}, 8), memset(dst, 0, 8);
+  float_milliseconds const part{0.5f};
+  milliseconds const whole{1};
+  return access("/", R_OK) + link("/", "/") + stat("/", &about) + rand() + int(clock() + sin(1.0) + part.count()) + int(whole.count());
+}
+END
+compiler=$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' "$2/CMakeCache.txt")
+"$compiler" -std=c++20 -fsyntax-only -I"$root/include" "$work/system.cpp" || { echo "a public name clashes with one of the system's"; failed=1; }
 exit $failed
