@@ -34,8 +34,8 @@ struct copy_item {
 stamp copy(stream_ref, std::span<copy_item const>, blocking = blocking::yes,
            source_location = source_location::current());
 
-// Every byte becomes that one. Device memory: on the stream, and Blocks: no. Memory of the host: by the calling
-// thread once the stream is done. Without a stream: the current stream of dst's device. Throws: as copy
+// Every byte becomes that one. Blocks: not for device memory; for memory of the host, which this thread
+// writes, until the stream is done. Without a stream: the current stream of dst's device. Throws: as copy
 stamp fill(void* dst, std::byte, size_t bytes, source_location = source_location::current());
 stamp fill(stream_ref, void* dst, std::byte, size_t bytes, source_location = source_location::current());
 
