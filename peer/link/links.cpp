@@ -1,4 +1,4 @@
-// Links: asking the driver, trying them out, granting what is worth it; and weir/peer.h.
+// Links: asking the driver, trying them out, granting what is worth it.
 // Threads: any. No lock is held over a driver call but the one that lets a single thread try links out.
 #include "peer/link/links.h"
 
@@ -11,12 +11,12 @@
 #include <utility>
 #include <vector>
 
+#include "peer/link/mapped_handle.h"
 #include "peer/link/nvlinks.h"
-#include "peer/share/exports.h"
+#include "peer/link/openable_memory.h"
 #include "streams/copy/copy_engine.h"
 #include "streams/pinned/pinned_memory.h"
 #include "streams/stream/context.h"
-#include "weir/peer.h"
 
 namespace weir::peer {
 namespace {
@@ -30,7 +30,6 @@ void write_pattern(void* to, std::uint64_t salt) {
   for (std::size_t i = 0; i < proof_bytes / 8; ++i) words[i] = (i + 1 + salt) * 0x9e3779b97f4a7c15u;
 }
 
-std::string pair_text(int from, int to) { return "gpu:" + std::to_string(from) + " -> gpu:" + std::to_string(to); }
 
 class device_block {
  public:
@@ -68,6 +67,8 @@ class pinned_block {
 };
 
 }  // namespace
+
+std::string pair_text(int from, int to) { return "gpu:" + std::to_string(from) + " -> gpu:" + std::to_string(to); }
 
 struct links::state {
   struct pair {
@@ -240,7 +241,7 @@ struct links::state {
       auto const s = map_page(page, bytes, to, from);
       if (s.what != driver::code::out_of_memory) return s;
       if (spared == 2 || !page.give_back()) break;
-      auto* const lent = owner.part_if_made<exports>();
+      auto* const lent = owner.part<shared_memory>().of(observe::sharing::exported);
       spared == 0 ? memory.on(to).empty_cache() : lent ? lent->forget_idle() : 0;
     }
     memory_report r = memory.on(to).report();
@@ -364,8 +365,10 @@ driver::status links::open_all(int to, std::uint64_t readers) {
            ~std::exchange(p->open[static_cast<std::size_t>(to)], p->open[static_cast<std::size_t>(to)] | readers);
   }
   driver::status s;
-  if (auto* const own = r.part_if_made<exports>()) s = own->open_to(to, readers);
-  if (auto* const others = s.ok() ? r.part_if_made<imports>() : nullptr) s = others->open_to(to, readers);
+  for (auto const kind : {observe::sharing::exported, observe::sharing::imported}) {
+    auto* const shared = s.ok() ? r.part<shared_memory>().of(kind) : nullptr;
+    if (shared) s = shared->open_to(to, readers);
+  }
   if (!s.ok()) state_->in.lock()->open[static_cast<std::size_t>(to)] &= ~news;
   return s;
 }
@@ -426,84 +429,3 @@ void links::flowed(int from, memory::allocator& of, memory::block const& block, 
 }
 
 }  // namespace weir::peer
-
-namespace weir {
-namespace {
-peer::links& links_of(runtime::impl& r) { return r.part<peer::links>(); }
-}  // namespace
-
-std::vector<peer_link> links(source_location at) {
-  auto& r = streams::current_runtime(at);
-  auto& all = links_of(r);
-  std::vector<peer_link> table;
-  std::vector<std::string> buses(static_cast<std::size_t>(r.device_count()));
-  std::vector<std::vector<peer::nvlink_end>> ends(buses.size());
-  for (std::size_t i = 0; i < buses.size() && buses.size() > 1 && !r.machine().simulated(); ++i) {
-    buses[i] = r.machine().info(static_cast<int>(i)).value.pci_bus_id;
-    ends[i] = peer::nvlink_ends(buses[i]);
-  }
-  for (int from = 0; from < r.device_count(); ++from) {
-    for (int to = 0; to < r.device_count(); ++to) {
-      if (from == to) {
-        table.push_back({device(from), device(to), peer_link::kind::self, 0, true, true, true});
-        continue;
-      }
-      auto is = peer::links::trust::claimed;
-      try {
-        is = all.prove(from, to, at);
-      } catch (out_of_memory const&) {}  // not now
-      auto told = all.told(from, to).value;
-      auto const a = static_cast<std::size_t>(from), b = static_cast<std::size_t>(to);
-      if (told.access && told.nvlinks == 0) told.nvlinks = peer::nvlinks_between(ends[a], buses[a], ends[b], buses[b]);
-      auto const by = !told.access       ? peer_link::kind::host
-                      : told.nvlinks > 0 ? peer_link::kind::nvlink
-                                         : peer_link::kind::direct;
-      table.push_back({device(from), device(to), by, told.nvlinks, told.access, told.native_atomics,
-                       is == peer::links::trust::proven, is == peer::links::trust::wrong});
-    }
-  }
-  return table;
-}
-
-bool can_access_peer(device from, device to, source_location at) {
-  auto& r = streams::current_runtime(at);
-  int const reader = streams::resolve(from, r, "can_access_peer", at),
-            owner = streams::resolve(to, r, "can_access_peer", at);
-  require(links_of(r).told(reader, owner).is, "can_access_peer", peer::pair_text(reader, owner), "Try again", at);
-  auto const known = links_of(r).known(reader, owner);
-  return known == peer::links::trust::claimed || known == peer::links::trust::proven;
-}
-
-void detail::enable_peer_access(void const* block, device reader, source_location at) {
-  auto& r = streams::current_runtime(at);
-  int const from = streams::resolve(reader, r, "enable_peer_access", at);
-  if (r.part<streams::pinned_memory>().find(block)) return;  // every device reads it as it is
-  auto* const memory = r.part<memory::device_memory>().owner(block);
-  auto const found = memory ? memory->find(block) : std::nullopt;
-  auto const* const beside = found ? nullptr : r.part_if_made<observe::memory_beside>();
-  if (auto const its = beside ? beside->find(block) : std::nullopt; its && its->in_use) {
-    if (from == its->device || its->device < 0) return;
-    links_of(r).must_reach(from, its->device, "enable_peer_access", at);
-    links_of(r).meet(from, its->device, at);
-    bool const own = its->kind == observe::sharing::exported;
-    require(own ? r.part<peer::exports>().open_to(block, from) : r.part<peer::imports>().open_to(block, from),
-            "enable_peer_access",
-            "shared memory at " + streams::range_text(block, 0) + " for gpu:" + std::to_string(from),
-            "Copy instead, or try again", at);
-    return;
-  }
-  if (!found) {
-    throw invalid_use("enable_peer_access", streams::range_text(block, 0) + " for gpu:" + std::to_string(from),
-                      "Pass a live block of this runtime: other memory is opened by whoever made it", at);
-  }
-  int const to = memory->device();
-  if (from == to) return;
-  links_of(r).must_reach(from, to, "enable_peer_access", at);
-  links_of(r).meet(from, to, at);
-  if (memory->granted(block, from)) return;
-  require(memory->grant(block, from), "enable_peer_access",
-          streams::range_text(found->base, found->bytes) + " for gpu:" + std::to_string(from),
-          "Copy instead, or try again", at);
-}
-
-}  // namespace weir

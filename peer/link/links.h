@@ -31,7 +31,7 @@ class links {  // a part of the runtime
 
   // the driver's word, asked once; when it would not say, again
   driver::result<driver::peer_info> told(int from, int to);
-  trust known(int from, int to);                       // no device work. Refused, too, when the driver would not say
+  trust known(int from, int to);  // no device work. Refused, too, when the driver would not say
   // Blocks: the first time. What cannot be tried now, or never, for want of connections or because no memory
   // of `to` could be opened, stays claimed.
   // Throws: out_of_memory, device_lost, driver_error
@@ -67,5 +67,7 @@ class links {  // a part of the runtime
   struct state;
   std::unique_ptr<state> state_;
 };
+
+std::string pair_text(int from, int to);  // "gpu:0 -> gpu:1"
 
 }  // namespace weir::peer

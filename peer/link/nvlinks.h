@@ -8,7 +8,7 @@
 
 namespace weir::peer {
 
-struct nvlink_end {  // of one active NVLink of a device, the other one
+struct nvlink_end {                                   // of one active NVLink of a device, the other one
   enum class is : std::uint8_t { gpu, fabric } what;  // fabric: a switch, through which every device on it is reached
   std::string pci_bus_id;                             // of a gpu
 };

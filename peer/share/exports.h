@@ -15,6 +15,8 @@
 #include <optional>
 #include <vector>
 
+#include "peer/link/mapped_handle.h"
+#include "peer/link/openable_memory.h"
 #include "peer/share/message.h"
 #include "runtime/clock/stream_clock.h"
 #include "runtime/memory/device/device_memory.h"
@@ -22,38 +24,6 @@
 #include "weir/share.h"
 
 namespace weir::peer {
-
-// Physical memory and the addresses it has here. Given back step by step:
-// what the driver refuses now is tried again later.
-class mapped_handle {
- public:
-  mapped_handle() noexcept = default;
-  mapped_handle(driver::driver& m, driver::memory_handle h, std::size_t bytes) noexcept
-      : machine_(&m), handle_(h), bytes_(bytes) {}
-  mapped_handle(mapped_handle&& other) noexcept { *this = std::move(other); }
-  mapped_handle& operator=(mapped_handle&&) noexcept;
-  driver::status map(std::size_t alignment);
-  driver::status grant(int device);  // Requires: no other thread grants it
-  bool granted(int device) const noexcept { return readers_.load() >> device & 1; }
-  // Requires: no work uses it. Returns: nothing is left.
-  bool give_back() noexcept;
-  // Requires: mapped, and known there from now on until it is unmapped.
-  void known_to(observe::memory_beside&, int device, observe::sharing) noexcept;
-  void* data() const noexcept { return reinterpret_cast<void*>(at_); }
-  driver::memory_handle handle() const noexcept { return handle_; }
-  std::size_t bytes() const noexcept { return bytes_; }
-
- private:
-  driver::driver* machine_ = nullptr;
-  driver::memory_handle handle_ = driver::memory_handle::none;
-  driver::address at_ = 0;
-  std::size_t bytes_ = 0;
-  base::atomic<std::uint64_t> readers_{0};  // a bit a device
-  bool mapped_ = false;
-  observe::memory_beside* books_ = nullptr;  // who counts it
-  int counted_for_ = -1;
-  observe::sharing counted_as_ = observe::sharing::exported;
-};
 
 enum class word : std::uint8_t { lent = 'l', opened = 'o', released = 'r' };  // on a loan: the first is its owner's
 os::heard say(owned_file const& life, word) noexcept;
@@ -106,7 +76,7 @@ struct exported {  // a block of this process: a handle of its own, or a range o
   exports* home = nullptr;                   // not ended
 };
 
-class exports {  // a part of the runtime
+class exports final : public openable_memory {  // a part of the runtime
  public:
   explicit exports(runtime::impl&);
   ~exports();
@@ -115,11 +85,9 @@ class exports {  // a part of the runtime
   static void give_back(std::shared_ptr<exported>) noexcept;
   std::uint64_t origin() const noexcept { return origin_; }
   driver::driver& machine() const noexcept { return runtime_.machine(); }
-  // Every handle of that device, or the one in which that lies, is open to these devices, a bit each, but
-  // those that are lost. A handle that comes later asks links::readers() whom it is open to.
-  driver::status open_to(int device, std::uint64_t readers);
-  driver::status open_to(void const* inside, int reader);
-  std::size_t forget_idle() noexcept;  // bytes of those that no work of this process uses, whoever has opened them
+  driver::status open_to(int device, std::uint64_t readers) override;
+  driver::status open_to(void const* inside, int reader) override;
+  std::size_t forget_idle() noexcept override;
 
   // For pools, which cut handles themselves ----
   void remember(std::weak_ptr<pool_books>);
@@ -189,7 +157,7 @@ struct opening {  // one imported_buffer
   int reader = -1;
 };
 
-class imports {  // a part of the runtime
+class imports final : public openable_memory {  // a part of the runtime
  public:
   explicit imports(runtime::impl&);
   ~imports();
@@ -201,8 +169,8 @@ class imports {  // a part of the runtime
   // `line`: the number of the line it came over. Takes the files only when it succeeds: what was refused for
   // want of memory may be tried again with them.
   std::unique_ptr<opening> open(message const&, loaned&, std::uint64_t line, int reader, source_location);
-  driver::status open_to(int device, std::uint64_t readers);    // as of exports
-  driver::status open_to(void const* inside, int reader);
+  driver::status open_to(int device, std::uint64_t readers) override;
+  driver::status open_to(void const* inside, int reader) override;
   bool at_rest(imported const&);         // Blocks: until all work of the devices that may use it is done
   void close(opening&) noexcept;         // says `released`. Requires: no work uses it
   clock::clocks& clocks() noexcept { return clocks_; }

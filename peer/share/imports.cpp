@@ -36,9 +36,11 @@ constexpr std::size_t most_unused = 256;
 imports::imports(runtime::impl& r)
     : runtime_(r), clocks_(r.part<clock::clocks>()), books_(r.part<observe::memory_beside>()) {
   static_cast<void>(r.part<links>());
+  r.part<shared_memory>().set(observe::sharing::imported, this);
 }
 
 imports::~imports() {
+  runtime_.part<shared_memory>().set(observe::sharing::imported, nullptr);
   bool const gone = process_is_ending() || process_was_forked();
   std::vector<std::shared_ptr<imported>> all;
   std::swap(all, *all_.lock());

@@ -7,7 +7,7 @@
 
 #include "runtime/base/os.h"
 #include "runtime/base/os_thread.h"
-#include "simulator/threads/thread_scheduler.h"
+#include "runtime/base/sync_scheduler.h"
 
 namespace weir::base {
 namespace detail {
@@ -58,6 +58,47 @@ void may_make_thread() {
   if (os::refused(os::call::make_thread))
     throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
 }
+
+void point() noexcept {
+  if (sync_scheduler* const me = scheduled_thread::value) me->point();
+}
+
+void lock(mutex& m) {
+  sync_scheduler* const me = scheduled_thread::value;
+  me ? me->lock(m) : m.mutex_.lock();
+}
+
+bool try_lock(mutex& m) {
+  sync_scheduler* const me = scheduled_thread::value;
+  return me ? me->try_lock(m) : m.mutex_.try_lock();
+}
+
+void unlock(mutex& m) noexcept {
+  sync_scheduler* const me = scheduled_thread::value;
+  me ? me->unlock(m) : m.mutex_.unlock();
+}
+
+bool wait(condition& c, unique_lock& lock, std::int64_t limit_ns) {
+  if (sync_scheduler* const me = scheduled_thread::value) return me->wait(c, lock, limit_ns);
+  c.wait_plainly(lock);
+  return true;
+}
+
+void notify(condition& c, bool all) noexcept {
+  if (sync_scheduler* const me = scheduled_thread::value) me->notify(c, all);
+}
+
+void keep_baton(bool yes) noexcept {
+  if (sync_scheduler* const me = scheduled_thread::value) me->stay(yes);
+}
+
+bool in_relay() noexcept { return scheduled_thread::value != nullptr; }
+
+std::shared_ptr<sync_scheduler> start_in_relay(std::shared_ptr<void> body, void (*run)(void*)) {
+  return scheduled_thread::value->start(std::move(body), run);
+}
+
+void join_in_relay(std::shared_ptr<sync_scheduler> t) { t->join(scheduled_thread::value); }
 }  // namespace detail
 
 bool can_fence_owners() noexcept {
@@ -94,7 +135,7 @@ void owned_mutex::lock() {
 
 std::int64_t now_ns() noexcept {
   if (detail::relayed()) [[unlikely]] {
-    if (relay* const in = relay::here()) return in->now_ns();
+    if (sync_scheduler* const me = detail::scheduled_thread::value) return me->now_ns();
   }
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
       .count();
@@ -114,14 +155,14 @@ std::uint64_t ticks() noexcept {
 
 void sleep_ns(std::int64_t ns) noexcept {
   if (detail::relayed()) [[unlikely]] {
-    if (relay* const in = relay::here()) return in->sleep(ns);
+    if (sync_scheduler* const me = detail::scheduled_thread::value) return me->sleep(ns);
   }
   std::this_thread::sleep_for(std::chrono::nanoseconds(ns));
 }
 
 void yield_thread() noexcept {
   if (detail::relayed()) [[unlikely]] {
-    if (relay* const in = relay::here()) return in->yield();
+    if (sync_scheduler* const me = detail::scheduled_thread::value) return me->yield();
   }
   std::this_thread::yield();
 }

@@ -51,12 +51,13 @@ class time_limit {
 
 class mutex;
 class condition;
+class sync_scheduler;
 using unique_lock = std::unique_lock<mutex>;
 
 namespace detail {
 inline constinit std::atomic<int> relays{0};  // that have threads now
 inline bool relayed() noexcept { return relays.load(std::memory_order_relaxed) != 0; }
-// The calls below as threads of a relay make them; a thread of none makes the plain call.
+// The calls below as scheduled threads make them (sync_scheduler.h); any other thread makes the plain call.
 void point() noexcept;
 void lock(mutex&);
 bool try_lock(mutex&);
@@ -64,10 +65,9 @@ void unlock(mutex&) noexcept;
 bool wait(condition&, unique_lock&, std::int64_t limit_ns);  // false: the limit came first
 void notify(condition&, bool all) noexcept;
 void keep_baton(bool) noexcept;
-struct relay_thread;
 bool in_relay() noexcept;
-std::shared_ptr<relay_thread> start_in_relay(std::shared_ptr<void> body, void (*run)(void*));
-void join_in_relay(std::shared_ptr<relay_thread>);
+std::shared_ptr<sync_scheduler> start_in_relay(std::shared_ptr<void> body, void (*run)(void*));
+void join_in_relay(std::shared_ptr<sync_scheduler>);
 
 inline void atomic_point() noexcept {
 #ifdef WEIR_SCHEDULE_ATOMICS
@@ -375,7 +375,7 @@ class thread {
 
  private:
   std::thread thread_;
-  std::shared_ptr<detail::relay_thread> relayed_;
+  std::shared_ptr<sync_scheduler> relayed_;
 };
 
 // One T a thread, made at first use, destroyed with the thread. At most thread_slots of these in a process.

@@ -1,5 +1,4 @@
-// The runtime: picks the driver and says why, keeps the typed slots,
-// and knows which runtime a thread speaks to.
+// The runtime: keeps the typed slots, and knows which runtime a thread speaks to.
 // Threads: any.
 #include "runtime/core/parts.h"
 
@@ -7,8 +6,6 @@
 
 #include "runtime/core/log.h"
 #include "runtime/options/options.h"
-#include "simulator/checker/race_checker.h"
-#include "simulator/machine/machine.h"
 
 namespace weir {
 namespace {
@@ -20,30 +17,7 @@ base::per_thread<runtime*>& guarded_runtime() {  // this thread's, null without 
 
 base::atomic<std::uint64_t> next_runtime_id{1};
 
-driver::opened open_simulated(simulated const& like, std::vector<int> visible, std::string because) {
-  constexpr size_t most = size_t{1} << 46;  // a device reserves addresses for all of its memory
-  if (like.memory > most) {
-    throw invalid_use("runtime", "simulated{.memory = " + std::to_string(like.memory) + "}",
-                      "Ask for at most " + bytes_text(most) + " a device", source_location::current());
-  }
-  auto made = driver::sim::make(like, std::move(visible));
-  int const n = made.machine->device_count();
-  return {std::move(made.machine),
-          std::to_string(n) + " simulated device" + (n == 1 ? "" : "s") + " of " + bytes_text(like.memory) + because};
-}
-
 }  // namespace
-
-driver::opened open_machine(machine_choice const& asked, source_location at) {
-  if (asked.which == machine_choice::kind::simulated) return open_simulated(asked.sim, asked.visible, "");
-  auto found = driver::open_cuda();
-  if (found.machine) return {std::move(found.machine), std::move(found.why)};
-  if (asked.which == machine_choice::kind::cuda) {
-    throw not_supported("runtime", "WEIR_DEVICES=cuda, and there is no usable GPU: " + found.why,
-                        "Use WEIR_DEVICES=auto or sim:4 to run on simulated devices", at);
-  }
-  return open_simulated(asked.sim, asked.visible, " (no GPU: " + found.why + ")");
-}
 
 int detail::new_part_slot() noexcept {
   base::undivided const here;
@@ -57,9 +31,7 @@ runtime::impl::impl(weir::runtime& facade, std::unique_ptr<driver::driver> machi
                     source_location at)
     : facade_(facade),
       life_(std::make_shared<base::atomic<impl*>>(this)),
-      driver_(races_wanted(o, at) && !driver::check::control_of(*machine)
-                  ? driver::check::wrap(std::move(machine)).machine
-                  : std::move(machine)),
+      driver_(races_wanted(o, at) ? with_checker(std::move(machine)) : std::move(machine)),
       witness_(driver_->watching()),
       options_(o),
       why_(std::move(why)),
@@ -211,7 +183,7 @@ runtime::runtime(simulated like, weir::options o, source_location at) {
                       "Ask for 1 to 64 devices", at);
   }
   like.protect_memory |= guard_wanted(o, at);
-  driver::opened c = open_simulated(like, {}, "");
+  driver::opened c = open_machine({.which = machine_choice::kind::simulated, .sim = like, .visible = {}}, at);
   impl_ = new impl(*this, std::move(c.machine), o, std::move(c.why), at);
 }
 

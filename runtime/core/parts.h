@@ -17,6 +17,8 @@ namespace weir {
 // not_supported (cuda, and there is no usable GPU)
 struct machine_choice;
 driver::opened open_machine(machine_choice const&, source_location = source_location::current());
+// With a race checker in front, unless there is one.
+std::unique_ptr<driver::driver> with_checker(std::unique_ptr<driver::driver>);
 runtime& runtime_of_thread(source_location const&);  // runtime::current()
 // A runtime over a machine of one's own making: for tools that put something in front of it.
 std::unique_ptr<runtime> make_runtime(std::unique_ptr<driver::driver>, options, std::string why);

@@ -133,6 +133,8 @@ class driver {
   driver& operator=(driver const&) = delete;
 
   virtual driver* behind() noexcept { return nullptr; }      // of a driver that stands in front of another: that one
+  // After a wait of the host that answered `failed`: who waits for whom. Empty: that is not why.
+  virtual std::string why_stuck() { return behind() ? behind()->why_stuck() : std::string(); }
   // who is told what calls do not show (allocation_observer.h). Null: nobody
   virtual witness* watching() noexcept { return nullptr; }
 

@@ -14,6 +14,7 @@ class faulty : public driver {
  public:
   explicit faulty(std::unique_ptr<driver> inner) : inner_(std::move(inner)) {}
   driver& inner() const noexcept { return *inner_; }
+  std::string why_stuck() override { return inner_->why_stuck(); }
 
   static constexpr std::uint64_t without_end = ~std::uint64_t{0};
   struct order {

@@ -95,6 +95,7 @@ class machine final : public driver, public controls {
   std::uint64_t trace_hash() const noexcept override;
   std::vector<freedom_taken> freedoms_taken() const override;
   std::vector<std::string> findings() const override { return all_.findings(); }
+  std::string why_stuck() override { return all_.why_stuck(); }
   base::relay* host_threads() noexcept override { return hosts_ ? &hosts_->threads() : nullptr; }
   std::vector<std::string> census() const override;
   void at_end(std::function<void(std::vector<std::string> const&)>) override;

@@ -290,6 +290,12 @@ bool queues::wait_for_hosts(base::unique_lock& lock, stream const& s) {
 void queues::note_finding(std::string text) const { findings_.lock()->push_back(std::move(text)); }
 std::vector<std::string> queues::findings() const { return *findings_.lock(); }
 
+std::string queues::why_stuck() const {
+  constexpr std::string_view word = "stuck: ";
+  auto const said = findings_.lock();
+  return said->empty() || !said->back().starts_with(word) ? std::string() : said->back().substr(word.size());
+}
+
 void queues::census(std::vector<std::string>& found) const {
   for (std::size_t d = 0; d < devices.size(); ++d) {
     if (devices[d].lost) continue;  // nothing can be given back there

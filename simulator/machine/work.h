@@ -216,6 +216,7 @@ class queues {
   }
   void note_finding(std::string) const;
   std::vector<std::string> findings() const;
+  std::string why_stuck() const;  // the last finding, if it is a circle
   void census(std::vector<std::string>&) const;
 
  private:

@@ -7,8 +7,6 @@
 namespace weir::base::detail {
 namespace {
 
-constinit thread_local relay_thread* current = nullptr;
-
 struct kept {
   baton_flag go{};
   std::shared_ptr<relay_thread> next{};
@@ -30,9 +28,9 @@ shelf*& all() noexcept {
 // its first thread leaves, and counts what is left, while this one has yet to go to sleep.
 baton_flag& done_by(kept& me) {
   auto const mine = std::move(me.next);
-  current = mine.get();
+  scheduled_thread::value = mine.get();
   baton_flag& next = *me.body(*mine)->go;
-  current = nullptr;
+  scheduled_thread::value = nullptr;
   return next;
 }
 
@@ -52,20 +50,18 @@ void labour(kept& me) {
 // until then no switch point may look for others.
 [[maybe_unused]] bool const watching_forks = os::around_forks(
     [] {
-      if (current) ++current->quiet;
+      if (auto* const me = this_relay_thread()) ++me->quiet;
     },
     [] {
-      if (current) --current->quiet;
+      if (auto* const me = this_relay_thread()) --me->quiet;
     },
     [] {
-      current = nullptr;
+      scheduled_thread::value = nullptr;
       relays.store(0);
       all() = new shelf;
     });
 
 }  // namespace
-
-relay_thread*& this_relay_thread() noexcept { return current; }
 
 void run_on_kept_thread(std::shared_ptr<relay_thread> t,
                         std::shared_ptr<relay_thread> (*body)(relay_thread&) noexcept) {

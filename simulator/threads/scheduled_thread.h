@@ -27,9 +27,22 @@ class baton_flag {
   int word_ = 0;  // 1: it has the baton
 };
 
-struct relay_thread {
+struct relay_thread final : sync_scheduler {
   enum class state : std::uint8_t { ready, lock, condition, others, thread, asleep, ended };
   static constexpr std::int64_t never = -1;
+
+  void point() noexcept override;
+  void lock(mutex&) override;
+  bool try_lock(mutex&) override;
+  void unlock(mutex&) noexcept override;
+  bool wait(condition&, unique_lock&, std::int64_t limit_ns) override;
+  void notify(condition&, bool all) noexcept override;
+  void stay(bool) noexcept override;
+  std::int64_t now_ns() noexcept override;
+  void sleep(std::int64_t ns) override;
+  void yield() noexcept override;
+  std::shared_ptr<sync_scheduler> start(std::shared_ptr<void> body, void (*run)(void*)) override;
+  void join(sync_scheduler* by) override;
 
   relay* in = nullptr;
   int number = 0;
@@ -50,7 +63,8 @@ struct relay_thread {
   baton_flag* go = &own_go;  // a kept thread's is its own, and outlives this
 };
 
-relay_thread*& this_relay_thread() noexcept;  // null: this thread is in no relay
+// null: this thread is in no relay
+inline relay_thread* this_relay_thread() noexcept { return static_cast<relay_thread*>(scheduled_thread::value); }
 
 // A kept thread runs body(t) once t has the baton, then gives it to whom body returned.
 // Threads: any. Throws: as std::thread.

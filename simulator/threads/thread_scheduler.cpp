@@ -33,7 +33,7 @@ void relay::enter(std::string name, life l) {
   auto first = std::make_shared<member>();
   first->in = this;
   first->name = std::move(name);
-  detail::this_relay_thread() = first.get();
+  detail::scheduled_thread::value = first.get();
   threads_.push_back(std::move(first));
   ready_.push_back(0);
   alive_ = 1;
@@ -46,7 +46,7 @@ void relay::enter(std::string name, life l) {
 
 void relay::leave() noexcept {
   if (!has_this_thread() || alive_ != 1) end_process("a relay is left while threads of it are running: " + circle());
-  detail::this_relay_thread() = nullptr;
+  detail::scheduled_thread::value = nullptr;
   threads_.clear();
   ready_.clear();
   held_.clear();
@@ -439,60 +439,35 @@ std::string relay::circle() const {
   return text;
 }
 
-// sync.h's calls --------------------------------------------------------------------------------------------
+// sync_scheduler.h's calls ----------------------------------------------------------------------------------
 
 namespace detail {
 
-void point() noexcept {
-  if (relay_thread* const me = this_relay_thread()) me->in->point();
+void relay_thread::point() noexcept { in->point(); }
+void relay_thread::lock(mutex& m) { in->lock(*this, m); }
+bool relay_thread::try_lock(mutex& m) { return in->try_lock(*this, m); }
+void relay_thread::unlock(mutex& m) noexcept { in->unlock(*this, m); }
+bool relay_thread::wait(condition& c, unique_lock& lock, std::int64_t limit_ns) {
+  return in->wait(*this, c, lock, limit_ns);
 }
+void relay_thread::notify(condition& c, bool all) noexcept { in->notify(c, all); }
+void relay_thread::stay(bool yes) noexcept { quiet += yes ? 1 : -1; }
+std::int64_t relay_thread::now_ns() noexcept { return in->now_ns(); }
+void relay_thread::sleep(std::int64_t ns) { in->sleep(ns); }
+void relay_thread::yield() noexcept { in->yield(); }
 
-void lock(mutex& m) {
-  relay_thread* const me = this_relay_thread();
-  if (!me) return m.mutex_.lock();
-  me->in->lock(*me, m);
-}
-
-bool try_lock(mutex& m) {
-  relay_thread* const me = this_relay_thread();
-  return me ? me->in->try_lock(*me, m) : m.mutex_.try_lock();
-}
-
-void unlock(mutex& m) noexcept {
-  relay_thread* const me = this_relay_thread();
-  if (!me) return m.mutex_.unlock();
-  me->in->unlock(*me, m);
-}
-
-bool wait(condition& c, unique_lock& lock, std::int64_t limit_ns) {
-  if (relay_thread* const me = this_relay_thread()) return me->in->wait(*me, c, lock, limit_ns);
-  c.wait_plainly(lock);
-  return true;
-}
-
-void notify(condition& c, bool all) noexcept {
-  if (relay_thread* const me = this_relay_thread()) me->in->notify(c, all);
-}
-
-void keep_baton(bool yes) noexcept {
-  if (relay_thread* const me = this_relay_thread()) me->quiet += yes ? 1 : -1;
-}
-
-bool in_relay() noexcept { return this_relay_thread() != nullptr; }
-
-std::shared_ptr<relay_thread> start_in_relay(std::shared_ptr<void> body, void (*run)(void*)) {
-  relay& in = *this_relay_thread()->in;
-  auto t = in.start("weir's", std::move(body), run);
-  in.point();
+std::shared_ptr<sync_scheduler> relay_thread::start(std::shared_ptr<void> with, void (*run_it)(void*)) {
+  auto t = in->start("weir's", std::move(with), run_it);
+  in->point();
   return t;
 }
 
-void join_in_relay(std::shared_ptr<relay_thread> t) {
-  if (t->is == state::ended) return;
-  relay_thread* const me = this_relay_thread();
-  if (!me || me->in != t->in)
+void relay_thread::join(sync_scheduler* by) {
+  if (is == state::ended) return;
+  auto* const me = static_cast<relay_thread*>(by);
+  if (!me || me->in != in)
     end_process("a thread of a seeded machine is joined by a thread that is none of that machine's");
-  me->in->join(*me, *t);
+  in->join(*me, *this);
 }
 
 }  // namespace detail

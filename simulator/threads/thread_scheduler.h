@@ -19,9 +19,13 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/sync.h"
+#include "runtime/base/sync_scheduler.h"
 
 namespace weir::base {
+
+namespace detail {
+struct relay_thread;
+}
 
 // Whoever decides: a machine with a seed. Numbers of threads are ascending and begin with 0, who entered.
 class relay_choices {
@@ -89,14 +93,6 @@ class relay {
 
  private:
   friend struct detail::relay_thread;
-  friend void detail::point() noexcept;
-  friend void detail::lock(mutex&);
-  friend bool detail::try_lock(mutex&);
-  friend void detail::unlock(mutex&) noexcept;
-  friend bool detail::wait(condition&, unique_lock&, std::int64_t);
-  friend void detail::notify(condition&, bool) noexcept;
-  friend std::shared_ptr<detail::relay_thread> detail::start_in_relay(std::shared_ptr<void>, void (*)(void*));
-  friend void detail::join_in_relay(std::shared_ptr<detail::relay_thread>);
   using member = detail::relay_thread;
   using member_ptr = std::shared_ptr<member>;
 

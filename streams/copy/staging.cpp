@@ -11,7 +11,6 @@
 #include "runtime/base/call_site.h"
 #include "runtime/base/os.h"
 #include "runtime/base/round_up.h"
-#include "simulator/threads/thread_scheduler.h"
 #include "streams/copy/copy_engine.h"
 #include "streams/copy/node_workers.h"
 #include "streams/pinned/pinned_memory.h"
@@ -127,7 +126,7 @@ std::vector<std::size_t> fetched_sizes(std::size_t bytes, std::size_t chunk) {
 // two, wherever it runs.
 int how_many(runtime::impl& r) {
   if (r.machine().moves_by_itself()) return std::min(most_threads, os::usable_processors() - 1);
-  return base::relay::here() ? 2 : 0;
+  return base::order_is_chosen() ? 2 : 0;
 }
 
 }  // namespace

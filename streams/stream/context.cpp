@@ -117,6 +117,13 @@ void restore(seat& s, driver::driver& machine, frame const& f) {
 
 }  // namespace
 
+void require_not_stuck(driver::driver& machine, driver::status s, std::string_view operation, source_location at) {
+  if (s.ok()) [[likely]] return;
+  if (std::string const why = s.what == driver::code::failed ? machine.why_stuck() : std::string(); !why.empty())
+    throw_refusal(s, operation, "waited for what cannot come: " + why,
+                  "Let one of them not wait, or give what it waits for", at);
+}
+
 int resolve(device d, runtime::impl& r, std::string_view operation, source_location at) {
   if (d.is_cpu()) throw invalid_use(std::string(operation), "cpu", "Name a gpu", at);
   if (d.index() == -1) return seat_in(r).device;

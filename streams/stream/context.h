@@ -60,6 +60,9 @@ inline clock::stamp inner_stamp(weir::stamp s) noexcept { return detail::stream_
 // find_block, of what deallocate takes: no shared buffer, no range that was pinned where it lies
 std::optional<block_info> block_of_allocator(void const*) noexcept;
 
+// Throws as throw_refusal does; of a wait of the host that can never end, with who waits for whom.
+void require_not_stuck(driver::driver&, driver::status, std::string_view operation, source_location);
+
 // For messages: "stream 7 of gpu:1".
 std::string describe(clock::timeline const&);
 // The stream behind a handle. Throws: invalid_use (it was moved from or given back,

@@ -2,7 +2,6 @@
 // Threads: any. An event's lock is held over its record, never over a wait.
 #include "runtime/base/call_site.h"
 #include "streams/stream/context.h"
-#include "streams/stream/stuck.h"
 #include "streams/stream/timed_work.h"
 #include "weir/stream.h"
 

@@ -5,7 +5,6 @@
 #include "runtime/base/call_site.h"
 #include "streams/stream/context.h"
 #include "streams/stream/stream_pool.h"
-#include "streams/stream/stuck.h"
 #include "streams/stream/timed_work.h"
 
 namespace weir {
