@@ -123,7 +123,7 @@ TEST(gradient_buckets, parameters_and_gradients_lie_alike) {
             elements(static_cast<std::size_t>(all_g.count) * 8));
 }
 
-TEST(gradient_buckets, memory_is_taken_and_zeroed_on_the_stream_that_build_names) {
+TEST(gradient_buckets, memory_is_zeroed_on_the_stream_named) {
   auto ranks = communicator::create_all(first_devices(1));
   stream const s(device(0));
   gradient_buckets g(ranks[0]);

@@ -11,7 +11,7 @@ namespace {
 using test::held;
 
 // It is pageable again afterwards.
-TEST(registered_host_memory, is_copied_by_the_engine_while_it_lives) {
+TEST(registered_host_memory, is_copied_by_the_engine) {
   test::machine m;
   std::size_t const n = 300'001;
   auto mine = test::pattern(n, 1);
@@ -37,7 +37,7 @@ TEST(registered_host_memory, is_copied_by_the_engine_while_it_lives) {
 }
 
 // A capture forbids it, for one.
-TEST(registered_host_memory, pages_not_unlocked_are_unlocked_with_the_next) {
+TEST(registered_host_memory, unlocks_refused_pages_later) {
   test::machine m;
   alignas(64 << 10) static std::byte pages[2][128 << 10];
   std::span const mine(pages[0]), other(pages[1]);
@@ -65,7 +65,7 @@ TEST(registered_host_memory, pages_not_unlocked_are_unlocked_with_the_next) {
   EXPECT_EQ(route_of_mine(), copy_route::staged);
 }
 
-TEST(registered_host_memory, a_runtime_that_ends_first_unlocks_the_pages) {
+TEST(registered_host_memory, is_unlocked_by_a_runtime_that_ends) {
   struct unlocks final : driver::faulty::watcher {
     int n = 0;
     void comes(driver::call c) noexcept override { n += c == driver::call::unpin; }

@@ -128,7 +128,7 @@ TEST(tensor_streams, devices_with_threads_give_equal_bits) {
   EXPECT_TRUE(std::isfinite(results[0].back()));
 }
 
-TEST(TensorStreams, FactoriesTakeAndWriteMemoryOnTheStreamTheyName) {
+TEST(tensor_streams, factories_write_on_the_stream_they_name) {
   weir::runtime machine{simulated{.devices = 2, .memory = 64_MiB, .schedule = simulated::scheduling::stepped}};
   runtime_guard const chosen{machine};
   stream const s(device(1));
@@ -155,7 +155,7 @@ TEST(TensorStreams, FactoriesTakeAndWriteMemoryOnTheStreamTheyName) {
   expect_refusal([&] { (void)zeros_like(s, tensor()); }, {"zeros_like", "undefined"});
 }
 
-TEST(TensorStreams, ListsAreCopiedOnTheStreamTheyName) {
+TEST(tensor_streams, lists_are_copied_on_the_stream_they_name) {
   stream const s;
   tensor const row = tensor_of(s, {1, 2, 3}), matrix = tensor_of(s, {{1.f, 2.f}, {3.f, 4.f}}, {.on = s.device()});
   EXPECT_EQ(find_block(row.data())->home, s.ref());
