@@ -42,7 +42,7 @@ dangling() {  # dangling FOLDER: of the text on stdin, links (from FOLDER) and p
 [ "$(echo 'as `weir::empty_cash` does' | unknown)" = weir::empty_cash ] || { echo "a wrong name was not found"; exit 1; }
 [ "$(echo '`peers.a_cat_sat…`, `nobodys.*`, `peers.on_the_mat`' | untested | xargs)" = 'nobodys.* peers.a_cat_sat… peers.on_the_mat' ] || { echo "a test that is not there was not found"; exit 1; }
 failed=0
-for page in "$root"/README.md "$root"/docs/*.md "$root"/docs/*/*.md; do
+for page in "$root"/README.md "$root"/CONTRIBUTING.md "$root"/docs/*.md "$root"/docs/*/*.md; do
   wrong=$(unknown < "$page"; untested < "$page"; dangling "$(dirname "$page")" < "$page")
   [ -z "$wrong" ] || { echo "${page#"$root"/} names what is not there:"; echo "$wrong"; failed=1; }
 done
