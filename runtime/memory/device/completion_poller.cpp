@@ -60,9 +60,9 @@ std::size_t completion_poller::poll(stream_heap& m, std::size_t questions) {
 
 // Asks about free pieces that would do, oldest first: what was freed later is complete later.
 std::size_t completion_poller::poll_others(stream_heap& mine, alloc_request const& r, std::size_t streams,
-                                           std::size_t most_lenders) {
+                                           std::size_t most_donors) {
   std::size_t bytes = 0;
-  heaps_.donors_for(mine, r.rounded, most_lenders, [&](stream_heap& m) {
+  heaps_.donors_for(mine, r.rounded, most_donors, [&](stream_heap& m) {
     std::uint64_t stream = 0;
     std::map<std::uint64_t, std::size_t> by_stamp;  // bytes
     {

@@ -15,7 +15,7 @@ class completion_poller {
   std::size_t poll(stream_heap&, std::size_t questions = ~std::size_t{0});
   // Asks about free blocks of other heaps that would do; bytes that are complete.
   std::size_t poll_others(stream_heap& mine, alloc_request const&, std::size_t streams = ~std::size_t{0},
-                          std::size_t most_lenders = ~std::size_t{0});
+                          std::size_t most_donors = ~std::size_t{0});
   void settle_complete();                                       // all heaps' fronts, until no answer is news
   bool wait_for_oldest(std::vector<clock::stamp> const& also);  // Blocks. false: nothing to wait for
   void finish_all();  // Blocks. Ensures: nothing waits, and all that is free is known to be complete

@@ -135,13 +135,13 @@ void* block_reuse::own_in_outboxes(stream_heap& mine, alloc_request const& r) {
 }
 
 void* block_reuse::from_others(stream_heap& mine, alloc_request const& r, std::size_t at_most,
-                               std::size_t most_lenders) {
+                               std::size_t most_donors) {
   if (heaps_.index.size() < 2) return nullptr;
   clock::timeline& home = *mine.home.load();
   std::size_t const bytes = std::max(round_up(r.rounded, bins::unit), granule);
   std::size_t const alignment = std::max(r.alignment, bins::unit);
   void* out = nullptr;
-  heaps_.donors_for(mine, bytes, most_lenders, [&](stream_heap& other) {
+  heaps_.donors_for(mine, bytes, most_donors, [&](stream_heap& other) {
     section const hold(other);
     if (heaps_.index.many())
       other.lock.disown();  // else it would be listed by what it had, and looked at again and again

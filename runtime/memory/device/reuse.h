@@ -21,7 +21,7 @@ class block_reuse {
   void* find(stream_heap& mine, alloc_request const&);  // null: nothing, or the options forbid it
   // ordered or known to be complete; no driver call
   void* from_others(stream_heap& mine, alloc_request const&, std::size_t at_most,
-                    std::size_t most_lenders = ~std::size_t{0});
+                    std::size_t most_donors = ~std::size_t{0});
   void* after_a_wait(stream_heap& mine, alloc_request const&, std::size_t& gave);  // on the device
 
  private:
