@@ -124,7 +124,7 @@ endfunction()
 # One program a folder. These files are programs of their own: they have a main, change the environment of the process, fork it,
 # load what cannot be unloaded, or are built with a program's parts.
 set(weir_own_program defects_fork_test defects_process_end_test examples_pipeline_test examples_seeds_test examples_trainer_test
-  peer_nccl_test runtime_options_test)
+  peer_nccl_test peer_sim_test runtime_options_test)
 # With WEIR_UNITY five files of these folders are compiled as one, ten with a sanitizer: the headers they share are read once.
 # Not those with a name of their own that stands in another file of the folder, too.
 set(weir_together base conformance driver explore memory model peer streams tensor)
