@@ -16,14 +16,14 @@ inline constexpr size_t default_alignment = 0;
 // and a block given back serves the home stream's next allocations at once, however much work is still under
 // way. Zero bytes are valid and freeable. Throws: invalid_use (alignment no power of two or above 2 MiB, a
 // size that overflowed), out_of_memory, device_lost, driver_error
-// on the current stream
+// Without a stream: the current one.
 void* allocate(size_t bytes, size_t alignment = default_alignment, source_location = source_location::current());
 inline void* allocate(stream_ref, size_t bytes, size_t alignment = default_alignment,
                       source_location = source_location::current());
 // Null does nothing. Device and pinned blocks. Throws: invalid_use (freed twice, foreign, interior), naming
 // what it is instead; nothing has changed then
 inline void deallocate(void*, source_location = source_location::current());
-// the same, and that stream has used it up to here
+// The same, and that stream has used the block up to here.
 void deallocate(stream_ref last_use, void*, source_location = source_location::current());
 // Work of that stream uses the block too: its memory serves others only after what that stream has been given
 // when it is freed. Interior addresses are fine. No driver call. Throws: invalid_use (no live block)

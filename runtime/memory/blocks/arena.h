@@ -93,7 +93,7 @@ class arena {
     }
     return found ? carve(found, round_up(found->at, alignment), bytes) : nullptr;
   }
-  // Ensures: the piece is free, merged with its neighbours, and stamped (home, freed).
+  // Ensures: the piece is free, merged with its neighbours, and stamped (the heap's home, freed).
   // It may no longer be named.
   void give(piece&, std::uint64_t freed) noexcept;
   // Of a slab's run: what is left of the piece at either end stays the slab's. Throws:

@@ -21,7 +21,7 @@ enum class state : std::uint8_t {
   live,      // somebody's block
   pending,   // given back; streams it was marked for may still use it
   slab,      // the run of a slab
-  free,      // mapped; whatever used it is ordered before (home, freed) and so before whatever home is given next
+  free,      // mapped; whatever used it is ordered before (the heap's home, freed), so before its next work
   reserved,  // promised to a call that is talking to the driver
   gap,       // addresses without pages
 };

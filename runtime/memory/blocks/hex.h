@@ -1,4 +1,5 @@
 // Addresses as text.
+// Threads: any.
 #pragma once
 #include <cstdio>
 #include <string>

@@ -1,5 +1,6 @@
 // Device memory of one device: blocks handed out to streams and taken back with stamps.
-// Threads: any. Nothing here blocks on device work but the last rungs of the out-of-memory ladder.
+// Threads: any. These block on device work: empty_cache, the last rungs of the out-of-memory ladder, and a free that
+// has no host memory to note its users. A miss blocks while a driver call does.
 #pragma once
 #include <memory>
 #include <optional>
@@ -72,9 +73,9 @@ class allocator {
   virtual void forget_own_readers(clock::timeline& home) noexcept = 0;
   virtual std::uint64_t readers(clock::timeline& home) = 0;  // whom that stream's memory is open to, but its own device
 
-  // Work that may wait for other ranks comes next on that stream. A fence recorded behind it would tell
-  // nobody that what came free before is complete, so it is recorded now: none where nothing came free since
-  // the last one, or where no other stream has memory. At most one event record.
+  // Call before work that may wait for other ranks. A fence behind that work would come too late for memory that
+  // was freed before it, so the fence is recorded now. None is recorded where nothing came free since the last
+  // one, or where no other stream has memory. At most one event record.
   virtual void fence_what_came_free(clock::timeline& home) noexcept = 0;
 
   virtual std::size_t empty_cache() = 0;  // bytes given back to the driver; what is complete or can be waited for

@@ -73,9 +73,8 @@ bool device_allocator::can_never_hold(std::size_t bytes) const {
   return bytes > of_.space.info().total_memory || (limit && bytes > limit && bytes > of_.counts.reserved());
 }
 
-// A graph runs whenever it is launched, wherever: what it uses must be nobody else's between launches, and
-// its first use must not overtake the work that had the memory before. Neither can be had of memory that
-// comes and goes with the stream's order.
+// A graph may be launched at any time, on any stream. Its memory must serve no other request between launches,
+// and its first use must not overtake earlier work on that memory. A stream's own blocks promise neither.
 void device_allocator::refuse_captured(clock::timeline& home, alloc_request const& r) const {
   auto const inside = home.captured();
   if (inside.is.what == driver::code::invalid) return;  // a stream that is no more captures nothing

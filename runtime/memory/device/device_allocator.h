@@ -1,5 +1,6 @@
-// The allocator of one device: composes the objects below; it calls, they decide.
-// Threads: any. One heap's lock at a time, and no driver call under it.
+// The allocator of one device: composes the objects below; it calls, they decide. `growth` takes pages from the
+// driver, `handle_return` gives them back.
+// Threads: any. One heap's lock at a time, and no driver call under it but the notices for NVTX.
 #pragma once
 #include "runtime/memory/device/completion_poller.h"
 #include "runtime/memory/device/free_path.h"

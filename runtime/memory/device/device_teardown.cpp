@@ -28,7 +28,7 @@ device_allocator::~device_allocator() {
   }
   try {
     if (auto const idle = of_.machine.synchronize_device(of_.device); !idle.ok() && idle.what != driver::code::lost) {
-      of_.space.abandon();  // nobody knows what still runs: pages that it uses must not go
+      of_.space.abandon();  // work may still run: its pages must stay mapped
       return;
     }
     for (auto const ghosts = mover_.take_all(); auto const& [at, g] : ghosts) (void)of_.machine.unmap(at, g.bytes);

@@ -10,8 +10,8 @@
 
 namespace weir::memory {
 
-// A free that the host has no memory to note does not fail: whoever still uses the block is waited for, and
-// then there is nothing to note.
+// A free for which the host has no memory to note the users does not fail. The host waits for each user, and
+// nothing is left to note.
 void free_path::deallocate(void* p, clock::timeline* last_use, source_location at) {
   if (!p || process_was_forked()) return;  // a child's copy of the parent's block: the parent's memory is not touched
   for (;;) {
@@ -62,7 +62,7 @@ void free_path::forget_user(void* p, clock::timeline& user) noexcept {
 void free_path::take_back(void* p, clock::timeline* last_use, source_location at) {
   region* const r = of_.must_find(p, "deallocate", at);
   stream_heap& m = *r->owner.load();
-  std::vector<clock::timeline*> to_fence;  // whoever used it elsewhere, or
+  std::vector<clock::timeline*> to_fence;  // streams that used the block elsewhere
   clock::timeline* at_home = nullptr;
   bool const used = last_use && last_use != m.home.load();
   thread_cache* const cache = used && !m.may_wait_in_outbox(*r, p, *last_use) ? nullptr : m.cache_here();

@@ -1,5 +1,6 @@
 // A block back: collects the stamps of its users, frees or defers, fences when due.
-// Threads: any. The block's heap is locked; fences are recorded after it.
+// Threads: any. The block's heap is locked; fences, three driver calls each, are recorded after it. A free blocks
+// only without host memory: then it waits for the block's users.
 //
 // Invariant: a free that throws has changed nothing.
 #pragma once

@@ -1,5 +1,5 @@
 // Out of memory: a ladder, cheapest rung first. After each the lists are searched again.
-// No device-wide synchronize on the way.
+// No device-wide synchronize, but for a retired stream without a fence and where memory comes in segments.
 // Threads: any. No lock is held while a driver call or a user's callback runs.
 //
 // Invariant: a refused allocation changes nothing but what is cached, and everything works afterwards.

@@ -1,5 +1,4 @@
-// Reuse of memory that other streams used:
-// free when ordered, polled on a miss, by a device wait, at last by waiting on the host.
+// Reuse of memory that other streams used. find() tries each policy in turn, cheapest first.
 // Threads: as reuse.h.
 #include "runtime/memory/device/reuse.h"
 
@@ -11,7 +10,7 @@
 
 namespace weir::memory {
 namespace {
-constexpr std::size_t looked_at_a_miss = 32;  // streams that may have what is wanted, likewise
+constexpr std::size_t looked_at_a_miss = 32;  // heaps that one miss locks, of those that may serve
 constexpr int fences_when_sought = 4;
 constexpr unsigned often_borrowed = 8;  // blocks of others in turn, before a stream gets pages for them
 constexpr std::size_t most_streams_with_a_page = 16;
@@ -23,9 +22,9 @@ constexpr std::size_t ahead_of_many = 32;  // of the newest 64, where hundreds w
 constexpr std::size_t ahead_in_order = 2;  // deterministic
 }  // namespace
 
-// Who lives on what others leave misses each time, asks and takes the locks of all, and takes from others
-// what they miss next: among threads each pair of a block costs microseconds. Where the bound has room for
-// pages of its own it gets them; for small blocks there is a page a stream.
+// A stream that only borrows from other heaps misses on every allocation and takes every heap's lock. After
+// eight borrowed blocks in a row it gets pages of its own, where the bound has room. For blocks of up to half
+// a page there is a page a stream.
 bool block_reuse::should_grow_instead(stream_heap& mine, alloc_request const& r, std::size_t& spare) {
   if (r.size_class >= 0 || mine.borrowed.load(base::memory_order_relaxed) < often_borrowed) return false;
   mine.borrowed.store(0, base::memory_order_relaxed);
@@ -50,7 +49,7 @@ void* block_reuse::find(stream_heap& mine, alloc_request const& r) {
       if (p) mine.borrowed.fetch_add(1, base::memory_order_relaxed);
       return p;
     };
-    // a lent block goes out whole: of a larger one nobody else would have the rest
+    // a lent block goes out whole: the rest of a larger one would serve no other request
     if (void* const p = borrow(r.rounded + r.rounded / 8)) return p;
     if (of_.polls) {  // what lies mapped and complete elsewhere costs nothing, new pages and moves do
       std::size_t left = asked_a_miss;
@@ -75,8 +74,7 @@ void* block_reuse::find(stream_heap& mine, alloc_request const& r) {
   return r.size_class < 0 ? from_others(mine, r, ~std::size_t{0}) : nullptr;
 }
 
-// Would more be reserved than the bound allows if nothing was waiting? What waits may be complete:
-// it counts as in use until somebody asks.
+// Would growth pass the bound if all pending blocks were complete? They count as in use until a poll.
 bool block_reuse::grows_for_what_waits(stream_heap const& mine, alloc_request const& r) {
   if (heaps_.index.many() && !heaps_.index.any(heap_index::waits)) return false;
   reserve_bound::usage n = bound_.now();

@@ -18,14 +18,16 @@ class block_reuse {
 
   // Pages of its own, instead of what other streams leave; with so many bytes past the bound's first term.
   bool should_grow_instead(stream_heap& mine, alloc_request const&, std::size_t& spare);
-  void* find(stream_heap& mine, alloc_request const&);  // null: nothing, or the options forbid it
+  // Tries each policy in turn, cheapest first. Null: none has a block, or the options forbid it.
+  void* find(stream_heap& mine, alloc_request const&);
   // ordered or known to be complete; no driver call
   void* from_others(stream_heap& mine, alloc_request const&, std::size_t at_most,
                     std::size_t most_donors = ~std::size_t{0});
-  void* after_a_wait(stream_heap& mine, alloc_request const&, std::size_t& gave);  // on the device
+  // For the ladder: a device wait. Null with `gave` raised: bytes came free, search again.
+  void* after_a_wait(stream_heap& mine, alloc_request const&, std::size_t& gave);
 
  private:
-  void* in_order_of_calls(stream_heap& mine, alloc_request const&);  // all there is of it when deterministic
+  void* in_order_of_calls(stream_heap& mine, alloc_request const&);  // the only policy when deterministic
   void* own_pending(stream_heap& mine, alloc_request const&);
   void* own_in_outboxes(stream_heap& mine, alloc_request const&);
   void* behind_oldest(stream_heap& mine, alloc_request const&);  // a device wait for a recorded fence
@@ -33,8 +35,8 @@ class block_reuse {
   held_block const* worth_a_wait(stream_heap& mine, alloc_request const&);
   bool grows_for_what_waits(stream_heap const& mine, alloc_request const&);
   enum class behind : std::uint8_t { already, waits, refused };
-  behind put_behind(stream_heap& mine, clock::stamp);  // its home, on the device
-  // an observer, that the wait was for these bytes
+  behind put_behind(stream_heap& mine, clock::stamp);  // the home waits for the stamp, on the device
+  // Tells an observer for which bytes the wait was.
   void tell_wait(stream_heap& mine, clock::stamp, address at, std::size_t bytes) const;
 
   device_context& of_;

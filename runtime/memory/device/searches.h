@@ -6,7 +6,7 @@
 
 namespace weir::memory {
 
-inline constexpr int looks = 64;                              // blocks of one stream that would do
-inline constexpr std::size_t asked_a_miss = heap_index::few;  // streams; another time the others
+inline constexpr int looks = 64;                              // blocks of one heap that one search looks at
+inline constexpr std::size_t asked_a_miss = heap_index::few;  // streams that one miss asks; the next miss asks others
 
 }  // namespace weir::memory

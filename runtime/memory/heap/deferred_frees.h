@@ -58,7 +58,7 @@ class outbox {
   // the home's number when the last one was given back. Requires: as slots(), not empty
   std::uint64_t since() const noexcept { return since_; }
   pending_blocks::room& room() noexcept { return room_; }
-  void set_taken() noexcept {  // what slots() shows is somebody else's now. Requires: as slots()
+  void set_taken() noexcept {  // what slots() shows has gone home. Requires: as slots()
     gone_bytes_ = bytes_.get();
     told_here_ = {};
     taken_ = true;

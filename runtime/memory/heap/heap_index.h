@@ -1,11 +1,11 @@
 // The memories of a device's streams, and which of them may have something that serves others: a bit a
 // memory, by the size of its largest.
-// Threads: any, without a lock. A memory's bits are changed by whoever holds its lock;
-// memories are added one at a time, and stay.
+// Threads: any, without a lock. The holder of a heap's lock changes its bits. Heaps are added one at a time, and
+// stay.
 //
 // Invariant: a memory is listed by the size of the largest free piece or waiting block of its arena, or a
 // larger one; as `whole` if a free piece may hold a whole handle; as `waits` exactly if something waits in
-// it. Of what a thread does with a memory whose lock it owns nobody hears: such a memory is listed by all
+// it. A thread that owns a heap's lock tells nothing of what it does: such a heap is listed by all
 // that it has mapped. So what a miss looks at does not grow with the number of streams that have nothing for
 // it: their bits are read, 64 at once.
 #pragma once
@@ -25,7 +25,7 @@ class stream_heap;
 class heap_index {
  public:
   using rows = std::uint32_t;                        // a bit each
-  // among so many each is visited whatever is listed: a visit also tells it that somebody has looked
+  // among so many each is visited, also when nothing is listed: the visit notes that a stream has looked
   static constexpr std::size_t few = 16;
   static constexpr int sizes = 20;
   static constexpr std::size_t smallest = 32 << 10;  // bytes, of row 0; the next ones double

@@ -85,7 +85,7 @@ std::vector<stream_heap*> heap_table::all() const {
   return all;
 }
 
-// What is known to be complete is nobody's any more, although it waits until somebody looks.
+// Pending blocks that are known to be complete become free only when a search looks at them.
 std::size_t heap_table::settle_known() const {
   if (of_.deterministic) return 0;
   std::size_t bytes = 0;

@@ -1,5 +1,5 @@
 // One stream's memory: its blocks behind one lock, the caches of threads, its handles, its row in the index.
-// Threads: any. One heap's lock at a time, and no driver call under it.
+// Threads: any. One heap's lock at a time, and no driver call under it but the notices for NVTX.
 //
 // Invariant: a slot is in at most one cache or outbox, and its state is `cached` exactly then.
 //            The index lists what the heap has.
@@ -98,8 +98,8 @@ class stream_heap {
   std::vector<released> unusable;
   std::size_t freed_since_fence = 0;   // bytes that are free at home
   base::atomic<unsigned> borrowed{0};  // blocks of other heaps since it last got pages, or was refused some for that
-  int sought = 0;                      // so many fences at home still come soon: another stream looked for memory here
-  int quiet = 0;                       // so many fences since another stream looked for memory here
+  int sought = 0;                      // fences at home that still come soon: another stream looked for memory here
+  int quiet = 0;                       // fences at home since another stream looked for memory here
   std::size_t held_since_fence = 0;    // bytes that wait for other streams, which were not fenced since
   observe::tally counts;
   std::vector<thread_cache*> caches;  // of threads, with small blocks of this heap

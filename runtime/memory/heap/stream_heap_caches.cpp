@@ -85,7 +85,8 @@ std::size_t stream_heap::empty_caches() {
   return bytes + shed_cells();
 }
 
-// The thread's own cache of a memory, for blocks of slabs; null where each free must be seen at once.
+// The thread's own cache of this heap: its slots, and the word by which it owns the lock. Null where each free
+// must be seen at once.
 thread_cache* stream_heap::cache_here() noexcept {
   if (!cacheable() || !of.space.maps() || of.announced || of.runtime.witness() || of.lost() ||
       home.load()->seen_captured() || !base::can_fence_owners())
@@ -132,7 +133,7 @@ bool stream_heap::post(thread_cache& c, slabs::taken b, clock::timeline& user, c
   slot_byte& state = b.from->byte(b.index);
   auto const was = static_cast<std::uint8_t>(state.get() & ~slot_bits::noted);
   std::size_t const size = b.from->size, requested = b.from->requested(b.index);
-  auto const put = [&] {  // who has the lock has the slot until it is home
+  auto const put = [&] {  // the holder of the lock has the slot until it is pending
     base::single_writer<std::int64_t> known_here;
     if (!c.out.put(&user, *b.from, b.index, state, was, known_here, c.home)) return false;
     c.out.note_told(static_cast<std::int64_t>(size));

@@ -214,8 +214,7 @@ observe::change thread_cache::newly_posted() noexcept {
 }
 void thread_cache::tell(observe::tally& to) noexcept { to.told(untold_.take(), newly_posted()); }
 
-// The one cache of a memory may write its tally here:
-// whoever else would has the lock and has shut the cache before.
+// The one cache of a heap may write its tally here: any other writer has the lock and has shut the cache before.
 address thread_cache::tell_and_end(base::owners_word& head, std::uint64_t to, address answer) noexcept {
   stream_heap& m = *of.load();
   m.sole == this ? untold_.allow(m.counts.left_after(untold_.take(), newly_posted())) : untold_.allow_all();

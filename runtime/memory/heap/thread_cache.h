@@ -1,6 +1,6 @@
 // A thread's cache of small blocks of one stream's memory:
 // no lock and no driver call between a block given back and the next one taken.
-// Threads: a cache belongs to one thread; whoever holds the lock of its memory may shut it and empty it from
+// Threads: a cache belongs to one thread. The holder of its heap's lock may shut it and empty it from
 // outside, also while the thread is parked somewhere. Its thread opens it again, with that lock.
 //
 // Invariant: a slot is in at most one cache or outbox, and its state is `cached` exactly then.
@@ -102,7 +102,7 @@ class thread_cache {
       for (std::uint32_t i = 0; i < m.count(); ++i) act(m.slots[i]);
     });
   }
-  void empty() noexcept;     // what each() would show is somebody else's now. Requires: shut
+  void empty() noexcept;     // what each() would show has been taken. Requires: shut
   // The home's number, by now `now`, at which the last slot of that size was given back here; when those that
   // slabs lent came free the slabs know. Its lower half is kept. The upper one is the latest that it can be:
   // the answer is never too small. Requires: shut, or the owner's call
@@ -208,7 +208,7 @@ struct thread_table {
   // of blocks that were marked by the way with the lock: each is a stream now
   std::array<clock::timeline const*, 8> users{};
 
-  // What is remembered here; asked before anything else. quick: and nobody notes what happens to blocks.
+  // Does what is remembered here still hold? quick: and no history or checker is told of blocks.
   bool holds_quick() const noexcept { return world == world_version(); }
   bool holds() const noexcept { return world == (world_version() & ~std::uint64_t{1}); }
   static std::size_t way_of(clock::timeline const* line) noexcept {

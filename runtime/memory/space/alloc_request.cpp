@@ -30,7 +30,7 @@ alloc_request alloc_request::make(device_context const& of, clock::timeline& hom
   if (home.alive() == clock::life::retired)
     refuse("a stream whose registration has ended", "Allocate on a stream that lives");
   std::size_t room = bytes;
-  if (of.announced) [[unlikely]] {  // what follows a block is nobody's; it lies where it would lie without
+  if (of.announced) [[unlikely]] {  // no block lies in the bytes behind it; its place is the same as without them
     room += after_announced;
     std::size_t const units = round_up(std::max<std::size_t>(bytes, 1), 16);
     alignment = std::max(alignment, std::min<std::size_t>(units & (~units + 1), 512));

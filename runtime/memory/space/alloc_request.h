@@ -1,4 +1,5 @@
 // One request for memory: checked and rounded once.
+// Threads: any.
 #pragma once
 #include "runtime/memory/space/device_context.h"
 

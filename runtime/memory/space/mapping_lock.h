@@ -1,5 +1,5 @@
-// Handles come and go beside each other, or stay as they are while somebody looks at all of them.
-// Threads: any; who lets them come and go does not do so again inside. No lock of a stream's memory is held.
+// Handles come and go in several threads at once, or stay while one thread looks at all of them.
+// Threads: any. A thread that holds `flowing` does not take it again. No heap's lock is held.
 #pragma once
 #include <cstdint>
 #include <utility>

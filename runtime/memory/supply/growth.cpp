@@ -77,7 +77,7 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, run_le
   if (made.arrived_ordered) g.window->freed = std::max(g.window->freed, mine.home.load()->now().n);
   if (!s.ok()) {
     mine.pieces.roll_back(g);
-    // mapped, and the driver lets nobody use it nor take it back: its place stays taken
+    // mapped, and the driver neither grants it nor takes it back: its place stays taken
     for (handle const& h : made.handles) {
       if (!(h.readers & of_.own_bit())) mine.unusable.push_back({mine.pieces.reserve_home(h), &in, {h}});
     }

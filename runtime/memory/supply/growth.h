@@ -1,5 +1,5 @@
 // More memory for one heap: planned under its lock, filled without it, then committed or rolled back.
-// Threads: any.
+// Threads: any, without a heap's lock. Handles come and go meanwhile (physical_memory::changes).
 //
 // Invariant: what is reserved for a plan serves no other request until it is committed.
 #pragma once

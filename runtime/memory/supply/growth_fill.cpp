@@ -144,7 +144,7 @@ class growth::filling {
         from = &m;
         return found.place != nullptr;
       };
-      // others' first: what lies idle there serves nobody
+      // other heaps first: a handle that lies idle there is of no use
       a_.heaps_.index.some(heap_index::whole, 0, [&](stream_heap& m) { return &m != &mine_ && look(m); });
       if (found.place || look(mine_)) return found;
     }

@@ -141,10 +141,10 @@ bool handle_mover::drop_ghosts(homed_handle const& h, int spared) try {
     piece* place = nullptr;
     {
       section const hold(in);
-      if (!ghosts_.is_of(h, g.at)) continue;  // it went meanwhile, with somebody's window
+      if (!ghosts_.is_of(h, g.at)) continue;  // another plan has taken it meanwhile
       place = in.pieces.reserve_gap(g.at, g.bytes);
     }
-    if (!place) return false;  // in somebody's window
+    if (!place) return false;  // another plan has reserved it
     driver::status s{driver::code::not_ready};
     if (of_.is_complete(g.last)) s = of_.machine.unmap(g.at, g.bytes);
     if (s.ok()) ghosts_.forget(g.at);

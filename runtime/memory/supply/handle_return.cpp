@@ -46,7 +46,7 @@ std::size_t handle_return::of(stream_heap& m, std::size_t want) {
       going = std::move(found.all);
       to_ask.n = found.waits_for;
       for (released const& g : going) {
-        for (handle const& h : g.handles) {  // segments: nobody may find the region while it goes
+        for (handle const& h : g.handles) {  // segments: no search may find the region while it goes
           if (h.physical == driver::memory_handle::none) g.in->set_pages(h, nullptr);
         }
       }
