@@ -1,15 +1,12 @@
-// The policies by which memory that other streams used is had again:
-// what each does, what it costs, and that an option switches it.
+// Policies of reuse but for device waits (reuse_waits_test.cpp): what each does, what it costs, and that an option
+// switches it.
 // Threads: one.
 #include <gtest/gtest.h>
 
 #include <random>
 
-#include "runtime/memory/device/device_allocator.h"
-#include "simulator/checker/race_checker.h"
 #include "tests/memory/counted_calls.h"
-#include "tests/memory/names.h"
-#include "tests/support/memory_bench.h"
+#include "tests/memory/reuse_machine.h"
 #include "tests/support/sanitized.h"
 
 namespace weir {
@@ -17,51 +14,8 @@ namespace {
 
 using tests::counted_calls;
 using tests::memory_bench;
+using machine = tests::reuse_machine;
 using waits = options::wait_policy;
-constexpr std::size_t size_classes_end = memory::size_classes::largest;
-
-// Nothing moves but what a test steps, or waits for on the host. As large as an H200:
-// only what is mapped costs time.
-struct machine {
-  explicit machine(options o = {}, std::size_t memory = std::size_t{141} << 30)
-      : bench({.devices = 1, .memory = memory, .schedule = simulated::scheduling::stepped, .seed = 1}, o) {}
-  memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench.on(0)); }
-  void* take(clock::timeline& s, std::size_t bytes) { return device().allocate(s, bytes, 0, at); }
-  void give(void* p, clock::timeline* last = nullptr) { device().deallocate(p, last, at); }
-  void busy(clock::timeline& s) {
-    ASSERT_TRUE(bench.machine().enqueue(0, s.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
-  }
-  memory_statistics stats() { return device().statistics(); }
-  std::size_t most_reserved() { return static_cast<std::size_t>(stats().reserved_bytes.all.peak); }
-  void sound() {
-    EXPECT_EQ(device().validate(), std::vector<std::string>{});
-    EXPECT_EQ(bench.control->findings(), std::vector<std::string>{});
-  }
-  // A batch is made on `from`, used on `to`, and given back; the host never asks how far the device is.
-  void batches(clock::timeline& from, clock::timeline& to, int n, std::size_t bytes) {
-    for (int i = 0; i < n; ++i) {
-      void* const p = take(from, bytes);
-      busy(from);
-      device().mark(p, to, at);
-      ASSERT_TRUE(to.wait(from.now()).ok());
-      busy(to);
-      give(p);
-    }
-  }
-  // The same, never marked: the free names who used it last, and slots go home together.
-  void named_batches(clock::timeline& from, clock::timeline& to, int n, std::size_t bytes) {
-    for (int i = 0; i < n; ++i) {
-      void* const p = take(from, bytes);
-      busy(from);
-      ASSERT_TRUE(to.wait(from.now()).ok());
-      busy(to);
-      give(p, &to);
-    }
-  }
-  memory_bench bench;
-  clock::timeline& a = bench.stream(0);
-  clock::timeline& b = bench.stream(0);
-};
 
 TEST(reuse, one_stream_with_blocks_in_place_makes_no_event) {
   machine m({.epsilon = 1});
@@ -110,7 +64,7 @@ TEST(reuse, a_returned_loan_serves_only_about_its_size) {
 
 // Freshness: at no time has more been given back since the newest fence than fence_interval says,
 // and a block more.
-TEST(reuse, fences_come_once_in_fence_every_bytes) {
+TEST(reuse, fences_come_once_in_fence_interval_bytes) {
   constexpr std::size_t every = 4 << 20;
   machine m({.fence_interval = every});
   void* const room = m.take(m.a, 16 << 20);  // nothing misses below
@@ -226,7 +180,7 @@ TEST(reuse, without_poll_on_miss_nothing_is_asked_early) {
 
 // A run of slots is half a MiB at most, whatever size they have: that much more is what the bound is asked about.
 TEST(reuse, pending_blocks_are_polled_before_slots_pass_the_bound) {
-  for (std::size_t const bytes : {std::size_t{1}, std::size_t{32}, size_classes_end}) {
+  for (std::size_t const bytes : {std::size_t{1}, std::size_t{32}, memory::size_classes::largest}) {
     machine m;
     clock::timeline& c = m.bench.stream(0);
     void* const kept = m.take(m.a, 2 << 20);
@@ -277,123 +231,6 @@ TEST(reuse, each_memory_and_each_piece_of_a_miss_is_a_step) {
   EXPECT_EQ(m.device().steps() - before, 2 * (others + others) + others);
   ASSERT_TRUE(m.bench.control->run());
   m.sound();
-}
-
-TEST(reuse, a_stream_waits_only_as_far_as_device_waits_allows) {
-  for (waits const policy : {waits::never, waits::when_short, waits::before_growth}) {
-    machine m({.device_waits = policy}, 4 << 20);
-    m.give(m.take(m.a, 3 << 20));
-    m.busy(m.a);
-    counted_calls calls(*m.bench.control);
-    ASSERT_NE(m.take(m.b, 3 << 20), nullptr);  // never: the host waits
-    EXPECT_EQ(m.stats().waits_inserted, policy == waits::never ? 0u : 1u);
-    EXPECT_EQ(calls.of({driver::call::wait}), policy == waits::never ? 0u : 1u);
-    EXPECT_EQ(calls.host_waits() > 0, policy == waits::never);
-    m.sound();
-  }
-}
-
-TEST(reuse, a_host_ahead_gets_its_oldest_memory_instead_of_more) {
-  constexpr std::size_t bytes = 2 << 20;
-  for (waits const policy : {waits::when_short, waits::before_growth}) {
-    machine m({.device_waits = policy, .fence_interval = bytes});
-    m.batches(m.a, m.b, 100, bytes);
-    if (policy == waits::when_short) {
-      EXPECT_EQ(m.most_reserved(), 100 * bytes) << "what it is without";
-      EXPECT_EQ(m.stats().waits_inserted, 0u);
-    } else {
-      EXPECT_LE(m.most_reserved(), 5 * bytes);
-      EXPECT_GE(m.stats().waits_inserted, 90u);
-      EXPECT_EQ(m.stats().late_waits, 0u) << "each wait is for a fence behind its block";
-    }
-    m.sound();
-  }
-}
-
-// The stream stays three blocks ahead: it waits for the first of four,
-// and what is behind that is not waited for.
-TEST(reuse, a_wait_leaves_the_newest_blocks_to_their_users) {
-  machine m;
-  m.batches(m.a, m.b, 5, 16 << 20);
-  EXPECT_EQ(m.stats().waits_inserted, 1u);
-  int done = 0;
-  ASSERT_TRUE(
-      m.bench.machine().enqueue(0, m.a.handle(), {}, {[](void* n) { ++*static_cast<int*>(n); }, nullptr, &done}).ok());
-  auto const steps_of_b = [&](int operations) {
-    for (int i = 0; i < operations; ++i) {
-      while (m.bench.control->step(0, m.a.handle())) {}
-      m.bench.control->step(0, m.b.handle());
-    }
-    while (m.bench.control->step(0, m.a.handle())) {}
-  };
-  steps_of_b(3);  // the first batch: a wait, its work, its fence
-  EXPECT_EQ(done, 1) << "the fifth batch stood behind more than the first";
-  ASSERT_TRUE(m.bench.control->run());
-  m.sound();
-}
-
-TEST(reuse, no_wait_instead_of_growth_beside_collectives) {
-  for (bool const home : {true, false}) {
-    machine m({.fence_interval = 2 << 20});
-    (home ? m.a : m.b).set_carries_collectives(true);
-    m.batches(m.a, m.b, 20, 2 << 20);
-    EXPECT_EQ(m.stats().waits_inserted, 0u);
-    m.sound();
-  }
-}
-
-TEST(reuse, batches_of_small_blocks_take_a_few_fences_worth) {
-  machine m;
-  m.batches(m.a, m.b, 2000, 1 << 20);
-  EXPECT_LE(m.most_reserved(), std::size_t{40} << 20);
-  EXPECT_LE(m.stats().late_waits * 8, m.stats().waits_inserted) << "a poll's fence may be the first that covers";
-  m.sound();
-}
-
-// Slots of slabs, and blocks of which hundreds lie before one fence.
-TEST(reuse, small_blocks_of_a_host_ahead_take_few_fences_worth) {
-  constexpr std::size_t fence = 2 << 20, all = 16 * fence;
-  for (std::size_t bytes : {3000, 32'000, 9 << 10, 40 << 10}) {
-    for (waits const policy : {waits::when_short, waits::before_growth}) {
-      machine m({.device_waits = policy, .fence_interval = bytes > size_classes_end ? 4 * fence : fence},
-                std::size_t{1} << 30);
-      m.batches(m.a, m.b, static_cast<int>(all / bytes), bytes);
-      if (policy == waits::when_short) {
-        EXPECT_GE(m.most_reserved(), all * 15 / 16) << bytes << ": what it is without";
-        EXPECT_EQ(m.stats().waits_inserted, 0u);
-      } else {
-        EXPECT_LE(m.most_reserved(), bytes > size_classes_end ? 13 * fence : 5 * fence) << bytes;
-        EXPECT_GE(m.stats().waits_inserted, 4u) << bytes;
-        if (bytes <= size_classes_end) {
-          EXPECT_LE(m.stats().late_waits, 2u)
-              << bytes << ", of " << m.stats().waits_inserted << ": a poll's fence may be the first that covers";
-        }
-      }
-      m.sound();
-    }
-  }
-}
-
-TEST(reuse, slots_that_return_together_are_waited_for_as_one) {
-  constexpr std::size_t fence = 2 << 20, all = 16 * fence;
-  for (std::size_t bytes : {2'000, 9'000, 32'000}) {
-    machine m({.fence_interval = fence}, std::size_t{1} << 30);
-    m.named_batches(m.a, m.b, static_cast<int>(all / bytes), bytes);
-    EXPECT_LE(m.most_reserved(), 3 * fence) << bytes;
-    EXPECT_GE(m.stats().waits_inserted, 2u) << bytes;
-    m.sound();
-  }
-}
-
-TEST(reuse, no_wait_for_slots_beside_collectives_or_for_few) {
-  constexpr std::size_t fence = 2 << 20;
-  for (int const who : {0, 1, 2}) {
-    machine m({.fence_interval = fence}, std::size_t{1} << 30);
-    if (who != 2) (who ? m.a : m.b).set_carries_collectives(true);
-    m.batches(m.a, m.b, static_cast<int>((who == 2 ? 2 : 8) * fence / 32'768), 32'768);
-    EXPECT_EQ(m.stats().waits_inserted, 0u);
-    m.sound();
-  }
 }
 
 // Where it lies hangs on the calls alone; that it is nobody else's any more is the device's to see to.
@@ -483,60 +320,6 @@ TEST(reuse, a_miss_does_not_cost_more_with_others_pieces) {
     EXPECT_LE(many, 2 * few) << few << " steps with 500 pieces";
     EXPECT_LE(many, 10u * 600) << "of 10 misses";
   }
-}
-
-TEST(reuse, a_piece_of_the_exact_size_is_waited_for) {
-  machine m({}, 8 << 20);
-  void* const kept = m.take(m.a, 4 << 20);
-  void* const p = m.take(m.a, 4 << 20);
-  m.busy(m.a);
-  m.give(p);
-  counted_calls calls(*m.bench.control);
-  void* const again = m.take(m.b, 4 << 20);
-  EXPECT_EQ(again, p);
-  EXPECT_EQ(calls.host_waits(), 0u);
-  EXPECT_EQ(calls.of({driver::call::unmap}), 0u);
-  m.give(again);
-  m.give(kept);
-}
-
-TEST(reuse, a_wait_for_own_blocks_is_reported_to_a_checker) {
-  driver::check::control* checker = nullptr;
-  auto const checked = [&](std::unique_ptr<driver::driver> m) {
-    auto both = driver::check::wrap(std::move(m));
-    checker = both.control;
-    return std::move(both.machine);
-  };
-  memory_bench bench({.devices = 1, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1}, {},
-                     checked);
-  memory::allocator& d = bench.on(0);
-  clock::timeline &a = bench.stream(0), &b = bench.stream(0);
-  void* const p = d.allocate(a, 3 << 20, 0, at);
-  d.mark(p, b, at);
-  ASSERT_TRUE(bench.machine().enqueue(0, b.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
-  d.deallocate(p, nullptr, at);
-  EXPECT_EQ(d.allocate(a, 3 << 20, 0, at), p);
-  EXPECT_EQ(d.statistics().waits_inserted, 1u);
-  EXPECT_EQ(checker->counted().waits, 1u);
-  d.deallocate(p, nullptr, at);
-  EXPECT_EQ(d.validate(), std::vector<std::string>{});
-}
-
-// A look goes to 64 free pieces of a memory. All of those here are known to be complete.
-TEST(reuse, short_memory_waits_beyond_the_pieces_looked_at) {
-  constexpr std::size_t page = 64 << 10, small = 40 << 10, wanted = 100 << 10, n = 70;
-  constexpr std::size_t all = memory::round_up((2 * n + 1) * small + wanted, page);
-  machine m({.device_limit = all, .device_waits = waits::never}, 64 << 20);
-  std::vector<void*> pieces;
-  for (std::size_t i = 0; i < n; ++i) pieces.push_back(m.take(m.a, small)), (void)m.take(m.a, small);
-  void* const last = m.take(m.a, wanted);
-  (void)m.take(m.a, small);
-  for (void* const p : pieces) m.give(p);
-  ASSERT_TRUE(m.bench.clocks().synchronize(m.a.now()).ok());
-  m.busy(m.a);
-  m.give(last);
-  EXPECT_EQ(m.take(m.b, wanted), last);
-  m.sound();
 }
 
 // Each of a hundred streams has blocks that wait for another one, and none is complete.

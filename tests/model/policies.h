@@ -1,5 +1,6 @@
 // Of every three random programs one has other policies of reuse than the defaults,
 // chosen by its seed beside all else.
+// A new option of reuse is drawn here and in tests/explore/policies.h.
 // Threads: none.
 #pragma once
 #include <cstdint>

@@ -1,0 +1,55 @@
+// A stepped machine whose streams run only as a test says, for the tests of reuse.
+// Threads: its test's thread.
+#pragma once
+#include <gtest/gtest.h>
+
+#include "runtime/memory/device/device_allocator.h"
+#include "tests/memory/names.h"
+#include "tests/support/memory_bench.h"
+
+namespace weir::tests {
+
+// Nothing moves but what a test steps, or waits for on the host. As large as an H200:
+// only what is mapped costs time.
+struct reuse_machine {
+  explicit reuse_machine(options o = {}, std::size_t memory = std::size_t{141} << 30)
+      : bench({.devices = 1, .memory = memory, .schedule = simulated::scheduling::stepped, .seed = 1}, o) {}
+  memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench.on(0)); }
+  void* take(clock::timeline& s, std::size_t bytes) { return device().allocate(s, bytes, 0, at); }
+  void give(void* p, clock::timeline* last = nullptr) { device().deallocate(p, last, at); }
+  void busy(clock::timeline& s) {
+    ASSERT_TRUE(bench.machine().enqueue(0, s.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
+  }
+  memory_statistics stats() { return device().statistics(); }
+  std::size_t most_reserved() { return static_cast<std::size_t>(stats().reserved_bytes.all.peak); }
+  void sound() {
+    EXPECT_EQ(device().validate(), std::vector<std::string>{});
+    EXPECT_EQ(bench.control->findings(), std::vector<std::string>{});
+  }
+  // A batch is made on `from`, used on `to`, and given back; the host never asks how far the device is.
+  void batches(clock::timeline& from, clock::timeline& to, int n, std::size_t bytes) {
+    for (int i = 0; i < n; ++i) {
+      void* const p = take(from, bytes);
+      busy(from);
+      device().mark(p, to, at);
+      ASSERT_TRUE(to.wait(from.now()).ok());
+      busy(to);
+      give(p);
+    }
+  }
+  // The same, never marked: the free names who used it last, and slots go home together.
+  void named_batches(clock::timeline& from, clock::timeline& to, int n, std::size_t bytes) {
+    for (int i = 0; i < n; ++i) {
+      void* const p = take(from, bytes);
+      busy(from);
+      ASSERT_TRUE(to.wait(from.now()).ok());
+      busy(to);
+      give(p, &to);
+    }
+  }
+  memory_bench bench;
+  clock::timeline& a = bench.stream(0);
+  clock::timeline& b = bench.stream(0);
+};
+
+}  // namespace weir::tests
