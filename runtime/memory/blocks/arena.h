@@ -115,7 +115,8 @@ class arena {
   enum class part : std::uint8_t { blocks, runs };
   // Reserves the window of that part that needs fewest unmapped bytes, of which those whose ghosts come home
   // hardly count. False: no hole is large enough, or none of those looked at: `thorough` looks at all.
-  bool plan(std::size_t bytes, std::size_t alignment, part, growth_plan&, ghost_sight const& = {}, bool thorough = true);
+  bool plan(std::size_t bytes, std::size_t alignment, part, growth_plan&, ghost_sight const& = {},
+            bool thorough = true);
   bool has_runs() const noexcept { return has_runs_; }  // some region has a part for them
   piece* commit(growth_plan&);            // Requires: what the block needs is mapped. Ensures: live
   piece* commit_run(growth_plan&);        // the same. Ensures: as take_run
