@@ -275,6 +275,24 @@ TEST(allocator_end, pages_in_use_elsewhere_are_unmapped_after_it) {
   for (std::string const& f : bench.control->findings()) EXPECT_EQ(f.find("stray"), std::string::npos) << f;
 }
 
+TEST(allocator_end, pages_stay_when_another_device_cannot_wait) {
+  memory_bench bench({.devices = 2, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});
+  memory::oom_callbacks none;
+  auto d = std::make_unique<memory::device_allocator>(bench.core, 0, none);
+  clock::timeline& home = bench.stream(0);
+  clock::timeline& far = bench.stream(1);
+  void* const p = d->allocate(home, 300'000, 0, at);
+  ASSERT_TRUE(d->grant(p, 1).ok());
+  d->mark(p, far, at);
+  driver::touch const reads[] = {{reinterpret_cast<driver::address>(p), 300'000, false}};
+  ASSERT_TRUE(bench.machine().enqueue(1, far.handle(), reads, {[](void*) {}, nullptr, nullptr}).ok());
+  d->deallocate(p, nullptr, at);
+  ASSERT_NE(bench.control->fail_call("synchronize_device", 2, driver::code::failed), 0u) << "the first is of gpu:0";
+  d.reset();
+  ASSERT_TRUE(bench.control->run());
+  EXPECT_EQ(bench.control->findings(), std::vector<std::string>{});
+}
+
 // Regression: the refusal was not looked at, and the pages went under work that was still to run.
 TEST(allocator_end, pages_stay_when_the_device_cannot_wait) {
   memory_bench bench({.devices = 1, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});

@@ -313,6 +313,18 @@ TEST(memory_audit, sums_what_is_there_and_tells_a_wrong_book) {
   EXPECT_NE(audit.validate(), std::vector<std::string>{}) << "a book that is wrong is told";
 }
 
+TEST(memory_audit, lists_the_stream_with_most_memory_first) {
+  one_device d;
+  memory::memory_audit audit(d.of, d.heaps, d.mover, d.peers, d.memory);
+  clock::timeline &less = d.bench.stream(0), &more = d.bench.stream(0);
+  (void)d.grown(less, 1 << 20);
+  (void)d.grown(more, 8 << 20);
+  auto const all = audit.by_stream();
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_EQ(all[0].stream, more.id());
+  EXPECT_EQ(all[1].stream, less.id());
+}
+
 TEST(oom_callbacks, run_in_order_and_not_inside_one_another) {
   memory::oom_callbacks all;
   struct notes {
