@@ -1,10 +1,10 @@
-// A ghost is a place where a handle stays mapped when it has moved: nobody lives there, and should the handle
-// be wanted there again, it comes home without a driver call. What a program does again and again so moves
-// handles to and fro for nothing.
-// Threads: any; one lock for a device's ghosts, taken last and never held over a driver call.
+// An alias is an address range where a handle stays mapped after it has moved. No block uses it. If the range
+// is needed while the handle is free, weir switches the handle back without a driver call.
+// Threads: any; one lock for a device's aliases, taken last and never held over a driver call.
 //
-// Invariant: a ghost lies inside one gap, or in a piece that is reserved; only who reserved it may unmap it
-// or bring its handle home. Whatever used the handle at a ghost is ordered before whatever it holds at home.
+// Invariant: an alias lies inside one unmapped block or one reserved block. Only the call that reserved it
+// may unmap the alias or switch its handle back. All work that used the handle at an alias is ordered before
+// all work that uses it at its present address.
 #pragma once
 #include <map>
 #include <utility>
@@ -16,13 +16,13 @@
 namespace weir::memory {
 
 struct ghost {
-  homed_handle* of = nullptr;  // null: only promised
-  ghost* next = nullptr;  // of the same handle, older
+  homed_handle* of = nullptr;  // null: announced by expect()
+  ghost* next = nullptr;  // the next older one of the same handle
   address at = 0;
   std::size_t bytes = 0;
-  clock::stamp last;      // of its use here: not unmapped before that is complete
-  bool granted = true;    // false: the driver would neither let the device use it nor take it back
-  bool stuck = false;     // the driver would not take it away
+  clock::stamp last;      // last use here; must be complete before an unmap
+  bool granted = true;    // false: the driver refused both access and the unmap
+  bool stuck = false;     // the driver refused the unmap
 
   address end() const noexcept { return at + bytes; }
 };
@@ -32,7 +32,7 @@ class ghosts {
   using places = std::map<address, ghost>;
   static constexpr int most = 8;  // of one handle
 
-  // Keeps them as they are while it lives.
+  // Holds the lock while the result is live.
   base::guarded<places>::access look() const { return all_.lock(); }
 
   void expect(address at) { all_.lock()->try_emplace(at); }  // Throws: bad_alloc. Requires: leave() or forget() follows
@@ -42,7 +42,7 @@ class ghosts {
     g = {&h, h.ghosts, at, h.bytes, last, granted, false};
     h.ghosts = &g;
   }
-  // The handle has moved, and stays mapped where it was.
+  // The handle has moved to `to`, and stays mapped at its old address.
   void leave_for(homed_handle& h, address to, clock::stamp last) noexcept {
     address const at = h.at;
     {
@@ -51,7 +51,7 @@ class ghosts {
     }
     leave(h, at, last, true);
   }
-  // The handle's home is where the ghost was, and the ghost where it was at home.
+  // Exchanges the addresses of the alias and its handle.
   void swap(ghost& g, clock::stamp last) noexcept {
     auto const all = all_.lock();
     auto node = all->extract(g.at);
@@ -65,7 +65,7 @@ class ghosts {
     g.next = g.of->ghosts;
     g.of->ghosts = &g;
   }
-  void forget(address at) noexcept {  // it is unmapped, or nothing came of it
+  void forget(address at) noexcept {  // unmapped, or never made
     auto const all = all_.lock();
     auto const found = all->find(at);
     if (homed_handle* const h = found->second.of) {
@@ -79,7 +79,7 @@ class ghosts {
     auto const all = all_.lock();
     g.stuck = true;
   }
-  // The oldest of a handle's; bytes 0: it has none, or no more than `spared`.
+  // The oldest alias of a handle; bytes 0: the handle has at most `spared`.
   struct place {
     address at = 0;
     std::size_t bytes = 0;
@@ -96,7 +96,7 @@ class ghosts {
     auto const all = all_.lock();
     return h.ghosts;
   }
-  // at the end: no handle is asked for its ghosts any more
+  // For the end. Ensures: handles still point to the aliases that are gone, so do not query them again.
   places take_all() noexcept { return std::exchange(*all_.lock(), {}); }
   bool is_of(homed_handle const& h, address at) const noexcept {
     auto const all = all_.lock();
@@ -112,15 +112,15 @@ class ghosts {
   base::guarded<places> all_;
 };
 
-// What a plan may know of ghosts. They are looked at with their lock held.
+// What a plan knows of aliases. Requires: their lock is held.
 struct ghost_sight {
-  enum class fate : std::uint8_t { comes_home, goes, stays };  // without a driver call; by one; not now
-  ghosts::places const* all = nullptr;                         // null: there are none
+  enum class fate : std::uint8_t { comes_home, goes, stays };  // switched back; unmapped; neither now
+  ghosts::places const* all = nullptr;                         // null: no aliases
   void const* who = nullptr;
-  // No handle comes home from inside the window it is wanted for, which lies from `lo` to `hi`.
+  // A handle inside [lo, hi), the range being planned, cannot be switched back.
   fate (*judge)(void const* who, ghost const&, address lo, address hi) = nullptr;
 
-  // The first that ends behind `from`.
+  // The first alias that ends after `a`.
   ghosts::places::const_iterator from(address a) const {
     auto at = all->lower_bound(a);
     if (at != all->begin() && std::prev(at)->second.end() > a) --at;

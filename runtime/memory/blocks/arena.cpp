@@ -1,4 +1,4 @@
-// The slow half of arena.h: cutting and merging, growth, and taking handles away.
+// The slow half of arena.h: cutting, merging and reserving blocks.
 // Threads: as arena.h.
 #include "runtime/base/room.h"
 #include "runtime/memory/blocks/arena.h"
@@ -7,8 +7,7 @@
 
 namespace weir::memory {
 
-// A piece to spare has no home, no marks and no slab, and nothing was asked for it:
-// it was free, or nothing at all.
+// Invariant: a spare block has no home, no marks, no slab and no requested size.
 inline piece* arena::make(region& r, address at, std::size_t bytes, state is) noexcept {
   piece* const p = spare_.back();
   spare_.pop_back();
@@ -20,7 +19,7 @@ inline piece* arena::make(region& r, address at, std::size_t bytes, state is) no
 
 void arena::stock_up(std::size_t pieces) {
   while (spare_.size() < pieces) {
-    // so that giving a piece up never allocates
+    // so that returning a block to spare_ never allocates
     if (spare_.capacity() <= pieces_.size()) spare_.reserve(2 * pieces_.size() + pieces);
     spare_.push_back(&pieces_.emplace_back());
   }
@@ -66,14 +65,14 @@ void arena::enlist(piece& p) noexcept {
   ++listed_;
 }
 
-// Before anything of the piece changes.
+// Requires: nothing of the block has changed yet.
 void arena::delist(piece& p) noexcept {
   movable_.erase(p);
   p.leaf == piece::no_leaf ? list_of(p).erase(p) : p.in->large->erase(p);
   --listed_;
 }
 
-// A free piece that loses its front or grows stays the one it is: in most lists nothing changes then.
+// A free block that shrinks or grows stays the same object, so that most lists need no change.
 [[gnu::always_inline]] inline void arena::before_change(piece& p) noexcept { movable_.before_change(p); }
 
 [[gnu::always_inline]] inline void arena::after_change(piece& p) noexcept {
@@ -140,13 +139,13 @@ void arena::put_gap(piece& p) noexcept {
 }
 
 [[gnu::always_inline]] inline piece* arena::cut_out(piece* p, address at, std::size_t bytes) {
-  // Both cuts may allocate: the pieces for them are there before anything changes.
+  // Both cuts may allocate, so this comes before anything changes.
   stock(2);
   if (at > p->at) [[unlikely]] {
     p = carve_inside(*p, at, bytes);
   } else if (p->bytes == bytes) {
     delist(*p);
-  } else {  // what is left stays the piece that it is
+  } else {  // the remainder stays the same object
     piece* const front = make(*p->in, at, bytes, state::live);
     front->freed = p->freed;
     link_before(*p, *front);
@@ -163,7 +162,7 @@ void arena::put_gap(piece& p) noexcept {
 piece* arena::carve(piece* p, address at, std::size_t bytes) { return cut_out(p, at, bytes); }
 
 piece* arena::take(std::size_t bytes, std::size_t alignment) {
-  auto const fits = [](piece const&) { return true; };  // every piece begins at a multiple of the unit
+  auto const fits = [](piece const&) { return true; };  // every block begins at a multiple of the unit
   if (alignment > bins::unit) [[unlikely]] return take_if(bytes, alignment, fits);
   piece* found = nullptr;
   if (is_for_large(bytes)) {
@@ -247,7 +246,7 @@ void arena::settle_reserved(piece& window) noexcept {
   piece* p = &window;
   region& r = *p->in;
   address const end = p->end();
-  for (address a = p->at; a < end;) {  // stretches that are mapped, and that are not
+  for (address a = p->at; a < end;) {  // ranges of mapped, and of unmapped pages
     handle* const h = r.page(a);
     address b = a;
     while (b < end && (r.page(b) != nullptr) == (h != nullptr))

@@ -1,9 +1,9 @@
-// An arena is the address-ordered list of one stream's large pieces:
-// best fit among what is mapped, growth where least is missing.
-// Threads: the caller holds the lock of the stream_heap it belongs to. No driver call is made here.
+// An arena is the address-ordered list of the larger blocks of one stream's heap. A large block gets the
+// lowest mapped range that fits, a smaller one the tightest. Growth maps the fewest pages.
+// Threads: the caller holds the lock of the stream_heap that owns it. Makes no driver call.
 //
-// Invariant (heap_block.h): region = live + pending + slab + free + reserved + gap;
-// and every byte that is not gap or reserved is mapped.
+// Invariant (heap_block.h): region = live + pending + slab + free + reserved + gap; every byte outside gap
+// and reserved is mapped.
 #pragma once
 #include <algorithm>
 #include <deque>
@@ -18,22 +18,22 @@
 
 namespace weir::memory {
 
-// A window of free pieces and gaps, held as one reserved piece while its gaps are filled without the lock.
+// A range of free and unmapped blocks, held as one reserved block while it is mapped without the lock.
 struct growth_plan {
   piece* window = nullptr;
-  address block = 0;             // where the block will be
+  address block = 0;             // address of the block to come
   std::size_t bytes = 0;         // of the block
-  std::vector<address_range> missing;  // pages to map, in order
-  std::vector<ghost*> ghosts;  // in the window: to come home, or to be unmapped before what is missing is mapped
-  std::uint64_t freed = 0;       // newest stamp among the free pieces inside
+  std::vector<address_range> missing;  // to map: whole pages, in order
+  std::vector<ghost*> ghosts;  // inside: each is switched back, or unmapped, before `missing` is mapped
+  std::uint64_t freed = 0;       // newest free stamp inside
   std::size_t missing_bytes = 0;
   std::size_t spare = 0;         // bytes that may be reserved past the bound's first term
-  std::size_t large_beside = 0;  // free pieces of two pages and more that are left
+  std::size_t large_beside = 0;  // other free blocks of two pages and more
   std::int64_t live_before = 0;  // bytes, of all streams
-  bool run = false;              // of slabs
+  bool run = false;              // for a slab's run
 };
 
-// Handles on their way back to the driver, and the reserved piece that holds their place.
+// Handles to be released to the driver, and the reserved block that holds their addresses.
 struct released {
   piece* place = nullptr;
   region* in = nullptr;
@@ -46,18 +46,18 @@ class arena {
   arena() = default;  // Throws: bad_alloc
   arena(arena const&) = delete;
 
-  // From mapped memory, for the home stream. Null: nothing fits. Ensures:
-  // is == live, bytes a multiple of bins::unit.
+  // From mapped memory, for the home stream. Null: nothing fits.
+  // Ensures: is == live, bytes a multiple of bins::unit.
   piece* take(std::size_t bytes, std::size_t alignment) noexcept(false);
-  // For a run of slots: apart from the blocks, where there is such a part. Ensures, of these three:
-  // reserved, for a slab or release_done().
+  // For a slab's run: in the part for runs, if any. Ensures, for these three functions: reserved, until a
+  // slab or release_done() takes it.
   piece* take_run(std::size_t bytes, std::size_t alignment) {
     return reserve_in((has_runs_ ? runs_ : free_).find(bytes, room_for{bytes, alignment}), bytes, alignment);
   }
   piece* take_run_anywhere(std::size_t bytes, std::size_t alignment) {
     return reserve_in(find_anywhere(bytes, alignment), bytes, alignment);
   }
-  // The longest, in whole cells, of those that are too short for that. Not where it would lie among blocks.
+  // A shorter run of whole cells, as long as one finds below that size. Never among blocks.
   piece* take_short_run(std::size_t below, std::size_t alignment, std::size_t slot_bytes) {
     if (!has_runs_) return nullptr;
     piece* found = nullptr;
@@ -73,14 +73,14 @@ class arena {
     std::size_t const slots = std::min(room(*found), below) / slot_bytes;
     return reserve_in(found, round_up(slots * slot_bytes, cell), alignment);
   }
-  // From either part, when memory is short.
+  // From either part, for when memory is short.
   piece* take_anywhere(std::size_t bytes, std::size_t alignment) {
     piece* const found = find_anywhere(bytes, alignment);
     return found ? carve(found, round_up(found->at, alignment), bytes) : nullptr;
   }
-  // The same from pieces that `may` takes. A block of `large_pages` and more gets the lowest piece that is
-  // large enough, so that what is free gathers above;
-  // a smaller one the tightest, so that it breaks no piece a large one may want.
+  // As take(), from free blocks that `may` accepts. A block of `large_pages` and more gets the lowest free
+  // block that is large enough, so that free memory gathers above. A smaller one gets the tightest, so that
+  // it splits no free block that a large one may need.
   template <class May>
   piece* take_if(std::size_t bytes, std::size_t alignment, May may) {
     auto const fits = [&](piece const& p) { return round_up(p.at, alignment) + bytes <= p.end() && may(p); };
@@ -93,12 +93,11 @@ class arena {
     }
     return found ? carve(found, round_up(found->at, alignment), bytes) : nullptr;
   }
-  // Ensures: the piece is free, merged with its neighbours, and stamped (the heap's home, freed).
-  // It may no longer be named.
+  // Ensures: the block is free, merged with its neighbours, and stamped (home, freed); do not use it again.
   void give(piece&, std::uint64_t freed) noexcept;
-  // Of a slab's run: what is left of the piece at either end stays the slab's. Throws:
-  // bad_alloc, before anything changes
-  // Returns: what is left behind it, or null.
+  // For part of a slab's run: what remains at either end stays the slab's.
+  // Throws: bad_alloc, before anything changes.
+  // Returns: the remainder behind the part, or null.
   piece* give_part(piece& run, address from, std::size_t bytes, std::uint64_t freed) {
     stock(2);
     piece* const rest = run.end() > from + bytes ? cut(run, from + bytes) : nullptr;
@@ -109,25 +108,25 @@ class arena {
     return rest;
   }
 
-  // Adds addresses: all gap, or (segments) all free.
+  // Adds addresses: all unmapped or, for a segment, all free.
   void add_region(region&, state);
-  void drop_region(region&) noexcept;  // Requires: one free or gap piece
+  void drop_region(region&) noexcept;  // Requires: one free or unmapped block
   enum class part : std::uint8_t { blocks, runs };
-  // Reserves the window of that part that needs fewest unmapped bytes, of which those whose ghosts come home
-  // hardly count. False: no hole is large enough, or none of those looked at: `thorough` looks at all.
+  // Reserves the range of that part that lacks the fewest bytes; an alias that is switched back counts almost
+  // nothing. False: no range is large enough. Without `thorough`, also: none of those examined is.
   bool plan(std::size_t bytes, std::size_t alignment, part, growth_plan&, ghost_sight const& = {},
             bool thorough = true);
-  bool has_runs() const noexcept { return has_runs_; }  // some region has a part for them
-  piece* commit(growth_plan&);            // Requires: what the block needs is mapped. Ensures: live
-  piece* commit_run(growth_plan&);        // the same. Ensures: as take_run
-  void roll_back(growth_plan& g) noexcept { settle_reserved(*g.window); }  // what is mapped becomes free, the rest gap
+  bool has_runs() const noexcept { return has_runs_; }  // some region has a part for runs
+  piece* commit(growth_plan&);            // Requires: the block's range is mapped. Ensures: live
+  piece* commit_run(growth_plan&);        // As commit. Ensures: as take_run
+  void roll_back(growth_plan& g) noexcept { settle_reserved(*g.window); }  // mapped pages become free, others gap
 
-  // Takes whole handles of the free pieces whose stamp's number `complete` says, each stretch of neighbours
-  // as one reserved piece, until `want` bytes are found; then `release_done` says what is unmapped since.
-  // From the lowest up: Requires: all are complete.
+  // Reserves whole handles of free blocks whose free stamp is `complete`, one reserved block in each, until
+  // `want` bytes are found. Afterwards call release_done(): unmapped pages become gap, the rest free again.
+  // Requires: if `which` is lowest, all stamps are complete.
   struct going {
     std::vector<released> all;
-    std::uint64_t waits_for = 0;  // nothing more goes before this number is complete; 0: there is nothing more
+    std::uint64_t waits_for = 0;  // the next free stamp to complete before more can be released; 0: no more
   };
   enum class first : std::uint8_t { oldest, lowest };
   template <class Complete>
@@ -150,17 +149,17 @@ class arena {
         r.place = reserve(p, r.handles.front().at, r.handles.back().at + r.handles.back().bytes);
       } catch (std::bad_alloc const&) {
         out.all.resize(before);
-        return true;  // what is reserved already goes all the same
+        return true;  // what is reserved already is released anyway
       }
       return false;
     };
     which == first::oldest ? sorted().oldest(take) : sorted().lowest(take);
     return out;
   }
-  // Takes one whole handle that `suits`, of a free piece whose stamp's number `complete` says: the largest of
-  // at most `most` bytes, else the smallest, among the first handles of the smallest pieces that hold some,
-  // until one of `enough` is found; when none of those will do, one of the oldest pieces. No place: none may
-  // go, and the number is what the oldest waits for.
+  // Reserves one whole handle that `suits`, of a free block whose free stamp is `complete`: the largest of at
+  // most `most` bytes, else the smallest. Examines the first handles of the smallest blocks, until one has at
+  // least `enough` and at most `most` bytes; if none suits, the oldest blocks. No place: none may be taken,
+  // and the number is the free stamp that the oldest waits for.
   struct taken_handle {
     released from;
     std::uint64_t waits_for = 0;
@@ -203,7 +202,7 @@ class arena {
     out.from.place = reserve(*from, best->at, best->at + best->bytes);
     return out;
   }
-  // Where a handle is at home, or was: null when it does not lie wholly in one free piece, or in one gap.
+  // Null: the range does not lie wholly in one free block or, for reserve_gap(), in one unmapped block.
   piece* free_around(handle const& h) noexcept { return sorted().around(h); }
   piece* reserve_home(handle const& h) {
     piece* const p = sorted().around(h);
@@ -217,25 +216,25 @@ class arena {
   std::vector<region*> const& regions() const noexcept { return regions_; }
   std::size_t free_pieces() const noexcept { return listed_; }
   std::size_t largest_free() const noexcept;
-  // No free piece for blocks, and none at all, has more bytes than that; without looking at any.
+  // bytes; no search. No free block outside the part for runs is larger, and for most_free() none at all.
   std::size_t most_for_blocks() const noexcept {
     std::size_t most = free_.at_most();
     for (region const* r : regions_) most = r->large ? std::max(most, r->large->at_most()) : most;
     return most;
   }
   std::size_t most_free() const noexcept { return std::max(most_for_blocks(), runs_.at_most()); }
-  std::size_t some_large() const noexcept {  // how many free pieces of two pages and more: of many, of some leaves
+  std::size_t some_large() const noexcept {  // free blocks of two pages and more; of many, some leaves
     std::size_t n = 0;
     for (region const* r : regions_) n += r->large ? r->large->some() : 0;
     return n;
   }
-  std::uint64_t looked_at() const noexcept { return looked_at_; }  // pieces, by plans
+  std::uint64_t looked_at() const noexcept { return looked_at_; }  // blocks, by plans
   template <class Do>
   void each_free(Do act) const {
     free_.each(act), runs_.each(act);
     each_large(act);
   }
-  // the smallest that may hold so many, of those for blocks
+  // The smallest free blocks outside the part for runs that may hold `bytes`.
   template <class Do>
   void some_free(std::size_t bytes, int looks, Do act) const {
     looks -= free_.look(bytes, [&](piece& p) { return act(p), false; }, looks);
@@ -245,15 +244,15 @@ class arena {
       act(*p);
   }
   template <class Do>
-  void any_free(int looks, Do act) const {  // so many of either part, and of the large
+  void any_free(int looks, Do act) const {  // up to `looks` of each part, and of the large ones
     free_.look(0, [&](piece& p) { return act(p), false; }, looks);
     runs_.look(0, [&](piece& p) { return act(p), false; }, looks);
     each_large([&](piece& p) {
       if (looks-- > 0) act(p);
     }, lowest_fit::some_leaves);
   }
-  std::uint64_t newest_given() const noexcept { return newest_given_; }  // the number no free piece's stamp is above
-  void forget_stamps() {  // all that is free is complete
+  std::uint64_t newest_given() const noexcept { return newest_given_; }  // no free block has a later free stamp
+  void forget_stamps() {  // Requires: all free blocks are complete
     each_free([](piece& p) { p.freed = 0; });
     newest_given_ = 0;
   }
@@ -261,7 +260,7 @@ class arena {
 
  private:
   bool is_for_large(std::size_t bytes) const noexcept { return bytes >= large_from_; }
-  // The lowest of the large pieces looked at that is large enough and `fits`: at most `looks` in a region.
+  // The lowest large free block of at least `bytes` that `fits` accepts; examines `looks` a region.
   template <class Fits>
   piece* lowest(std::size_t bytes, Fits fits, int looks = 32) const {
     for (region const* r : regions_) {
@@ -284,7 +283,7 @@ class arena {
   piece* reserve_in(piece* found, std::size_t bytes, std::size_t alignment) {
     return found ? reserve(*found, round_up(found->at, alignment), round_up(found->at, alignment) + bytes) : nullptr;
   }
-  // The tightest of those for blocks.
+  // The tightest free block outside the part for runs.
   template <class Fits>
   piece* tightest(std::size_t bytes, Fits fits) const {
     if (piece* const p = free_.find(bytes, fits)) return p;
@@ -315,7 +314,7 @@ class arena {
     some.erase(last, some.end());
     return some;
   }
-  movable& sorted() noexcept {  // it knows all
+  movable& sorted() noexcept {  // with every block sorted
     for (region const* r : regions_) {
       if (!r->large || !movable_.unsorted()) continue;
       r->large->each_from_the_lowest([&](piece& p) {
@@ -324,14 +323,14 @@ class arena {
     }
     return movable_;
   }
-  void stock(std::size_t pieces) {                // Throws: bad_alloc. Ensures: so many can be made without allocating
+  void stock(std::size_t pieces) {                // Throws: bad_alloc. Ensures: make() then allocates nothing
     if (spare_.size() < pieces) [[unlikely]] stock_up(pieces);
   }
   void stock_up(std::size_t pieces);
   piece* make(region&, address, std::size_t bytes, state) noexcept;  // Requires: stocked
   void link_after(piece& left, piece& right) noexcept;
   void link_before(piece& right, piece& left) noexcept;
-  void absorb_next(piece& p) noexcept {           // the next piece's bytes become this one's; the next is gone
+  void absorb_next(piece& p) noexcept {           // merges the next block into this one
     piece* const gone = p.after;
     p.bytes += gone->bytes;
     p.freed = std::max(p.freed, gone->freed);
@@ -340,15 +339,15 @@ class arena {
     spare_.push_back(gone);
   }
   void absorb_previous(piece&) noexcept;
-  piece* cut(piece&, address);                    // the right part, same state; in no bin and no list
+  piece* cut(piece&, address);                    // Returns: the right part, same state, in no list
   piece* reserve(piece& free, address from, address to);
-  void settle_reserved(piece&) noexcept;          // what is mapped of it becomes free, the rest gap
+  void settle_reserved(piece&) noexcept;          // what is mapped becomes free, the rest unmapped
   piece* carve(piece* free, address at, std::size_t bytes);
-  piece* cut_out(piece* free, address at, std::size_t bytes);  // the same, where it happens all the time
+  piece* cut_out(piece* free, address at, std::size_t bytes);  // as carve(), always inlined
   void put_free(piece&) noexcept;       // merges and enlists
-  void enlist(piece&) noexcept;         // of the free: by size, by what could be moved, and a large one by address
+  void enlist(piece&) noexcept;         // by size or, if large, by address; and for the search for whole handles
   void delist(piece&) noexcept;
-  void before_change(piece&) noexcept;  // of where a listed one begins or ends, or of its stamp
+  void before_change(piece&) noexcept;  // before a listed block changes its range or its stamp
   void after_change(piece&) noexcept;
   void change_lists(piece&) noexcept;
   void change_large(piece&, bool was, bool is) noexcept;
@@ -367,7 +366,7 @@ class arena {
   struct window {  // the best so far
     address at = 0;
     std::size_t missing = ~std::size_t{0}, cost = ~std::size_t{0}, hole = ~std::size_t{0};  // bytes
-    piece* first = nullptr;  // of the pieces around it
+    piece* first = nullptr;  // of the blocks around it
   };
   struct search;
   window best_window(search&, part) const;
@@ -375,22 +374,22 @@ class arena {
 
   static constexpr int looks_at_spans = 32, looks_inside = 64;
   static bool is_nobodys(piece const& p) noexcept { return !p.home && !p.cut && !p.requested && p.marks.empty(); }
-  static bool apart(piece const& right) noexcept { return right.at == right.in->runs; }  // from what lies before it
+  static bool apart(piece const& right) noexcept { return right.at == right.in->runs; }  // never merged to the left
   bins& list_of(piece const& p) noexcept { return p.at >= p.in->runs ? runs_ : free_; }
   bins& gaps_of(piece const& p) noexcept { return p.at >= p.in->runs ? gap_runs_ : gaps_; }
 
-  bins free_, runs_;        // for blocks, and for runs of slots; not those that a region has among its large ones
-  std::size_t listed_ = 0;  // free pieces in all
+  bins free_, runs_;        // without those in a region's `large`
+  std::size_t listed_ = 0;  // all free blocks
   bool has_runs_ = false;
-  lowest_fit* first_large_ = nullptr;  // the first region's; where it has none, no block gets the lowest piece
-  std::size_t large_from_ = std::numeric_limits<std::size_t>::max();  // bytes of a block that does
-  movable movable_;                // of the free pieces, those with whole handles
-  bins gaps_, gap_runs_;           // likewise
+  lowest_fit* first_large_ = nullptr;  // the first region's; null: no block gets the lowest fit
+  std::size_t large_from_ = std::numeric_limits<std::size_t>::max();  // bytes of the smallest block that gets it
+  movable movable_;                // the free blocks with whole handles
+  bins gaps_, gap_runs_;           // by part
   piece_places gap_places_;
   std::uint64_t looked_at_ = 0;
   std::vector<region*> regions_;
   std::uint64_t newest_given_ = 0;
-  std::deque<piece> pieces_;       // stable addresses
+  std::deque<piece> pieces_;       // a deque: addresses are stable
   std::vector<piece*> spare_;
 };
 

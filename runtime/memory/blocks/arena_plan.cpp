@@ -1,10 +1,10 @@
-// Where an arena grows: the window of free pieces and gaps that needs fewest unmapped bytes.
+// Plans an arena's growth: the range of free and unmapped blocks that lacks the fewest pages.
 // Threads: as arena.h.
 //
-// Windows are sought around the largest free pieces that are too small, and around the gaps that are large
-// enough: at most `looks` of each, and at most `reach` pieces to each side, and at some `ghost_looks` ghosts.
-// Only when addresses run out are all gaps looked at. What a ghost covers costs next to nothing when its
-// handle comes home; where it must stay is no window.
+// The search looks around the largest free blocks that are too small, and around unmapped blocks that are
+// large enough: at most `looks` of each, `reach` blocks to each side, and some `ghost_looks` aliases. If it
+// finds none, a thorough search tries all unmapped blocks. An alias whose handle is switched back costs
+// almost nothing. A range with an alias that must stay is not used.
 #include <algorithm>
 #include <optional>
 
@@ -13,20 +13,20 @@
 namespace weir::memory {
 namespace {
 constexpr int looks = 64, reach = 16, ghost_looks = 4096;
-constexpr std::size_t most_runs = 32;  // of ghosts that come home, tried as windows
+constexpr std::size_t most_runs = 32;  // ranges of aliases to switch back, tried as plans
 using fate = ghost_sight::fate;
 
 bool idle(piece const* p) noexcept { return p && (p->is == state::free || p->is == state::gap); }
 
-std::size_t saved_by(fate f, std::size_t bytes) noexcept {  // of what is missing
+std::size_t saved_by(fate f, std::size_t bytes) noexcept {  // of the missing bytes
   return f == fate::comes_home ? bytes - bytes / 64 : 0;
 }
 
-// The ghosts of a neighbourhood, and what all those before each save.
+// The aliases of a neighbourhood, with running sums of what they save.
 class ghost_gains {
  public:
   explicit ghost_gains(ghost_sight const& s) : sight_(s) {}
-  // false: so many were looked at already that a window which is known must do.
+  // False: enough aliases were examined, and the range that is known must do.
   bool look(address from, address to, bool known) {
     seen_.clear(), runs_.clear();
     from_ = from, to_ = to, seen_to_ = ~address{0};
@@ -52,9 +52,9 @@ class ghost_gains {
     seen_.push_back({to, to, fate::goes, saved, staying});
     return true;
   }
-  // of ghosts side by side that come home
+  // ranges of adjacent aliases that are switched back
   std::vector<std::pair<address, address>> const& runs() const noexcept { return runs_; }
-  // What those between two addresses save of what is missing there. nullopt: one of them stays.
+  // Missing bytes that the aliases between two addresses save. nullopt: one of them must stay.
   std::optional<std::size_t> between(address lo, address hi) const noexcept {
     if (hi > seen_to_) return one_by_one(lo, hi);
     if (seen_.size() < 2) return 0;
@@ -88,8 +88,8 @@ class ghost_gains {
 
   ghost_sight const& sight_;
   address from_ = 0, to_ = 0;
-  address seen_to_ = 0;     // all of them up to here
-  std::vector<seen> seen_;  // by address, and one at the end
+  address seen_to_ = 0;     // seen_ has every alias below it
+  std::vector<seen> seen_;  // by address, then a sentinel
   std::vector<std::pair<address, address>> runs_;
   int left_ = ghost_looks;
 };
@@ -176,7 +176,7 @@ void arena::reserve_window(window const& w, std::size_t bytes, growth_plan& out,
   address const best = w.at;
   std::size_t const page = w.first->in->page_bytes;
   growth_plan plan{nullptr, best, bytes, {}, {}, 0, w.missing};
-  address lo = round_down(best, page), hi = round_up(best + bytes, page);  // of the gaps: whole pages, and whole ghosts
+  address lo = round_down(best, page), hi = round_up(best + bytes, page);  // unmapped: whole pages and aliases
   if (sight.all) {
     for (auto i = sight.from(lo); i != sight.all->end() && i->first < hi; ++i) {
       if (i->second.of && i->second.end() > lo) plan.ghosts.push_back(const_cast<ghost*>(&i->second));
@@ -195,7 +195,7 @@ void arena::reserve_window(window const& w, std::size_t bytes, growth_plan& out,
     lo = std::min(lo, plan.ghosts.front()->at);
     hi = std::max(hi, plan.ghosts.back()->end());
   }
-  // Nothing below allocates. The window: what of each piece lies inside, gaps by whole pages.
+  // Nothing below allocates. The plan takes from each block what lies inside, of an unmapped one whole pages.
   address const left = p->is == state::gap ? std::max(p->at, lo) : best;
   p->is == state::gap ? gap_erase(*p) : delist(*p);
   if (left > p->at) {

@@ -1,7 +1,7 @@
 // A block found by one of its addresses: a block of the arena or a slot of a slab.
-// Threads: valid while the lock of its heap is held.
+// Threads: valid while the heap's lock is held.
 //
-// Invariant: `live` is true for exactly what deallocate would take.
+// Invariant: `live` is true exactly if deallocate would accept the block.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -22,7 +22,7 @@ struct block_ref {
   static block_ref find(region&, address) noexcept;
 
   template <class Do>
-  void each_mark(Do act) const {  // each stream that it is marked for
+  void each_mark(Do act) const {  // each stream that the block is marked for
     if (cut) return cut->each_mark(index, act);
     for (clock::timeline* const t : whole->marks) act(t);
   }

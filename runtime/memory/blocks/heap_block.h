@@ -1,8 +1,7 @@
-// A piece is one stretch of an arena's addresses;
-// the pieces of a region lie side by side and leave nothing out.
-// Threads: guarded by the lock of the stream_heap whose region it lies in.
+// A block of an arena: one address range in one state. The blocks of a region lie side by side without holes.
+// Threads: guarded by the lock of the stream_heap that owns the region.
 //
-// Invariant: region = live + pending + slab + free + reserved + gap, in bytes;
+// Invariant: region = live + pending + slab + free + reserved + gap, in bytes. In one part (blocks or runs)
 // no two neighbours are both free, or both gap.
 #pragma once
 #include <array>
@@ -18,25 +17,25 @@
 namespace weir::memory {
 
 enum class state : std::uint8_t {
-  live,      // somebody's block
-  pending,   // given back; streams it was marked for may still use it
+  live,      // allocated
+  pending,   // freed; streams that it was marked for may still use it
   slab,      // the run of a slab
-  free,      // mapped; whatever used it is ordered before (the heap's home, freed), so before its next work
-  reserved,  // promised to a call that is talking to the driver
-  gap,       // addresses without pages
+  free,      // mapped; all work that used it is ordered before the stamp (home, freed), so before home's next work
+  reserved,  // held by a call that talks to the driver without the lock
+  gap,       // unmapped: addresses without physical memory
 };
 
-// Streams that a block is marked for. Those that are over make room for others: a block that lives long has
-// no more than live and ended at once.
+// Streams that a block is marked for. A full vector first drops the streams that have ended, so that the
+// marks of a long-lived block stay few.
 using marks_of_block = std::vector<clock::timeline*>;
 inline void add_mark(marks_of_block& marks, clock::timeline& user) {  // Throws: bad_alloc
   if (marks.size() == marks.capacity()) std::erase_if(marks, [](clock::timeline const* t) { return t->is_over(); });
   marks.push_back(&user);
 }
 
-// what a block that comes or goes touches lies in the first two lines, of its neighbours in the first
+// An allocation or a free touches the first two cache lines of its block, and the first of its neighbours.
 struct alignas(64) piece {
-  // Free: what whole_handle_index.h knows of it. Before, after: in its bin by `span`, or in the list of those noted.
+  // Free: how whole_handle_index.h has it. Its span links are in the bin by `span`, or in the noted list.
   enum class in_movable : std::uint8_t { no, noted, unsorted, listed, none_inside };
   using hook = boost::intrusive::set_member_hook<boost::intrusive::link_mode<boost::intrusive::normal_link>>;
   static constexpr std::uint16_t no_leaf = 0xffff;
@@ -49,21 +48,21 @@ struct alignas(64) piece {
   state is = state::gap;
   in_movable sorted = in_movable::no;
   std::uint8_t seat = 0;
-  std::uint16_t leaf = no_leaf; // large and free: where lowest_fit.h has it
+  std::uint16_t leaf = no_leaf; // large and free: its leaf in lowest_fit.h
   std::uint16_t bin = 0;
-  piece* bin_before = nullptr;  // free, gap: in its bin
+  piece* bin_before = nullptr;  // free, gap: links of its bin
   piece* bin_after = nullptr;
-  std::uint64_t freed = 0;                 // free: the stamp's number on the arena's home stream
-  clock::timeline* home = nullptr;         // live: the stream it was made for
+  std::uint64_t freed = 0;                 // free: the number of its free stamp, on the arena's home
+  clock::timeline* home = nullptr;         // live: the stream it was allocated for
   std::size_t requested = 0;               // live
   slab* cut = nullptr;                     // slab
   marks_of_block marks;                    // live: other streams that use it
-  std::uint64_t turn = 0;                  // large and free: the higher, the later it came or changed
+  std::uint64_t turn = 0;                  // large and free: a later insert or change has a higher one
   piece* span_before = nullptr;
   piece* span_after = nullptr;
   std::size_t span = 0;         // listed: bytes of the handles that lie wholly inside
   hook age;
-  hook place;                   // listed, and gaps: by address
+  hook place;                   // listed or gap: by address
   std::uint16_t span_bin = 0;
 
   address end() const noexcept { return at + bytes; }
@@ -74,18 +73,18 @@ static_assert(offsetof(piece, marks) == 96 && offsetof(piece, turn) == 120 && of
 struct lower {
   bool operator()(piece const& a, piece const& b) const noexcept { return a.at < b.at; }
 };
-// Pieces by address. Invariant: no two overlap.
+// Blocks by address. Invariant: no two overlap.
 class piece_places {
  public:
   void insert(piece& p) noexcept { all_.insert(p); }
   void erase(piece& p) noexcept { all_.erase(all_.iterator_to(p)); }
-  piece* around(address at, std::size_t bytes) noexcept {  // null: none holds all of that
+  piece* around(address at, std::size_t bytes) noexcept {  // null: no block contains the whole range
     auto const after = all_.upper_bound(at, above{});
     if (after == all_.begin()) return nullptr;
     piece& p = *std::prev(after);
     return at + bytes <= p.end() ? &p : nullptr;
   }
-  // From the lowest up, until `enough(piece)`, which may take that piece out.
+  // From the lowest up, until `enough(block)`, which may erase its block.
   template <class Enough>
   void lowest(Enough enough) noexcept {
     for (auto at = all_.begin(); at != all_.end();) {
@@ -116,14 +115,12 @@ struct by_span {
   static std::uint16_t& bin(piece& p) noexcept { return p.span_bin; }
 };
 
-// Free pieces by size: exact bins of 512 B steps up to 32 KiB, then 32 bins a doubling,
-// with a two-level bitmap over them.
-// Invariant: a piece is in bin i exactly when bin_of(its size) == i,
-// and bit i is set exactly when bin i is not empty.
+// Free blocks by size: exact bins of 512 B steps to 32 KiB, then 32 bins a doubling, and a two-level bitmap.
+// Invariant: a block is in bin i exactly when bin_of(its size) == i; bit i is set exactly when bin i has one.
 template <class By>
 class bins_by {
  public:
-  static constexpr std::size_t unit = 512;  // bytes: what blocks of an arena are rounded up to
+  static constexpr std::size_t unit = 512;  // bytes: sizes of an arena's blocks are rounded up to it
   static constexpr int count = 1024;
 
   static int bin_of(std::size_t bytes) noexcept {
@@ -159,9 +156,8 @@ class bins_by {
     By::before(p) = By::after(p) = nullptr;
     --size_;
   }
-  // The smallest of the pieces looked at that `fits` likes: an exact size first, then the tightest of its own
-  // bin, then the tightest of the next. At most `looks` pieces are looked at in a bin, so the cost does not
-  // grow with the number of pieces.
+  // A block of at least `bytes` that `fits` accepts: of the exact size, else the tightest of its own bin,
+  // else of the next bin that has one. At most `looks` blocks of a bin are examined, which bounds the cost.
   template <class Fits>
   piece* find(std::size_t bytes, Fits fits, int looks = 32) const noexcept {
     for (int q = next(bin_of(bytes)); q >= 0; q = next(q + 1)) {
@@ -177,12 +173,13 @@ class bins_by {
     return nullptr;
   }
   template <class Do>
-  void each(Do act) const {  // act may not change the bins
+  void each(Do act) const {  // Requires: act does not change the bins
     for (int q = next(0); q >= 0; q = next(q + 1)) {
       for (piece* p = heads_[at(q)]; p; p = By::after(*p)) act(*p);
     }
   }
-  // From the bin of `bytes` up, until `enough(piece)` or `looks` were looked at. Returns: how many were
+  // From the bin of `bytes` up, until `enough(block)` or `looks` blocks.
+  // Returns: the number examined; looks + 1 if there are more.
   template <class Enough>
   int look(std::size_t bytes, Enough enough, int looks) const {
     int seen = 0;
@@ -193,7 +190,7 @@ class bins_by {
     }
     return seen;
   }
-  // From the bin of `bytes` down, likewise.
+  // As look(), from the bin of `bytes` down.
   template <class Enough>
   int look_down(std::size_t bytes, Enough enough, int looks) const {
     int seen = 0;
@@ -205,7 +202,7 @@ class bins_by {
     return seen;
   }
   std::size_t size() const noexcept { return size_; }
-  std::size_t at_most() const noexcept {  // bytes: no piece has more
+  std::size_t at_most() const noexcept {  // bytes: no block is larger
     int const q = last(count - 1);
     if (q < 64) return q < 0 ? 0 : at(q) * unit;
     return q == count - 1 ? std::numeric_limits<std::size_t>::max()
@@ -214,7 +211,7 @@ class bins_by {
 
  private:
   static std::size_t at(int q) noexcept { return static_cast<std::size_t>(q); }
-  int next(int q) const noexcept {  // the first bin from q up that holds something; -1: none
+  int next(int q) const noexcept {  // the first non-empty bin from q up; -1: none
     if (q >= count) return -1;
     if (std::uint64_t const word = bits_[at(q) / 64] >> (q % 64)) return q + std::countr_zero(word);
     std::uint32_t const above = q / 64 == 15 ? 0 : words_ & ~((2u << (q / 64)) - 1);
@@ -222,7 +219,7 @@ class bins_by {
     int const w = std::countr_zero(above);
     return w * 64 + std::countr_zero(bits_[at(w)]);
   }
-  int last(int q) const noexcept {  // the last bin up to q that holds something; -1: none
+  int last(int q) const noexcept {  // the last non-empty bin up to q; -1: none
     if (q < 0) return -1;
     if (std::uint64_t const word = bits_[at(q) / 64] << (63 - q % 64)) return q - std::countl_zero(word);
     std::uint32_t const below = words_ & ((1u << (q / 64)) - 1);

@@ -1,13 +1,13 @@
-// The large free pieces of a region: which is the lowest that is large enough.
-// Threads: guarded by the lock of the stream_heap whose region it belongs to.
+// The large free blocks of a region; finds the lowest that is large enough.
+// Threads: guarded by the lock of the stream_heap that owns the region.
 //
-// They lie in leaves of up to 64, each for a stretch of addresses and without order inside: all of a leaf are
-// looked at, sixteen at a time, so that one that comes, goes or changes its size is a store or two. A program
-// seldom fills a second leaf. Invariants
-//   leaf r holds the pieces that begin in page starts_[r] or later, before starts_[r + 1]; starts_[0] == 0,
-//   and that is leaf 0 most_[r] is at least the size of each; the search that it led astray lowers it
-//   two neighbours hold more than `join_up_to` together, so that there are never more leaves than were made
-//   room for
+// Blocks lie in leaves of up to 64. A leaf has one range of addresses and no order inside: a search reads all
+// of its sizes, sixteen at a time, so that an insert, erase or change is a store or two.
+// Invariants
+//   leaf r holds the blocks that begin in page starts_[r] or later, before starts_[r + 1]
+//   starts_[0] == 0, and order_[0] == 0
+//   most_[r] is at least the size of each block of leaf r; a search that it misled lowers it
+//   two neighbouring leaves hold more than `join_up_to` blocks together, so that the leaves always suffice
 #pragma once
 #include <algorithm>
 #include <array>
@@ -22,10 +22,10 @@ namespace weir::memory {
 
 class lowest_fit {
  public:
-  static constexpr std::size_t unit = 512;                        // bytes: sizes are counted in
-  static constexpr std::size_t some_leaves = 8;                   // looked at where no order helps
-  static constexpr std::size_t most_pages = std::size_t{1} << 21; // of a region; of larger ones nothing is kept
-  // Requires: no two pieces begin within two pages of each other.
+  static constexpr std::size_t unit = 512;                        // bytes: the unit of stored sizes
+  static constexpr std::size_t some_leaves = 8;                   // examined by a search that no order helps
+  static constexpr std::size_t most_pages = std::size_t{1} << 21; // of a region; a larger one has no such list
+  // Requires: no two blocks begin within two pages of each other.
   explicit lowest_fit(std::size_t pages)
       : leaves_(leaves_for(pages)), order_(leaves_for(pages)), starts_(leaves_for(pages)), most_(leaves_for(pages)) {
     for (std::size_t i = 0; i < leaves_for(pages); ++i) order_[i] = static_cast<std::uint16_t>(i);
@@ -41,7 +41,7 @@ class lowest_fit {
     take_out(l, p);
     if (count_ > 1) [[unlikely]] join_around(l.rank);
   }
-  // It begins or ends elsewhere, with no other one between there and where it was.
+  // The block begins or ends elsewhere. Requires: no other block lies between its old and its new place.
   [[gnu::always_inline]] void change(piece& p) noexcept {
     leaf& l = leaves_[p.leaf];
     std::size_t const page = p.in->page_index(p.at), r = l.rank;
@@ -50,11 +50,11 @@ class lowest_fit {
     set(l, p.seat, p, page);
     if (std::int32_t& most = most_[r]; most < l.sizes[p.seat]) most = l.sizes[p.seat];
   }
-  // The lowest of at least so many bytes that begins in page `from` or later; null: there is none.
+  // The lowest block of at least `bytes` that begins in page `from` or later; null: none.
   piece* find(std::size_t bytes, std::size_t from = 0) noexcept {
     if (bytes > (most_units - 1) * unit) return nullptr;
     auto const v = static_cast<std::int32_t>((bytes + unit - 1) / unit);
-    if (count_ == 1 && !from) [[likely]] {  // that is the first leaf: the lowest rank keeps its leaf
+    if (count_ == 1 && !from) [[likely]] {  // rank 0 is always leaf 0
       if (most_[0] < v) return nullptr;
       leaf& l = leaves_[0];
       std::int32_t const found = lowest_in<false>(l, v, 0);
@@ -72,15 +72,15 @@ class lowest_fit {
     }
     return nullptr;
   }
-  // The tightest that holds so many bytes and that `fits` likes, of those alike the one that came or changed
-  // last; of the first `some_leaves` leaves.
+  // The tightest block of at least `bytes` that `fits` accepts, of equal sizes the one inserted or changed
+  // last. Examines the first `some_leaves` leaves.
   template <class Fits>
   piece* tightest(std::size_t bytes, Fits fits) const {
     piece* best = nullptr;
     std::size_t const v = (bytes + unit - 1) / unit;
     for (std::size_t r = 0; r < std::min(count_, some_leaves); ++r) {
       leaf const& l = at(r);
-      if (count_ == 1) [[likely]] {  // what is as large as the tightest, before all
+      if (count_ == 1) [[likely]] {  // first the blocks of the smallest sufficient size
         std::int32_t const least = v < most_units - 1 ? least_in(l, static_cast<std::int32_t>(v)) : none;
         if (least == none && v < most_units - 1) return nullptr;
         for (std::uint64_t those = least < none - 1 ? of_size(l, least) : 0; those; those &= those - 1) {
@@ -107,14 +107,14 @@ class lowest_fit {
       for (std::uint32_t i = 0; i < l.n; ++i) act(*l.at[i]);
     }
   }
-  std::size_t at_most() const noexcept {  // bytes: no piece has more
+  std::size_t at_most() const noexcept {  // bytes: no block is larger
     if (count_ > some_leaves) return std::numeric_limits<std::size_t>::max();
     std::int32_t most = 0;
     for (std::size_t r = 0; r < count_; ++r) most = at(r).n ? std::max(most, most_[r]) : most;
     return most == units(std::numeric_limits<std::size_t>::max()) ? std::numeric_limits<std::size_t>::max()
                                                                   : static_cast<std::size_t>(most) * unit;
   }
-  std::size_t some() const noexcept {  // how many there are, of those in the first `some_leaves` leaves
+  std::size_t some() const noexcept {  // the number of blocks in the first `some_leaves` leaves
     std::size_t n = 0;
     for (std::size_t r = 0; r < std::min(count_, some_leaves); ++r) n += at(r).n;
     return n;
@@ -129,7 +129,7 @@ class lowest_fit {
     }
   }
   template <class Wrong>
-  std::size_t validate(Wrong wrong) const {  // how many there are
+  std::size_t validate(Wrong wrong) const {  // Returns: the number of blocks
     std::size_t all = 0;
     for (std::size_t r = 0; r < count_; ++r) {
       leaf const& l = at(r);
@@ -158,10 +158,10 @@ class lowest_fit {
   static constexpr std::int32_t none = std::numeric_limits<std::int32_t>::max();
   static constexpr std::size_t most_units = none;
   struct leaf {
-    std::array<std::int32_t, room> keys;   // the page it begins in, and its seat
+    std::array<std::int32_t, room> keys;   // the page where the block begins, and its seat
     std::array<std::int32_t, room> sizes;  // in units; 0: an empty seat
     std::array<piece*, room> at;
-    std::uint32_t n;                       // seats taken: the first ones
+    std::uint32_t n;                       // seats in use: the first ones
     std::uint32_t rank;
   };
   static std::size_t leaves_for(std::size_t pages) noexcept {
@@ -192,7 +192,7 @@ class lowest_fit {
     set(l, p.seat, p, page);
     most_[r] = std::max(most_[r], units(p.bytes));
   }
-  static void take_out(leaf& l, piece& p) noexcept {  // the last one takes its seat
+  static void take_out(leaf& l, piece& p) noexcept {  // the last block moves to its seat
     std::uint32_t const seat = p.seat, last = --l.n;
     piece& moved = *l.at[last];
     l.at[seat] = &moved;
@@ -202,7 +202,7 @@ class lowest_fit {
     l.sizes[last] = 0;
     p.leaf = piece::no_leaf;
   }
-  void move_all(std::size_t from, std::size_t to, std::size_t first_page) noexcept {  // those that begin there or later
+  void move_all(std::size_t from, std::size_t to, std::size_t first_page) noexcept {  // blocks from that page on
     leaf& l = at(from);
     for (std::uint32_t i = l.n; i-- > 0;) {
       piece& p = *l.at[i];
@@ -230,7 +230,7 @@ class lowest_fit {
     join(r);
     if (r > 0) join(r - 1);
   }
-  void join(std::size_t r) noexcept {  // with its right neighbour, if they are few
+  void join(std::size_t r) noexcept {  // with its right neighbour, if both have few blocks
     if (r + 1 >= count_ || at(r).n + at(r + 1).n > join_up_to) return;
     move_all(r + 1, r, 0);
     std::rotate(&order_[r + 1], &order_[r + 2], &order_[count_]);
@@ -251,12 +251,11 @@ class lowest_fit {
   }
   static four all_of(std::int32_t v) noexcept { return four{v, v, v, v}; }
   static four less_of(four a, four b) noexcept { return a < b ? a : b; }
-  static std::int32_t least_of(four v) noexcept {  // without a branch, which nobody could foretell
+  static std::int32_t least_of(four v) noexcept {  // without branches, which would be unpredictable
     v = less_of(v, __builtin_shufflevector(v, v, 2, 3, 0, 1));
     return less_of(v, __builtin_shufflevector(v, v, 1, 0, 3, 2))[0];
   }
-  // All seats of a leaf that may be taken, sixteen at a time: of those that are not the size is 0. How many
-  // there are decides no jump then.
+  // Also reads empty seats, whose size is 0: the number of blocks then decides no branch within sixteen.
   template <class Look>
   [[gnu::always_inline]] static void each_four(leaf const& l, Look look) noexcept {
     std::size_t i = 0;
@@ -266,7 +265,7 @@ class lowest_fit {
     } while (i < l.n);
   }
   template <bool bounded>
-  static std::int32_t lowest_in(leaf const& l, std::int32_t v, std::int32_t from) noexcept {  // its key
+  static std::int32_t lowest_in(leaf const& l, std::int32_t v, std::int32_t from) noexcept {  // Returns: its key
     four const less = all_of(v - 1), before = all_of(from - 1), nothing = all_of(none);
     four best = nothing;
     each_four(l, [&](std::size_t i, four sizes) {
@@ -275,7 +274,7 @@ class lowest_fit {
     });
     return least_of(best);
   }
-  static std::int32_t least_in(leaf const& l, std::int32_t v) noexcept {  // of the sizes from v up
+  static std::int32_t least_in(leaf const& l, std::int32_t v) noexcept {  // the smallest size from v up
     four const less = all_of(v - 1), nothing = all_of(none);
     four best = nothing;
     each_four(l, [&](std::size_t, four sizes) {
@@ -298,7 +297,7 @@ class lowest_fit {
   }
 
   sparse_array<leaf> leaves_;
-  sparse_array<std::uint16_t> order_;  // the first count_: by address; the others are spare
+  sparse_array<std::uint16_t> order_;  // the first count_: by address; the rest are spare
   sparse_array<std::uint32_t> starts_;
   sparse_array<std::int32_t> most_;
   std::size_t count_ = 1;

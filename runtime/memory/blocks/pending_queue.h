@@ -1,9 +1,9 @@
-// Blocks given back that other streams may still use, waiting in the order of the stamp that holds them.
-// Threads: the caller holds the lock of the stream_heap it belongs to. No driver call is made here.
+// Pending blocks: freed, and queued under a stream that may still use them.
+// Threads: the caller holds the lock of the stream_heap that owns it. Makes no driver call.
 //
 // Invariant: a block waits under the first of its stamps that is not yet ordered before its home stream nor
-// complete. Each settle() looks at one block a stream beyond those it settles: amortized O(1). A block of the
-// arena is found by its size in O(log n), the one given back first at once.
+// complete. settle() examines one block a stream beyond those it reclaims: amortized O(1). A block of the
+// arena is found by size in O(log n), the oldest block in O(1).
 #pragma once
 #include <algorithm>
 #include <boost/intrusive/list.hpp>
@@ -22,17 +22,17 @@ struct held_block {
   piece* whole = nullptr;  // a block of the arena, or
   slab* cut = nullptr;     // a slot of a slab
   std::uint32_t index = 0;
-  std::size_t bytes = 0;   // in all
-  std::vector<clock::stamp> stamps;  // all must be passed
-  // the arena's own stamp: its own use of the block, and those it was found to be ordered behind,
-  // are before it
+  std::size_t bytes = 0;   // `more` included
+  std::vector<clock::stamp> stamps;  // all must be ordered or complete
+  // number on the home stream: the home's use of the block, and all uses that the home was found to be
+  // ordered after, are before it
   std::uint64_t since = 0;
-  std::uint64_t turn = 0;            // given back as the so many-th; push() says
-  std::vector<slabs::taken> more{};  // slots that were given back with that one, and wait for the same
+  std::uint64_t turn = 0;            // order of the free; push() sets it
+  std::vector<slabs::taken> more{};  // slots freed together with this one, which wait for the same
 
   std::size_t slots() const noexcept { return cut ? 1 + more.size() : 0; }
   template <class Do>
-  void each_slot(Do act) const {     // Requires: of slots
+  void each_slot(Do act) const {     // Requires: slots
     act(slabs::taken{cut, index});
     for (slabs::taken const s : more) act(s);
   }
@@ -58,13 +58,13 @@ class pending_blocks {
     spare_.clear_and_dispose([](node* n) { delete n; });
   }
 
-  // When the host has no memory for it, nothing has changed.
+  // Throws: bad_alloc; the block is not queued then.
   void push(held_block const& b) { push(b, b.stamps); }
-  // for these stamps, whatever it says of its own
+  // For these stamps instead of its own.
   void push(held_block const& b, std::span<clock::stamp const> stamps) {
     if (spare_.empty()) spare_.push_front(*new node), ++spares_;
     node& n = spare_.front();
-    n.stamps.assign(stamps.begin(), stamps.end());  // copied: there is room already
+    n.stamps.assign(stamps.begin(), stamps.end());  // copied: reuses the node's capacity
     n.whole = b.whole, n.cut = b.cut, n.index = b.index, n.bytes = b.bytes, n.since = b.since;
     n.more.clear();
     for (clock::stamp const s : stamps) {
@@ -75,7 +75,7 @@ class pending_blocks {
     spare_.pop_front(), --spares_;
     enter(n, queue);
   }
-  // Host memory for slots of one stream that will wait together, had before they are given back.
+  // Host memory for slots of one stream that will wait together, reserved before they are freed.
   class room {
    public:
     explicit operator bool() const noexcept { return block_ && !queue_.empty() && !newest_.empty(); }
@@ -87,7 +87,7 @@ class pending_blocks {
     numbers::node_type newest_;
   };
   static constexpr std::size_t most_together = 64;  // slots
-  static void make(room& r, std::uint64_t stream) {  // Throws: bad_alloc; another call makes what is missing
+  static void make(room& r, std::uint64_t stream) {  // Throws: bad_alloc; another call makes the rest
     if (!r.block_) r.block_ = std::make_unique<node>();
     r.block_->stamps.reserve(1);
     r.block_->more.reserve(most_together - 1);
@@ -99,8 +99,7 @@ class pending_blocks {
     if (r.newest_.empty()) r.newest_ = numbers{{stream, 0}}.extract(stream);
     r.queue_.key() = r.newest_.key() = stream;
   }
-  // Needs no memory. Requires: a room made for that stream; not empty. Ensures:
-  // it must be made again for the next ones
+  // Allocates nothing, and uses up the room. Requires: a room made for the stream of `s`; slots not empty.
   void push(room& r, std::span<slabs::taken const> slots, std::size_t bytes, clock::stamp s,
             std::uint64_t since) noexcept {
     node& n = *r.block_.release();
@@ -114,8 +113,8 @@ class pending_blocks {
     if (queue == queues_.end()) queue = queues_.insert(std::move(r.queue_)).position;
     enter(n, queue->second);
   }
-  // Takes out what is passed: `passed(stamp, block)`, then `settled(block)`, which throws nothing. A block
-  // for whose next wait the host has no memory stays where it is, until the next time.
+  // Removes each block whose stamps are all `passed(stamp, block)`, and calls `settled(block)`, which must
+  // not throw. If the host has no memory to queue a block under its next stamp, the block stays as it is.
   template <class Passed, class Settled>
   void settle(Passed passed, Settled settled) {
     bool moved = true;
@@ -149,9 +148,9 @@ class pending_blocks {
       forget_when_empty();
     }
   }
-  // The one given back first; null: none waits.
+  // The block freed first; null: empty.
   held_block const* oldest() const noexcept { return by_turn_.empty() ? nullptr : &by_turn_.front(); }
-  // Takes that one out whatever it waits for; then `settled(block)`, as above. Requires: not empty.
+  // Removes the oldest block whatever it waits for, then calls `settled(block)`. Requires: not empty.
   template <class Settled>
   void settle_oldest(Settled settled) {
     node& b = by_turn_.front();
@@ -160,7 +159,7 @@ class pending_blocks {
     leave(b, settled);
     forget_when_empty();
   }
-  // The first block that `suits`, of the last `looks` that only that stream still holds. Takes it out.
+  // Removes the first that `suits` of the newest `looks` blocks queued under that stream, newest first.
   template <class Suits>
   bool take(std::uint64_t stream, Suits suits, held_block& out, std::size_t looks = 16) {
     auto const found = queues_.find(stream);
@@ -176,16 +175,15 @@ class pending_blocks {
     }
     return false;
   }
-  // Blocks of the arena of at least so many bytes, the smallest first, of one size the one given back first;
-  // until `enough(block)`, or `looks` were looked at.
+  // Blocks of the arena of at least `bytes`, the smallest first, of one size the oldest first, until
+  // `enough(block)` or `looks` blocks.
   template <class Enough>
   void fitting(std::size_t bytes, int looks, Enough enough) const {
     for (auto at = by_size_.lower_bound(bytes, below{}); at != by_size_.end() && looks-- > 0; ++at) {
       if (enough(static_cast<held_block const&>(*at))) return;
     }
   }
-  // In the order they were given back, from the first on or from the last back,
-  // until `enough(block)`, or `looks` were looked at.
+  // In the order of their frees, or in reverse, until `enough(block)` or `looks` blocks.
   template <class Enough>
   void first_given(int looks, Enough enough) const {
     for (auto at = by_turn_.begin();
@@ -196,14 +194,14 @@ class pending_blocks {
     for (auto at = by_turn_.rbegin();
          at != by_turn_.rend() && looks-- > 0 && !enough(static_cast<held_block const&>(*at)); ++at) {}
   }
-  std::vector<clock::stamp> fronts() const {  // what each queue waits for next
+  std::vector<clock::stamp> fronts() const {  // the stamp that each queue waits for next
     std::vector<clock::stamp> all;
     for (auto const& [stream, queue] : queues_) {
       if (!queue.empty()) all.push_back(queue.front().stamps.front());
     }
     return all;
   }
-  std::vector<clock::stamp> newest() const {  // for each stream: no block waits for more of it
+  std::vector<clock::stamp> newest() const {  // one a stream: no block waits for a later stamp of it
     std::vector<clock::stamp> all;
     for (auto const& [stream, n] : newest_) {
       if (n) all.push_back({stream, n});
@@ -214,7 +212,7 @@ class pending_blocks {
   void each(Do act) const {
     for (node const& b : by_turn_) act(static_cast<held_block const&>(b));
   }
-  // bytes, of the blocks of the arena
+  // bytes, of blocks of the arena
   std::size_t largest() const noexcept { return by_size_.empty() ? 0 : by_size_.rbegin()->bytes; }
   bool empty() const noexcept { return size_ == 0; }
   std::size_t size() const noexcept { return size_; }
@@ -239,7 +237,7 @@ class pending_blocks {
     ++size_;
   }
   template <class Settled>
-  void leave(node& b, Settled settled) noexcept {  // Requires: out of its queue
+  void leave(node& b, Settled settled) noexcept {  // Requires: not in its queue
     by_turn_.erase(by_turn_.iterator_to(b));
     if (b.whole) by_size_.erase(by_size_.iterator_to(b));
     bytes_ -= b.bytes;
@@ -250,7 +248,7 @@ class pending_blocks {
     spare_.push_front(b);
     ++spares_;
   }
-  // What waits again soon finds its stream's place; those of many streams go.
+  // Few streams keep their entries for their next block; those of many streams are dropped.
   void forget_when_empty() noexcept {
     if (size_ != 0) return;
     if (queues_.size() > most_kept || newest_.size() > most_kept) return newest_.clear(), queues_.clear();
@@ -259,14 +257,14 @@ class pending_blocks {
 
   static constexpr std::size_t most_spares = 1024, most_kept = 4;
   queues queues_;                         // by stream; some may be empty
-  line spare_;  // of blocks that wait no more: who gives back and who takes are threads that would share malloc's lock
+  line spare_;  // unused nodes: allocating and freeing threads would contend for malloc's lock
   std::size_t spares_ = 0;
   boost::intrusive::list<node, boost::intrusive::member_hook<node, list_hook, &node::in_turns>, no_size> by_turn_;
   // blocks of the arena
   boost::intrusive::set<node, boost::intrusive::member_hook<node, set_hook, &node::in_sizes>,
                         boost::intrusive::compare<below>, no_size>
       by_size_;
-  numbers newest_;                        // number, by stream; 0: nothing has waited for it since all was empty
+  numbers newest_;                        // highest number by stream; 0: none queued since all was empty
   std::uint64_t turns_ = 0;
   std::size_t size_ = 0, bytes_ = 0, bytes_in_slots_ = 0;
 };

@@ -1,4 +1,4 @@
-// The slow half of slab.h: runs in and out, and the scan for a free slot.
+// The slow half of slab.h: adding and removing runs, and the scan for a free slot.
 // Threads: as slab.h.
 #include "runtime/memory/blocks/slab.h"
 
@@ -8,8 +8,8 @@
 namespace weir::memory {
 
 std::size_t slabs::run_bytes(int c, std::size_t have) noexcept {
-  // Few slabs: small runs, so that a class of which little is used holds little. Many:
-  // long runs, so that each costs little to keep.
+  // With few slabs, runs are small, so that a little-used class holds little. With many, runs are long, so
+  // that each slot costs little host memory.
   std::size_t const size = size_classes::bytes(c);
   if (have >= many_slabs) {
     std::size_t run =
@@ -86,7 +86,7 @@ slabs::taken slabs::take(int c, std::size_t requested) {
     s->set_live(i, requested);
     return {s, i};
   }
-  std::map<std::uint32_t, slab::note> spare;  // made before anything changes
+  std::map<std::uint32_t, slab::note> spare;  // allocated before anything changes
   spare[0].unused = s->size - static_cast<std::uint32_t>(requested);
   std::uint32_t const i = take_bit(*s);
   auto node = spare.extract(spare.begin());
@@ -124,7 +124,7 @@ bool slabs::set_free(slab& s, std::uint32_t i, std::uint64_t freed) noexcept {
   free_bytes_ += s.size, ++freed_;
   if (!s.listed) list(s);
   if (!s.empty()) return false;
-  // One empty slab a class stays, so that a lone pair of calls does not cut and return a run each time.
+  // Each class keeps one empty whole slab, so that a lone pair of calls does not cut and return a run each time.
   return ++empties_[static_cast<std::size_t>(s.size_class)] > 1 || s.gone;
 }
 

@@ -1,11 +1,11 @@
-// A slab is one run of an arena cut into equal slots; its state is a byte (four above 1 KiB) and a bit a slot
-// on the host, nothing on the device.
-// Threads: the caller holds the lock of the stream_heap it belongs to.
+// A slab cuts one run of an arena into equal slots. A slot's state is a byte (four above 1 KiB) and a bit on
+// the host, and nothing on the device.
+// Threads: the caller holds the lock of the stream_heap that owns it.
 //
-// Invariant: slots = free + live + pending + cached + gone, by counting the state bytes; a slab is listed
-// exactly when it has a free slot. A slot has gone when a cell that it touches is the slab's no longer: cells
-// in which no slot is in use may go back to the arena. Whatever used a free slot is ordered before (home, the
-// slab's `freed`), as of a free piece of the arena.
+// Invariant: slots = free + live + pending + cached + gone, by their state bytes. A slab is listed exactly
+// when it has a free slot. A slot is gone when the slab has lost a cell that the slot touches: cells in which
+// no slot is in use may return to the arena. All work that used a free slot is ordered before the stamp
+// (home, the slab's `freed`), as for a free block of the arena.
 #pragma once
 #include <cstddef>
 #include <map>
@@ -18,7 +18,7 @@
 
 namespace weir::memory {
 
-// Sizes of slots: 16 B steps to 1 KiB, then 8 a doubling to 32 KiB.
+// Sizes of slots: steps of 16 B to 1 KiB, then 8 a doubling to 32 KiB.
 struct size_classes {
   static constexpr int count = 64 + 5 * 8;
   static constexpr std::size_t largest = 32 << 10;
@@ -34,9 +34,9 @@ struct size_classes {
     return 64 + (e - 10) * 8 + static_cast<int>((bytes - (std::size_t{1} << e) + step - 1) / step) - 1;
   }
   static constexpr std::size_t step = 16;  // bytes: every size is a multiple of it
-  // slab::lines of of(bytes), by one look. Requires: bytes <= largest
+  // slab::lines of of(bytes), from a table. Requires: bytes <= largest
   static std::size_t quick_lines(std::size_t bytes) noexcept;
-  // The smallest class of at least `bytes` whose slots are all aligned so; -1: none.
+  // The smallest class of at least `bytes` whose slots all have that alignment; -1: none.
   static constexpr int of(std::size_t bytes, std::size_t alignment) noexcept {
     if (bytes > largest || alignment > largest) return -1;
     for (int c = of(bytes); c < count; ++c) {
@@ -50,69 +50,67 @@ enum class slot : std::uint8_t {
   free = 0,
   live = 1,
   pending = 2,
-  cached = 3,  // given back, or never handed out, and held by a thread's cache
+  cached = 3,  // in a thread cache or its deferred frees
 };
 
-// What is known of a slot: a byte with its state, whether there is more to be known of it, and size -
-// requested, which of large slots has a place of its own beside the byte. Whoever holds a slot changes it,
-// with the lock or, where a thread's cache has it, without; nobody else does. `exact` and `cached` are whole
-// bytes: a slot is one of them or has more to be looked at.
+// A slot's byte: its state, whether it has a mark or a note, and size - requested, which large slots keep
+// beside the byte. Only the holder of a slot changes it: with the lock or, if a thread cache has it, without.
+// `exact` and `cached` are whole values of the byte; any other value needs a closer look.
 using slot_byte = base::single_writer<std::uint8_t>;
 struct slot_bits {
-  // noted: in `marks` or `notes`. Whoever sets it of a live slot sets it alone
+  // noted: in `marks` or `notes`. A thread that sets it on a live slot changes no other bit
   static constexpr std::uint8_t state = 3, noted = 4, in_use = 7;
   static constexpr int unused_shift = 3;                  // small: all of size - requested; large: whether there is any
   static constexpr std::uint8_t some_unused = 1 << 3;
-  static constexpr std::uint8_t exact = 1;                // live, no note, all of it was asked for
-  static constexpr std::uint8_t gone = 1 << 3;            // no live slot's, and no free one's
+  static constexpr std::uint8_t exact = 1;                // live, no note, requested == size
+  static constexpr std::uint8_t gone = 1 << 3;            // the byte of no live and of no free slot
 };
 struct large_slot {
-  slot_byte state;                                        // first: a large slot is found by its byte too
+  slot_byte state;                                        // first member: byte(i) is the address of both
   base::single_writer<std::uint16_t> unused;
 };
 static_assert(std::is_standard_layout_v<large_slot> && sizeof(large_slot) == 4 && sizeof(slot_byte) == 1);
 
 struct alignas(64) slab {
   static constexpr std::uint32_t small = 1024, most_in_byte = 31;
-  // The first stream that a slot is marked for, its timeline's address, and whether `notes` knows more of it.
-  // Set without the lock, too: two threads may read one block for two streams at once. Taken back by whoever
-  // frees the block, when nobody else marks it any more.
+  // The first stream that a slot is marked for, as its clock's address, and whether `notes` has more. Also
+  // set without the lock: two threads may read one block for two streams at once. Cleared by the thread that
+  // frees the block, when no other thread marks it any more.
   using first_mark = base::atomic<std::uintptr_t>;
   static constexpr std::uintptr_t more = 1;
   struct note {  // what few slots need
     clock::timeline* home = nullptr;           // null: the slab's own stream
-    std::vector<clock::timeline*> marks;       // but the first one
-    std::uint32_t unused = 0;                  // of a small slot, where the byte has no room for it
+    std::vector<clock::timeline*> marks;       // without the first one
+    std::uint32_t unused = 0;                  // of a small slot, if the byte has no room for it
   };
-  struct alignas(128) states {                 // lines of their own: streams that different threads use share none
+  struct alignas(128) states {                 // cache lines of their own: slabs of different streams share none
     std::array<unsigned char, 128> bytes{};
   };
 
-  // First what a free without the lock reads: one line.
+  // The fields that a free without the lock reads come first, in one cache line.
   address base = 0;
   std::uint64_t reciprocal = 0;           // 2^64 / size, rounded up
-  unsigned char* first = nullptr;         // the bytes of slot 0; behind the last slot one more, never live
+  unsigned char* first = nullptr;         // the state byte of slot 0; one more behind the last slot's, never live
   stream_heap* owner = nullptr;
   std::uint32_t size = 0, slots = 0;
-  std::uint16_t size_class = 0, way = 0;  // way: where a thread finds its cache of this memory
-  std::uint8_t byte_shift = 0;            // 0 or, of large slots, 2
+  std::uint16_t size_class = 0, way = 0;  // way: where a thread finds its cache of this heap
+  std::uint8_t byte_shift = 0;            // 0; of large slots 2
   bool listed = false;
-  // Where a thread's cache keeps slots of this size:
-  // so many lines of 64 bytes behind those of the smallest one.
+  // Where a thread cache keeps slots of this size: offset from the smallest size, in cache lines of 64 bytes.
   static constexpr std::uint16_t lines_a_size = 17;
   std::uint16_t lines = 0;
-  piece* run = nullptr;                        // the lowest part of it; the others lie behind it
-  std::uint32_t bytes = 0;                     // of the run, with what has gone
+  piece* run = nullptr;                        // its lowest part; the others lie behind it
+  std::uint32_t bytes = 0;                     // of the run, with the cells that are gone
   std::uint32_t free = 0, pending = 0, gone = 0;
   std::uint32_t hint = 0;                      // no word of free_bits below it has a bit
-  std::uint64_t freed = 0;                     // the largest number at which a slot, or the run, came free
+  std::uint64_t freed = 0;                     // latest free stamp of a slot or of the run
   std::unique_ptr<states[]> known;
   std::unique_ptr<std::uint64_t[]> free_bits;  // a bit a slot
   slab* before = nullptr;
   slab* after = nullptr;
   std::map<std::uint32_t, note> notes;
-  std::unique_ptr<first_mark[]> marks_room;    // by slot; none until one is marked
-  base::atomic<first_mark*> marks{nullptr};    // the same, for those without the lock
+  std::unique_ptr<first_mark[]> marks_room;    // by slot; null until one is marked
+  base::atomic<first_mark*> marks{nullptr};    // the same, for readers without the lock
 
   slot_byte& byte(std::uint32_t i) const noexcept {
     return *reinterpret_cast<slot_byte*>(first + (std::size_t{i} << byte_shift));
@@ -123,9 +121,9 @@ struct alignas(64) slab {
   }
   slot at(std::uint32_t i) const noexcept { return static_cast<slot>(byte(i).get() & slot_bits::state); }
   bool has_note(std::uint32_t i) const noexcept { return (byte(i).get() & slot_bits::noted) != 0; }
-  // Which slot starts `offset` bytes behind `base`; `slots` or the one behind it: none.
-  // offset = k size + r; times the reciprocal that is k 2^64 + r 2^64 / size + less than that: the upper half
-  // is k, the lower one below the reciprocal exactly when r = 0.
+  // Which slot starts `offset` bytes behind `base`; index >= slots: none. With offset = k size + r the
+  // product is k 2^64 + r 2^64 / size + less than the reciprocal. So the upper half is k, and the lower half
+  // is below the reciprocal exactly when r = 0.
   [[gnu::always_inline]] bool starts(std::uint64_t offset, std::uint32_t& index) const noexcept {
     __extension__ using twice = unsigned __int128;
     twice const product = twice{offset} * reciprocal;
@@ -142,15 +140,15 @@ struct alignas(64) slab {
     if (size > small && unused) reinterpret_cast<large_slot&>(b).unused.set(static_cast<std::uint16_t>(unused));
     b.set(static_cast<std::uint8_t>(bits << slot_bits::unused_shift | static_cast<std::uint8_t>(slot::live)));
   }
-  // Only a promotion by alignment leaves more than most_in_byte of a small slot:
-  // that takes a note and may allocate.
+  // Only a class raised for alignment leaves more than most_in_byte of a small slot unused. That takes a
+  // note, and may allocate.
   static bool fits_byte(std::uint32_t size, std::size_t requested) noexcept {
     return size > small || size - requested <= most_in_byte;
   }
   void set_live(std::uint32_t i, std::size_t requested) noexcept {
     set_live(byte(i), size - static_cast<std::uint32_t>(requested), size);
   }
-  // any but live; Requires: no note
+  // Requires: s is not live; no note
   void set(std::uint32_t i, slot s) noexcept { byte(i).set(static_cast<std::uint8_t>(s)); }
   // >= slots: the unusable rest of the run
   std::uint32_t index(address a) const noexcept { return static_cast<std::uint32_t>((a - base) / size); }
@@ -185,7 +183,7 @@ struct alignas(64) slab {
       for (clock::timeline* const t : n->marks) act(t);
     }
   }
-  // Anybody's, with the lock or without. False: the slot has another first mark.
+  // Threads: any, with or without the lock. False: the slot has another first mark.
   bool mark_first(first_mark* all, std::uint32_t i, clock::timeline& user) const noexcept {
     auto const as = reinterpret_cast<std::uintptr_t>(&user);
     std::uintptr_t known = all[i].load(base::memory_order_relaxed);
@@ -207,7 +205,7 @@ struct alignas(64) slab {
   }
   bool empty() const noexcept { return free + gone == slots; }
   bool has_gone(std::uint32_t i) const noexcept { return byte(i).get() == slot_bits::gone; }
-  std::uint32_t held() const noexcept { return slots - free - pending - gone; }  // slots that somebody has, or a cache
+  std::uint32_t held() const noexcept { return slots - free - pending - gone; }  // slots that are live or cached
   piece* next_part(piece const& p) const noexcept {
     for (piece* n = p.after; n && n->at < base + bytes; n = n->after) {
       if (n->cut == this) return n;
@@ -240,9 +238,9 @@ inline std::size_t size_classes::quick_lines(std::size_t bytes) noexcept {
   return detail::quick_table.by_steps[(bytes + step - 1) / step];
 }
 
-// A slot as a thread's cache holds it.
+// A slot in a thread cache.
 struct cached_slot {
-  address at;  // neither has a first value: sixty-four of them are made for each refill
+  address at;  // uninitialized: a refill makes 64 of them
   slot_byte* state;
 };
 
@@ -255,16 +253,16 @@ class slabs {
   };
   // from == null: no slab of this class has a free slot
   taken take(int size_class, std::size_t requested) noexcept(false);
-  // live -> free, or pending -> free, at that number. Ensures: true when the slab is empty now and is more
-  // than its class keeps: the caller may return its run.
+  // live or pending -> free, with that free stamp. Returns: true if the slab is now empty and its class does
+  // not keep it, so that the caller may return its run.
   bool give(slab&, std::uint32_t index, std::uint64_t freed) noexcept;
   void hold(slab&, std::uint32_t index) noexcept;              // live -> pending
-  std::size_t lend(int size_class, std::span<cached_slot>) noexcept;  // free -> cached; how many there were
+  std::size_t lend(int size_class, std::span<cached_slot>) noexcept;  // free -> cached; Returns: how many
   // cached -> free; as give
   bool take_back(slab& s, std::uint32_t index, std::uint64_t freed) noexcept { return set_free(s, index, freed); }
-  // Where a size has many slabs a new run is a 40th of what they hold, or less: each costs a descriptor, a
-  // piece and the ends of two arrays, some 700 B, and each handle under runs 5.5 KB of the driver's (measured
-  // on an H100, driver 13.0). No more than most_slots: the first mark in a slab makes a word for each.
+  // A class with many slabs gets runs of at most a 40th of what they hold: each run costs some 700 B of host
+  // memory, and each handle costs the driver some. No run has more than most_slots: the first mark in a slab
+  // makes a word for each slot.
   static constexpr std::size_t most_run_bytes = 32 << 20, usual_run_bytes = 512 << 10, many_slabs = 192,
                                most_slots = 1 << 16;
   static std::size_t run_bytes(int size_class, std::size_t slabs_of_class) noexcept;
@@ -275,13 +273,13 @@ class slabs {
   std::size_t next_run_bytes(int size_class) const noexcept {
     return run_bytes(size_class, counts_[static_cast<std::size_t>(size_class)]);
   }
-  // What will do where there is no such run, or no room for it: what is free serves before memory grows.
+  // The run size to use if no longer run is free, because free memory is used before the heap grows.
   std::size_t usual_next_run_bytes(int size_class) const noexcept {
     return run_bytes(size_class, std::min(counts_[static_cast<std::size_t>(size_class)], many_slabs - 1));
   }
-  // the run's piece becomes `slab`
+  // Ensures: the run's block is in state `slab`.
   slab& add(piece& run, int size_class, stream_heap* owner = nullptr, std::size_t way = 0);
-  // Requires: empty; `give(part)` makes each part of its run the arena's.
+  // Requires: empty. `give(part)` returns each part of its run to the arena.
   template <class Give>
   void remove(slab& s, Give give) noexcept {
     piece* part = forget(s);
@@ -291,8 +289,8 @@ class slabs {
     }
     spare_.push_back(&s);
   }
-  // Ensures: each cell of each run has a byte of a slot in use. The others go: `give(part, from, bytes)`
-  // answers what is left of that part behind them, or null; `leave(slab)` is for those that are empty.
+  // Ensures: each cell of each run has a byte of a slot in use. `give(part, from, bytes)` returns other cells
+  // to the arena and answers the part's remainder behind them, or null. `leave(slab)` gets each empty slab.
   // Throws: what `give` throws before it changes anything
   template <class Give, class Leave>
   void shed(Give give, Leave leave) {
@@ -307,23 +305,22 @@ class slabs {
       piece* part = s.run;
       for (stretch now = next_idle(s, 0); now.slots; now = next_idle(s, now.first + now.slots))
         shed(s, now, part, give);
-      shed(s, {s.slots, 0}, part, give);  // what lies behind the last slot
+      shed(s, {s.slots, 0}, part, give);  // the rest behind the last slot
     }
   }
-  // Much is free, and so much came free since all runs were looked through that each of those slots pays for
-  // a few words of that.
+  // Much is free, and each slot freed since the last shed() pays for a scan of `words_a_slot` words.
   bool worth_shedding(std::size_t page_bytes) const noexcept {
     return free_bytes_ >= std::max(in_runs_ / 4, page_bytes) && freed_ >= words_ / words_a_slot;
   }
-  bool has_shed() const noexcept { return has_shed_; }         // ever: there may be pieces that are short
-  void forget_stamps() noexcept {                              // all that is free is complete
+  bool has_shed() const noexcept { return has_shed_; }         // ever: there may be short free blocks
+  void forget_stamps() noexcept {                              // Requires: all free slots are complete
     for (auto const& s : all_) s->freed = 0;
     newest_freed_ = 0;
   }
-  std::uint64_t newest_freed() const noexcept { return newest_freed_; }  // no slot came free at a larger number
+  std::uint64_t newest_freed() const noexcept { return newest_freed_; }  // no slot has a later free stamp
   slab* any_empty() noexcept;
   std::size_t in_runs() const noexcept { return in_runs_; }
-  // now: the home's number
+  // now: the home's present number
   void validate(std::vector<std::string>& wrong, std::string const& who, std::uint64_t now = ~std::uint64_t{0}) const;
 
  private:
@@ -331,15 +328,15 @@ class slabs {
   bool set_free(slab&, std::uint32_t index, std::uint64_t freed) noexcept;
   std::uint32_t take_bit(slab&) noexcept;
   void unlist(slab&) noexcept;
-  piece* forget(slab&) noexcept;                               // the lowest part of its run
+  piece* forget(slab&) noexcept;                               // Returns: the lowest part of its run
   struct stretch {
     std::uint32_t first = 0, slots = 0;
   };
-  // of slots that are free or have gone, some of them free. None: no slots
+  // Free and gone slots, at least one of them free. None: slots == 0
   static stretch next_idle(slab const&, std::uint32_t from) noexcept;
-  void drop(slab&, stretch, address from, address to) noexcept;        // those that touch these cells have gone
+  void drop(slab&, stretch, address from, address to) noexcept;        // slots that touch these cells are gone
   template <class Give>
-  void shed(slab& s, stretch idle, piece*& part, Give give) {  // part: none below it has a byte of that stretch
+  void shed(slab& s, stretch idle, piece*& part, Give give) {  // part: no lower part has a byte of it
     address const end = idle.first + idle.slots == s.slots ? s.base + s.bytes : s.start(idle.first + idle.slots);
     address const to = round_down(end, cell);
     for (address a = round_up(s.start(idle.first), cell); part && part->at < to;
@@ -358,18 +355,18 @@ class slabs {
       drop(s, idle, a, upto);
     }
   }
-  std::array<slab*, size_classes::count> open_{};              // listed: at least one free slot
+  std::array<slab*, size_classes::count> open_{};              // the listed slabs
   std::array<std::size_t, size_classes::count> counts_{};
   std::array<std::size_t, size_classes::count> empties_{};
   static constexpr std::size_t words_a_slot = 32, words_a_slab = 4;
-  // that shed() looks at, and what the slab itself costs
+  // words that shed() reads, and the cost of the slab itself
   static std::size_t words_of(slab const& s) noexcept { return s.slots / 64 + words_a_slab; }
   std::size_t in_runs_ = 0, free_bytes_ = 0;                   // bytes: of all runs; of free slots
   std::size_t words_ = 0;                                      // of all slabs
-  std::size_t freed_ = 0;                                      // slots that came free since shed()
+  std::size_t freed_ = 0;                                      // slots freed since shed()
   std::uint64_t newest_freed_ = 0;
   bool has_shed_ = false;
-  std::vector<std::unique_ptr<slab>> all_;                     // descriptors are used again, never freed
+  std::vector<std::unique_ptr<slab>> all_;                     // descriptors are reused, never destroyed
   std::vector<slab*> spare_;
 };
 

@@ -1,4 +1,4 @@
-// An array that is zeroed when made, and touched by the system only where it is used.
+// A zeroed array whose pages the system provides only where they are touched.
 // Threads: as a plain array.
 #pragma once
 #include <cstdint>

@@ -1,18 +1,17 @@
-// The free pieces that hold whole handles:
-// what can be moved or given back, the smallest first or the oldest first.
-// Threads: guarded by the lock of the stream_heap whose arena it belongs to.
+// The free blocks that contain whole handles, which can be moved or released: by size, by age and by address.
+// Threads: guarded by the lock of the stream_heap that owns the arena.
 //
-// A piece that comes or changes is only noted: which handles it holds is found out when some are wanted, so
-// that blocks that come and go pay a link or two. Stamps of one stream are complete in their order, so the
-// oldest piece is the first that may go.
-// Invariant: a free piece of a page and more is noted, or unsorted and large, or listed by `span`, by age and
-// by address, or was found to hold no whole handle.
+// A new or changed block is only noted. Its whole handles are looked up when some are needed, so that an
+// allocation or a free costs a link or two. Stamps of one stream complete in order, so the oldest block is
+// the first that may be released.
+// Invariant: a free block of a page and more is noted, or unsorted and large, or listed by `span`, by age and
+// by address, or was found to contain no whole handle.
 #pragma once
 #include "runtime/memory/blocks/heap_block.h"
 
 namespace weir::memory {
 
-// Null: no handle of the piece lies wholly inside it, or none after that one.
+// The next handle that lies wholly inside the block; null: none.
 inline handle const* next_whole(piece const& p, handle const& after) noexcept {
   address const at = after.at + after.bytes;
   if (at >= p.end()) return nullptr;
@@ -33,7 +32,7 @@ inline std::size_t bytes_whole(piece const& p) noexcept {
 class movable {
  public:
   static bool concerns(piece const& p) noexcept { return p.bytes >= p.in->page_bytes; }
-  void insert(piece& p, bool large) noexcept {  // large: somebody else knows it, and tells with sort()
+  void insert(piece& p, bool large) noexcept {  // large: lowest_fit.h has it, and arena calls sort()
     if (!concerns(p)) return;
     if (large) {
       p.sorted = piece::in_movable::unsorted;
@@ -59,7 +58,7 @@ class movable {
     }
     p.sorted = piece::in_movable::no;
   }
-  // A listed piece is to begin or end elsewhere, or to have another stamp; one that is only noted stays so.
+  // Before a block changes its range or its stamp. A block that is only noted stays so.
   void before_change(piece& p) noexcept {
     if (p.sorted == piece::in_movable::listed || p.sorted == piece::in_movable::none_inside) erase(p);
   }
@@ -77,13 +76,13 @@ class movable {
     by_age_.insert(p);
     by_place_.insert(p);
   }
-  // From the smallest up, until `enough(piece)` or `looks` were looked at.
+  // From the smallest up, until `enough(block)` or `looks` blocks.
   template <class Enough>
   void smallest(Enough enough, int looks) {
     sort();
     by_size_.look(0, enough, looks);
   }
-  // From the one freed first on, until `enough(piece)`, which may take that piece out.
+  // From the oldest up, until `enough(block)`, which may erase its block.
   template <class Enough>
   void oldest(Enough enough) {
     sort();
@@ -92,28 +91,28 @@ class movable {
       if (enough(p)) return;
     }
   }
-  // From the lowest up, likewise: stamps of what a program did alike differ with what was seen of it.
+  // From the lowest address up, likewise. Free stamps depend on what was queried, addresses do not.
   template <class Enough>
   void lowest(Enough enough) {
     sort();
     by_place_.lowest(enough);
   }
-  // the piece in which it lies wholly; null: it holds something, or is reserved
+  // The free block that contains the whole handle; null: part of it is in use or reserved.
   piece* around(handle const& h) noexcept {
     sort();
     return by_place_.around(h.at, h.bytes);
   }
   std::size_t listed() const noexcept { return by_size_.size(); }
-  std::size_t unsorted() const noexcept { return unsorted_; }  // large ones that wait for sort()
+  std::size_t unsorted() const noexcept { return unsorted_; }  // large blocks that sort() has not seen
 
  private:
   void sort() noexcept {
-    while (first_noted_) sort(*first_noted_);  // so that those noted last are found first
+    while (first_noted_) sort(*first_noted_);  // oldest note first, so that the newest is found first
   }
   struct older {
     bool operator()(piece const& a, piece const& b) const noexcept { return a.freed < b.freed; }
   };
-  piece* noted_ = nullptr;  // the last one
+  piece* noted_ = nullptr;  // newest
   piece* first_noted_ = nullptr;
   std::size_t unsorted_ = 0;
   bins_by<by_span> by_size_;
