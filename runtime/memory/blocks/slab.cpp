@@ -124,7 +124,7 @@ bool slabs::set_free(slab& s, std::uint32_t i, std::uint64_t freed) noexcept {
   free_bytes_ += s.size, ++freed_;
   if (!s.listed) list(s);
   if (!s.empty()) return false;
-  // Each class keeps one empty whole slab, so that a lone pair of calls does not cut and return a run each time.
+  // Each class keeps one empty whole slab, so that a lone pair of calls does not cut and return a run.
   return ++empties_[static_cast<std::size_t>(s.size_class)] > 1 || s.gone;
 }
 

@@ -1,4 +1,4 @@
-// Outboxes on their way home: what a thread gathered becomes pending, all of it at once.
+// Deferred frees of a thread, which become pending all at once; and marks without the lock.
 // Threads: as deferred_frees.h and device_allocator.h.
 #include "runtime/memory/heap/deferred_frees.h"
 
@@ -32,11 +32,11 @@ void outbox::forget() noexcept {
   user_ = nullptr;
 }
 
-// Marks and marked blocks without the lock: a slot's first mark, while nothing else is noted of it.
+// Marks and marked blocks without the lock: a slot's first mark, if it has no note.
 namespace {
 
 struct slot_place {
-  slab* in = nullptr;  // null: look for it with the lock
+  slab* in = nullptr;  // null: take the locked path
   std::uint32_t index = 0;
   bool starts = false;
   thread_table::entry const* entry = nullptr;
@@ -80,7 +80,7 @@ bool quick_deallocate_marked(clock::timeline const* last_use, void* p) noexcept 
   std::uintptr_t const known = marks ? marks[at.index].load(base::memory_order_relaxed) : 0;
   clock::timeline const* const user = slab::timeline_of(known);
   if (!user || (known & slab::more) || (last_use && last_use != user && last_use != at.entry->line)) return false;
-  marks[at.index].store(0, base::memory_order_relaxed);  // before the slot can be anybody else's
+  marks[at.index].store(0, base::memory_order_relaxed);  // before another thread can get the slot
   if (at.entry->cache->give_used(user, *at.in, at.index, state,
                                  static_cast<std::uint8_t>(state.get() & ~slot_bits::noted)))
     return true;

@@ -1,10 +1,9 @@
-// A thread's outbox: slots of one stream's memory that this thread gave back as used on another stream,
-// on their way home together.
-// Threads: as thread_cache.h, of which it is a part; what needs the memory's lock says so.
+// A thread's deferred frees: slots of one heap that the thread freed while another stream may still use them.
+// They become pending together.
+// Threads: as thread_cache.h, which it is a part of; a function that needs the heap's lock says so.
 //
-// Invariant: every slot in it was given back when `user` stood at the outbox's one stamp, so all wait for
-// just what each alone would wait for. A slot in it is in no cache,
-// its state is `cached`, and it counts as pending.
+// Invariant: every slot in it was freed when `user` stood at its one stamp, so all wait for exactly what each
+// alone would wait for. Such a slot is in no cache, its state is `cached`, and it counts as pending.
 #pragma once
 #include "runtime/memory/blocks/pending_queue.h"
 
@@ -13,14 +12,13 @@ namespace weir::memory {
 class outbox {
  public:
   static constexpr std::uint32_t most_slots = 64;
-  static constexpr std::uint8_t first_limit = 4;        // slots, until it was found full
+  static constexpr std::uint8_t first_limit = 4;        // slots, until it is found full
   static constexpr std::int64_t most_bytes = 128 << 10;
   static_assert(most_slots <= pending_blocks::most_together);
 
-  // The owner's. False: nothing has changed. Requires:
-  // `was` is the state of that slot, live and without a note.
-  // unused: to which what was not asked for of a slot is added. home: of the slot's memory;
-  // its work given so far is to be done, too.
+  // Owner only. False: nothing has changed. The slot also waits for all work so far of `home`, the heap's
+  // stream. unused: is raised by the slot's bytes that were not requested.
+  // Requires: `was` is the state of that slot, live and without a note.
   [[gnu::always_inline]] bool put(clock::timeline const* user, slab& from, std::uint32_t index, slot_byte& state,
                                   std::uint8_t was, base::single_writer<std::int64_t>& unused,
                                   clock::timeline const* home) noexcept {
@@ -40,14 +38,14 @@ class outbox {
     return true;
   }
 
-  // The owner's, with the lock of its memory held.
+  // Owner only, with the heap's lock.
   void open() noexcept;
   bool is_for(clock::stamp s) const noexcept { return user_ && user_->id() == s.stream && n_ == s.n; }
-  // From now on it gathers what that stream used up to its present stamp. Requires: empty, open.
-  // Throws: bad_alloc; it gathers nothing then
+  // From now on takes slots that `user` used up to number n. Requires: empty, open.
+  // Throws: bad_alloc; it takes none then
   void gather(clock::timeline const& user, std::uint64_t n, bool was_full, pending_blocks& home);
 
-  // Anybody's, with the lock of its memory held.
+  // Any thread, with the heap's lock.
   void set_shut() noexcept { most_.store(0, base::memory_order_relaxed); }
   void wait_for_end() const noexcept { head_.wait_for_end(); }
   std::uint32_t count() const noexcept { return taken_ ? 0 : static_cast<std::uint32_t>(head_.get() & count_bits); }
@@ -55,47 +53,46 @@ class outbox {
   std::span<slabs::taken const> slots() const noexcept { return {slots_.data(), count()}; }
   clock::timeline const* user() const noexcept { return user_; }
   clock::stamp stamp() const noexcept { return {user_->id(), n_}; }  // Requires: not empty
-  // the home's number when the last one was given back. Requires: as slots(), not empty
+  // the home's number at the last free. Requires: as slots(), not empty
   std::uint64_t since() const noexcept { return since_; }
   pending_blocks::room& room() noexcept { return room_; }
-  void set_taken() noexcept {  // what slots() shows has gone home. Requires: as slots()
+  void set_taken() noexcept {  // slots() are pending now. Requires: as slots()
     gone_bytes_ = bytes_.get();
     told_here_ = {};
     taken_ = true;
   }
   std::int64_t held_bytes() const noexcept { return bytes_.get() - gone_bytes_; }
-  // What was put in with the lock the tally of its memory counts:
-  // as given back, and as pending. The rest is counted here.
+  // Slots put in with the lock are counted by the heap's tally, as freed and as pending; the others here.
   struct sums { std::int64_t slots = 0, bytes = 0; };
   void note_told(std::int64_t bytes) noexcept {
     ++told_.slots, told_.bytes += bytes, ++told_here_.slots, told_here_.bytes += bytes;
   }
-  // ever
+  // since forget()
   sums untold() const noexcept {
     return {static_cast<std::int64_t>(head_.get() / one_given) - told_.slots, bytes_.get() - told_.bytes};
   }
   sums untold_here() const noexcept {
     return {static_cast<std::int64_t>(count()) - told_here_.slots, held_bytes() - told_here_.bytes};
   }
-  void end() noexcept {    // until it is for another memory it keeps none of the host's. Requires: shut, empty
+  void end() noexcept {    // releases its host memory. Requires: shut, empty
     user_ = nullptr;
     room_ = {};
   }
-  void forget() noexcept;  // all counts, for another memory. Requires: shut, empty
+  void forget() noexcept;  // clears all counts, for another heap. Requires: shut, empty
 
  private:
   static constexpr std::uint64_t count_bits = 0x7f, one_given = 0x100;
-  base::owners_word head_;  // its count of slots, and from bit 8 on how many were given back here ever
+  base::owners_word head_;  // its count of slots, and from bit 8 on how many were ever put in
   base::atomic<std::uint8_t> most_{0};           // the sign: a put needs fewer slots than this
-  std::uint8_t limit_ = first_limit;             // what `most_` is while it is open
-  bool taken_ = false;                           // the owner sets the count to 0 when it opens it again
-  clock::timeline const* user_ = nullptr;        // null: gathers nothing
+  std::uint8_t limit_ = first_limit;             // `most_` while it is open
+  bool taken_ = false;                           // slots() are gone: the owner sets the count to 0 when it opens
+  clock::timeline const* user_ = nullptr;        // null: takes none
   std::uint64_t n_ = 0;                          // with `user_` the stamp
   std::uint64_t since_ = 0;                      // the home's number at the last put
-  base::single_writer<std::int64_t> bytes_;      // given back here ever
-  std::int64_t gone_bytes_ = 0;  // of these, not here any more; whoever has the lock and has kept the owner out
-  sums told_, told_here_;                        // put in with the lock: ever, and those that are here
-  pending_blocks::room room_;                    // so that what is in it can always go home
+  base::single_writer<std::int64_t> bytes_;      // ever put in
+  std::int64_t gone_bytes_ = 0;  // of these, gone; written with the lock and the owner kept out
+  sums told_, told_here_;                        // put in with the lock: ever, and still here
+  pending_blocks::room room_;                    // so that its slots can always become pending
   std::array<slabs::taken, most_slots> slots_{}; // the first count() of them
 };
 

@@ -1,7 +1,7 @@
-// Blocks above the slabs' sizes out and back without a locked instruction,
-// for the thread that owns the lock of their memory.
-// Threads: the table's own. What is not plain is left, unchanged, to the way with the lock: nothing mapped
-// fits, streams to wait for, a fence that is due, a wrong address.
+// Allocates and frees blocks above the slabs' sizes without a locked instruction, on the thread that owns the
+// lock of their heap.
+// Threads: the table's own. These cases are left, unchanged, to the locked path: nothing mapped fits, streams
+// to wait for, a fence that is due, a wrong address.
 #include "runtime/memory/heap/stream_heap.h"
 #include "runtime/memory/space/alloc_request.h"
 

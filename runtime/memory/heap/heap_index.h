@@ -1,13 +1,11 @@
-// The memories of a device's streams, and which of them may have something that serves others: a bit a
-// memory, by the size of its largest.
-// Threads: any, without a lock. The holder of a heap's lock changes its bits. Heaps are added one at a time, and
-// stay.
+// The heaps of a device's streams, and which may serve others: a bit a heap in the row of its largest block.
+// Threads: any, without a lock. The holder of a heap's lock changes its bits. Heaps are added one at a time,
+// and are never removed.
 //
-// Invariant: a memory is listed by the size of the largest free piece or waiting block of its arena, or a
-// larger one; as `whole` if a free piece may hold a whole handle; as `waits` exactly if something waits in
-// it. A thread that owns a heap's lock tells nothing of what it does: such a heap is listed by all
-// that it has mapped. So what a miss looks at does not grow with the number of streams that have nothing for
-// it: their bits are read, 64 at once.
+// Invariant: a heap is listed in the row of its arena's largest free or pending block, or in a higher row; in
+// `whole` if a free block may contain a whole handle; in `waits` exactly if a block is pending. The thread
+// that owns a heap's lock does not update the rows, so such a heap is listed by all its mapped bytes. A miss
+// reads the bits of 64 heaps at once, so heaps with nothing for it cost it nearly nothing.
 #pragma once
 #include <array>
 #include <bit>
@@ -25,10 +23,10 @@ class stream_heap;
 class heap_index {
  public:
   using rows = std::uint32_t;                        // a bit each
-  // among so many each is visited, also when nothing is listed: the visit notes that a stream has looked
+  // up to this number each heap is visited, listed or not: the visit notes that a stream has looked there
   static constexpr std::size_t few = 16;
   static constexpr int sizes = 20;
-  static constexpr std::size_t smallest = 32 << 10;  // bytes, of row 0; the next ones double
+  static constexpr std::size_t smallest = 32 << 10;  // bytes, of row 0; each next row doubles
   static constexpr rows whole = rows{1} << sizes, waits = whole << 1;
 
   static rows of_size(std::size_t largest) noexcept { return largest < smallest ? 0 : rows{1} << row(largest); }
@@ -39,7 +37,7 @@ class heap_index {
   stream_heap& operator[](std::size_t number) const noexcept {
     return *group_of(number / 64).memories[number % 64].load(base::memory_order_acquire);
   }
-  // One is added at a time. Throws: bad_alloc
+  // Threads: one call at a time. Throws: bad_alloc
   void make_room() {
     place const at(size() / 64);
     if (groups_[at.block].load()) return;
@@ -47,18 +45,18 @@ class heap_index {
     made_.push_back(std::make_unique<group[]>(std::size_t{1} << at.block));
     groups_[at.block].store(made_.back().get(), base::memory_order_release);
   }
-  void add(stream_heap& m) noexcept {  // it has the number that size() was. Requires: room
+  void add(stream_heap& m) noexcept {  // Requires: its number is size(); room
     std::size_t const n = size();
     group_of(n / 64).memories[n % 64].store(&m, base::memory_order_release);
     size_.store(n + 1, base::memory_order_release);
   }
-  // Requires: the lock of the memory with that number, which is listed in `was`.
+  // Requires: the lock of the heap with that number, which is listed in `was`.
   void list(std::size_t number, rows was, rows now) noexcept {
     group& g = group_of(number / 64);
     std::uint64_t const bit = std::uint64_t{1} << (number % 64);
     for (rows left = was ^ now; left; left &= left - 1) {
       auto& word = g.bits[static_cast<std::size_t>(std::countr_zero(left))];
-      if (now & left & (~left + 1)) word.fetch_add(bit, base::memory_order_release);  // it was clear
+      if (now & left & (~left + 1)) word.fetch_add(bit, base::memory_order_release);  // the bit was clear
       else word.fetch_sub(bit, base::memory_order_release);
     }
   }
@@ -75,8 +73,7 @@ class heap_index {
   void each(Do act) const {
     visit(~rows{0}, 0, size(), true, [&](stream_heap& m) { return act(m), false; });
   }
-  // Those listed in one of `in`, the one with number `from` (of as many as there are)
-  // and those after it first, until one is `enough`.
+  // The heaps listed in one of `in`, beginning at number `from` (modulo their number), until one is `enough`.
   template <class Enough>
   void some(rows in, std::size_t from, Enough enough) const {
     std::size_t const n = size();
@@ -102,7 +99,7 @@ class heap_index {
       return all;
     }
   };
-  struct place {  // of a group: blocks of 1, 2, 4, ... of them, which never move
+  struct place {  // of a group: arrays of 1, 2, 4, ... groups, which never move
     explicit place(std::size_t w) noexcept
         : block(static_cast<std::size_t>(std::bit_width(w + 1) - 1)), index(w + 1 - (std::size_t{1} << block)) {}
     std::size_t block, index;
@@ -116,7 +113,7 @@ class heap_index {
     return groups_[at.block].load(base::memory_order_acquire)[at.index];
   }
   template <class Enough>
-  bool visit(rows in, std::size_t from, std::size_t to, bool all, Enough enough) const {  // true: one was
+  bool visit(rows in, std::size_t from, std::size_t to, bool all, Enough enough) const {  // true: one was enough
     for (std::size_t w = from / 64; w * 64 < to; ++w) {
       group const& g = group_of(w);
       std::uint64_t word = all ? ~std::uint64_t{0} : g.word(in & (2 * waits - 1));

@@ -32,7 +32,7 @@ stream_heap& heap_table::find(clock::timeline& t) {
   if (stream_heap* const left = of_.clocks.any_ended() ? inherit(t) : nullptr) return *left;
   by_stream_.emplace(t.id(), made.get());
   heaps_.push_back(std::move(made));
-  // they are told when there are twice as many; seldom, for each is locked
+  // all are updated only when their number has doubled, because each is locked
   bool const all = (heaps_.size() & (heaps_.size() - 1)) == 0;
   for (auto m = all ? heaps_.begin() : heaps_.end() - 1; heaps_.size() > 1 && m != heaps_.end(); ++m) {
     base::owned_lock share((*m)->lock);
@@ -43,7 +43,7 @@ stream_heap& heap_table::find(clock::timeline& t) {
 }
 
 void heap_table::ask_the_retired() {
-  // else a rank may be waiting for this very thread
+  // otherwise a rank may be waiting for this thread
   bool const may_wait = of_.deterministic && of_.clocks.collectives_given().empty();
   index.each([&](stream_heap& m) {
     clock::timeline& line = *m.home.load();
@@ -53,10 +53,10 @@ void heap_table::ask_the_retired() {
   });
 }
 
-// A registration that has ended leaves its arena, with all that is cached there, to the next stream.
+// A retired stream leaves its heap, with all that is cached there, to the next stream.
 stream_heap* heap_table::inherit(clock::timeline& heir) {
   for (auto const& m : heaps_) {
-    if (m->home.load()->alive() != clock::life::retired) continue;  // it changes under making_
+    if (m->home.load()->alive() != clock::life::retired) continue;  // changes under making_
     section const hold(*m);
     clock::timeline& old = *m->home.load();
     if (!of_.clocks.complete(old.now())) continue;
@@ -69,7 +69,7 @@ stream_heap* heap_table::inherit(clock::timeline& heir) {
     by_stream_.emplace(heir.id(), m.get());
     by_stream_.erase(old.id());
     for (thread_cache* c : m->caches) m->empty(*c);
-    m->pieces.forget_stamps(), m->small.forget_stamps();  // none is a number of the new stream
+    m->pieces.forget_stamps(), m->small.forget_stamps();  // they are no numbers of the new stream
     m->home.store(&heir), m->home_held = heir.hold();
     m->readers.store(readers_);
     return m.get();
@@ -121,7 +121,7 @@ void heap_table::add_readers(stream_heap& one, std::uint64_t readers) {
 
 bool heap_table::add_readers_of_all(std::uint64_t readers, std::size_t known) {
   base::lock_guard hold(making_);
-  if (heaps_.size() != known) return false;  // one came meanwhile
+  if (heaps_.size() != known) return false;  // one was added meanwhile
   for (auto const& m : heaps_) m->readers.store(m->readers.load() | readers);
   readers_ |= readers;
   return true;

@@ -1,8 +1,8 @@
 // Which heap a stream allocates from, and all heaps of a device.
 // Threads: any. Its lock is taken before a heap's.
 //
-// Invariant: a living stream has one heap. A heap whose stream has retired, with all work complete, serves the
-//            next stream that comes.
+// Invariant: a live stream has one heap. The heap of a retired stream with all work complete serves the next
+// new stream.
 #pragma once
 #include <array>
 #include <memory>
@@ -17,16 +17,16 @@ class heap_table {
  public:
   explicit heap_table(device_context& of) : of_(of) {}
 
-  stream_heap& of(clock::timeline&);  // made when there is none. Throws: bad_alloc
+  stream_heap& of(clock::timeline&);  // made if missing. Throws: bad_alloc
   std::vector<stream_heap*> all() const;
-  // Calls `act` with the heap of that stream, if it has one, under the table's lock.
+  // Calls `act` with the heap of that stream, if any, under the table's lock.
   template <class Do>
   void if_any(clock::timeline const& home, Do act) const {
     base::lock_guard const hold(making_);
     auto const found = by_stream_.find(home.id());
     if (found != by_stream_.end()) act(*found->second);
   }
-  // The heaps that may have so much for a block of `mine`, some of many: others another time.
+  // Heaps that may have `bytes` for `mine`, from scan_start on, until one is `enough`; at most `most` a call.
   template <class Enough>
   void donors_for(stream_heap const& mine, std::size_t bytes, std::size_t most, Enough enough) const {
     std::size_t left = most;
@@ -40,21 +40,21 @@ class heap_table {
     return (mine.readers.load() & ~other.readers.load()) == 0;
   }
 
-  std::size_t settle_known() const;  // by what is known, not in deterministic mode; bytes that came free
+  std::size_t settle_known() const;  // by what is known, not in deterministic mode; bytes that became free
   std::vector<observe::tally const*> tallies() const;
   observe::lent_slots cached() const;  // what thread caches hold
 
-  // Whom the memory of one stream, or of all with those to come, is open to. A bit each.
+  // The devices that memory of one heap, or of all heaps and future ones, is open to. A bit each.
   void add_readers(stream_heap& one, std::uint64_t readers);
-  bool add_readers_of_all(std::uint64_t readers, std::size_t known);  // false: there are more heaps than that
+  bool add_readers_of_all(std::uint64_t readers, std::size_t known);  // false: there are more than `known` heaps
   void remove_readers(std::uint64_t);
   void remove_own_readers(clock::timeline& home) noexcept;
 
-  // For the end of the device's memory, when no other thread is there.
+  // For the end of the device's memory. Requires: no other thread.
   std::vector<std::unique_ptr<stream_heap>> const& at_the_end() const noexcept { return heaps_; }
 
   heap_index index;                         // all heaps
-  base::atomic<std::size_t> scan_start{0};  // which streams a miss asks, where there are many
+  base::atomic<std::size_t> scan_start{0};  // where a miss begins among many heaps
 
  private:
   stream_heap& find(clock::timeline&);
@@ -63,10 +63,10 @@ class heap_table {
 
   device_context& of_;
   mutable base::mutex making_;  // guards the three below
-  std::uint64_t readers_ = 0;   // whom memory of a stream that comes is open to
+  std::uint64_t readers_ = 0;   // the devices that a new heap is open to
   std::vector<std::unique_ptr<stream_heap>> heaps_;
   std::unordered_map<std::uint64_t, stream_heap*> by_stream_;
-  std::array<base::atomic<stream_heap*>, 64> recent_{};  // by stream id: where to look first
+  std::array<base::atomic<stream_heap*>, 64> recent_{};  // by stream id: looked at first
 };
 
 }  // namespace weir::memory

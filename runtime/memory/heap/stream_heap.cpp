@@ -1,4 +1,4 @@
-// One stream's memory: blocks out and back, what waits, its handles, its row in the index.
+// One stream's heap: blocks allocated and freed, pending blocks, handles, and the row in the index.
 // Threads: as stream_heap.h.
 #include "runtime/memory/heap/stream_heap.h"
 
@@ -11,7 +11,7 @@ namespace {
 
 using users_of_block = std::vector<clock::timeline*>;
 bool is_marked(users_of_block const& of, clock::timeline const& user) noexcept {
-  for (auto const* const one : of) {  // one or two: a search written out for many is slower
+  for (auto const* const one : of) {  // one or two: the loop of a library search is slower
     if (one == &user) return true;
   }
   return false;
@@ -103,7 +103,7 @@ void stream_heap::run_gone(std::size_t bytes) noexcept {
   of.counts.run_returned(bytes);
 }
 
-// What sizes that few blocks are left of do not need serves others.
+// Cells without a used slot return to the arena, where other sizes can use them.
 std::size_t stream_heap::shed_cells() {
   (void)shut_and_empty();
   std::size_t const before = small.in_runs();
@@ -142,7 +142,7 @@ std::size_t stream_heap::settle() {
   pending.settle(
       [&](clock::stamp s, held_block& b) {
         bool const yes = of.ordered_or_complete(here, s, b.since);
-        of.count_search(!yes);  // what is passed is what it returns
+        of.count_search(!yes);  // a block that is reclaimed is the search's result
         return yes;
       },
       [&](held_block const& b) {

@@ -1,8 +1,8 @@
-// One stream's memory: its blocks behind one lock, the caches of threads, its handles, its row in the index.
-// Threads: any. One heap's lock at a time, and no driver call under it but the notices for NVTX.
+// One stream's heap: its blocks behind one lock, its thread caches, its handles, its row in the index.
+// Threads: any. A thread holds one heap's lock at a time, and makes no driver call under it but NVTX notices.
 //
-// Invariant: a slot is in at most one cache or outbox, and its state is `cached` exactly then.
-//            The index lists what the heap has.
+// Invariant: a slot is in at most one cache or list of deferred frees, and its state is `cached` exactly
+// then. The index lists what the heap has.
 #pragma once
 #include <cstddef>
 #include <map>
@@ -25,39 +25,39 @@ class stream_heap {
   stream_heap(device_context& d, heap_index& all, clock::timeline& t)
       : of(d), index(all), number(all.size()), way(thread_table::way_of(&t)), home(&t), home_held(t.hold()) {}
 
-  // Memory that is mapped here. Null: nothing mapped fits. Require the lock.
+  // From mapped memory. Null: nothing mapped fits. Require the lock.
   void* take(alloc_request const&);
   void* take_or_shed(alloc_request const&);
-  void* take_anywhere(alloc_request const&);  // blocks where runs would lie, and runs among blocks
+  void* take_anywhere(alloc_request const&);  // blocks also where runs would lie, and runs among blocks
   void* hand_out(piece&, alloc_request const&, clock::timeline* other_home);
   void* hand_out(slabs::taken, alloc_request const&);
   void cut_run(piece& run, int size_class);  // Throws: bad_alloc; the run is free again then
   void return_run(slab&) noexcept;
-  std::size_t shed_cells();  // bytes of its runs that are free pieces now
+  std::size_t shed_cells();  // Returns: bytes of its runs that are free blocks now
 
-  // Memory that waits for other streams. Require the lock.
-  std::size_t settle();  // by what is known; bytes that came free
-  // no stream uses it after the arena's stamp `freed`
+  // Pending blocks. Require the lock.
+  std::size_t settle();  // by what is known; bytes that became free
+  // Requires: all use of the block is ordered before the stamp (home, freed)
   void settled(held_block const&, std::uint64_t freed) noexcept;
-  void note_waiting() noexcept;  // what outboxes hold, for the peaks, before any block is pending no more
-  void finish();                 // Blocks: until all that its blocks wait for is complete. Requires: no lock
+  void note_waiting() noexcept;  // counts deferred frees for the peaks; before a block is pending no more
+  void finish();                 // Blocks: until the home and all that blocks wait for are complete. Requires: no lock
 
-  // Caches of threads (stream_heap_caches.cpp). refill, spill, open and post require the lock and the cache's thread.
-  thread_cache* cache_here() noexcept;  // the calling thread's, null: none is of use. Requires: no lock
+  // Thread caches (stream_heap_caches.cpp). refill, spill, open, post: require the lock and the cache's thread.
+  thread_cache* cache_here() noexcept;  // the calling thread's; null: none is of use. Requires: no lock
   void refill(thread_cache&, int size_class) noexcept;
   void spill(thread_cache&, int size_class) noexcept;
-  bool open(thread_cache&) noexcept;  // false: it is not to be opened
-  // Takes a freed slot that `user` still uses. false: not by the outbox. due: a fence of `user` is due
+  bool open(thread_cache&) noexcept;  // false: it has to stay shut
+  // Defers the free of a slot that `user` still uses. False: not deferred. due: a fence of `user` is due
   bool post(thread_cache&, slabs::taken, clock::timeline& user, clock::stamp, bool& due) noexcept;
   bool may_wait_in_outbox(region const&, void const*, clock::timeline const& user) const noexcept;
-  std::size_t send_home(thread_cache&) noexcept;  // bytes. Requires: the lock; shut, or by its own thread
+  std::size_t send_home(thread_cache&) noexcept;  // deferred frees become pending; bytes. Requires: lock; shut or owner
   std::size_t empty(thread_cache&) noexcept;      // bytes. Requires: the lock, shut
-  std::size_t shut_and_empty() noexcept;          // all threads' caches; bytes. Requires: the lock
+  std::size_t shut_and_empty() noexcept;          // all caches; bytes. Requires: the lock
   std::size_t empty_caches();                     // likewise, and sheds cells. Requires: no lock
-  std::size_t empty_outboxes();                   // what is in them is pending then. Requires: no lock
+  std::size_t empty_outboxes();                   // deferred frees become pending. Requires: no lock
   void leave(thread_cache&) noexcept;             // the cache's thread ends, or the heap does. Requires: no lock
 
-  // A copy's look: the live block at the address, marked for that stream. Requires: the lock
+  // For a copy: the live block at the address, marked for that stream. Requires: the lock
   struct range {
     void* base = nullptr;
     std::size_t bytes = 0;
@@ -65,55 +65,56 @@ class stream_heap {
   range use(region&, address, clock::timeline& user) noexcept;
 
   // Handles of this heap. Require the lock.
-  homed_handle const& homed(handle const&);    // Requires: no lock, its home reserved
-  void note_mapped(handle const&) noexcept;    // the driver gave it: counted and told
-  void note_unmapped(handle const&) noexcept;  // the driver has it back
+  homed_handle const& homed(handle const&);    // Requires: no lock, its address reserved
+  void note_mapped(handle const&) noexcept;    // counts and reports it
+  void note_unmapped(handle const&) noexcept;  // likewise
   void note_readers(handle&, std::uint64_t more) noexcept;
   void tell_mapped(handle const&, observe::action) const noexcept;  // to the history
 
-  // Bytes given back between two fences of a stream: a share of what the heap holds.
+  // Bytes freed between two fences of a stream: a share of what the heap has mapped.
   static constexpr std::size_t fence_least = 16 << 20;
   std::size_t fence_after(int halvings) const noexcept {
     return of.fence_interval ? of.fence_interval
                              : std::max(fence_least, static_cast<std::size_t>(counts.bytes_mapped()) >> halvings);
   }
-  // Frees that no other stream looks for are fenced half as often each time, down to a sixteenth.
+  // While no other stream looks for memory here, each fence doubles the distance to the next, up to 16 times.
   std::size_t fence_at_home_after() const noexcept {
     return fence_after(sought ? 5 : 0) << (of.fence_interval ? 0 : std::min(quiet, 4));
   }
 
   device_context& of;
   heap_index& index;         // of all heaps of the device
-  std::size_t const number;  // among them
-  std::size_t const way;     // where threads find their cache of it by a slab
-  // guards all below, and changes of `home`: numbers of stamps belong to the home read with it
+  std::size_t const number;  // its number there
+  std::size_t const way;     // the thread_table entry of a thread's cache for it
+  // guards all below, and changes of `home`: stamp numbers belong to the home that was read with it
   mutable base::owned_mutex lock;
   base::atomic<clock::timeline*> home;
-  std::shared_ptr<void const> home_held;  // so that no other stream has that object
+  std::shared_ptr<void const> home_held;  // so that no other stream gets that object
   arena pieces;
   slabs small;
   pending_blocks pending;
-  std::map<address, homed_handle> handles;  // by place
-  // mapped without access, because the driver refused all else; tried again when memory goes back
+  std::map<address, homed_handle> handles;  // by address
+  // mapped without access, because the driver refused all else; tried again when memory is released
   std::vector<released> unusable;
-  std::size_t freed_since_fence = 0;   // bytes that are free at home
-  base::atomic<unsigned> borrowed{0};  // blocks of other heaps since it last got pages, or was refused some for that
-  int sought = 0;                      // fences at home that still come soon: another stream looked for memory here
-  int quiet = 0;                       // fences at home since another stream looked for memory here
-  std::size_t held_since_fence = 0;    // bytes that wait for other streams, which were not fenced since
+  std::size_t freed_since_fence = 0;   // bytes freed that only the home has used
+  base::atomic<unsigned> borrowed{0};  // blocks of other heaps since it last got pages, or was refused some, for that
+  int sought = 0;                      // fences of the home that still come early: another stream looked here
+  int quiet = 0;                       // fences of the home since another stream looked here
+  std::size_t held_since_fence = 0;    // bytes that wait for other streams without a fence since
   observe::tally counts;
-  std::vector<thread_cache*> caches;  // of threads, with small blocks of this heap
-  // The only one of them, where this heap is its device's only one. Its thread may write `counts` inside
+  std::vector<thread_cache*> caches;
+  // The only cache, if this is its device's only heap. Its thread may write `counts` inside its own calls.
+  // Every other thread shuts it first, which section does.
   // its own calls; every other thread shuts it before, which section does.
   thread_cache* sole = nullptr;
-  void hear() noexcept;                          // what `sole` has not told. Requires: sole, the lock
+  void hear() noexcept;                          // counts what `sole` has not reported. Requires: sole, the lock
   void caches_changed() noexcept;                // Requires: the lock
   void share(observe::shared_levels&) noexcept;  // Requires: the lock
-  observe::lent_slots lent_before;               // what caches counted that are gone
+  observe::lent_slots lent_before;               // counts of caches that are gone
   std::size_t peer_bytes = 0;                    // of handles that other devices may use
-  heap_index::rows listed = 0;                   // in the index, as what may have something for others
-  // other devices that each handle is open to, a bit each.
-  // More while mapping halts, fewer at any time: changed under heap_table's lock
+  heap_index::rows listed = 0;                   // its rows in the index
+  // other devices that each handle is open to, a bit each. Bits are set while mapping halts, and cleared at
+  // any time; both under heap_table's lock
   base::atomic<std::uint64_t> readers{0};
 
   heap_index::rows to_be_listed() const noexcept;  // as heap_index.h says. Requires: the lock
@@ -133,8 +134,8 @@ static_assert(sizeof(base::owned_mutex) == 72 && offsetof(stream_heap, lock) == 
 static_assert(offsetof(stream_heap, pieces) == 128);
 #pragma GCC diagnostic pop
 
-// Holds a heap, hears what its one cache has not told, counts the free pieces that come and go
-// meanwhile, and lists it by what it has then.
+// Holds a heap's lock. Counts what the heap's only cache has not reported, and the change in free blocks, and
+// lists the heap by what it has at the end.
 class section {
  public:
   explicit section(stream_heap& m) : hold_(m.lock), heap_(m), before_(m.pieces.free_pieces()) {

@@ -1,4 +1,4 @@
-// The thread caches of one heap: filled, spilled, emptied, their frees gathered and sent home.
+// The thread caches of one heap: filled, spilled and emptied; their deferred frees become pending.
 // Threads: as thread_cache.h.
 #include <algorithm>
 
@@ -85,8 +85,8 @@ std::size_t stream_heap::empty_caches() {
   return bytes + shed_cells();
 }
 
-// The thread's own cache of this heap: its slots, and the word by which it owns the lock. Null where each free
-// must be seen at once.
+// The thread's own cache of this heap: its slots, and the word by which it owns the lock. Null if each free
+// must be visible at once.
 thread_cache* stream_heap::cache_here() noexcept {
   if (!cacheable() || !of.space.maps() || of.announced || of.runtime.witness() || of.lost() ||
       home.load()->seen_captured() || !base::can_fence_owners())
@@ -96,8 +96,7 @@ thread_cache* stream_heap::cache_here() noexcept {
   return thread_caches::make(*home.load(), *this);
 }
 
-// After a slab was found to have this size:
-// a few more at once, counted as lent. Requires: the lock, as spill.
+// After a slab had a slot of this size: takes a few more, counted as lent. Requires: the lock, as spill.
 void stream_heap::refill(thread_cache& c, int size_class) noexcept {
   if (!open(c)) return;
   std::array<cached_slot, thread_cache::most_slots> some;
@@ -126,8 +125,8 @@ bool stream_heap::open(thread_cache& c) noexcept {
   return true;
 }
 
-// A block that is the first for its stream and stamp goes home by itself, as it would without an outbox;
-// what follows it is gathered.
+// The first block for its stream and stamp becomes pending by itself, as without deferred frees. Later ones
+// are deferred.
 bool stream_heap::post(thread_cache& c, slabs::taken b, clock::timeline& user, clock::stamp s, bool& due) noexcept try {
   if (s.stream != user.id() || !open(c)) return false;
   slot_byte& state = b.from->byte(b.index);
@@ -138,7 +137,7 @@ bool stream_heap::post(thread_cache& c, slabs::taken b, clock::timeline& user, c
     if (!c.out.put(&user, *b.from, b.index, state, was, known_here, c.home)) return false;
     c.out.note_told(static_cast<std::int64_t>(size));
     counts.held(observe::size_pool::small, size, requested);
-    // with its free: a snapshot shows it as pending from here on
+    // reported with its free: a snapshot shows it as pending from here on
     of.tell_held(observe::action::held, b.from->start(b.index), size, s.stream);
     if (b.from->marks_room) b.from->marks_room[b.index].store(0);
     return true;

@@ -1,5 +1,5 @@
-// The seldom walked half of thread_cache.h: caches made, filled, spilled, emptied and left behind.
-// Threads: as thread_cache.h. The registry's lock is taken before a memory's.
+// The slow half of thread_cache.h: caches are made, filled, spilled, emptied and left.
+// Threads: as thread_cache.h. The registry's lock is taken before a heap's.
 #include "runtime/memory/heap/thread_cache.h"
 
 #include <algorithm>
@@ -11,9 +11,8 @@
 namespace weir::memory {
 namespace {
 
-// Which memory a cache is of changes under this lock alone,
-// so that a thread and a memory may end at the same time.
-// Caches are never freed: a thread may look at one whose memory has ended.
+// A cache changes its heap only under this lock, so that a thread and a heap may end at the same time. Caches
+// are never destroyed: a thread may look at one whose heap has ended.
 struct registry {
   base::mutex lock;
   std::vector<thread_cache*> spare;  // of threads that ended
@@ -23,13 +22,12 @@ registry& registered() {
   return *one;
 }
 
-thread_cache* new_cache() noexcept {  // pages of its own: what is not touched costs nothing
+thread_cache* new_cache() noexcept {  // pages of its own: untouched ones cost nothing
   void* const at = os::map_memory(round_up(sizeof(thread_cache), os::page_size()));
   return at ? new (at) thread_cache : nullptr;
 }
 
-// thread_pointer: the number of a thread whose caches are gone for good.
-// A kept thread has another one in its next life
+// thread_pointer: number of a thread whose caches are gone for good. A kept thread's next life has another.
 struct ended {};
 // NOLINT(performance-no-int-to-ptr)
 void* number_of_thread() noexcept {
@@ -47,7 +45,7 @@ constinit std::array<mapped_spaces::place, mapped_spaces::most> mapped_spaces::p
 
 void mapped_spaces::enter(address base, std::size_t bytes, address_space const& s) noexcept {
   base::lock_guard const hold(registered().lock);
-  base::undivided const whatever_was_there_before;  // places of a process' earlier runtimes change no course
+  base::undivided const whatever_was_there_before;  // entries of earlier runtimes add no switch point
   std::size_t const n = used_.load();
   std::size_t i = 0;
   while (i < n && places_[i].bytes.load() != 0) ++i;
@@ -95,7 +93,7 @@ void thread_cache::open(clock::timeline const& line) noexcept {
   out.open();
 }
 
-void thread_cache::empty() noexcept {  // its thread sets the counts to 0 when it opens it again
+void thread_cache::empty() noexcept {  // the owner sets the counts to 0 when it opens
   if (std::exchange(emptied_, true)) return;
   each_used([&](std::uint32_t c) { lent_[c] -= magazines_[c].count(); });
 }
@@ -139,8 +137,8 @@ std::size_t thread_cache::spill(std::uint32_t c, std::span<cached_slot> out) noe
   return going;
 }
 
-// A larger size needs more room when it was found full after it was empty, or the other way round: blocks
-// that only come, or only go, would take it from sizes that come and go.
+// The limit of a larger size rises when it was full after it was empty, or empty after it was full. Sizes
+// that are only allocated, or only freed, would take room from sizes that need it.
 void thread_cache::missed(std::uint32_t c, met what) noexcept {
   bool const again = std::exchange(last_[c], what) == what;
   if (!again || size_classes::bytes(static_cast<int>(c)) <= always_raised) raise_limit(c);
@@ -150,7 +148,7 @@ void thread_cache::raise_limit(std::uint32_t c) noexcept {
   auto const bytes = [](std::uint32_t of) { return size_classes::bytes(static_cast<int>(of)); };
   std::size_t const more = limits_[c] * bytes(c);
   if (limits_[c] == most_slots) return;
-  if (granted_ + more > most_bytes) {  // of sizes that have nothing here now
+  if (granted_ + more > most_bytes) {  // take room from sizes that are empty now
     each_used([&](std::uint32_t other) {
       if (other == c || magazines_[other].count() || limits_[other] == first_limit) return;
       granted_ -= (limits_[other] - first_limit) * bytes(other);
@@ -214,7 +212,7 @@ observe::change thread_cache::newly_posted() noexcept {
 }
 void thread_cache::tell(observe::tally& to) noexcept { to.told(untold_.take(), newly_posted()); }
 
-// The one cache of a heap may write its tally here: any other writer has the lock and has shut the cache before.
+// The only cache of a heap may write its tally here: other writers have the lock and have shut the cache.
 address thread_cache::tell_and_end(base::owners_word& head, std::uint64_t to, address answer) noexcept {
   stream_heap& m = *of.load();
   m.sole == this ? untold_.allow(m.counts.left_after(untold_.take(), newly_posted())) : untold_.allow_all();
@@ -241,7 +239,7 @@ thread_cache* thread_caches::make(clock::timeline const& line, stream_heap& m) n
     thread_cache*& place = mine.by_memory_[&m];
     auto& all = registered();
     base::lock_guard const hold(all.lock);
-    for (thread_cache* c : mine.all_) {  // one whose memory has ended
+    for (thread_cache* c : mine.all_) {  // one whose heap has ended
       if (!c->of.load()) found = c;
     }
     if (found) {
@@ -260,7 +258,7 @@ thread_cache* thread_caches::make(clock::timeline const& line, stream_heap& m) n
       mine.all_.push_back(found);
     }
     base::owned_lock const with(m.lock);
-    m.caches.push_back(found);  // what throws here leaves a cache of nothing, which the next call uses
+    m.caches.push_back(found);  // if this throws, the cache has no heap, and the next call uses it
     {
       base::undivided const whatever_it_was_used_for;
       found->forget();
@@ -309,7 +307,7 @@ region const* mapped_spaces::find(address a) noexcept {
 bool look_for_slots(thread_table& mine, address a) noexcept {
   region const* const r = mapped_spaces::find(a);
   if (!r || (a < r->runs && r->runs < r->base + r->bytes)) return false;
-  // runs begin with a page
+  // runs begin at a page
   address const first = round_down(r->base, granule), from = r->runs < r->base + r->bytes ? r->runs : first;
   mine.last = {from, r->base + r->bytes - from, r->wholes() + (from - first) / granule, r};
   return a - from < mine.last.bytes;
@@ -319,7 +317,7 @@ bool deallocate_after_search(thread_table& mine, void* p) noexcept {
   auto const a = reinterpret_cast<address>(p);
   region const* const r = mapped_spaces::find(a);
   if (!r) return false;
-  // the table of slabs, of which each line would be another block's, is not read
+  // the table of slabs is not read: each block would touch another cache line of it
   if (a < r->runs && r->runs < r->base + r->bytes) {
     mine.blocks = {r->base, r->runs - r->base, r};
     return deallocate_large(mine, *r, a);

@@ -1,12 +1,10 @@
-// A thread's cache of small blocks of one stream's memory:
-// no lock and no driver call between a block given back and the next one taken.
-// Threads: a cache belongs to one thread. The holder of its heap's lock may shut it and empty it from
-// outside, also while the thread is parked somewhere. Its thread opens it again, with that lock.
+// A thread's cache of one heap's small blocks: frees and allocations without a lock or a driver call.
+// Threads: a cache belongs to one thread, its owner. The holder of its heap's lock may shut and empty it,
+// also while the owner is blocked elsewhere. Only the owner opens it again, with that lock.
 //
-// Invariant: a slot is in at most one cache or outbox, and its state is `cached` exactly then.
-// What a cache may hold: at most `most_bytes` over all sizes, and its outbox outbox::most_bytes, so the
-// memory of a device is at most threads × streams × the two above what its blocks and the slabs' own rounding
-// need.
+// Invariant: a slot is in at most one cache or list of deferred frees, and its state is `cached` exactly
+// then. A cache holds at most `most_bytes` over all sizes, and outbox::most_bytes of deferred frees. So a
+// device's memory exceeds what blocks and the rounding of slabs need by at most threads x streams x both.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -25,11 +23,10 @@ class thread_cache {
  public:
   static constexpr std::uint32_t most_slots = 64;                 // of a size
   static constexpr std::size_t most_bytes = 2 << 20;              // over all sizes
-  static constexpr std::size_t always_raised = 1 << 10;           // bytes: 64 such are little
-  static constexpr std::uint8_t first_limit = 2;                  // slots of a size, until it is seen to need more
+  static constexpr std::size_t always_raised = 1 << 10;           // bytes: the limit of such a size always rises
+  static constexpr std::uint8_t first_limit = 2;                  // slots of a size, until it needs more
 
-  // The owner's side. A call that answers null or false has changed nothing:
-  // the way with the lock is to be taken.
+  // Owner only. Null or false: nothing has changed, and the caller takes the locked path.
   // lines: of the size, see slab::lines.
   [[gnu::always_inline]] void* take(std::size_t lines, std::size_t requested) noexcept {
     magazine& m = magazine_at(lines);
@@ -54,7 +51,7 @@ class thread_cache {
     m.head.end(head - 1);
     return reinterpret_cast<void*>(s.at);  // NOLINT(performance-no-int-to-ptr)
   }
-  // Requires: `was` is the state of a slot of this cache's memory, live and without a note.
+  // Requires: `was` is the state of a slot of this cache's heap, live and without a note.
   [[gnu::always_inline]] bool give(slab const& from, slot_byte& state, std::uint8_t was, address at) noexcept {
     magazine& m = magazine_at(from.lines);
     std::uint64_t const head = m.head.begin();
@@ -77,23 +74,23 @@ class thread_cache {
     return true;
   }
 
-  // The same for a slot that another stream has used: it goes to the outbox.
+  // As give(), for a slot that another stream has used: its free is deferred.
   [[gnu::always_inline]] bool give_used(clock::timeline const* user, slab& from, std::uint32_t index, slot_byte& state,
                                         std::uint8_t was) noexcept {
     return out.put(user, from, index, state, was, unused_posted_, home);
   }
 
-  // The owner's, with the lock of its memory held.
+  // Owner only, with the heap's lock.
   void open(clock::timeline const& home) noexcept;
-  // how many more of this size it would like, now that it has none. Requires: open
+  // How many more slots of this size it wants, now that it has none. Requires: open
   std::uint32_t wants(std::uint32_t size_class) noexcept;
-  void put(std::uint32_t size_class, std::span<cached_slot const>) noexcept;         // as many as it wants at most
-  // the oldest half of a full size, for the slabs
+  void put(std::uint32_t size_class, std::span<cached_slot const>) noexcept;         // Requires: no more than it wants
+  // takes out the oldest half of a full size, for the slabs
   std::size_t spill(std::uint32_t size_class, std::span<cached_slot>) noexcept;
 
-  // Anybody's, with the lock of its memory held.
+  // Any thread, with the heap's lock.
   bool is_shut() const noexcept { return shut_; }
-  void shut() noexcept;  // Blocks: until its thread, if in one of the calls above, has left it
+  void shut() noexcept;  // Blocks: until its owner, if in one of the calls above, has left it
   template <class Do>
   void each(Do act) const {  // Requires: shut
     if (emptied_) return;
@@ -102,25 +99,25 @@ class thread_cache {
       for (std::uint32_t i = 0; i < m.count(); ++i) act(m.slots[i]);
     });
   }
-  void empty() noexcept;     // what each() would show has been taken. Requires: shut
-  // The home's number, by now `now`, at which the last slot of that size was given back here; when those that
-  // slabs lent came free the slabs know. Its lower half is kept. The upper one is the latest that it can be:
-  // the answer is never too small. Requires: shut, or the owner's call
+  void empty() noexcept;     // the slots of each() have been taken. Requires: shut
+  // The home's number, at most `now`, at the last free of that size here; a slot that slabs lent has its free
+  // stamp in its slab. Only the lower half is stored. The upper half is the latest possible, so the result is
+  // never too small.
+  // Requires: shut, or the owner's call
   std::uint64_t freed(std::uint32_t size_class, std::uint64_t now) const noexcept {
     return now - static_cast<std::uint32_t>(now - magazines_[size_class].freed.get());
   }
-  // Its memory's tally hears what was taken and given back here. Requires:
-  // the lock, and shut or the owner's call
+  // Reports allocations and frees here to the heap's tally. Requires: the lock, and shut or the owner's call
   void tell(observe::tally&) noexcept;
-  void tell_no_more() noexcept { untold_.allow_all(); }  // until the next tell(). Requires: likewise
+  void tell_no_more() noexcept { untold_.allow_all(); }  // no report until the next tell(). Requires: likewise
   bool has_untold() const noexcept { return untold_.granted() || out.untold().slots != told_posted_.blocks; }
-  // a slot came free here at that number of the home. Another thread may be about to
+  // A slot was freed here at that number of the home. The owner may be about to free another.
   bool has_freed_at(std::uint64_t now) const noexcept;
   observe::lent_slots counted() const noexcept;
 
-  base::atomic<stream_heap*> of{nullptr};  // null: of none any more; written with its lock and that of the registry
-  base::owners_word own;                     // its thread holds that memory, by the way without the lock
-  clock::timeline const* home = nullptr;     // of that memory, since it was last opened. Its thread's
+  base::atomic<stream_heap*> of{nullptr};  // null: none any more; written with its lock and the registry's
+  base::owners_word own;                     // the owner holds the heap's lock by it, without a locked instruction
+  clock::timeline const* home = nullptr;     // of the heap, at the last open(). Owner only
 
  private:
   observe::untold untold_;
@@ -130,14 +127,14 @@ class thread_cache {
 
  private:
   friend class thread_caches;
-  // the slots of one size, their count and the first ones in one line. Of zeros: empty and shut
+  // The slots of one size; the count and the first slots share a cache line. All zeros: empty and shut
   struct alignas(64) magazine {
     static constexpr std::uint64_t count_bits = 0x7f, one_given = 0x100;
-    base::owners_word head;  // its count of slots, and from bit 8 on how many were given back here ever
+    base::owners_word head;  // its count of slots, and from bit 8 on how many were ever freed here
     std::uint16_t size;                        // bytes
-    base::atomic<std::uint8_t> least, most;  // the sign: a take needs more than `least`, a give needs less than `most`
-    base::single_writer<std::uint32_t> freed;  // the home's number when a slot was last given back here, its lower half
-    std::uint64_t cost;                        // as untold::cost of `size`
+    base::atomic<std::uint8_t> least, most;  // the sign: a take needs more than `least`, a give less than `most`
+    base::single_writer<std::uint32_t> freed;  // the home's number at the last free here, its lower half
+    std::uint64_t cost;                        // untold::cost of `size`
     std::array<cached_slot, most_slots> slots; // the first count() of them
     std::uint32_t count() const noexcept { return static_cast<std::uint32_t>(head.get() & count_bits); }
   };
@@ -148,8 +145,8 @@ class thread_cache {
   magazine& magazine_at(std::size_t lines) noexcept {
     return *reinterpret_cast<magazine*>(reinterpret_cast<unsigned char*>(magazines_.data()) + lines * 64);
   }
-  observe::change newly_posted() noexcept;  // into the outbox since the last call
-  // a call that passed a grant
+  observe::change newly_posted() noexcept;  // deferred since the last call
+  // a call that has used up its grant
   [[gnu::noinline]] address tell_and_end(base::owners_word& head, std::uint64_t to, address answer) noexcept;
   template <class Do>
   void each_used(Do act) const {
@@ -158,40 +155,40 @@ class thread_cache {
         act(w * 64 + static_cast<std::uint32_t>(std::countr_zero(left)));
     }
   }
-  void use(std::uint32_t size_class) noexcept;      // from now on, if it is the first time
+  void use(std::uint32_t size_class) noexcept;      // for its first use
   void set_sign(std::uint32_t size_class) noexcept;
   enum class met : std::uint8_t { nothing, empty, full };
   void missed(std::uint32_t size_class, met) noexcept;
   void raise_limit(std::uint32_t size_class) noexcept;
-  void forget() noexcept;  // all counts, for another memory
+  void forget() noexcept;  // clears all counts, for another heap
 
-  // bytes ever: size - requested of what was taken, given back here, into the outbox
+  // bytes ever: size - requested of what was taken, freed here, deferred
   base::single_writer<std::int64_t> unused_taken_, unused_given_, unused_posted_;
-  observe::change told_posted_;                                    // into the outbox, as tell() has told
+  observe::change told_posted_;                                    // deferred frees that tell() has reported
   bool shut_ = true, emptied_ = true;
   std::array<std::uint64_t, (size_classes::count + 63) / 64> used_{};  // a bit a size that has been used
   std::array<std::uint8_t, size_classes::count> limits_{};
   std::array<met, size_classes::count> last_{};
-  std::array<std::int64_t, size_classes::count> lent_{};   // put in from the slabs ever, less what went back there
+  std::array<std::int64_t, size_classes::count> lent_{};   // ever put in from the slabs, less those returned there
   std::size_t granted_ = 0;                                // bytes: the sum of limits above the first ones
   union {
     std::array<magazine, size_classes::count> magazines_;  // pages of zeros until they are used
   };
 
  public:
-  thread_cache() noexcept {}  // Requires: in memory of zeros
+  thread_cache() noexcept {}  // Requires: zeroed memory
 };
 
-// What a thread looks at on the ways without a lock: its caches by stream and by memory.
+// What a thread reads on its lock-free paths: its caches by stream and by heap.
 struct thread_table {
   static constexpr std::size_t ways = 64;
   static constexpr char nobody = 0;
   struct alignas(32) entry {
     void const* line = &nobody;                       // a stream
-    stream_heap* memory = nullptr;                  // its memory, or an older stream's that this one inherited
-    thread_cache* cache = nullptr;                    // shut when its memory has ended
+    stream_heap* memory = nullptr;                  // its heap, or a retired stream's that it inherited
+    thread_cache* cache = nullptr;                    // shut when its heap has ended
   };
-  struct stretch {  // of addresses, where a slot was found last
+  struct stretch {  // of addresses, where the last slot was found
     address base = 0;
     std::size_t bytes = 0;
     slab** slabs = nullptr;  // by granule
@@ -199,16 +196,16 @@ struct thread_table {
   };
   std::uint64_t world = 0;   // world_version(), made even, when the rest was last empty
   stretch last;
-  struct {                   // where a block was found last, and no slots lie unless memory is short
+  struct {                   // where the last block was found; no slots lie there unless memory is short
     address base = 0;
     std::size_t bytes = 0;
     region const* in = nullptr;
   } blocks;
   std::array<entry, ways> entries{};
-  // of blocks that were marked by the way with the lock: each is a stream now
+  // streams that the locked path marked blocks for; each is a stream while holds()
   std::array<clock::timeline const*, 8> users{};
 
-  // Does what is remembered here still hold? quick: and no history or checker is told of blocks.
+  // Whether the table is still valid. holds_quick(): and no history or checker is told of blocks.
   bool holds_quick() const noexcept { return world == world_version(); }
   bool holds() const noexcept { return world == (world_version() & ~std::uint64_t{1}); }
   static std::size_t way_of(clock::timeline const* line) noexcept {
@@ -220,32 +217,32 @@ struct thread_table {
 static_assert(sizeof(thread_table) == 2176 && sizeof(thread_table::entry) == 32 && sizeof(thread_table::stretch) == 32);
 static_assert(offsetof(thread_table, world) == 0 && offsetof(thread_table, last) == 8 && offsetof(thread_table, blocks) == 40);
 static_assert(offsetof(thread_table, entries) == 64 && offsetof(thread_table, users) == 2112);
-inline constinit thread_table no_table{};  // of threads without caches: never holds, never written
+inline constinit thread_table no_table{};  // for threads without caches: never holds, never written
 
 // The caches of one thread.
 class thread_caches {
  public:
   thread_table table;
   void forget() noexcept;
-  // The calling thread's cache of that memory, made when there is none. Null: no host memory for one.
+  // The calling thread's cache of that heap, made if missing. Null: no host memory for one.
   static thread_cache* make(clock::timeline const&, stream_heap&) noexcept;
-  ~thread_caches();  // what its caches hold goes back to the slabs
+  ~thread_caches();  // returns what its caches hold to the slabs
 
-  // A memory ends: its caches are emptied, and none is entered again. Requires: no lock of any memory held
+  // A heap ends: its caches are emptied, and none is entered again. Requires: no heap's lock held
   static void close(stream_heap&) noexcept;
 
  private:
   std::vector<thread_cache*> all_;
-  // some of memories that have ended: such a cache is of another one now, or of none
+  // may name heaps that have ended: such a cache is of another heap now, or of none
   std::unordered_map<stream_heap const*, thread_cache*> by_memory_;
 };
 inline thread_table& thread_table::mine() noexcept { return *base::thread_pointer<thread_table, &no_table>::value; }
 
-// Which addresses of the process are device memory that maps, for the way without a lock.
+// Which addresses of the process are memory of devices that map, for the lock-free paths.
 class mapped_spaces {
  public:
   static constexpr std::size_t most = 64;
-  // beyond `most`: blocks there take the way with the lock
+  // beyond `most`: blocks there take the locked path
   static void enter(address base, std::size_t bytes, address_space const&) noexcept;
   static void leave(address base) noexcept;
   static region const* find(address) noexcept;
@@ -260,13 +257,12 @@ class mapped_spaces {
   static std::array<place, most> places_;
 };
 
-// Of blocks that are no slots (fast_path_large.cpp), for the thread that owns the lock of their memory.
+// For blocks that are no slots (fast_path_large.cpp), on the thread that owns their heap's lock.
 void* allocate_large(thread_table const&, clock::timeline const*, std::size_t bytes, std::size_t alignment) noexcept;
 bool deallocate_large(thread_table const&, region const&, address) noexcept;
 
-// The ways without a lock. Null or false: it must be asked with one.
-// `noted`: for callers that keep the history's notes;
-// the others are for those who do not, and answer so while there is a history.
+// The lock-free paths. Null or false: the caller takes the locked path. `noted`: for callers that write to
+// the history; the others return null or false while there is a history.
 [[gnu::always_inline]] inline void* allocate_of(thread_table const& mine, clock::timeline const* line,
                                                 std::size_t bytes, std::size_t alignment) noexcept {
   if (bytes > size_classes::largest) [[unlikely]] return allocate_large(mine, line, bytes, alignment);
@@ -281,9 +277,9 @@ bool deallocate_large(thread_table const&, region const&, address) noexcept;
   return e.cache->take(lines, bytes);
 }
 
-// as deallocate_of, and the next block near this one is found without a search
+// as deallocate_of; remembers where the block was found, for the next block near it
 bool deallocate_after_search(thread_table&, void*) noexcept;
-// Ensures: true when it lies in the stretch that is remembered now
+// Ensures: true if the address lies in the range that is remembered now
 bool look_for_slots(thread_table&, address) noexcept;
 
 [[gnu::always_inline]] inline bool deallocate_of(thread_table& mine, void* p) noexcept {
@@ -307,7 +303,7 @@ bool look_for_slots(thread_table&, address) noexcept;
   return e.memory == s->owner && e.cache->give(*s, state, was, a);
 }
 
-// Used by `user`, whose work given so far comes before the block's next use.
+// Used by `user`: its work so far comes before the block's next use.
 inline bool deallocate_used(thread_table& mine, clock::timeline const* user, void* p) noexcept {
   auto const a = reinterpret_cast<address>(p);
   if (a - mine.last.base >= mine.last.bytes && !look_for_slots(mine, a)) [[unlikely]] return false;
@@ -335,10 +331,9 @@ inline bool quick_deallocate_used(clock::timeline const* user, void* p) noexcept
   thread_table& mine = thread_table::mine();
   return mine.holds_quick() && deallocate_used(mine, user, p);
 }
-// record_stream, and the free of a block that is marked for one stream and was used by `last_use` (null:
-// by nobody else).
+// record_stream, and the free of a block that is marked for one stream. last_use: null if no other used it.
 bool quick_mark(clock::timeline* user, void const* p) noexcept;
-// it may mark blocks the quick way, while this thread's table holds
+// it may mark blocks without the lock, while this thread's table holds
 void remember_user(clock::timeline& user) noexcept;
 bool quick_deallocate_marked(clock::timeline const* last_use, void* p) noexcept;
 
