@@ -1,4 +1,4 @@
-// What has completed: asked of the driver, front by front, and waited for.
+// Queries the driver for completed work, front by front, and waits for it.
 // Threads: as completion_poller.h.
 #include "runtime/memory/device/completion_poller.h"
 
@@ -10,8 +10,7 @@
 
 namespace weir::memory {
 
-// Each stream is asked in the order of its work, once more than it had done,
-// however many memories have blocks that wait for it.
+// Each stream is queried in the order of its work up to its first incomplete stamp, once for all heaps.
 void completion_poller::settle_complete() {
   std::unordered_map<std::uint64_t, std::uint64_t> not_done;  // number, by stream
   for (bool news = true; news;) {
@@ -58,7 +57,7 @@ std::size_t completion_poller::poll(stream_heap& m, std::size_t questions) {
   }
 }
 
-// Asks about free pieces that would do, oldest first: what was freed later is complete later.
+// Queries free blocks that would fit, oldest first: later ones complete later.
 std::size_t completion_poller::poll_others(stream_heap& mine, alloc_request const& r, std::size_t streams,
                                            std::size_t most_donors) {
   std::size_t bytes = 0;
@@ -75,7 +74,7 @@ std::size_t completion_poller::poll_others(stream_heap& mine, alloc_request cons
     }
     bool asked = false;
     for (auto const& [n, there] : by_stamp) {
-      if (of_.clocks.complete({stream, n})) continue;  // looked at already
+      if (of_.clocks.complete({stream, n})) continue;  // searched already
       asked = true;
       auto const done = of_.clocks.poll({stream, n});
       if (!done.ok() || !done.value) break;
@@ -87,7 +86,7 @@ std::size_t completion_poller::poll_others(stream_heap& mine, alloc_request cons
   return bytes;
 }
 
-// The oldest of some; of one of them at least, if any is unknown: then of the newest.
+// The oldest unknown of some free blocks; if all of these are known, the newest of all.
 clock::stamp completion_poller::oldest_unknown(stream_heap& m) const {
   clock::timeline const& home = *m.home.load();
   clock::stamp oldest{home.id(), 0};
@@ -114,7 +113,7 @@ bool completion_poller::wait_for_oldest(std::vector<clock::stamp> const& also) {
   }
   incomplete.insert(incomplete.end(), also.begin(), also.end());
   of_.count_search(incomplete.size());
-  for (clock::stamp s : incomplete) {  // a stream whose device is lost never comes: the next one may
+  for (clock::stamp s : incomplete) {  // a stream of a lost device never completes; the next may
     if ((collectives ? of_.clocks.ask_for_a_while(s) : of_.clocks.synchronize(s)).ok()) return true;
     if (of_.clocks.lost(of_.device)) return false;
   }
@@ -128,7 +127,7 @@ void completion_poller::finish_all() {
     section const hold(*m);
     m->settle();
   }
-  for (stream_heap* m : all) m->finish();  // what was settled is free since now
+  for (stream_heap* m : all) m->finish();  // reclaimed blocks may have a later free stamp
 }
 
 }  // namespace weir::memory

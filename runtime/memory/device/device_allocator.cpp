@@ -1,4 +1,4 @@
-// The entry to one device's memory: a block out, its stream changed, and what is known about it.
+// The entry to one device's memory: allocates, changes a block's stream, and answers queries.
 // Threads: any.
 #include "runtime/memory/device/device_allocator.h"
 
@@ -67,17 +67,17 @@ void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r)
   throw_refusal(s, "allocate", std::to_string(r.bytes) + " B on gpu:" + std::to_string(of_.device), "", r.at);
 }
 
-// Whatever is freed. What is reserved already may be more than a limit that was set later, and serves on.
+// However much is freed. Reserved memory may exceed a limit that was set later, and stays usable.
 bool device_allocator::can_never_hold(std::size_t bytes) const {
   std::size_t const limit = of_.counts.limit();
   return bytes > of_.space.info().total_memory || (limit && bytes > limit && bytes > of_.counts.reserved());
 }
 
-// A graph may be launched at any time, on any stream. Its memory must serve no other request between launches,
-// and its first use must not overtake earlier work on that memory. A stream's own blocks promise neither.
+// A graph may be launched at any time, on any stream. Its memory must serve no other request meanwhile, and
+// its first use must not overtake earlier work on that memory. A stream's own blocks guarantee neither.
 void device_allocator::refuse_captured(clock::timeline& home, alloc_request const& r) const {
   auto const inside = home.captured();
-  if (inside.is.what == driver::code::invalid) return;  // a stream that is no more captures nothing
+  if (inside.is.what == driver::code::invalid) return;  // a stream that does not exist captures nothing
   std::string const what =
       std::to_string(r.bytes) + " B on stream " + std::to_string(home.id()) + " of gpu:" + std::to_string(of_.device);
   require(inside.is, "allocate", what, "", r.at);
@@ -126,7 +126,7 @@ void device_allocator::set_stream(void* p, clock::timeline& to, source_location 
   block_ref const b = of_.must_locate(p, r, "set_stream", at);
   if (auto* const w = of_.runtime.witness()) [[unlikely]]
     w->handed_over({of_.device, to.handle()}, b.start, b.cut ? b.cut->requested(b.index) : b.whole->requested, at);
-  // Marks stay: they speak of all work until the block is freed, and those streams may be given more.
+  // Marks stay: they include all work until the block is freed, and those streams may enqueue more.
   (b.cut ? b.cut->noted_at(b.index).home : b.whole->home) = &to;
   b.unmark(to);
 }
@@ -165,7 +165,7 @@ allocator::range device_allocator::use_in(region& r, address a, clock::timeline&
     base::owned_mutex::leave(e.cache->own);
     return {found.base, found.bytes};
   }
-  section const hold(m);  // lists it, should it be this thread's from now on
+  section const hold(m);  // lists the heap, if it is this thread's from now on
   stream_heap::range const found = m.use(r, a, user);
   if (has_word) m.lock.offer(e.cache->own);
   return {found.base, found.bytes};
@@ -178,7 +178,7 @@ std::size_t device_allocator::empty_cache() {
   auto const await = [&](clock::stamp s) { return of_.clocks.complete(s) || of_.clocks.synchronize(s).ok(); };
   for (stream_heap* m : heaps_.all()) {
     m->empty_caches();
-    // so that all of it is settled at once, in one order
+    // so that all of it is reclaimed at once, in one order
     if (of_.deterministic && of_.clocks.collectives_given().empty()) m->finish();
     clock::stamp newest;
     for (bool more = true; more;) {
@@ -203,7 +203,7 @@ std::size_t device_allocator::empty_cache() {
     bytes += return_.of(*m, ~std::size_t{0});
   }
   bytes += memory_.return_orphans();
-  // what comes next is another program
+  // another program may follow
   if (of_.counts.reserved() < reserve_bound::enough_to_judge * of_.space.page_bytes()) bound_.set_passed(false);
   return bytes;
 }

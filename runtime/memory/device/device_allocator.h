@@ -1,6 +1,6 @@
-// The allocator of one device: composes the objects below; it calls, they decide. `growth` takes pages from the
-// driver, `handle_return` gives them back.
-// Threads: any. One heap's lock at a time, and no driver call under it but the notices for NVTX.
+// The allocator of one device: composes and calls the objects below, which decide. `growth` gets pages from
+// the driver, `handle_return` releases them.
+// Threads: any. One heap's lock at a time, and no driver call under it but NVTX notices.
 #pragma once
 #include "runtime/memory/device/completion_poller.h"
 #include "runtime/memory/device/free_path.h"
@@ -50,12 +50,12 @@ class device_allocator final : public allocator {
   std::size_t covered() const { return audit_.covered(); }
   std::size_t reserved() const {
     return of_.counts.reserved();
-  }  // bytes, with those charged for handles yet to be made
+  }  // bytes, including those charged for handles to be made
   std::uint64_t steps() const noexcept { return of_.searched.load(base::memory_order_relaxed); }
 
  private:
   void* allocate_cold(stream_heap& mine, alloc_request const&);
-  void refuse_captured(clock::timeline& home, alloc_request const&) const;  // Throws: invalid_use, when it is captured
+  void refuse_captured(clock::timeline& home, alloc_request const&) const;  // Throws: invalid_use, if it is captured
   bool can_never_hold(std::size_t bytes) const;
   range use_in(region&, address, clock::timeline&) noexcept;
 

@@ -1,4 +1,4 @@
-// All devices' allocators of one runtime: which of them owns an address, and the callbacks of all.
+// All allocators of one runtime: which of them owns an address, and the callbacks of all.
 // Threads: any.
 #include "runtime/memory/device/device_memory.h"
 
@@ -26,7 +26,7 @@ base::guarded<std::vector<device_memory*>>& alive() {
 }  // namespace
 
 device_memory::device_memory(weir::runtime::impl& r) : state_(new state(r)) {
-  (void)r.part<clock::clocks>();  // torn down after this one
+  (void)r.part<clock::clocks>();  // destroyed after this one
   state_->at.reset(new base::atomic<device_allocator*>[static_cast<std::size_t>(r.device_count())]);
   alive().lock()->push_back(this);
 }
@@ -38,7 +38,7 @@ bool device_memory::is_alive(device_memory const* m) noexcept {
 }
 
 allocator* device_memory::owner_in_process(void const* p) noexcept {
-  // no lock that all threads share
+  // takes no lock that all threads share
   if (region const* const r = mapped_spaces::find(reinterpret_cast<address>(p))) return r->owner.load()->of.entry;
   auto const all = alive().lock();
   for (device_memory* m : *all) {

@@ -1,5 +1,5 @@
-// The end of one device's memory: what is still held keeps its pages, the rest goes back to the driver.
-// Threads: no other thread uses the allocator.
+// The end of one device's memory: allocated blocks keep their pages, the rest goes back to the driver.
+// Threads: no other thread uses the allocator. Blocks: until the device is idle.
 #include <cstdio>
 
 #include "runtime/memory/device/device_allocator.h"
@@ -21,7 +21,7 @@ device_allocator::~device_allocator() {
                    of_.device, static_cast<long long>(n.allocation.all.current),
                    n.allocation.all.current == 1 ? "" : "s", static_cast<long long>(n.allocated_bytes.all.current));
     }
-  } catch (...) {}  // no memory to count with
+  } catch (...) {}  // no host memory to count with
   if (!reachable) {
     of_.space.abandon();
     return;
@@ -33,7 +33,7 @@ device_allocator::~device_allocator() {
     }
     for (auto const ghosts = mover_.take_all(); auto const& [at, g] : ghosts) (void)of_.machine.unmap(at, g.bytes);
     for (auto const& m : heaps_.at_the_end()) {
-      bool still_used = false;  // by streams of other devices, which that did not wait for
+      bool still_used = false;  // by streams of other devices, which are not idle yet
       m->pending.each([&](held_block const& b) {
         for (clock::stamp const s : b.stamps) {
           clock::timeline const* const by = clock::find(s.stream);
@@ -43,7 +43,7 @@ device_allocator::~device_allocator() {
         }
       });
       while (slab* const s = m->small.any_empty()) m->return_run(*s);
-      for (region* const r : m->pieces.regions()) {  // what is held keeps its pages
+      for (region* const r : m->pieces.regions()) {  // blocks in use keep their pages
         for (piece const* p = &m->pieces.first_piece(*r); p; p = p->after) {
           bool const held = p->is == state::live || (p->is == state::slab && p->cut->held());
           bool const used = still_used && (p->is == state::pending || (p->is == state::slab && p->cut->pending));

@@ -1,4 +1,4 @@
-// A block back.
+// Frees a block.
 // Threads: as free_path.h.
 #include "runtime/memory/device/free_path.h"
 
@@ -10,10 +10,10 @@
 
 namespace weir::memory {
 
-// A free for which the host has no memory to note the users does not fail. The host waits for each user, and
+// If the host has no memory to note the users, the free does not fail: the host waits for each user, so that
 // nothing is left to note.
 void free_path::deallocate(void* p, clock::timeline* last_use, source_location at) {
-  if (!p || process_was_forked()) return;  // a child's copy of the parent's block: the parent's memory is not touched
+  if (!p || process_was_forked()) return;  // a child's copy of the parent's block: the parent's memory stays untouched
   for (;;) {
     try {
       return take_back(p, last_use, at);
@@ -62,7 +62,7 @@ void free_path::forget_user(void* p, clock::timeline& user) noexcept {
 void free_path::take_back(void* p, clock::timeline* last_use, source_location at) {
   region* const r = of_.must_find(p, "deallocate", at);
   stream_heap& m = *r->owner.load();
-  std::vector<clock::timeline*> to_fence;  // streams that used the block elsewhere
+  std::vector<clock::timeline*> to_fence;  // streams other than the home that used the block
   clock::timeline* at_home = nullptr;
   bool const used = last_use && last_use != m.home.load();
   thread_cache* const cache = used && !m.may_wait_in_outbox(*r, p, *last_use) ? nullptr : m.cache_here();
@@ -75,13 +75,13 @@ void free_path::take_back(void* p, clock::timeline* last_use, source_location at
                             " B inside the block at " + hex(b.start),
                         "Free a block by the address that allocate returned: " + hex(b.start), at);
     }
-    if (of_.lost()) return;  // nothing runs there any more, and nothing is handed out again
+    if (of_.lost()) return;  // nothing runs there any more, and nothing is allocated again
 
     clock::timeline& home = *m.home.load();
     if (of_.runtime.witness()) [[unlikely]]
       tell_freed(b, home, last_use, at);
     boost::container::small_vector<clock::stamp, 4> stamps;
-    clock::timeline* first_of = nullptr;  // whose is the first of them
+    clock::timeline* first_of = nullptr;  // the stream of the first stamp
     std::uint64_t since = 0;
     auto add = [&](clock::timeline* t) {
       if (!t) return;
@@ -140,6 +140,7 @@ void free_path::take_back(void* p, clock::timeline* last_use, source_location at
       }
     }
   }
+  // memory_statistics::fences counts fences for frees, and not those that a query or a wait records.
   auto const fence = [this](clock::timeline& t) {
     if (t.alive() != clock::life::retired && t.fence().ok()) of_.counts.fenced();
   };
@@ -147,7 +148,7 @@ void free_path::take_back(void* p, clock::timeline* last_use, source_location at
   for (clock::timeline* const t : to_fence) fence(*t);
 }
 
-// For a checker: whose work the block's next owner comes after. Requires: its memory's lock.
+// For a checker: the streams whose work comes before the block's next use. Requires: the heap's lock.
 void free_path::tell_freed(block_ref const& b, clock::timeline& home, clock::timeline* last_use,
                            source_location at) const {
   std::vector<driver::witness::user> users, ended;
@@ -173,7 +174,7 @@ void free_path::fence_what_came_free(clock::timeline& home) noexcept try {
     due = true;
   });
   if (due && home.fence().ok()) of_.counts.fenced();
-} catch (std::bad_alloc const&) {  // then others wait for the work to come, too
+} catch (std::bad_alloc const&) {  // then other streams also wait for the work to come
 }
 
 }  // namespace weir::memory

@@ -1,6 +1,6 @@
-// A block back: collects the stamps of its users, frees or defers, fences when due.
-// Threads: any. The block's heap is locked; fences, three driver calls each, are recorded after it. A free blocks
-// only without host memory: then it waits for the block's users.
+// Frees a block: collects the stamps of its users, frees or defers, and records fences that are due.
+// Threads: any. Holds the lock of the block's heap; fences, three driver calls each, are recorded after it.
+// Blocks: only without host memory, until the block's users are complete.
 //
 // Invariant: a free that throws has changed nothing.
 #pragma once
@@ -16,9 +16,9 @@ class free_path {
   void fence_what_came_free(clock::timeline& home) noexcept;  // as allocator::fence_what_came_free
 
  private:
-  void take_back(void*, clock::timeline* last_use, source_location);  // Throws also: bad_alloc, unchanged
-  void forget_user(void*, clock::timeline&) noexcept;      // what it did with the block is complete
-  // a stream for which that block would have to wait; null: none
+  void take_back(void*, clock::timeline* last_use, source_location);  // Throws also: bad_alloc, with nothing changed
+  void forget_user(void*, clock::timeline&) noexcept;      // Requires: its use of the block is complete
+  // a stream that the block would have to wait for; null: none
   clock::timeline* busy_user(void*, clock::timeline* last_use) const noexcept;
   void tell_freed(block_ref const&, clock::timeline& home, clock::timeline* last_use, source_location) const;
 

@@ -1,5 +1,6 @@
-// Reads one device's memory: statistics, reports, what lies where, and the invariants.
-// Threads: any. One heap's lock after the other. Changes nothing but peaks and what is known to be complete.
+// Reads one device's memory: statistics, reports, layout and invariants.
+// Threads: any. One heap's lock after the other. Changes peaks, reclaims what is known to be complete, and
+// shuts thread caches (layout(), by_stream(), validate()); changes nothing else.
 #pragma once
 #include <string>
 #include <vector>
@@ -17,14 +18,14 @@ class memory_audit {
       : of_(of), heaps_(heaps), mover_(mover), peers_(peers), memory_(memory) {}
 
   memory_statistics statistics() const;
-  memory_statistics counted() const;  // statistics(), of what is settled
+  memory_statistics counted() const;  // statistics(), without reclaiming first
   memory_report report() const;
   std::vector<mapped_range> layout() const;
   std::vector<stream_memory_use> by_stream() const;
   std::vector<std::string> validate() const;
-  // Bytes of the handles that can neither be moved nor given back now: they hold a byte that is live,
-  // pending, of a slab's run or not known to be complete, are granted to other devices, or are on their way
-  // to a block. Looks at everything.
+  // Bytes of unreclaimable handles, which can neither be moved nor released now: they hold a byte that is
+  // live, pending, of a slab's run or not known to be complete, are granted to other devices, or are in
+  // transit to a block. Examines everything.
   std::size_t covered() const;
   void reset_peak();
   void reset_accumulated();

@@ -1,6 +1,5 @@
-// What lies where in a device's memory, for people:
-// ranges held of the driver, and in each what is live, pending and free.
-// Threads: any. Looks at everything, under one stream's lock after the other.
+// The layout of a device's memory, for people: mapped ranges with their live, pending and free blocks.
+// Threads: any. Examines everything, under one heap's lock after the other.
 #include <algorithm>
 #include <map>
 
@@ -21,7 +20,7 @@ void add(mapped_range& to, part const& p) {
   }
 }
 
-// waiting: where slots start that are in an outbox, ascending.
+// waiting: start addresses of deferred frees, ascending.
 void add_slots(mapped_range& to, piece const& run, std::vector<address> const& waiting) {
   slab const& s = *run.cut;
   address end = run.at;
@@ -50,7 +49,7 @@ std::vector<mapped_range> memory_audit::layout() const {
     base::owned_lock hold(m->lock);
     std::vector<address> waiting;
     for (thread_cache* c : m->caches) {
-      c->shut();  // nothing moves while it is looked at
+      c->shut();  // so that nothing moves meanwhile
       for (slabs::taken const s : c->out.slots()) waiting.push_back(s.from->start(s.index));
     }
     std::sort(waiting.begin(), waiting.end());

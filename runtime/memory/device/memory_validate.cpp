@@ -13,7 +13,7 @@ std::vector<std::string> memory_audit::validate() const {
   for (stream_heap* m : heaps_.all()) {
     base::owned_lock hold(m->lock);
     std::string const who = "gpu:" + std::to_string(of_.device) + " stream " + std::to_string(m->home.load()->id());
-    for (thread_cache* c : m->caches) c->shut();  // nothing moves while it is looked at
+    for (thread_cache* c : m->caches) c->shut();  // so that nothing moves meanwhile
     std::uint64_t const now = m->home.load()->now().n;
     std::size_t in_caches = 0, marked_cached = 0, waiting = 0;
     for (thread_cache* c : m->caches) {
@@ -26,7 +26,7 @@ std::vector<std::string> memory_audit::validate() const {
       }
       c->each([&](cached_slot s) {
         region const* const in = of_.space.find(reinterpret_cast<void const*>(s.at));
-        slab const* const from = in ? in->slab_at(s.at) : nullptr;  // none: its run has gone
+        slab const* const from = in ? in->slab_at(s.at) : nullptr;  // null: its run is gone
         in_caches += from ? from->size : 0;
         if (!from || from->at(from->index(s.at)) != slot::cached || from->owner != m)
           wrong.push_back(who + ": a slot in a cache is cached, and of its memory");
@@ -58,7 +58,7 @@ std::vector<std::string> memory_audit::validate() const {
         }
         if (p->is == state::reserved) reserved += p->bytes;
         if (p->is == state::slab) cached += p->bytes;
-        if (p->is == state::slab && p->cut->run == p) {  // of all its parts
+        if (p->is == state::slab && p->cut->run == p) {  // for all its parts
           slab const& s = *p->cut;
           std::uint32_t held_by_caches = 0;
           for (std::uint32_t i = 0; i < s.slots; ++i) held_by_caches += s.at(i) == slot::cached;

@@ -17,7 +17,7 @@ void oom_callbacks::remove(std::uint64_t id) noexcept {
   std::uint64_t const me = base::this_thread_id();
   base::unique_lock hold(lock_);
   if (std::erase_if(all_, [&](entry const& e) { return e.id == id; }) == 0) return;
-  // Not for other callbacks: one of them may be removing itself, or wait for this very thread.
+  // Only for this callback: another one may be removing itself, or may wait for this thread.
   done_.wait(hold, [&] {
     return std::none_of(running_.begin(), running_.end(),
                         [&](caller const& c) { return c.in == id && c.thread != me; });
@@ -46,7 +46,7 @@ bool oom_callbacks::call(memory_report const& r) {
   bool freed = false;
   for (entry const& e : now) {
     {
-      base::lock_guard hold(lock_);  // removed by one that ran before it?
+      base::lock_guard hold(lock_);  // an earlier callback may have removed it
       bool const stands = std::any_of(all_.begin(), all_.end(), [&](entry const& a) { return a.id == e.id; });
       std::find_if(running_.begin(), running_.end(), [&](caller const& c) { return c.thread == me; })->in =
           stands ? e.id : 0;

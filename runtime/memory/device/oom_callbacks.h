@@ -1,5 +1,5 @@
-// The user's callbacks for the last but one rung of the out-of-memory ladder.
-// Threads: any. No lock is held while one runs; remove() returns when no other thread runs it any more.
+// The user's callbacks, a late step of the out-of-memory ladder.
+// Threads: any. No lock is held while one runs. remove() blocks until no other thread runs it.
 #pragma once
 #include <vector>
 
@@ -12,8 +12,7 @@ class oom_callbacks {
  public:
   std::uint64_t add(ladder_callback, void* state, int order);
   void remove(std::uint64_t) noexcept;
-  // In order; true: one of them freed something. Not again from inside a callback:
-  // an allocation made there fails plainly.
+  // In order; true: one of them freed something. An allocation made in a callback calls none, and just fails.
   bool call(memory_report const&);
 
  private:
@@ -24,7 +23,7 @@ class oom_callbacks {
     void* state;
   };
   struct caller {
-    std::uint64_t thread, in;  // the id of the callback it runs; 0: between two
+    std::uint64_t thread, in;  // in: the callback that it runs; 0: between two
   };
   base::mutex lock_;
   base::condition done_;

@@ -1,4 +1,4 @@
-// The rungs of the out-of-memory ladder.
+// The steps of the out-of-memory ladder.
 // Threads: as oom_ladder.h.
 #include "runtime/memory/device/oom_ladder.h"
 
@@ -9,7 +9,7 @@
 
 namespace weir::memory {
 namespace {
-// recovery_steps, by number
+// indices of recovery_steps
 enum class rungs : std::size_t {
   pending,
   of_others,
@@ -21,8 +21,8 @@ enum class rungs : std::size_t {
   another_look
 };
 static_assert(static_cast<std::size_t>(rungs::another_look) + 1 == recovery_steps.size());
-constexpr int most_rounds = 1000;  // each has waited for a fence: other threads may keep on taking what it gave
-// while other threads' pages are on their way, or they give back: two that are both refused see each other
+constexpr int most_rounds = 1000;  // each has waited for a fence; other threads may keep taking what it freed
+// while other threads map, unmap or free; two threads that are both refused see each other
 constexpr int most_rests = 8;
 constexpr std::int64_t rest_ns = 500'000;
 }  // namespace
@@ -31,12 +31,12 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
   of_.counts.retried();
   std::vector<recovery_step> climbed;
   void* out = nullptr;
-  // When not even one more run of a slab is to be had, a small block gets a granule of its own.
+  // If not even one more run can be allocated, a small block gets a granule of its own.
   alloc_request const alone{
       r.home, r.bytes, std::max(r.alignment, bins::unit), -1, std::max(round_up(r.bytes, bins::unit), granule), r.at};
-  auto attempt = [&]() -> bool {  // everything that needs no rung
-    // Where blocks lie must not hang on what is complete: all is.
-    // Not while ranks may be waiting for this very thread.
+  auto attempt = [&]() -> bool {  // all that needs no step
+    // Deterministic: addresses must not depend on what is complete, so everything is. Not while ranks may be
+    // waiting for this thread.
     if (of_.deterministic && of_.clocks.collectives_given().empty()) completion_.finish_all();
     {
       section const hold(mine);
@@ -66,7 +66,7 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
     entry.ns += base::now_ns() - from;
     return got && found(which);
   };
-  auto const describe_failure = [&] {  // as it is now
+  auto const describe_failure = [&] {  // present state
     memory_report text = audit_.report();
     text.requested = r.bytes;
     text.rounded = r.rounded;
@@ -80,10 +80,10 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
   log_about const about{of_.device, r.home.id(), r.bytes};
   if (logs(of_.runtime, log_level::warning))
     log(log_level::warning, about, "memory is short: looking for what others hold, and for what is complete");
-  // To release a segment waits for the work of all devices.
-  // When some of it waits for a rank, that may be this very thread's.
+  // Releasing a segment waits for the work of all devices. If some of it waits for a rank, the rank may be
+  // this thread's.
   std::vector<clock::stamp> collectives;
-  // once: a stamp of now would need a new fence at each look
+  // once: a stamp of now would need a new fence at each query
   if (!of_.space.maps()) collectives = of_.clocks.collectives_given();
   auto const may_return = [&] {
     std::erase_if(collectives, [&](clock::stamp s) {
@@ -122,7 +122,7 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
         })) {
       return out;
     }
-    for (;;) {  // each round gives back about what is missing
+    for (;;) {  // each round releases about what is missing
       std::size_t gave = 0;
       if (step(rungs::pages, [&] {
             return gave = may_return() ? return_.some(r.size_class < 0 ? r.rounded : of_.space.page_bytes()) : 0;
@@ -138,8 +138,7 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
     if (step(rungs::oldest_fence, [&] { return waited = completion_.wait_for_oldest(collectives) ? 1 : 0; }))
       return out;
     if (waited) continue;
-    // What was asked on the way may have told of blocks that no rung looked at any more;
-    // others may have given some back since.
+    // A query may have found blocks complete that no later step examined; other threads may have freed some.
     std::size_t settled = 0;
     for (stream_heap* m : heaps_.all()) {
       section const hold(*m);

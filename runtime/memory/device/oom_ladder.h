@@ -1,8 +1,10 @@
-// Out of memory: a ladder, cheapest rung first. After each the lists are searched again.
-// No device-wide synchronize, but for a retired stream without a fence and where memory comes in segments.
+// The out-of-memory ladder: recovery steps, cheapest first. After each the lists are searched again.
 // Threads: any. No lock is held while a driver call or a user's callback runs.
+// Blocks: until the oldest fence is complete, in that step; in deterministic mode, if no collective is under
+// way, until all memory is. weir waits for a whole device only for a retired stream without a fence, and when
+// it releases a segment.
 //
-// Invariant: a refused allocation changes nothing but what is cached, and everything works afterwards.
+// Invariant: a refused allocation changes only what is cached, and everything works afterwards.
 #pragma once
 #include "runtime/memory/device/memory_audit.h"
 #include "runtime/memory/device/oom_callbacks.h"

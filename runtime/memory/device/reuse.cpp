@@ -1,4 +1,4 @@
-// Reuse of memory that other streams used. find() tries each policy in turn, cheapest first.
+// Reuse of memory that other streams used.
 // Threads: as reuse.h.
 #include "runtime/memory/device/reuse.h"
 
@@ -12,19 +12,18 @@ namespace weir::memory {
 namespace {
 constexpr std::size_t looked_at_a_miss = 32;  // heaps that one miss locks, of those that may serve
 constexpr int fences_when_sought = 4;
-constexpr unsigned often_borrowed = 8;  // blocks of others in turn, before a stream gets pages for them
+constexpr unsigned often_borrowed = 8;  // borrowed blocks in a row, before a stream gets pages for them
 constexpr std::size_t most_streams_with_a_page = 16;
-// So many blocks are left to the streams that still use them before a stream waits for one. Not two: where
-// blocks of one stage serve the next when they come free, two leave a pipeline of three stages no block that is
-// not in use, and each hiccup stops all of them.
+// Pending blocks left to the streams that use them, before a stream waits for one. Not two: if each stage of
+// a pipeline reuses the blocks of another, two leave three stages no spare block, and each delay stops all.
 constexpr std::size_t ahead = 3;
-constexpr std::size_t ahead_of_many = 32;  // of the newest 64, where hundreds wait
+constexpr std::size_t ahead_of_many = 32;  // of the newest 64, if hundreds are pending
 constexpr std::size_t ahead_in_order = 2;  // deterministic
 }  // namespace
 
 // A stream that only borrows from other heaps misses on every allocation and takes every heap's lock. After
-// eight borrowed blocks in a row it gets pages of its own, where the bound has room. For blocks of up to half
-// a page there is a page a stream.
+// eight borrowed blocks in a row it gets pages of its own, if the bound has room. For blocks of up to half a
+// page the bound allows one page a stream.
 bool block_reuse::should_grow_instead(stream_heap& mine, alloc_request const& r, std::size_t& spare) {
   if (r.size_class >= 0 || mine.borrowed.load(base::memory_order_relaxed) < often_borrowed) return false;
   mine.borrowed.store(0, base::memory_order_relaxed);
@@ -32,7 +31,7 @@ bool block_reuse::should_grow_instead(stream_heap& mine, alloc_request const& r,
   std::size_t const others = std::min(heaps_.index.size(), most_streams_with_a_page) - 1;
   std::size_t const theirs = r.rounded <= page / 2 ? page * others : 0;
   reserve_bound::usage n = bound_.now();
-  n.pending = 0;  // what waits may be complete
+  n.pending = 0;  // pending blocks may be complete
   if (of_.counts.reserved() + round_up(r.rounded, page) > bound_.most(n, r.rounded) + page + theirs) return false;
   spare = theirs;
   return true;
@@ -49,9 +48,9 @@ void* block_reuse::find(stream_heap& mine, alloc_request const& r) {
       if (p) mine.borrowed.fetch_add(1, base::memory_order_relaxed);
       return p;
     };
-    // a lent block goes out whole: the rest of a larger one would serve no other request
+    // a borrowed block is lent whole: the rest of a larger one would serve no other request
     if (void* const p = borrow(r.rounded + r.rounded / 8)) return p;
-    if (of_.polls) {  // what lies mapped and complete elsewhere costs nothing, new pages and moves do
+    if (of_.polls) {  // memory of others that is complete costs nothing; new pages and moves do
       std::size_t left = asked_a_miss;
       heaps_.index.some(heap_index::waits, heaps_.scan_start.fetch_add(1, base::memory_order_relaxed),
                         [&](stream_heap& m) {
@@ -74,22 +73,21 @@ void* block_reuse::find(stream_heap& mine, alloc_request const& r) {
   return r.size_class < 0 ? from_others(mine, r, ~std::size_t{0}) : nullptr;
 }
 
-// Would growth pass the bound if all pending blocks were complete? They count as in use until a poll.
+// Whether growth would pass the bound if all pending blocks were complete; until a query they count as used.
 bool block_reuse::grows_for_what_waits(stream_heap const& mine, alloc_request const& r) {
   if (heaps_.index.many() && !heaps_.index.any(heap_index::waits)) return false;
   reserve_bound::usage n = bound_.now();
   if (std::exchange(n.pending, 0) == 0) return false;
   if (heaps_.index.size() == 1) {
     base::owned_lock const hold(mine.lock);
-    if (mine.pending.fronts().size() <= asked_a_miss) return false;  // all were asked about just now
+    if (mine.pending.fronts().size() <= asked_a_miss) return false;  // all were queried just now
   }
   std::size_t const most =
       (r.size_class < 0 ? r.rounded + r.alignment : slabs::usual_run_bytes) + of_.space.page_bytes();
   return of_.counts.reserved() + most > bound_.most(n, r.rounded);
 }
 
-// Deterministic: a miss looks at what was given back first,
-// and waits for it on the device, whether it is complete or not.
+// Deterministic: a miss takes the pending block freed first, and waits for it on the device, complete or not.
 void* block_reuse::in_order_of_calls(stream_heap& mine, alloc_request const& r) {
   if (of_.waits == options::wait_policy::never || mine.home.load()->carries_collectives()) return nullptr;
   for (;;) {
@@ -126,7 +124,7 @@ void* block_reuse::own_pending(stream_heap& mine, alloc_request const& r) {
   return mine.take(r);
 }
 
-// What threads have not sent home yet, before the memory grows.
+// Frees that threads still defer, before the heap grows.
 void* block_reuse::own_in_outboxes(stream_heap& mine, alloc_request const& r) {
   if (!mine.empty_outboxes()) return nullptr;
   return own_pending(mine, r);
@@ -142,12 +140,12 @@ void* block_reuse::from_others(stream_heap& mine, alloc_request const& r, std::s
   heaps_.donors_for(mine, bytes, most_donors, [&](stream_heap& other) {
     section const hold(other);
     if (heaps_.index.many())
-      other.lock.disown();  // else it would be listed by what it had, and looked at again and again
+      other.lock.disown();  // else it stays listed by all its mapped bytes, for every miss
     of_.count_search(1);
     other.sought = fences_when_sought, other.quiet = 0;
     clock::timeline const& line = *other.home.load();
     std::uint64_t const up_to = home.covers_up_to(line);
-    // What this stream itself gave back to the other one: ordered by being the same stream.
+    // A block of the other heap that this stream freed is ordered, because the stream is the same.
     held_block b;
     auto const suits = [&](held_block const& h) {
       return h.whole && h.stamps.size() == 1 && h.since <= up_to && h.whole->bytes >= bytes &&
@@ -190,10 +188,10 @@ block_reuse::behind block_reuse::put_behind(stream_heap& mine, clock::stamp s) {
   return behind::waits;
 }
 
-// A host that runs ahead gives back what is not complete before it has gone on, and memory would grow with
-// the distance. The block given back first is waited for, when a fence is there that leaves others of its
-// kind to those who still use them: so the stream stays a few blocks ahead, and no wait covers more than it
-// must. Slots are so small that nothing is waited for before many of them wait.
+// If the host runs ahead of the device, frees are not complete in time, and memory would grow with the
+// distance. So the stream waits for the block freed first, if a recorded fence leaves other such blocks to
+// the streams that use them. It then stays a few blocks ahead, and no wait includes more work than it must.
+// Slots are small, so a stream waits for one only if many are pending.
 void* block_reuse::behind_oldest(stream_heap& mine, alloc_request const& r) {
   if (mine.home.load()->carries_collectives()) return nullptr;
   std::vector<clock::stamp> stamps;
@@ -217,7 +215,7 @@ void* block_reuse::behind_oldest(stream_heap& mine, alloc_request const& r) {
   return mine.take(r);
 }
 
-// Null: none, or too few others would be left. Requires: the lock.
+// Null: none, or too few others would remain. Requires: the lock.
 held_block const* block_reuse::worth_a_wait(stream_heap& mine, alloc_request const& r) {
   bool const in_slots = r.size_class >= 0;
   bool const many = (in_slots ? mine.pending.bytes_in_slots() : mine.pending.bytes()) > 2 * mine.fence_after(8);
@@ -236,7 +234,7 @@ held_block const* block_reuse::worth_a_wait(stream_heap& mine, alloc_request con
   in_slots ? mine.pending.first_given(looks, older) : mine.pending.fitting(r.rounded, looks, older);
   if (!oldest) return nullptr;
 
-  std::vector<clock::stamp> fences;  // the wait would be for these
+  std::vector<clock::stamp> fences;  // the stream would wait for these
   for (clock::stamp const s : oldest->stamps) {
     clock::timeline* const user = clock::find(s.stream);
     if (user && user->carries_collectives()) return nullptr;
@@ -258,13 +256,13 @@ held_block const* block_reuse::worth_a_wait(stream_heap& mine, alloc_request con
     };
   };
   if (!in_slots) mine.pending.fitting(r.rounded, looks, enough(ahead));
-  // those looked at above lie before one fence
+  // those examined above are before one fence
   if (!enough_left && many) mine.pending.last_given(looks, enough(ahead_of_many));
   return enough_left ? oldest : nullptr;
 }
 
-// Its own blocks: wait for what other streams still do with one that is large enough alone,
-// the smallest and oldest; else with all.
+// Waits for the other streams of one own pending block that is large enough, the smallest and oldest; if
+// there is none, for those of all.
 void* block_reuse::behind_own(stream_heap& mine, alloc_request const& r, std::size_t& gave) {
   std::vector<clock::stamp> stamps;
   struct wanted_block {
@@ -301,22 +299,22 @@ void* block_reuse::behind_own(stream_heap& mine, alloc_request const& r, std::si
   if (stamps.empty()) return nullptr;
   section const hold(mine);
   gave += mine.settle();
-  return nullptr;  // searched again by the caller
+  return nullptr;  // the caller searches again
 }
 
 void* block_reuse::after_a_wait(stream_heap& mine, alloc_request const& r, std::size_t& gave) {
   clock::timeline& home = *mine.home.load();
-  // A part of a collective that comes late holds up all other ranks, and what it would be put behind may wait
-  // for one of them, through streams in between: a stream that carries collectives is never made to wait.
+  // A late part of a collective delays all ranks, and what it would wait for may itself wait for one of them,
+  // through other streams. So a stream that carries collectives is never made to wait.
   if (home.carries_collectives()) return nullptr;
   (void)behind_own(mine, r, gave);
   if (gave) return nullptr;
 
-  // Others' free pieces: the one freed first, of those of a stream that were looked at.
+  // Free blocks of other heaps: of those examined in a heap, the one freed first.
   std::size_t const bytes = std::max(round_up(r.rounded, bins::unit), granule);
   std::size_t const alignment = std::max(r.alignment, bins::unit);
   void* out = nullptr;
-  // what waits may join what is free
+  // pending blocks may join free ones
   heaps_.index.some(heap_index::at_least(bytes) | heap_index::waits, 0, [&](stream_heap& other) {
     if (&other == &mine || !heap_table::may_lend(other, mine)) return false;
     clock::stamp oldest;

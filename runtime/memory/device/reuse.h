@@ -1,10 +1,9 @@
-// Memory that is mapped and that other streams used, cheapest first: ordered, polled on a miss, behind a device
-// wait. docs/decisions/reuse.md says why each.
-// Threads: any. No lock is held while a driver call runs.
+// Reuse of mapped memory that other streams used, cheapest first: ordered, found complete by a query, behind
+// a device wait. docs/decisions/reuse.md gives the reasons.
+// Threads: any. No lock is held over a driver call but NVTX notices.
 //
-// Invariant: a byte is handed out only when all stamps it was freed with are complete, or ordered before the
-//            next work of its new stream. What a miss looks at does not grow with the number of blocks that
-//            wait, nor of free blocks.
+// Invariant: a byte is allocated only if all stamps of its free are complete, or ordered before the next work
+// of its new stream. The cost of a miss does not grow with the number of pending blocks, nor of free blocks.
 #pragma once
 #include "runtime/memory/device/completion_poller.h"
 #include "runtime/memory/supply/reserve_bound.h"
@@ -16,14 +15,14 @@ class block_reuse {
   block_reuse(device_context& of, heap_table& heaps, completion_poller& completion, reserve_bound& bound)
       : of_(of), heaps_(heaps), completion_(completion), bound_(bound) {}
 
-  // Pages of its own, instead of what other streams leave; with so many bytes past the bound's first term.
+  // Whether to get pages instead of borrowing. spare: bytes that may be reserved past the bound's first term.
   bool should_grow_instead(stream_heap& mine, alloc_request const&, std::size_t& spare);
   // Tries each policy in turn, cheapest first. Null: none has a block, or the options forbid it.
   void* find(stream_heap& mine, alloc_request const&);
   // ordered or known to be complete; no driver call
   void* from_others(stream_heap& mine, alloc_request const&, std::size_t at_most,
                     std::size_t most_donors = ~std::size_t{0});
-  // For the ladder: a device wait. Null with `gave` raised: bytes came free, search again.
+  // For the ladder: a device wait. Null with `gave` raised: bytes became free, search again.
   void* after_a_wait(stream_heap& mine, alloc_request const&, std::size_t& gave);
 
  private:
@@ -36,7 +35,7 @@ class block_reuse {
   bool grows_for_what_waits(stream_heap const& mine, alloc_request const&);
   enum class behind : std::uint8_t { already, waits, refused };
   behind put_behind(stream_heap& mine, clock::stamp);  // the home waits for the stamp, on the device
-  // Tells an observer for which bytes the wait was.
+  // Reports to an observer which bytes the wait is for.
   void tell_wait(stream_heap& mine, clock::stamp, address at, std::size_t bytes) const;
 
   device_context& of_;

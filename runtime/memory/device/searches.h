@@ -1,4 +1,4 @@
-// How much one miss looks at.
+// How much one miss examines.
 #pragma once
 #include <cstddef>
 
@@ -6,7 +6,7 @@
 
 namespace weir::memory {
 
-inline constexpr int looks = 64;                              // blocks of one heap that one search looks at
-inline constexpr std::size_t asked_a_miss = heap_index::few;  // streams that one miss asks; the next miss asks others
+inline constexpr int looks = 64;                              // blocks of one heap that one search examines
+inline constexpr std::size_t asked_a_miss = heap_index::few;  // streams that one miss queries; the next asks others
 
 }  // namespace weir::memory

@@ -7,7 +7,7 @@
 
 namespace weir::memory {
 namespace {
-constexpr std::size_t after_announced = 256;  // bytes that no program may touch
+constexpr std::size_t after_announced = 256;  // bytes behind a block that no program may touch
 }  // namespace
 
 alloc_request alloc_request::make(device_context const& of, clock::timeline& home, std::size_t bytes,
@@ -30,7 +30,7 @@ alloc_request alloc_request::make(device_context const& of, clock::timeline& hom
   if (home.alive() == clock::life::retired)
     refuse("a stream whose registration has ended", "Allocate on a stream that lives");
   std::size_t room = bytes;
-  if (of.announced) [[unlikely]] {  // no block lies in the bytes behind it; its place is the same as without them
+  if (of.announced) [[unlikely]] {  // no block lies in the bytes behind it; it is placed as without them
     room += after_announced;
     std::size_t const units = round_up(std::max<std::size_t>(bytes, 1), 16);
     alignment = std::max(alignment, std::min<std::size_t>(units & (~units + 1), 512));

@@ -13,7 +13,7 @@ struct alloc_request {
                             source_location);
 
   clock::timeline& home;
-  std::size_t bytes;  // as asked
+  std::size_t bytes;  // as requested
   std::size_t alignment;
   int size_class;       // -1: a block of the arena
   std::size_t rounded;  // bytes of the slot or block

@@ -1,4 +1,4 @@
-// What all objects of one device's memory share: opened once, and the checks of an address.
+// What all objects of one device's memory share: opens it, and checks addresses.
 // Threads: as device_context.h.
 #include "runtime/memory/space/device_context.h"
 
@@ -21,7 +21,7 @@ device_context::device_context(weir::runtime::impl& r, int device, allocator* a,
       fence_interval(r.options().fence_interval) {
   auto info = machine.info(device);
   require(info.is, "allocate", "gpu:" + std::to_string(device), "", at);
-  // compute-sanitizer is known to take segments; mapped pages were not tried with a current context
+  // compute-sanitizer accepts segments; mapped pages are untested with a current context
   if (announced) info.value.maps = false;
   require(space.open(info.value, r.options().address_space), "allocate",
           "address space of gpu:" + std::to_string(device), "Raise the limit of virtual memory (ulimit -v)", at);

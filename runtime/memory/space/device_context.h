@@ -18,27 +18,27 @@ namespace weir::memory {
 class allocator;
 
 struct device_context {
-  // Throws: driver_error, when the device or its address space cannot be opened
-  // entry: what owns the objects; null in tests of one of them
+  // entry: the owner of the objects; null in tests of one of them.
+  // Throws: driver_error, if the device or its address space cannot be opened
   device_context(weir::runtime::impl&, int device, allocator* entry, source_location const&);
 
   bool lost() const noexcept { return clocks.lost(device); }
   std::uint64_t own_bit() const noexcept { return std::uint64_t{1} << (device & 63); }
   // bytes of a handle that other devices may use
   std::size_t open_bytes(handle const& h) const noexcept { return h.readers & ~own_bit() ? h.bytes : 0; }
-  // Is all that `s` stands for done, or ordered before the next work of `by`?
+  // Whether all work before `s` is complete, or ordered before the next work of `by`.
   bool ordered_or_complete(clock::timeline& by, clock::stamp s) const { return clocks.complete(s) || by.covers(s); }
-  // As above. since: raised to the present number of `by` when only `by` may rely on it
+  // As above. since: raised to the present number of `by` if only `by` may rely on it
   bool ordered_or_complete(clock::timeline& by, clock::stamp s, std::uint64_t& since) const {
     if (clocks.complete(s)) return true;
     if (!by.covers(s)) return false;
     since = by.now().n;
     return true;
   }
-  bool is_complete(clock::stamp);                                          // asks the driver when that is not known
-  void note_status(driver::status s) noexcept { clocks.note(device, s); }  // of a call that names this device alone
+  bool is_complete(clock::stamp);                                          // asks the driver if unknown
+  void note_status(driver::status s) noexcept { clocks.note(device, s); }  // of a call on this device alone
   void count_search(std::size_t n) noexcept { searched.fetch_add(n, base::memory_order_relaxed); }
-  // A block became pending, or pending no more, for the history.
+  // For the history: a block became pending, or is pending no more.
   void tell_held(observe::action, address, std::size_t bytes, std::uint64_t user) const noexcept;
   // Throws: invalid_use, naming what lies at the address instead
   region* must_find(void const*, char const* operation, source_location) const;
@@ -57,7 +57,7 @@ struct device_context {
   bool const deterministic;
   options::wait_policy const waits;
   std::size_t const fence_interval;         // bytes; 0: as stream_heap::fence_after() says
-  base::atomic<std::uint64_t> searched{0};  // blocks, free blocks and streams looked at for reuse, but those found
+  base::atomic<std::uint64_t> searched{0};  // blocks and streams examined for reuse, without those found
   observe::counters counts;
 };
 

@@ -1,4 +1,4 @@
-// Handles come and go in several threads at once, or stay while one thread looks at all of them.
+// Many threads map and unmap handles (`flowing`), or all handles stay while one thread examines them (`halt`).
 // Threads: any. A thread that holds `flowing` does not take it again. No heap's lock is held.
 #pragma once
 #include <cstdint>
@@ -49,14 +49,13 @@ class traffic {
     traffic& of_;
   };
 
-  // For a thread that looks for memory: what is on its way is in no list,
-  // and not to be had while it is not there.
+  // For a thread that searches for memory: pages that others are mapping or unmapping are in no list yet.
   class others {
    public:
     explicit others(traffic& t) : of_(t), outer_(std::exchange(counting::value, &own_)) { any(); }
     others(others const&) = delete;
     ~others() { counting::value = outer_; }
-    // Did handles come or go by other threads at some time since it was made, or asked last?
+    // Whether other threads map or unmap handles, or did since construction or the last call.
     bool any() {
       base::lock_guard const hold(of_.lock_);
       std::uint64_t const since = of_.ended_ - std::exchange(before_, of_.ended_);
@@ -71,14 +70,14 @@ class traffic {
 
  private:
   struct of_own;
-  // where a thread that looks counts its own
+  // where a searching thread counts its own changes
   using counting = base::thread_pointer<of_own, static_cast<std::uint64_t*>(nullptr)>;
 
-  // that handles come and go is no choice of a schedule's: only a halt is, by its notifications
+  // quiet: no choice of a schedule depends on mapping, only on a halt, by its notifications
   base::mutex lock_{base::quiet};
   base::condition changed_;
   int under_way_ = 0;    // under lock_
-  std::uint64_t ended_ = 0;  // under lock_: times that some came or went
+  std::uint64_t ended_ = 0;  // under lock_: `flowing` sections that ended
   bool halted_ = false;  // under lock_
 };
 

@@ -1,4 +1,4 @@
-// Handles given back to the driver, and those it would not take.
+// Handles released to the driver, and those that it refuses.
 // Threads: as physical_memory.h.
 #include "runtime/memory/space/physical_memory.h"
 
@@ -9,7 +9,7 @@ void physical_memory::release(driver::memory_handle h, std::size_t bytes, batch&
   out.orphaned += bytes;
   try {
     orphans_.lock()->push_back({h, 0, bytes});
-  } catch (...) {}  // neither the driver nor the host has room for it: it goes with the process
+  } catch (...) {}  // no host memory to note it either: it is held until the process ends
 }
 
 void physical_memory::undo(batch& out) {

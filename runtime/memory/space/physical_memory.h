@@ -1,7 +1,7 @@
-// The physical memory of one device on its way: handles made for one growth, and those the driver kept.
+// One device's physical memory in transit: handles made for one growth, and those that the driver refused.
 // Threads: any. No lock is held over a driver call.
 //
-// Invariant: charged = bytes of handles + bytes of growth under way + bytes that the driver would not take back.
+// Invariant: charged = bytes of handles + bytes of growth under way + bytes of orphans.
 #pragma once
 #include <map>
 #include <vector>
@@ -17,25 +17,25 @@ class physical_memory {
   explicit physical_memory(device_context& of) : of_(of) {}
 
   struct batch {
-    std::vector<handle> handles;              // made for it
-    std::map<address, homed_handle> places;   // for them, and for those that were not made
+    std::vector<handle> handles;
+    std::map<address, homed_handle> places;   // list nodes for these, and for handles that were not made
     std::map<address, homed_handle> arrived;  // moved here from elsewhere
-    // one of them behind work that is ordered before the stream's next, perhaps not complete
+    // whether an arrived handle's use may be incomplete, and only ordered before the stream's next work
     bool arrived_ordered = false;
     std::size_t charged = 0;   // bytes, of the handles made and of one that could not be mapped
-    std::size_t orphaned = 0;  // bytes the driver would not take back: they stay charged
+    std::size_t orphaned = 0;  // bytes that the driver refused to take back: they stay charged
   };
-  void release(driver::memory_handle, std::size_t bytes, batch&);  // refused: it is an orphan, tried again later
-  // Takes back what was made. Ensures: `handles` is what is still mapped, because the driver refused even that.
+  void release(driver::memory_handle, std::size_t bytes, batch&);  // refused: kept as an orphan, tried again later
+  // Unmaps and releases what was made. Ensures: `handles` has those that the driver refused to unmap.
   void undo(batch&);
-  std::size_t return_orphans();  // bytes that the driver has back
+  std::size_t return_orphans();  // Returns: bytes that the driver has back
   std::size_t orphaned_bytes() const;
 
-  traffic changes;  // handles come and go, or stay while all of them are looked at
+  traffic changes;  // flowing while handles change, halted while all are examined
 
  private:
   device_context& of_;
-  base::guarded<std::vector<handle>> orphans_;  // unmapped, but the driver would not take them back yet
+  base::guarded<std::vector<handle>> orphans_;  // unmapped; the driver refused to take them back so far
 };
 
 }  // namespace weir::memory

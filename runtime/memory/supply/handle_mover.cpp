@@ -1,4 +1,4 @@
-// Aliases: a window is cleared of them, a handle that goes loses its own, a handle that moves leaves one.
+// Aliases: a plan is cleared of them, a released handle loses its own, and a moved handle leaves one.
 // Threads: as handle_mover.h.
 #include "runtime/memory/supply/handle_mover.h"
 
@@ -10,8 +10,7 @@ struct handle_mover::onlooker {
   handle_mover& in;
   stream_heap& mine;
 
-  // Requires: the lock of `mine`, and that of the ghosts.
-  // Another memory's handles are not looked at: that would take its lock.
+  // Requires: the lock of `mine`, and that of the aliases. Other heaps' handles would need their locks.
   static ghost_sight::fate judge(void const* who, ghost const& g, address lo, address hi) {
     auto const& [in, mine] = *static_cast<onlooker const*>(who);
     address const home = g.of->at;
@@ -35,7 +34,7 @@ bool handle_mover::plan(stream_heap& mine, std::size_t bytes, std::size_t alignm
 driver::status handle_mover::lay_ghosts(stream_heap& mine, growth_plan& g, physical_memory::batch& out) {
   for (ghost* const s : g.ghosts) {
     if (come_home(mine, *s, out)) continue;
-    // As if there was no memory here: the ladder plans again, and sees what it now knows.
+    // As if there were no memory here: the ladder plans again, with what is known by then.
     if (!of_.clocks.complete(s->last)) return {driver::code::out_of_memory};
     if (driver::status const gone = of_.machine.unmap(s->at, s->bytes); !gone.ok()) {
       of_.note_status(gone);
@@ -66,10 +65,9 @@ driver::status handle_mover::lay_ghosts(stream_heap& mine, growth_plan& g, physi
   return {};
 }
 
-// false: the handle holds something, is on its way elsewhere,
-// or nothing orders what used it before what is to come.
+// False: the handle is in use or is being moved elsewhere, or nothing orders its last use before its next.
 bool handle_mover::come_home(stream_heap& mine, ghost& g, physical_memory::batch& out) {
-  if (!g.granted || mine.readers.load()) return false;  // a ghost is open to its own device alone
+  if (!g.granted || mine.readers.load()) return false;  // an alias is open to its own device alone
   address const at = ghosts_.home(g);
   stream_heap& from = *of_.space.find(reinterpret_cast<void const*>(at))->owner.load();
   section const hold(from);
@@ -81,7 +79,7 @@ bool handle_mover::come_home(stream_heap& mine, ghost& g, physical_memory::batch
   return true;
 }
 
-// Requires: the lock of `from`, which has reserved the handle's home. Where it goes is reserved, too.
+// Requires: the lock of `from`; the handle's address range and the range at `to` are reserved.
 void handle_mover::leave_home(stream_heap& from, piece& place, std::map<address, homed_handle>::iterator which,
                               ghost* back, address to, physical_memory::batch& out) {
   homed_handle& h = which->second;
@@ -98,7 +96,6 @@ void handle_mover::leave_home(stream_heap& from, piece& place, std::map<address,
   from.pieces.release_done(place);
 }
 
-// Maps a handle whose home is reserved at another place, too, which becomes its home.
 driver::status handle_mover::move_home(stream_heap& from, released& victim, address to, physical_memory::batch& out) {
   handle const h = victim.handles.front();
   driver::status s{driver::code::out_of_memory};

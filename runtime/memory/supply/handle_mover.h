@@ -1,8 +1,8 @@
-// Moves a free handle to where memory is wanted. The old place stays mapped as an alias (a ghost).
-// Threads: any. One heap's lock to look and to note, then the aliases' own; never over a driver call.
+// Moves a free handle to where memory is needed. Its old address range stays mapped as an alias.
+// Threads: any. Holds one heap's lock to look and to note, then the aliases' lock; never over a driver call.
 //
-// Invariant: an alias lies in one gap or a reserved block. What used the handle there is ordered before what
-//            the handle holds now.
+// Invariant: an alias lies in one unmapped or one reserved block. All work that used the handle there is
+// ordered before all work that uses the handle now.
 #pragma once
 #include <string>
 #include <vector>
@@ -16,13 +16,13 @@ class handle_mover {
  public:
   handle_mover(device_context& of, heap_table& heaps) : of_(of), heaps_(heaps) {}
 
-  // A place for so many bytes, reserved. Requires: the heap's lock
+  // Reserves a range of at least `bytes`. Requires: the heap's lock
   bool plan(stream_heap&, std::size_t bytes, std::size_t alignment, arena::part, growth_plan&, bool thorough);
-  // in the plan's window: their handles come home, or they are unmapped
+  // for each alias in the plan: switches its handle back, or unmaps it
   driver::status lay_ghosts(stream_heap& mine, growth_plan&, physical_memory::batch&);
-  // Maps a handle whose home is reserved at another place, too, which becomes its home.
+  // Maps a handle whose address range is reserved at `to`, too, which becomes its address.
   driver::status move_home(stream_heap& from, released&, address to, physical_memory::batch&);
-  // all but so many of a handle's. Requires: no lock, its home reserved
+  // unmaps all but the newest `spared` aliases of a handle. Requires: no lock, its address range reserved
   bool drop_ghosts(homed_handle const&, int spared);
   ghosts::places take_all() noexcept { return ghosts_.take_all(); }  // at the end
   void validate(stream_heap const&, std::vector<std::string>& wrong,

@@ -1,4 +1,4 @@
-// Handles that are wholly free and complete, back to the driver.
+// Releases handles that are wholly free and complete to the driver.
 // Threads: as handle_return.h.
 #include "runtime/memory/supply/handle_return.h"
 
@@ -24,7 +24,7 @@ std::size_t handle_return::of(stream_heap& m, std::size_t want) {
     again.swap(m.unusable);
   }
   for (released& g : again) bytes += one(m, g);
-  // runs that go are free since now: complete, too, before one is chosen
+  // empty runs become free first, so that their use is complete, too, when a handle is chosen
   if (of_.deterministic && of_.clocks.collectives_given().empty()) {
     {
       section const hold(m);
@@ -46,7 +46,7 @@ std::size_t handle_return::of(stream_heap& m, std::size_t want) {
       going = std::move(found.all);
       to_ask.n = found.waits_for;
       for (released const& g : going) {
-        for (handle const& h : g.handles) {  // segments: no search may find the region while it goes
+        for (handle const& h : g.handles) {  // a segment: no search may find its region during the release
           if (h.physical == driver::memory_handle::none) g.in->set_pages(h, nullptr);
         }
       }
@@ -68,7 +68,7 @@ std::size_t handle_return::of(stream_heap& m, std::size_t want) {
 
 std::size_t handle_return::one(stream_heap& m, released& g) {
   if (g.handles.front().physical == driver::memory_handle::none) return release_segment(m, g);
-  std::size_t gone = 0;  // so many of the handles, moved to the front
+  std::size_t gone = 0;  // handles released, moved to the front
   physical_memory::batch back;
   std::size_t bytes = 0;
   for (handle& h : g.handles) {
@@ -90,15 +90,15 @@ std::size_t handle_return::one(stream_heap& m, released& g) {
   if (gone == 0 && !(g.handles.front().readers & of_.own_bit())) {
     try {
       m.unusable.push_back(std::move(g));
-    } catch (...) {}  // no memory: its place stays taken until the end
+    } catch (...) {}  // no host memory: its block stays reserved until the end
     return 0;
   }
   m.pieces.release_done(*g.place);
   return bytes - back.orphaned;
 }
 
-// As one(). All that knows a segment by its address forgets it first:
-// once the driver has it, another thread may be given one there.
+// As one(). All that knows the segment by its address forgets it first: as soon as the driver has it, another
+// thread may get memory there.
 std::size_t handle_return::release_segment(stream_heap& m, released& g) {
   handle const h = g.handles.front();
   address_space::segment whole;

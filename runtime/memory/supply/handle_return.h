@@ -1,7 +1,7 @@
-// Gives handles that are wholly free and complete back to the driver.
-// Threads: any. A heap's lock to choose and to note, never over a driver call.
+// Releases handles that are wholly free and complete to the driver.
+// Threads: any. Holds a heap's lock to choose and to note, never over a driver call.
 //
-// Invariant: a refused release changes no book.
+// Invariant: a refused release leaves all counts unchanged.
 #pragma once
 #include "runtime/memory/supply/handle_mover.h"
 
@@ -12,7 +12,7 @@ class handle_return {
   handle_return(device_context& of, heap_table& heaps, physical_memory& memory, handle_mover& mover)
       : of_(of), heaps_(heaps), memory_(memory), mover_(mover) {}
 
-  // Returns: bytes that the driver has back.
+  // Return bytes that the driver has back.
   std::size_t some(std::size_t want);
   std::size_t of(stream_heap&, std::size_t want);
   std::size_t one(stream_heap&, released&);  // unmaps what was reserved, and commits

@@ -1,4 +1,4 @@
-// Memory that is open to peers: granted block by block, or each handle of a stream as it is mapped.
+// Peer access: granted block by block, or for each handle of a stream as it is mapped.
 // Threads: as peer_access.h.
 #include "runtime/memory/supply/peer_access.h"
 

@@ -1,10 +1,10 @@
-// Which devices a stream's memory is open to: each handle is granted to all readers with its own device.
-// Threads: any. Handles neither come nor go while a stream's memory is opened; no heap's lock is held over a
-// driver call.
+// Which devices a stream's memory is open to: each handle is granted to all readers, with its own device.
+// Threads: any. No handle is mapped or unmapped while a stream's memory is opened; no heap's lock is held
+// over a driver call.
 //
-// Invariants: a handle at rest in the memory of a stream is open to its readers, but those that are lost;
-//             none that is open to a peer moves, and none moves to where peers read.
-// A reader that the driver does not let in any more is none from then on: its owner goes on.
+// Invariants: a handle at rest is open to all readers of its heap except lost ones; a handle that is open to
+// a peer does not move, and none moves to where peers read. A reader that the driver refuses is removed, so
+// that the owner can continue.
 #pragma once
 #include <string>
 #include <vector>
@@ -33,7 +33,7 @@ class peer_access {
   device_context& of_;
   heap_table& heaps_;
   physical_memory& memory_;
-  base::mutex granting_;  // over the driver's call: two grants of one handle at once are refused (208)
+  base::mutex granting_;  // held over the driver call, which refuses (208) two grants of one handle at once
 };
 
 }  // namespace weir::memory
