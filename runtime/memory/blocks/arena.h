@@ -46,8 +46,7 @@ class arena {
   arena() = default;  // Throws: bad_alloc
   arena(arena const&) = delete;
 
-  // From mapped memory, for the home stream. Null: nothing fits.
-  // Ensures: is == live, bytes a multiple of bins::unit.
+  // From mapped memory, for the home. Null: nothing fits. Ensures: live, bytes a multiple of bins::unit.
   piece* take(std::size_t bytes, std::size_t alignment) noexcept(false);
   // For a slab's run: in the part for runs, if any. Ensures, for these three functions: reserved, until a
   // slab or release_done() takes it.
@@ -95,9 +94,8 @@ class arena {
   }
   // Ensures: the block is free, merged with its neighbours, and stamped (home, freed); do not use it again.
   void give(piece&, std::uint64_t freed) noexcept;
-  // For part of a slab's run: what remains at either end stays the slab's.
+  // For part of a slab's run; the rest stays the slab's. Returns: the rest behind it, or null.
   // Throws: bad_alloc, before anything changes.
-  // Returns: the remainder behind the part, or null.
   piece* give_part(piece& run, address from, std::size_t bytes, std::uint64_t freed) {
     stock(2);
     piece* const rest = run.end() > from + bytes ? cut(run, from + bytes) : nullptr;
@@ -157,9 +155,8 @@ class arena {
     return out;
   }
   // Reserves one whole handle that `suits`, of a free block whose free stamp is `complete`: the largest of at
-  // most `most` bytes, else the smallest. Examines the first handles of the smallest blocks, until one has at
-  // least `enough` and at most `most` bytes; if none suits, the oldest blocks. No place: none may be taken,
-  // and the number is the free stamp that the oldest waits for.
+  // most `most` bytes, else the smallest. Examines the smallest blocks, until a handle has `enough` to `most`
+  // bytes; if none suits, the oldest blocks. No place: none may be taken; waits_for is the oldest's stamp.
   struct taken_handle {
     released from;
     std::uint64_t waits_for = 0;

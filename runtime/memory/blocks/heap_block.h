@@ -25,8 +25,7 @@ enum class state : std::uint8_t {
   gap,       // unmapped: addresses without physical memory
 };
 
-// Streams that a block is marked for. A full vector first drops the streams that have ended, so that the
-// marks of a long-lived block stay few.
+// Streams that a block is marked for. Those that have ended make room, so that a long-lived block has few.
 using marks_of_block = std::vector<clock::timeline*>;
 inline void add_mark(marks_of_block& marks, clock::timeline& user) {  // Throws: bad_alloc
   if (marks.size() == marks.capacity()) std::erase_if(marks, [](clock::timeline const* t) { return t->is_over(); });

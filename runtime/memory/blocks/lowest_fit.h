@@ -72,8 +72,7 @@ class lowest_fit {
     }
     return nullptr;
   }
-  // The tightest block of at least `bytes` that `fits` accepts, of equal sizes the one inserted or changed
-  // last. Examines the first `some_leaves` leaves.
+  // The tightest of at least `bytes` that `fits` accepts, of equal ones the latest; of `some_leaves` leaves.
   template <class Fits>
   piece* tightest(std::size_t bytes, Fits fits) const {
     piece* best = nullptr;

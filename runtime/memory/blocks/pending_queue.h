@@ -24,8 +24,7 @@ struct held_block {
   std::uint32_t index = 0;
   std::size_t bytes = 0;   // `more` included
   std::vector<clock::stamp> stamps;  // all must be ordered or complete
-  // number on the home stream: the home's use of the block, and all uses that the home was found to be
-  // ordered after, are before it
+  // number on the home stream: the home's own use, and uses found to be ordered before it, are before that
   std::uint64_t since = 0;
   std::uint64_t turn = 0;            // order of the free; push() sets it
   std::vector<slabs::taken> more{};  // slots freed together with this one, which wait for the same
@@ -260,7 +259,6 @@ class pending_blocks {
   line spare_;  // unused nodes: allocating and freeing threads would contend for malloc's lock
   std::size_t spares_ = 0;
   boost::intrusive::list<node, boost::intrusive::member_hook<node, list_hook, &node::in_turns>, no_size> by_turn_;
-  // blocks of the arena
   boost::intrusive::set<node, boost::intrusive::member_hook<node, set_hook, &node::in_sizes>,
                         boost::intrusive::compare<below>, no_size>
       by_size_;

@@ -140,8 +140,7 @@ struct alignas(64) slab {
     if (size > small && unused) reinterpret_cast<large_slot&>(b).unused.set(static_cast<std::uint16_t>(unused));
     b.set(static_cast<std::uint8_t>(bits << slot_bits::unused_shift | static_cast<std::uint8_t>(slot::live)));
   }
-  // Only a class raised for alignment leaves more than most_in_byte of a small slot unused. That takes a
-  // note, and may allocate.
+  // Only a class raised for alignment leaves more of a small slot unused: a note has it, and may allocate.
   static bool fits_byte(std::uint32_t size, std::size_t requested) noexcept {
     return size > small || size - requested <= most_in_byte;
   }
@@ -238,13 +237,11 @@ inline std::size_t size_classes::quick_lines(std::size_t bytes) noexcept {
   return detail::quick_table.by_steps[(bytes + step - 1) / step];
 }
 
-// A slot in a thread cache.
 struct cached_slot {
   address at;  // uninitialized: a refill makes 64 of them
   slot_byte* state;
 };
 
-// The slabs of one stream.
 class slabs {
  public:
   struct taken {
@@ -253,16 +250,14 @@ class slabs {
   };
   // from == null: no slab of this class has a free slot
   taken take(int size_class, std::size_t requested) noexcept(false);
-  // live or pending -> free, with that free stamp. Returns: true if the slab is now empty and its class does
-  // not keep it, so that the caller may return its run.
+  // live or pending -> free. Returns: true if the slab is empty and not kept, so its run may be returned.
   bool give(slab&, std::uint32_t index, std::uint64_t freed) noexcept;
   void hold(slab&, std::uint32_t index) noexcept;              // live -> pending
   std::size_t lend(int size_class, std::span<cached_slot>) noexcept;  // free -> cached; Returns: how many
   // cached -> free; as give
   bool take_back(slab& s, std::uint32_t index, std::uint64_t freed) noexcept { return set_free(s, index, freed); }
-  // A class with many slabs gets runs of at most a 40th of what they hold: each run costs some 700 B of host
-  // memory, and each handle costs the driver some. No run has more than most_slots: the first mark in a slab
-  // makes a word for each slot.
+  // A class with many slabs gets runs of up to a 40th of what they hold: each run costs some 700 B of host
+  // memory. No run has more than most_slots: the first mark in a slab makes a word for each slot.
   static constexpr std::size_t most_run_bytes = 32 << 20, usual_run_bytes = 512 << 10, many_slabs = 192,
                                most_slots = 1 << 16;
   static std::size_t run_bytes(int size_class, std::size_t slabs_of_class) noexcept;
@@ -277,7 +272,6 @@ class slabs {
   std::size_t usual_next_run_bytes(int size_class) const noexcept {
     return run_bytes(size_class, std::min(counts_[static_cast<std::size_t>(size_class)], many_slabs - 1));
   }
-  // Ensures: the run's block is in state `slab`.
   slab& add(piece& run, int size_class, stream_heap* owner = nullptr, std::size_t way = 0);
   // Requires: empty. `give(part)` returns each part of its run to the arena.
   template <class Give>

@@ -11,7 +11,7 @@ class completion_poller {
  public:
   completion_poller(device_context& of, heap_table& heaps) : of_(of), heaps_(heaps) {}
 
-  // Queries up to `questions` fronts of one heap, again while an answer is new; reclaims. Returns: bytes freed.
+  // Queries up to `questions` fronts of one heap, again while an answer is new. Returns: bytes reclaimed.
   std::size_t poll(stream_heap&, std::size_t questions = ~std::size_t{0});
   // Queries free blocks of other heaps that would fit. Returns: bytes found complete.
   std::size_t poll_others(stream_heap& mine, alloc_request const&, std::size_t streams = ~std::size_t{0},

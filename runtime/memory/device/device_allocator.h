@@ -1,5 +1,4 @@
-// The allocator of one device: composes and calls the objects below, which decide. `growth` gets pages from
-// the driver, `handle_return` releases them.
+// The allocator of one device: composes and calls the objects below, which decide.
 // Threads: any. One heap's lock at a time, and no driver call under it but NVTX notices.
 #pragma once
 #include "runtime/memory/device/completion_poller.h"

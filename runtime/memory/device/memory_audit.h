@@ -23,9 +23,8 @@ class memory_audit {
   std::vector<mapped_range> layout() const;
   std::vector<stream_memory_use> by_stream() const;
   std::vector<std::string> validate() const;
-  // Bytes of unreclaimable handles, which can neither be moved nor released now: they hold a byte that is
-  // live, pending, of a slab's run or not known to be complete, are granted to other devices, or are in
-  // transit to a block. Examines everything.
+  // Bytes of unreclaimable handles: a byte is live, pending, of a slab's run or not known to be complete, or
+  // the handle is granted to other devices, or in transit to a block. Examines everything.
   std::size_t covered() const;
   void reset_peak();
   void reset_accumulated();

@@ -35,8 +35,7 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
   alloc_request const alone{
       r.home, r.bytes, std::max(r.alignment, bins::unit), -1, std::max(round_up(r.bytes, bins::unit), granule), r.at};
   auto attempt = [&]() -> bool {  // all that needs no step
-    // Deterministic: addresses must not depend on what is complete, so everything is. Not while ranks may be
-    // waiting for this thread.
+    // Deterministic addresses must not depend on what is complete. Not while ranks may wait for this thread.
     if (of_.deterministic && of_.clocks.collectives_given().empty()) completion_.finish_all();
     {
       section const hold(mine);
@@ -80,8 +79,7 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
   log_about const about{of_.device, r.home.id(), r.bytes};
   if (logs(of_.runtime, log_level::warning))
     log(log_level::warning, about, "memory is short: looking for what others hold, and for what is complete");
-  // Releasing a segment waits for the work of all devices. If some of it waits for a rank, the rank may be
-  // this thread's.
+  // Releasing a segment waits for the work of all devices, which may wait for a rank of this thread.
   std::vector<clock::stamp> collectives;
   // once: a stamp of now would need a new fence at each query
   if (!of_.space.maps()) collectives = of_.clocks.collectives_given();

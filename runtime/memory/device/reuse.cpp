@@ -188,10 +188,10 @@ block_reuse::behind block_reuse::put_behind(stream_heap& mine, clock::stamp s) {
   return behind::waits;
 }
 
-// If the host runs ahead of the device, frees are not complete in time, and memory would grow with the
-// distance. So the stream waits for the block freed first, if a recorded fence leaves other such blocks to
-// the streams that use them. It then stays a few blocks ahead, and no wait includes more work than it must.
-// Slots are small, so a stream waits for one only if many are pending.
+// If the host runs ahead of the device, memory would grow with the distance. So the stream waits for the
+// block freed first, if a recorded fence leaves other such blocks to their users. It stays a few blocks
+// ahead, and no wait includes more work than it must. It waits for slots, which are small, only if many are
+// pending.
 void* block_reuse::behind_oldest(stream_heap& mine, alloc_request const& r) {
   if (mine.home.load()->carries_collectives()) return nullptr;
   std::vector<clock::stamp> stamps;
@@ -261,8 +261,7 @@ held_block const* block_reuse::worth_a_wait(stream_heap& mine, alloc_request con
   return enough_left ? oldest : nullptr;
 }
 
-// Waits for the other streams of one own pending block that is large enough, the smallest and oldest; if
-// there is none, for those of all.
+// Waits for the users of the smallest and oldest own block that is large enough; if there is none, of all.
 void* block_reuse::behind_own(stream_heap& mine, alloc_request const& r, std::size_t& gave) {
   std::vector<clock::stamp> stamps;
   struct wanted_block {

@@ -1,5 +1,4 @@
-// A thread's deferred frees: slots of one heap that the thread freed while another stream may still use them.
-// They become pending together.
+// A thread's deferred frees: slots of one heap, freed as used on another stream, to become pending together.
 // Threads: as thread_cache.h, which it is a part of; a function that needs the heap's lock says so.
 //
 // Invariant: every slot in it was freed when `user` stood at its one stamp, so all wait for exactly what each

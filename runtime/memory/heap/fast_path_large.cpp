@@ -1,7 +1,6 @@
-// Allocates and frees blocks above the slabs' sizes without a locked instruction, on the thread that owns the
-// lock of their heap.
-// Threads: the table's own. These cases are left, unchanged, to the locked path: nothing mapped fits, streams
-// to wait for, a fence that is due, a wrong address.
+// Blocks above the slabs' sizes, without a locked instruction, on the thread that owns their heap's lock.
+// Threads: the table's own. The locked path gets the rest, unchanged: nothing mapped fits, streams to wait
+// for, a fence that is due, a wrong address.
 #include "runtime/memory/heap/stream_heap.h"
 #include "runtime/memory/space/alloc_request.h"
 

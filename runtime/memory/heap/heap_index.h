@@ -1,11 +1,9 @@
 // The heaps of a device's streams, and which may serve others: a bit a heap in the row of its largest block.
-// Threads: any, without a lock. The holder of a heap's lock changes its bits. Heaps are added one at a time,
-// and are never removed.
+// Threads: any, without a lock. The holder of a heap's lock changes its bits. Heaps are added one by one.
 //
 // Invariant: a heap is listed in the row of its arena's largest free or pending block, or in a higher row; in
 // `whole` if a free block may contain a whole handle; in `waits` exactly if a block is pending. The thread
-// that owns a heap's lock does not update the rows, so such a heap is listed by all its mapped bytes. A miss
-// reads the bits of 64 heaps at once, so heaps with nothing for it cost it nearly nothing.
+// that owns a heap's lock does not update the rows, so such a heap is listed by all its mapped bytes.
 #pragma once
 #include <array>
 #include <bit>

@@ -1,4 +1,4 @@
-// Which heap a stream allocates from, and all heaps of a device.
+// Finds, makes and inherits heaps.
 // Threads: as heap_table.h.
 #include "runtime/memory/heap/heap_table.h"
 

@@ -1,8 +1,7 @@
 // Which heap a stream allocates from, and all heaps of a device.
 // Threads: any. Its lock is taken before a heap's.
 //
-// Invariant: a live stream has one heap. The heap of a retired stream with all work complete serves the next
-// new stream.
+// Invariant: a live stream has one heap. A retired stream's heap, all work complete, serves the next new one.
 #pragma once
 #include <array>
 #include <memory>

@@ -103,7 +103,7 @@ void stream_heap::run_gone(std::size_t bytes) noexcept {
   of.counts.run_returned(bytes);
 }
 
-// Cells without a used slot return to the arena, where other sizes can use them.
+// Returns unused cells to the arena, for other sizes.
 std::size_t stream_heap::shed_cells() {
   (void)shut_and_empty();
   std::size_t const before = small.in_runs();

@@ -1,8 +1,7 @@
 // One stream's heap: its blocks behind one lock, its thread caches, its handles, its row in the index.
 // Threads: any. A thread holds one heap's lock at a time, and makes no driver call under it but NVTX notices.
 //
-// Invariant: a slot is in at most one cache or list of deferred frees, and its state is `cached` exactly
-// then. The index lists what the heap has.
+// Invariant: as thread_cache.h and heap_index.h.
 #pragma once
 #include <cstddef>
 #include <map>
@@ -42,7 +41,7 @@ class stream_heap {
   void note_waiting() noexcept;  // counts deferred frees for the peaks; before a block is pending no more
   void finish();                 // Blocks: until the home and all that blocks wait for are complete. Requires: no lock
 
-  // Thread caches (stream_heap_caches.cpp). refill, spill, open, post: require the lock and the cache's thread.
+  // Thread caches. refill, spill, open and post require the lock and the cache's thread.
   thread_cache* cache_here() noexcept;  // the calling thread's; null: none is of use. Requires: no lock
   void refill(thread_cache&, int size_class) noexcept;
   void spill(thread_cache&, int size_class) noexcept;
@@ -105,7 +104,6 @@ class stream_heap {
   std::vector<thread_cache*> caches;
   // The only cache, if this is its device's only heap. Its thread may write `counts` inside its own calls.
   // Every other thread shuts it first, which section does.
-  // its own calls; every other thread shuts it before, which section does.
   thread_cache* sole = nullptr;
   void hear() noexcept;                          // counts what `sole` has not reported. Requires: sole, the lock
   void caches_changed() noexcept;                // Requires: the lock
@@ -134,8 +132,7 @@ static_assert(sizeof(base::owned_mutex) == 72 && offsetof(stream_heap, lock) == 
 static_assert(offsetof(stream_heap, pieces) == 128);
 #pragma GCC diagnostic pop
 
-// Holds a heap's lock. Counts what the heap's only cache has not reported, and the change in free blocks, and
-// lists the heap by what it has at the end.
+// Holds a heap's lock. Counts what `sole` has not reported and the change in free blocks; lists the heap.
 class section {
  public:
   explicit section(stream_heap& m) : hold_(m.lock), heap_(m), before_(m.pieces.free_pieces()) {

@@ -85,8 +85,7 @@ std::size_t stream_heap::empty_caches() {
   return bytes + shed_cells();
 }
 
-// The thread's own cache of this heap: its slots, and the word by which it owns the lock. Null if each free
-// must be visible at once.
+// The cache has the thread's slots, and its word to own the lock by. Null if frees must be seen at once.
 thread_cache* stream_heap::cache_here() noexcept {
   if (!cacheable() || !of.space.maps() || of.announced || of.runtime.witness() || of.lost() ||
       home.load()->seen_captured() || !base::can_fence_owners())
@@ -125,8 +124,7 @@ bool stream_heap::open(thread_cache& c) noexcept {
   return true;
 }
 
-// The first block for its stream and stamp becomes pending by itself, as without deferred frees. Later ones
-// are deferred.
+// The first block for its stream and stamp becomes pending by itself, as without deferral; later ones wait.
 bool stream_heap::post(thread_cache& c, slabs::taken b, clock::timeline& user, clock::stamp s, bool& due) noexcept try {
   if (s.stream != user.id() || !open(c)) return false;
   slot_byte& state = b.from->byte(b.index);

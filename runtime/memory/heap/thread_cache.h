@@ -26,8 +26,7 @@ class thread_cache {
   static constexpr std::size_t always_raised = 1 << 10;           // bytes: the limit of such a size always rises
   static constexpr std::uint8_t first_limit = 2;                  // slots of a size, until it needs more
 
-  // Owner only. Null or false: nothing has changed, and the caller takes the locked path.
-  // lines: of the size, see slab::lines.
+  // Owner only. Null or false: nothing has changed, take the locked path. lines: see slab::lines.
   [[gnu::always_inline]] void* take(std::size_t lines, std::size_t requested) noexcept {
     magazine& m = magazine_at(lines);
     std::uint64_t const head = m.head.begin();
@@ -100,9 +99,8 @@ class thread_cache {
     });
   }
   void empty() noexcept;     // the slots of each() have been taken. Requires: shut
-  // The home's number, at most `now`, at the last free of that size here; a slot that slabs lent has its free
-  // stamp in its slab. Only the lower half is stored. The upper half is the latest possible, so the result is
-  // never too small.
+  // The home's number, at most `now`, at the last free of that size here; slabs have the stamps of slots they
+  // lent. Only the lower half is stored; the upper is the latest possible, so the result is never too small.
   // Requires: shut, or the owner's call
   std::uint64_t freed(std::uint32_t size_class, std::uint64_t now) const noexcept {
     return now - static_cast<std::uint32_t>(now - magazines_[size_class].freed.get());
@@ -219,7 +217,6 @@ static_assert(offsetof(thread_table, world) == 0 && offsetof(thread_table, last)
 static_assert(offsetof(thread_table, entries) == 64 && offsetof(thread_table, users) == 2112);
 inline constinit thread_table no_table{};  // for threads without caches: never holds, never written
 
-// The caches of one thread.
 class thread_caches {
  public:
   thread_table table;

@@ -1,4 +1,4 @@
-// Many threads map and unmap handles (`flowing`), or all handles stay while one thread examines them (`halt`).
+// Many threads map and unmap handles (`flowing`), or handles stay while one thread examines all (`halt`).
 // Threads: any. A thread that holds `flowing` does not take it again. No heap's lock is held.
 #pragma once
 #include <cstdint>

@@ -34,7 +34,7 @@ bool handle_mover::plan(stream_heap& mine, std::size_t bytes, std::size_t alignm
 driver::status handle_mover::lay_ghosts(stream_heap& mine, growth_plan& g, physical_memory::batch& out) {
   for (ghost* const s : g.ghosts) {
     if (come_home(mine, *s, out)) continue;
-    // As if there were no memory here: the ladder plans again, with what is known by then.
+    // The ladder plans again, with what is known by then.
     if (!of_.clocks.complete(s->last)) return {driver::code::out_of_memory};
     if (driver::status const gone = of_.machine.unmap(s->at, s->bytes); !gone.ok()) {
       of_.note_status(gone);

@@ -97,8 +97,7 @@ std::size_t handle_return::one(stream_heap& m, released& g) {
   return bytes - back.orphaned;
 }
 
-// As one(). All that knows the segment by its address forgets it first: as soon as the driver has it, another
-// thread may get memory there.
+// As one(). First all forget the segment's address: another thread may get it as soon as the driver has it.
 std::size_t handle_return::release_segment(stream_heap& m, released& g) {
   handle const h = g.handles.front();
   address_space::segment whole;

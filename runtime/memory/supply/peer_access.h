@@ -1,10 +1,9 @@
 // Which devices a stream's memory is open to: each handle is granted to all readers, with its own device.
-// Threads: any. No handle is mapped or unmapped while a stream's memory is opened; no heap's lock is held
+// Threads: any. No handle is mapped or unmapped while a stream's memory is opened. No heap's lock is held
 // over a driver call.
 //
 // Invariants: a handle at rest is open to all readers of its heap except lost ones; a handle that is open to
-// a peer does not move, and none moves to where peers read. A reader that the driver refuses is removed, so
-// that the owner can continue.
+// a peer does not move, and none moves to where peers read. A reader that the driver refuses is removed.
 #pragma once
 #include <string>
 #include <vector>
