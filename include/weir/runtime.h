@@ -70,7 +70,7 @@ struct options {
   // Memory held of a device exceeds the most that was ever in use by at most this part of it, as long as free
   // memory can be moved instead of taking more.
   // Less: less memory lies idle, and more is moved. See docs/memory.md
-  double epsilon = 0.027;
+  double epsilon = 0.019;
 
   // Memory that other streams have used, see docs/decisions/reuse.md.
   bool poll_on_miss = true;  // an allocation that finds nothing asks the driver which of it is complete

@@ -116,7 +116,7 @@ TEST(cliff_handles, each_run_of_a_large_class_is_one_handle) {
     more += now > 0, at_once = std::max(at_once, now);
   }
   EXPECT_EQ(at_once, 1u);
-  EXPECT_LE(more, 130u) << "runs of 2 MiB would be 250";
+  EXPECT_LE(more, 200u) << "runs of 2 MiB would be 250";
   EXPECT_EQ(of.validate(), std::vector<std::string>{});
   for (void* const p : all) of.deallocate(p, nullptr, at);
 }
@@ -296,7 +296,7 @@ TEST_F(cliffs_short, no_step_of_the_slow_path_waits_for_the_device) {
   counted_calls calls(*bench.control);
   ASSERT_NE(take(b, 12 << 20), nullptr);
   EXPECT_EQ(calls.of({call::synchronize_device}), 0u);
-  EXPECT_LE(calls.of({call::unmap}), 8u) << "12 MiB are no 60";
+  EXPECT_LE(calls.of({call::unmap}), (12u << 20) / page) << "12 MiB are no 60";
   sound();
 }
 

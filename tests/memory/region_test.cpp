@@ -94,84 +94,28 @@ TEST_F(address_spaces, the_reservation_is_given_back_at_the_end) {
   EXPECT_EQ(control->census(), std::vector<std::string>{});
 }
 
-TEST_F(address_spaces, handles_are_small_where_memory_would_idle) {
+TEST_F(address_spaces, handle_sizes_follow_block_and_reserved) {
   address_space space(*machine, 0);
   ASSERT_TRUE(space.open(info, 0).ok());
-  std::size_t const page = space.page_bytes();
+  std::size_t const page = space.page_bytes(), much = 1 << 20;  // pages
   // of all handles under a block, in pages
-  auto const pages_of = [&](std::size_t block, std::size_t reserved, std::size_t blocks, double epsilon) {
+  auto const pages_of = [&](std::size_t block, std::size_t reserved, std::size_t capacity, double epsilon) {
     std::vector<std::size_t> out;
-    auto const sizes = space.handles_under(block * page, {reserved * page, (reserved - block) * page, blocks}, epsilon);
+    auto const sizes = space.handles_under(block * page, reserved * page, capacity * page, epsilon);
     for (std::size_t left = block; left > 0; left -= out.back()) out.push_back(sizes.next(left * page) / page);
     return out;
   };
   using handles = std::vector<std::size_t>;
-  EXPECT_EQ(pages_of(112, 4096, 20, 0.027), (handles{32, 32, 48}))
-      << "what is left of a large block goes with its last handle";
-  EXPECT_EQ(pages_of(113, 4096, 20, 0.027), (handles{32, 32, 32, 17}));
-  EXPECT_EQ(pages_of(113, 511, 3, 0.027), (handles{32, 32, 32, 16, 1}))
-      << "a program of less than a GiB has little idle memory";
-  EXPECT_EQ(pages_of(113, 512, 3, 0.027), (handles{32, 32, 32, 17})) << "and blocks that are few leave few rests";
-  EXPECT_EQ(pages_of(113, 4095, 40, 0.027), (handles{32, 32, 32, 16, 1})) << "of forty only where much is reserved";
-  EXPECT_EQ(pages_of(113, 4096, 40, 0.027), (handles{32, 32, 32, 17}));
-  EXPECT_EQ(pages_of(41, 4096, 20, 0.027), (handles{16, 16, 9}));
-  EXPECT_EQ(pages_of(41, 4096, 400, 0.027), (handles{16, 16, 8, 1})) << "among blocks of ten pages a rest is much";
-  EXPECT_EQ(pages_of(112, 4096, 600, 0.027), (handles{16, 16, 16, 16, 16, 16, 16}))
-      << "many small blocks leave many free pieces";
-  EXPECT_EQ(pages_of(6, 512, 20, 0.027), (handles{1, 1, 1, 1, 1, 1}))
-      << "several small blocks on one handle keep it mapped";
-  EXPECT_EQ(pages_of(20, 1024, 20, 0.01), (handles{2, 2, 2, 2, 2, 2, 2, 2, 2, 2})) << "a hundredth of it is little";
-  EXPECT_EQ(pages_of(20, 8000, 20, 0.01), (handles{16, 4})) << "a hundredth of much is not";
-  EXPECT_EQ(pages_of(3, 6400, 20, 0), (handles{1, 1, 1}));
-}
-
-TEST_F(address_spaces, handles_shrink_after_keeping_too_much_mapped) {
-  address_space space(*machine, 0);
-  ASSERT_TRUE(space.open(info, 0).ok());
-  std::size_t const page = space.page_bytes();
-  // under 113 of 4,096 pages
-  auto const sizes = [&](std::size_t blocks, std::size_t free_pieces, bool past_bound, double epsilon = 0.027) {
-    return space.handles_under(113 * page,
-                               {.reserved = 4096 * page,
-                                .live = 3983 * page,
-                                .blocks = blocks,
-                                .free_pieces = free_pieces,
-                                .past_bound = past_bound},
-                               epsilon);
-  };
-  EXPECT_EQ(sizes(30, 27, false).most, 32 * page) << "as ever, where the bound had room";
-  EXPECT_EQ(sizes(30, 27, true).most, 4 * page) << "221 pages among 28 pieces are 7, and 4 a power of two";
-  EXPECT_EQ(sizes(30, 27, true).last, 0);
-  EXPECT_EQ(sizes(30, 27, true).moved, 8 * page) << "what is much larger does not move";
-  EXPECT_EQ(sizes(30, 5, true).most, 32 * page) << "few pieces";
-  EXPECT_EQ(sizes(30, 500, true).most, page);
-  EXPECT_EQ(sizes(70, 27, true).most, 4 * page) << "the blocks are more, but large";
-  EXPECT_EQ(sizes(1000, 27, true).most, sizes(1000, 27, false).most)
-      << "small blocks are many: they would be moved for ever";
-  auto const among_many = [&](std::size_t reserved, bool past_bound, double epsilon = 0.027) {  // of two pages each
-    return space.handles_under(113 * page,
-                               {.reserved = reserved * page,
-                                .live = (reserved - 113) * page,
-                                .blocks = reserved / 2,
-                                .free_pieces = 27,
-                                .past_bound = past_bound},
-                               epsilon);
-  };
-  EXPECT_EQ(among_many(512, false).most, 16 * page);
-  EXPECT_EQ(among_many(512, true).most, 4 * page) << "half of what epsilon leaves idle is 6.9 pages";
-  EXPECT_EQ(among_many(512, true, 0.05).most, 8 * page);
-  EXPECT_EQ(among_many(2000, true).most, 16 * page) << "27 pages are more than it has anyway";
-  EXPECT_EQ(sizes(30, 0, true).last, 48 * page) << "a rest goes with the last handle where these are as large as ever";
-  EXPECT_EQ(
-      space
-          .handles_under(
-              113 * page,
-              {.reserved = 2000 * page, .live = 1887 * page, .blocks = 30, .free_pieces = 0, .past_bound = true}, 0.027)
-          .last,
-      0)
-      << "and not where they are not";
-  EXPECT_EQ(sizes(30, 27, true, 0.01).most, sizes(30, 27, false, 0.01).most)
-      << "where little may be idle they are small already";
+  EXPECT_EQ(pages_of(7, 8191, much, 0.02), (handles{1, 1, 1, 1, 1, 1, 1})) << "under 1/4096 of 16,384 pages";
+  EXPECT_EQ(pages_of(7, 8192, much, 0.02), (handles{2, 2, 2, 1}));
+  EXPECT_EQ(pages_of(7, 16384, much, 0), (handles{4, 2, 1})) << "whatever epsilon is";
+  EXPECT_EQ(pages_of(70, 1 << 20, much, 0), (handles{32, 32, 4, 2})) << "and never more than 32";
+  EXPECT_EQ(pages_of(199, 199, much, 0.02).front(), 2u) << "a fiftieth of the block is 3 pages";
+  EXPECT_EQ(pages_of(200, 200, much, 0.02).front(), 4u);
+  EXPECT_EQ(pages_of(200, 200, 4 * 4096 - 1, 0.02).front(), 2u) << "the capacity has room for fewer ends";
+  EXPECT_EQ(pages_of(200, 200, 4095, 0.02).front(), 1u);
+  EXPECT_EQ(pages_of(200, 200, much, 0.01).front(), 2u);
+  EXPECT_EQ(pages_of(200, 200, much, 0).front(), 1u);
 }
 
 // Against a plain table of one word a granule:

@@ -28,7 +28,6 @@ struct growth_plan {
   std::uint64_t freed = 0;       // newest free stamp inside
   std::size_t missing_bytes = 0;
   std::size_t spare = 0;         // bytes that may be reserved past the bound's first term
-  std::size_t large_beside = 0;  // other free blocks of two pages and more
   std::int64_t live_before = 0;  // bytes, of all streams
   bool run = false;              // for a slab's run
 };
@@ -220,11 +219,6 @@ class arena {
     return most;
   }
   std::size_t most_free() const noexcept { return std::max(most_for_blocks(), runs_.at_most()); }
-  std::size_t some_large() const noexcept {  // free blocks of two pages and more; of many, some leaves
-    std::size_t n = 0;
-    for (region const* r : regions_) n += r->large ? r->large->some() : 0;
-    return n;
-  }
   std::uint64_t looked_at() const noexcept { return looked_at_; }  // blocks, by plans
   template <class Do>
   void each_free(Do act) const {
@@ -362,7 +356,8 @@ class arena {
   void gap_erase(piece& p) noexcept { gaps_of(p).erase(p), gap_places_.erase(p); }
   struct window {  // the best so far
     address at = 0;
-    std::size_t missing = ~std::size_t{0}, cost = ~std::size_t{0}, hole = ~std::size_t{0};  // bytes
+    std::size_t missing = ~std::size_t{0}, cost = ~std::size_t{0};  // bytes
+    std::size_t ends = ~std::size_t{0}, hole = ~std::size_t{0};
     piece* first = nullptr;  // of the blocks around it
   };
   struct search;

@@ -7,6 +7,7 @@
 // almost nothing. A range with an alias that must stay is not used.
 #include <algorithm>
 #include <optional>
+#include <tuple>
 
 #include "runtime/memory/blocks/arena.h"
 
@@ -114,17 +115,18 @@ struct arena::search {
     auto const at = [&](address a) {
       if (a < from || a + bytes > to) return;
       address const lo = round_down(a, page), hi = round_up(a + bytes, page);
-      std::size_t missing = 0;
+      std::size_t missing = 0, idle_there = 0;
       for (piece* p = first; p != last->after; p = p->after) {
-        if (p->is != state::gap) continue;
         address const x = std::max(p->at, lo), y = std::min(p->end(), hi);
-        if (y > x) missing += y - x;
+        if (y > x) (p->is == state::gap ? missing : idle_there) += y - x;
       }
       auto const saved = ghosts.between(lo, hi);
       if (!saved) return;
       std::size_t const cost = missing - *saved;
-      bool const tighter = hole < best.hole || (hole == best.hole && a < best.at);
-      if (cost < best.cost || (cost == best.cost && tighter)) best = {a, missing, cost, hole, first};
+      // Where a free end saves a page, the tightest one does: a larger one may save a page of a larger block.
+      std::size_t const ends = missing < round_up(bytes, page) ? idle_there + missing - bytes : 0;
+      if (std::tie(cost, ends, hole, a) < std::tie(best.cost, best.ends, best.hole, best.at))
+        best = {a, missing, cost, ends, hole, first};
     };
     for (piece* p = first; p != last->after; p = p->after) {
       at(round_up(p->at, alignment));
@@ -168,7 +170,6 @@ bool arena::plan(std::size_t bytes, std::size_t alignment, part in, growth_plan&
   window const w = best_window(s, in);
   if (!w.first) return false;
   reserve_window(w, bytes, out, sight);
-  out.large_beside = some_large();
   return true;
 }
 

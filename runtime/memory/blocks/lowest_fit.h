@@ -113,11 +113,6 @@ class lowest_fit {
     return most == units(std::numeric_limits<std::size_t>::max()) ? std::numeric_limits<std::size_t>::max()
                                                                   : static_cast<std::size_t>(most) * unit;
   }
-  std::size_t some() const noexcept {  // the number of blocks in the first `some_leaves` leaves
-    std::size_t n = 0;
-    for (std::size_t r = 0; r < std::min(count_, some_leaves); ++r) n += at(r).n;
-    return n;
-  }
   template <class Do>
   void each_from_the_lowest(Do act) const {
     for (std::size_t r = 0; r < count_; ++r) {

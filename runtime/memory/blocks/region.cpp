@@ -11,7 +11,8 @@
 namespace weir::memory {
 namespace {
 constexpr std::size_t most_extents = 16384, part_of_rest = 1024;
-constexpr double plenty = 0.025;  // as epsilon: of idle memory there is so much that 16 pages at once are little
+// handles in all of the memory: the free ends of some 20 blocks cost less than 0.5 %
+constexpr std::size_t ends_that_fit = 4096, most_pages = 32;
 }  // namespace
 
 bit_tree::bit_tree(std::size_t n) {
@@ -174,46 +175,11 @@ driver::status address_space::open(driver::device_info const& info, std::size_t 
 }
 
 // The figures: docs/decisions/placement.md.
-handle_sizes address_space::handles_under(std::size_t block, holdings const& now, double epsilon) const noexcept {
-  handle_sizes sizes = suitable(block, now, epsilon);
-  if (!now.past_bound || epsilon < plenty) return sizes;
-  // A handle that something small keeps mapped costs half of what epsilon leaves idle, and no more.
-  double const half = epsilon / 2 * static_cast<double>(now.reserved / page_);
-  std::size_t const most = std::bit_floor(static_cast<std::size_t>(std::max(1.0, half))) * page_;
-  if (sizes.most > most) sizes.most = most, sizes.last = 0;
-  return sizes;
-}
-
-handle_sizes address_space::suitable(std::size_t block, holdings const& now, double epsilon) const noexcept {
-  std::size_t const pages = block / page_, held = now.reserved / page_, gib = std::max<std::size_t>(held / 512, 1);
-  // Each free piece keeps a part of a handle idle at both its ends,
-  // and a program of many small blocks has many free pieces.
-  double const usual = static_cast<double>(now.live + block) / static_cast<double>((now.blocks + 1) * page_);
-  double const few = std::max(1.0, 128.0 / static_cast<double>(now.blocks + 1));
-  double const suits = usual * usual / 12 * few * std::max(1.0, static_cast<double>(held) / 1024);  // pages
-  std::size_t const by_block = std::max(pages * pages * std::min<std::size_t>(gib, 4) / 32, held / 512);
-  // A handle was made although the bound had no room: large ones keep too much mapped, about one for each
-  // free piece, half of it at either end. Not among many small blocks: small handles would be moved for ever.
-  if (double const fair = 2 * epsilon * static_cast<double>(held) / static_cast<double>(now.free_pieces + 1);
-      epsilon >= plenty && now.past_bound && fair < 32 && (now.blocks < 64 || usual >= 12)) {
-    std::size_t const n =
-        std::bit_floor(std::clamp<std::size_t>(std::min(by_block, static_cast<std::size_t>(fair)), 1, 16));
-    return {page_, n * page_, 0, 2 * n * page_};
-  }
-  if (epsilon >= plenty && pages >= 64 && suits >= 32)
-    return {page_, 32 * page_, goes_with_rest(now, suits, 32) ? 48 * page_ : 0};
-  std::size_t const most =
-      epsilon >= plenty
-          ? 16
-          : std::clamp<std::size_t>(static_cast<std::size_t>(epsilon * std::max(320.0, static_cast<double>(held) / 5)),
-                                    1, 16);
-  std::size_t const n = std::bit_floor(std::clamp<std::size_t>(by_block, 1, most));
-  return {page_, n * page_, epsilon >= plenty && n == 16 && goes_with_rest(now, suits, n) ? 24 * page_ : 0};
-}
-
-bool address_space::goes_with_rest(holdings const& now, double suits, std::size_t pages) const noexcept {
-  std::size_t const held = now.reserved / page_;
-  return suits >= static_cast<double>(3 * pages) && (held >= 4096 || (held >= 512 && now.blocks < 40));
+handle_sizes address_space::handles_under(std::size_t block, std::size_t reserved, std::size_t capacity,
+                                          double epsilon) const noexcept {
+  auto const of_block = static_cast<std::size_t>(epsilon * static_cast<double>(block));
+  std::size_t const most = std::max(reserved / ends_that_fit, std::min(of_block, capacity / ends_that_fit));
+  return {page_, std::bit_floor(std::clamp<std::size_t>(most / page_, 1, most_pages)) * page_};
 }
 
 region* address_space::take(std::size_t at_least, stream_heap& owner, std::size_t has) {

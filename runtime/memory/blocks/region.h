@@ -171,7 +171,6 @@ class region {
 struct handle_sizes {
   std::size_t page = 0, most = 0;  // bytes
   std::size_t last = 0;            // bytes: a rest of so much is one handle. 0: handles are powers of two of pages
-  std::size_t moved = ~std::size_t{0};  // bytes: a free handle of more is given back and made anew here, not moved
 
   // Bytes of the next one, where `left` are missing. Requires: left is pages.
   std::size_t next(std::size_t left) const noexcept {
@@ -191,19 +190,12 @@ class address_space {  // one a device
   driver::status open(driver::device_info const&, std::size_t wanted);
   bool maps() const noexcept { return info_.maps; }
   std::size_t page_bytes() const noexcept { return page_; }
-  // What a device holds when a block needs more.
-  struct holdings {
-    std::size_t reserved = 0;              // bytes, what is missing for that block among them
-    std::size_t live = 0, blocks = 0;      // of blocks that are no slots: bytes, and how many
-    std::size_t free_pieces = 0;           // of two pages and more
-    bool past_bound = false;               // a handle was made past the bound since the program took its first 32 pages
-  };
-  // For a block of `block` bytes: small handles under small blocks, of which a large one would keep several
-  // mapped, the less so the more is reserved; the largest only where the program's blocks are large, or few;
-  // never so small that a device takes more than some 512 of them; and small where `epsilon` leaves little
-  // idle memory to round up with, or where handles of that size have kept more mapped than the bound has room
-  // for: of those, each free piece may cost one.
-  handle_sizes handles_under(std::size_t block, holdings const&, double epsilon) const noexcept;
+  // For a block of `block` bytes, on a device with `reserved` bytes that may reserve `capacity`.
+  // A handle stays mapped while a part of it is in use, so the blocks at its ends waste up to its size.
+  // A handle is at most 1/4096 of what is reserved, or `epsilon` of its block and 1/4096 of the capacity;
+  // it has 1 to 32 pages.
+  handle_sizes handles_under(std::size_t block, std::size_t reserved, std::size_t capacity,
+                             double epsilon) const noexcept;
   // Where none is moved and each costs as much again for every peer:
   // as few as can be, up to 128 pages, 256 MiB on GPUs.
   handle_sizes handles_that_stay() const noexcept { return {page_, 128 * page_, 128 * page_}; }
@@ -237,10 +229,6 @@ class address_space {  // one a device
   mutable base::mutex lock_;
   std::vector<std::unique_ptr<region>> regions_;                 // under lock_
   std::map<address, std::unique_ptr<region>> segments_;          // under lock_; by base
-  // but for what past the bound asks of all
-  handle_sizes suitable(std::size_t block, holdings const&, double epsilon) const noexcept;
-  // a handle of so many pages, what is left of the block
-  bool goes_with_rest(holdings const&, double suits, std::size_t pages) const noexcept;
   static constexpr std::size_t most_dropped = 64;
   std::vector<std::unique_ptr<region>> dropped_;  // under lock_; the last few: somebody may be asking about them now
 };

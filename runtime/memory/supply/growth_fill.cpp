@@ -59,8 +59,6 @@ class growth::filling {
         if (move(at, left, n, s)) return s;
       } while (a_.heaps_.settle_known());  // by what was asked on the way
       may_move_ = false;
-      if (bound_ >= reserve_bound::enough_to_judge * page_) a_.bound_.set_passed(true);
-      if (sizes_.most > page_) sizes_ = suitable();
     }
     n = sizes_.next(left);
     if (!charge(n)) return {driver::code::out_of_memory};
@@ -69,15 +67,10 @@ class growth::filling {
   handle_sizes suitable() const {
     if (mine_.readers.load()) return a_.of_.space.handles_that_stay();
     // Runs live long, and a long one is little of what its size holds: one handle under it, if it may.
-    if (for_.run && for_.bytes > page_ && !a_.bound_.was_passed()) return {page_, for_.bytes};
-    return a_.of_.space.handles_under(for_.bytes, holdings(), a_.of_.epsilon);
-  }
-  address_space::holdings holdings() const {
-    return {.reserved = a_.of_.counts.reserved() + for_.missing_bytes,
-            .live = static_cast<std::size_t>(used_.large),
-            .blocks = static_cast<std::size_t>(used_.large_blocks),
-            .free_pieces = for_.large_beside,
-            .past_bound = a_.bound_.was_passed()};
+    if (for_.run && for_.bytes > std::max(page_, slabs::usual_run_bytes)) return {page_, for_.bytes};
+    std::size_t const limit = a_.of_.counts.limit();
+    return a_.of_.space.handles_under(for_.bytes, a_.of_.counts.reserved() + for_.missing_bytes,
+                                      limit ? limit : a_.of_.space.info().total_memory, a_.of_.epsilon);
   }
   bool charge(std::size_t n) {
     if (!a_.of_.counts.charge(n)) return false;
@@ -119,9 +112,7 @@ class growth::filling {
     released victim = choose(left, from);
     if (!victim.place) return false;
     handle const h = victim.handles.front();
-    bool const too_large = h.bytes > left || (h.bytes > sizes_.moved &&
-                                              a_.of_.clocks.complete({from->home.load()->id(), victim.place->freed}));
-    if (too_large || mine_.readers.load()) {  // or not open to peers: it goes, and as much as is needed is made
+    if (h.bytes > left || mine_.readers.load()) {  // or not open to peers: it goes, and as much as is needed is made
       if (!a_.return_.one(*from, victim)) return false;
       n = sizes_.next(std::min(left, h.bytes));
       s = charge(n) ? make(to, n) : driver::status{driver::code::out_of_memory};

@@ -23,8 +23,6 @@ reserve_bound::usage reserve_bound::now() const {
     observe::tally const& t = heaps_.index[i].counts;
     n.live += t.bytes_live();
     n.pending += t.bytes_pending();
-    n.large += t.bytes_live(observe::size_pool::large);
-    n.large_blocks += t.blocks_live(observe::size_pool::large);
     if (few) n.most_of_one = std::max(n.most_of_one, t.most_live());
   }
   if (!few) return n;
