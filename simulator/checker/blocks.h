@@ -1,5 +1,4 @@
-// The blocks of an allocator by address: those that are held,
-// and those given back whose place nobody has taken yet.
+// An allocator's blocks by address: live blocks, and freed blocks whose addresses are not reused yet.
 // Threads: under the checker's lock.
 #pragma once
 #include <map>
@@ -12,9 +11,9 @@ namespace weir::driver::check {
 
 struct block {
   std::size_t bytes = 0;
-  int device = -1;           // -1: of the host
-  stream_id home = 0;        // 0: of the host
-  std::uint64_t number = 0;  // counts from 1 on each device, and on the host
+  int device = -1;           // -1: host memory
+  stream_id home = 0;        // 0: host memory
+  std::uint64_t number = 0;  // from 1, per device and for the host
   bool live = true;
   source_location allocated{nullptr, nullptr, 0}, freed{nullptr, nullptr, 0};
 };
@@ -22,7 +21,7 @@ struct block {
 class blocks {
  public:
   using map = std::map<address, block>;
-  // The first block that meets [at, at + bytes), or end().
+  // Returns the first block that overlaps [at, at + bytes), or end().
   map::iterator find(address at, std::size_t bytes) {
     auto after = all_.upper_bound(at);
     if (after != all_.begin()) {
@@ -32,7 +31,8 @@ class blocks {
     return after != all_.end() && after->first - at < bytes ? after : all_.end();
   }
   map::iterator end() noexcept { return all_.end(); }
-  // A new block; those that were given back there are forgotten.
+  // Adds a block and forgets the freed blocks it overlaps.
+  // Returns: its entry, and a live block that it overlaps (an allocator defect), if any.
   // A held one there is answered: it should not be.
   std::pair<map::iterator, std::optional<block>> add(address at, block b) {
     std::optional<block> held;
@@ -44,7 +44,7 @@ class blocks {
     b.number = ++counter;
     return {all_.insert_or_assign(at, b).first, held};
   }
-  void forget(address at, std::size_t bytes) {  // those given back: the place itself goes
+  void forget(address at, std::size_t bytes) {  // only freed blocks: the memory itself goes
     for (auto old = find(at, bytes); old != all_.end() && old->first < at + bytes;) {
       old = old->second.live ? std::next(old) : all_.erase(old);
     }

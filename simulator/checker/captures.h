@@ -1,5 +1,5 @@
-// What is captured: uses that do not happen now but at each launch of the graph they are in. A launch is one
-// operation of its stream that uses all of it, and comes after all earlier launches of its executable.
+// Stream captures. A captured use happens at each launch of its graph, not now. A launch is one operation of
+// its stream with all the graph's uses. It comes after all earlier launches of the same executable.
 // Threads: under the checker's lock.
 #pragma once
 #include <map>
@@ -14,18 +14,17 @@ struct range {
   address at = 0;
   std::size_t bytes = 0;
   bool writes = false;
-  bool copied = false;  // read by an engine: pinned memory must not change meanwhile
+  bool copied = false;  // a copy reads it: pinned memory must not change meanwhile
 };
 
-// One capture, while it goes on: the order of its own streams and events,
-// which is the order of the graph's parts.
+// A capture in progress, with the order of its own streams and events: the order of the graph's parts.
 struct recording {
-  std::uint64_t number = 0;  // from 1; never again. 0: it is about to end
+  std::uint64_t number = 0;  // from 1, never reused. 0: about to end
   std::vector<range> uses;
   graph order;
-  std::map<std::uint64_t, shadow> memory;     // by the number of the physical memory
-  std::map<stream_id, stream_id> streams;     // as the checker numbers them: as `order` does
-  std::vector<stream_id> outside;             // the other way: outside[s - 1]
+  std::map<std::uint64_t, shadow> memory;     // by physical::number
+  std::map<stream_id, stream_id> streams;     // stream ids of the checker -> ids of `order`
+  std::vector<stream_id> outside;             // the inverse: outside[s - 1]
   stream_id inside(stream_id s) {
     auto const [at, is_new] = streams.try_emplace(s, 0);
     if (is_new) {
@@ -45,12 +44,12 @@ class captures {
  public:
   bool empty() const noexcept { return streams_.empty(); }
   void begin(stream_id s) { (streams_[s] = std::make_shared<recording>())->number = ++begun_; }
-  // The capture that stream is in; null: none.
+  // Returns the capture that the stream is in, or null.
   recording* of(stream_id s) const {
     auto const found = streams_.find(s);
     return found == streams_.end() ? nullptr : found->second.get();
   }
-  std::uint64_t number_of(stream_id s) const {  // of that capture; 0: none
+  std::uint64_t number_of(stream_id s) const {  // 0: none
     recording const* const in = of(s);
     return in ? in->number : 0;
   }
@@ -60,9 +59,9 @@ class captures {
   void goes_on(stream_id s) {
     if (recording* const in = of(s)) in->number = ++begun_;
   }
-  // Returns: it is recorded inside a capture. before: number_of, as it was before the driver call. Where that
-  // has changed it may be inside or not; then nobody waits for it inside,
-  // and a question that is answered says that it was not.
+  // Returns: whether the event is recorded inside a capture. before: number_of before the driver call. If the
+  // number has changed since, the answer is unknown. Then the event counts as recorded outside, and no wait
+  // on it joins a capture.
   bool recorded(event_handle e, stream_id on, std::uint64_t before) {
     forget(e);
     auto const found = streams_.find(on);
@@ -75,8 +74,8 @@ class captures {
   void forget(event_handle e) {
     if (!events_.empty()) events_.erase(static_cast<std::uintptr_t>(e));
   }
-  // That stream waits for the event: it joins the capture the event was recorded in.
-  // false: it was recorded outside.
+  // The stream waits for the event and joins the capture in which the event was recorded.
+  // Returns: false if the event was recorded outside a capture.
   bool waited(stream_id s, event_handle e) {
     auto const found = events_.find(static_cast<std::uintptr_t>(e));
     if (found == events_.end()) return false;
@@ -85,7 +84,7 @@ class captures {
     in.order.waited(in.inside(s), in.order.record_of(e), trust::promised);
     return true;
   }
-  std::shared_ptr<std::vector<range> const> end(stream_id s) {  // for all its streams. Null: it is in none
+  std::shared_ptr<std::vector<range> const> end(stream_id s) {  // ends it for all its streams. Null: none
     auto const found = streams_.find(s);
     if (found == streams_.end()) return nullptr;
     auto const ended = found->second;

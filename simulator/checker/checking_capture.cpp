@@ -21,7 +21,7 @@ bool knowledge::keep_for_graph(stream_id s, std::span<range const> ranges, base:
     access_ref const a = made(r.writes ? action::writes : action::reads, e, site, r.at, r.bytes);
     a->captured = true;
     auto const clash = [&](access const& old, part const& p) {
-      access first = old, second = *a;  // with the streams' names outside
+      access first = old, second = *a;  // translated to stream ids outside the capture
       first.stream = in->outside[old.stream - 1];
       second.stream = s;
       report_race(first, second, p.at, p.to - p.from);
@@ -64,8 +64,8 @@ result<graph_handle> checked::end_capture(int device, stream_handle s) {
   }
   auto const r = inner_->end_capture(device, s);
   bool still = false;
-  // spoiled, and its streams are free, also where nobody says so;
-  // or the wrong stream or thread, and they are not
+  // Either the capture is spoiled and its streams are released, even if no error says so, or the stream or
+  // thread is the wrong one and the capture goes on.
   if (!r.ok()) {
     auto const is = inner_->capturing(device, s);
     still = is.ok() && is.value;

@@ -17,15 +17,15 @@ base::site site_of(char const* operation) {
   return s;
 }
 trust trust_here() { return base::this_call().unpromised ? trust::known : trust::promised; }
-bool away() noexcept { return process_was_forked(); }  // the lock may be held by a thread that is not in this process
+bool away() noexcept { return process_was_forked(); }  // a thread that is not in this child process may hold the lock
 
-// Every checker of the process that has not ended: the default runtime never does.
+// All live checkers. The default runtime's is never destroyed.
 base::guarded<std::vector<checked*>>& alive() {
   static auto* const all = new base::guarded<std::vector<checked*>>;
   return *all;
 }
 base::atomic<bool> any_printed{false};
-constexpr int status_of_reports = 66;  // as other sanitizers of the process have it
+constexpr int status_of_reports = 66;  // as in other sanitizers
 
 void print_at_exit() {
   if (away()) return;
@@ -35,10 +35,10 @@ void print_at_exit() {
   }
   try {
     if (any_printed.load() && races_of_process() == race_check::fail) os::end_process(status_of_reports);
-  } catch (invalid_use const&) {}  // a word that was put there after the checker was made
+  } catch (invalid_use const&) {}  // the variable changed to an invalid word after the checker was made
 }
 
-std::string block_at(address at) {  // after a fault: a lock that is held may be held for ever
+std::string block_at(address at) {  // after a fault; never blocks on a checker's lock
   auto const all = alive().lock();
   for (checked* c : *all) {
     if (auto said = c->describe(at); !said.empty()) return said;
@@ -61,11 +61,11 @@ void print_at_a_fault() {
 constinit base::atomic<int> detail::checkers{0};
 
 void detail::tell_host_use(void const* at, std::size_t bytes, host_use how, base::site site) noexcept {
-  if (away() || base::this_call().running) return;  // work on a stream is no use of the host's
+  if (away() || base::this_call().running) return;  // work on a stream is no host use
   try {
     auto const all = alive().lock();
     for (checked* c : *all) c->host_uses(reinterpret_cast<address>(at), bytes, how, site);
-  } catch (...) {}  // no memory for it: this one is missed
+  } catch (...) {}  // out of memory: this use is missed
 }
 
 void print_all_findings() noexcept {
@@ -123,7 +123,7 @@ void checked::print_findings_at_a_fault() noexcept {
   } catch (...) {}
 }
 
-// What happens to a call ------------------------------------------------------------------------------------
+// Effects of a call -----------------------------------------------------------------------------------------
 
 moment checked::before(int device, stream_handle s) {
   if (away()) return {};
@@ -169,7 +169,7 @@ void checked::saw_complete(moment const& what) {
   known->look_at_sources();
 }
 
-// A machine that answers failed to a wait says in its findings what circle it stands in.
+// If a wait on the machine answers failed, the machine's last finding names the circle.
 status checked::note_stuck(status is) {
   auto* const machine = is.what == code::failed && !away() ? sim::controls_of(*inner_) : nullptr;
   if (!machine) return is;
@@ -203,7 +203,7 @@ void checked::number_stream(int device, stream_handle s, std::uint64_t number) {
 
 status checked::destroy_stream(int device, stream_handle s) {
   if (away()) return inner_->destroy_stream(device, s);
-  // Taken out first: its handle may come back at once, to another thread.
+  // Removed first: the driver may give the same handle to another thread at once.
   bool const was_made = made_.lock()->streams.erase({device, s}) != 0;
   stream_id const id = judge_.lock()->order.unlink(device, s);
   status const is = inner_->destroy_stream(device, s);
@@ -263,15 +263,15 @@ status checked::wait(int device, stream_handle s, event_handle e) {
   if (away()) return inner_->wait(device, s, e);
   moment const what = judge_.lock()->order.record_of(e);
   status const is = inner_->wait(device, s, e);
-  if (!is.ok()) return is;  // whose loss it is, other calls say
+  if (!is.ok()) return is;  // other calls report which device is lost
   auto const known = judge_.lock();
   stream_id const id = known->order.find(device, s);
   if (!known->captured.waited(id, e) && !known->captured.of(id)) known->order.waited(id, what, trust_here());
   return is;
 }
 
-// The legacy stream's answer speaks of its own work,
-// that of a blocking stream of nothing the legacy one was given later.
+// Completion of a blocking or the legacy stream proves nothing about later work on the other one: so_far(),
+// not now().
 moment checked::given(int device, stream_handle s) {
   if (away()) return {};
   auto const known = judge_.lock();
@@ -302,14 +302,14 @@ status checked::synchronize_device(int device) {
   return is;
 }
 
-// An event that answers lost tells of the device of the stream that it was recorded on.
+// An event that answers lost means that the device of its recording stream is lost.
 status checked::note_of_recorder(status is, moment const& what) {
   if (is.what != code::lost) return is;
   int const device = judge_.lock()->order.device_of(what.at.stream);
   return note(is, device);
 }
 
-// An answer about an event that was recorded again meanwhile may be about either record.
+// If the event was recorded again meanwhile, the answer may concern either record.
 status checked::query_event(event_handle e) {
   if (away()) return inner_->query_event(e);
   moment const what = judge_.lock()->order.record_of(e);
@@ -356,7 +356,7 @@ status checked::copy_peer(int device, stream_handle s, void* dst, int dst_device
                           std::size_t bytes) {
   moment const now = before(device, s);
   status const is = inner_->copy_peer(device, s, dst, dst_device, src, src_device, bytes);
-  if (!is.ok()) return is;  // any of three devices may be the lost one
+  if (!is.ok()) return is;  // three devices are involved; any may be lost
   return after_copy(is, device, now, dst, src, bytes);
 }
 

@@ -1,7 +1,6 @@
-// The decorator: every call goes on to the driver behind it;
-// what it means for order and memory is written down.
-// Threads: as the seam. What a call comes after is read before it is made, its place is taken when it has
-// returned: calls of threads that do not wait for each other are never taken to be ordered.
+// The decorator: forwards every call to the inner driver and records its effect on order and memory.
+// Threads: as the driver interface. The checker reads what a call comes after before it makes the call. It
+// gives the call its place after the return. So calls of unsynchronized threads never count as ordered.
 #pragma once
 #include "runtime/base/os.h"
 #include "simulator/checker/race_judge.h"
@@ -97,41 +96,41 @@ class checked final : public driver, public control, public witness {
   void relied_on(user waiter, user other) override;
 
   void host_uses(address, std::size_t bytes, host_use, base::site);
-  bool met_shield(std::uint64_t shield, os::bad_access const&);  // false: none of this machine's
-  void print_findings() noexcept;  // those that nobody has taken
-  void print_findings_at_a_fault() noexcept;  // the same, unless a thread is inside this
-  std::string describe(address);   // the block there, in words; empty: none, or nobody can tell now
+  bool met_shield(std::uint64_t shield, os::bad_access const&);  // false: not a shield of this machine
+  void print_findings() noexcept;  // only if findings() was never called
+  void print_findings_at_a_fault() noexcept;  // the same, unless a thread holds the checker's lock
+  std::string describe(address);   // the block there, for a report. Empty: none, or the lock is held
 
  private:
   moment before(int device, stream_handle);
-  moment given(int device, stream_handle);         // what is complete when the driver says that the stream is done
+  moment given(int device, stream_handle);         // complete once the driver reports the stream done
   status after(status, int device, moment const&, std::span<range const>, char const* operation);
-  status seen(status, int device, moment const&);  // of a call that is ok when that is complete
-  status note(status, int device);                 // a lost device
+  status seen(status, int device, moment const&);  // a successful call proves `moment` complete
+  status note(status, int device);                 // notes a lost device
   template <class T> result<T> noted(result<T> r, int device) {
     (void)note(r.is, device);
     return r;
   }
   status note_of_recorder(status, moment const&);
-  status note_stuck(status);                       // of a host that waited
+  status note_stuck(status);                       // for calls in which the host waits
   status after_copy(status, int device, moment const&, void* dst, void const* src, std::size_t bytes);
   void saw_complete(moment const&);
-  // Require: the lock is held.
+  // Require: the checker's lock.
   void keep_host_away(knowledge&, epoch, std::span<range const>, base::site);
-  void let_host_back(knowledge&);                               // to what work is known to have left
-  void let_host_back(knowledge&, address, std::size_t bytes);   // to that memory
+  void let_host_back(knowledge&);                               // lowers the shields of work that is complete
+  void let_host_back(knowledge&, address, std::size_t bytes);   // lowers the shields of that memory
   void print(knowledge&);
 
   std::unique_ptr<driver> const inner_;
-  sim::controls* const machine_;                   // null: no simulated one
+  sim::controls* const machine_;                   // null: not simulated
   mutable checker judge_;
   struct made {
     std::map<std::pair<int, stream_handle>, int> streams;
-    std::unordered_map<std::uintptr_t, int> events;  // device
+    std::unordered_map<std::uintptr_t, int> events;  // device of each event
     std::vector<bool> lost;                          // by device
   };
   base::guarded<made> made_;
-  base::atomic<std::size_t> stuck_said_{0};        // findings of the machine when the last circle was noted
+  base::atomic<std::size_t> stuck_said_{0};        // number of machine findings at the last noted circle
 };
 
 }  // namespace weir::driver::check

@@ -1,5 +1,5 @@
-// The host's own uses: those it tells of, and those that run into pages which work uses.
-// Threads: as checking_driver.h says; a fault is told on the thread that made it.
+// Host uses: those reported through host_uses(), and accesses that hit a shielded page.
+// Threads: as checking_driver.h says; a fault is handled on the thread that caused it.
 #include "simulator/checker/checking_driver.h"
 #include "simulator/machine/shield.h"
 
@@ -7,7 +7,7 @@ namespace weir::driver::check {
 
 void checked::host_uses(address at, std::size_t bytes, host_use how, base::site site) {
   auto const known = judge_.lock();
-  // told: that it touches the pages, or changes a source, is nothing new
+  // Reported here: neither a page fault nor a changed source of the same work is reported again.
   for (access_ref const& a : known->host_uses(at, bytes, how, site)) {
     known->reading.forget([&](source const& s) { return s.copy.stream == a->stream && s.copy.n == a->n; });
     std::erase_if(known->shields, [&](knowledge::shielded const& s) {
@@ -18,8 +18,8 @@ void checked::host_uses(address at, std::size_t bytes, host_use how, base::site 
   }
 }
 
-// What weir copies for itself it does not read before its time:
-// it knows more than it may promise (base::unpromised).
+// weir's own copies have no shields: weir does not read the bytes early, and it knows more about completion
+// than it may promise (base::unpromised).
 void checked::keep_host_away(knowledge& known, epoch e, std::span<range const> ranges, base::site site) {
   if (!machine_ || base::this_call().unpromised) return;
   for (range const& r : ranges) {
@@ -57,14 +57,14 @@ bool checked::met_shield(std::uint64_t shield, os::bad_access const& a) {
   if (shield == sim::shields::of_confined) {
     auto const at = reinterpret_cast<address>(a.at);
     if (!known->memory.is_pinned(at, 1)) return false;
-    if (work) known->report_undeclared(*work, how, at);  // else a thread of weir's own
+    if (work) known->report_undeclared(*work, how, at);  // else a thread of weir itself
     return true;
   }
   auto const met = std::find_if(known->shields.begin(), known->shields.end(),
                                 [&](knowledge::shielded const& s) { return s.number == shield; });
   if (met == known->shields.end()) return false;
   access_ref const use = met->use;
-  machine_->unshield(shield);  // told once
+  machine_->unshield(shield);  // reported once
   known->shields.erase(met);
   if (!use->writes())
     known->reading.forget([&](source const& s) { return s.copy.stream == use->stream && s.copy.n == use->n; });

@@ -1,4 +1,4 @@
-// The checker's calls on addresses and pages, what a witness is told, and what it answers.
+// The checker's calls on addresses and pages, the witness calls, and its answers.
 // Threads: as checking_driver.h says.
 #include "runtime/base/process.h"
 #include "simulator/checker/checking_driver.h"
@@ -67,7 +67,7 @@ result<memory_handle> checked::create_shared(int device, std::size_t bytes) {
 
 result<int> checked::export_handle(memory_handle h) { return inner_->export_handle(h); }
 
-// Known as memory of its own: what other processes do with the bytes is not seen here.
+// A separate physical memory: accesses of other processes are not seen.
 result<memory_handle> checked::import_handle(int device, std::size_t bytes, int file) {
   auto const r = inner_->import_handle(device, bytes, file);
   if (r.ok()) judge_.lock()->memory.create(r.value, device, bytes);
@@ -113,8 +113,8 @@ status checked::unpin(void* host) {
 
 // Witness ---------------------------------------------------------------------------------------------------
 
-// A simulated machine guards bytes by blocks:
-// it may be told when the host gives them back, other tools only when no work uses them.
+// Only a simulated machine is informed here: it guards bytes block by block and accepts a free while work
+// still uses the block. Other tools need to learn of the free when no work uses the block.
 void checked::allocated(user home, address at, std::size_t bytes, source_location where) {
   if (away()) return;
   if (sim::bytes_are_guarded && simulated()) inner_->block_taken(at, bytes);

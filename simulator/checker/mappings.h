@@ -1,4 +1,4 @@
-// Which physical bytes lie at which addresses, and all that was taken of the driver and not given back.
+// Which physical bytes are mapped at which addresses, and which driver objects are not yet released.
 // Threads: under the checker's lock.
 #pragma once
 #include <optional>
@@ -9,15 +9,15 @@
 
 namespace weir::driver::check {
 
-// Bytes that exist once, however many addresses show them. Lives while a handle or a mapping holds it.
+// Physical memory, however many addresses map it. It lives as long as a handle or a mapping.
 struct physical {
-  int device = -1;           // -1: of the host
-  std::uint64_t number = 0;  // of all physical memory of this driver, from 1
+  int device = -1;           // -1: host memory
+  std::uint64_t number = 0;  // from 1, among all physical memory of this driver
   std::size_t bytes = 0;
   shadow uses{};
 };
 
-struct part {  // of a range of addresses
+struct part {  // of an address range
   physical* of = nullptr;
   shadow::offset from = 0, to = 0;
   address at = 0;
@@ -30,16 +30,16 @@ class places {
     std::size_t bytes = 0;
     as how = as::mapping;
     std::shared_ptr<physical> shows;
-    // of a pin whose first and last page hold other things beside these bytes; 0, 0: of none
+    // the bytes of a pin whose first and last page may also hold other data; 0, 0: no such pin
     address own_from = 0, own_to = 0;
-    bool used = false;                 // a block of it began
+    bool used = false;                 // a block began in it
   };
 
   void reserve(address at, std::size_t bytes) { reservations_[at] = bytes; }
   void unreserve(address at) { reservations_.erase(at); }
   void create(memory_handle, int device, std::size_t bytes);
-  // Taken out before the driver is asked, so that another thread's new object of the same name is not mixed
-  // up with it; put back when the driver refuses.
+  // Removes the handle before the driver call, so that it is not confused with another thread's new handle of
+  // the same value. put_back() restores it if the driver refuses.
   std::shared_ptr<physical> release(memory_handle);
   void put_back(memory_handle h, std::shared_ptr<physical> p) {
     handles_[static_cast<std::uint64_t>(h)] = std::move(p);
@@ -50,14 +50,12 @@ class places {
   void put_back(address at, region r) { regions_[at] = std::move(r); }
 
   using parts = boost::container::small_vector<part, 4>;
-  parts find(address, std::size_t bytes);  // what is nowhere known is memory of its own
-  bool is_pinned(address, std::size_t bytes) const;  // all of it inside one pin
-  // A block of the host that begins. One that is as long as its pin may be memory of the program's own,
-  // pinned where it lies.
-  // Returns: what of that pin are pages of its own, where that is news; bytes 0: it is none, or none are.
+  parts find(address, std::size_t bytes);  // an unknown range is `elsewhere_`
+  bool is_pinned(address, std::size_t bytes) const;  // all within one pin
+  // A host block begins. If it is as long as its pin, it may be the program's own memory, pinned in place.
+  // Returns: the pages of that pin that hold nothing else, if not reported yet. bytes 0: none.
   touch begins_in_pin(address, std::size_t bytes);
-  // The part of pinned bytes that shares no page with memory that is not pinned for its own sake.
-  // Empty: bytes 0.
+  // Returns the part of pinned bytes that shares no page with other data. bytes 0: none.
   std::pair<address, std::size_t> on_pages_of_its_own(address, std::size_t bytes) const;
   template <class F>
   void each_physical(F visit) {

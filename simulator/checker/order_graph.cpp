@@ -1,4 +1,4 @@
-// Clocks of streams and events, and what follows from completion.
+// Clocks of streams and events, and the effects of completion.
 // Threads: as order_graph.h says.
 #include "simulator/checker/order_graph.h"
 
@@ -11,7 +11,7 @@ view const& nothing() {
 std::size_t index(int device) noexcept { return static_cast<std::size_t>(device); }
 }  // namespace
 
-// Never more than is known: a clock that claims too much is not believed.
+// Bounded by what is known: a claim beyond that is not believed.
 void graph::promise(stream_id waiter, stream_id other) {
   auto const as_known = [&](epoch e) {
     std::uint64_t n = std::min(e.n, at(e.stream).known_done);
@@ -87,7 +87,7 @@ view graph::joined(view const& a, view const& b, epoch e, trust t) const {
   return out;
 }
 
-// The legacy stream joins all blocking streams of its device, both ways.
+// The legacy stream joins all blocking streams of its device, in both directions.
 moment graph::now(stream_id id) {
   stream_state& s = at(id);
   auto const join = [&](stream_id other) {
@@ -161,7 +161,7 @@ void graph::raise_done(epoch e, trust t) noexcept {
   if (t == trust::promised) s.done = std::max(s.done, e.n);
 }
 
-// Complete work completes all that it came after.
+// Completion of an operation implies completion of all it came after.
 void graph::saw_complete(moment const& m, trust t) {
   if (!m.at.stream) return;
   for (epoch const e : m.seen.known->entries()) raise_done(e, trust::known);

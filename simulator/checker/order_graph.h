@@ -1,5 +1,5 @@
-// The order of work, from driver calls alone:
-// program order of each stream, records and waits, and what the host saw complete.
+// The order of work, computed from driver calls: the program order of each stream, records and waits, and
+// completion that the host saw.
 // Threads: under the checker's lock.
 //
 // Invariant: complete(e, promised) implies complete(e, known), and ordered() the same.
@@ -15,11 +15,11 @@
 
 namespace weir::driver::check {
 
-// A moment of a stream: after its first n operations, which come after all in `seen`.
+// A point of a stream: after its first n operations, which come after everything in `seen`.
 struct moment {
   epoch at;
   views seen;
-  std::uint64_t version = 0;  // of an event: which record
+  std::uint64_t version = 0;  // of an event: which of its records
 };
 
 class graph {
@@ -27,37 +27,37 @@ class graph {
   enum class joins : std::uint8_t { nothing, legacy, is_legacy };
 
   stream_id add(int device, stream_handle, joins);
-  stream_id find(int device, stream_handle);  // one that was never made is taken as made now
-  stream_id unlink(int device, stream_handle);  // the handle may come back as another stream. 0: not known
+  stream_id find(int device, stream_handle);  // adds an unknown stream
+  stream_id unlink(int device, stream_handle);  // the driver may reuse the handle. 0: not known
   void link(int device, stream_handle h, stream_id s) { by_handle_[key(device, h)] = s; }
   bool knows(int device, stream_handle h) const { return by_handle_.count(key(device, h)) != 0; }
   int device_of(stream_id s) const noexcept { return streams_[s - 1].device; }
-  // in reports
+  // the number in reports
   std::uint64_t number_of(stream_id s) const noexcept { return streams_[s - 1].number ? streams_[s - 1].number : s; }
   void set_number(stream_id s, std::uint64_t number) noexcept { at(s).number = number; }
   std::size_t streams() const noexcept { return streams_.size(); }
 
   moment now(stream_id);                      // what the stream's next operation comes after
-  // its last one, and what that came after: all that is complete when the stream is done
+  // the last operation and what it came after: all complete when the stream is done
   moment so_far(stream_id) const;
-  void recorded_on(stream_id) noexcept;       // an operation that uses nothing
+  void recorded_on(stream_id) noexcept;       // an operation without memory uses
   std::uint64_t given(stream_id s) const noexcept { return streams_[s - 1].given; }
   epoch enqueued(stream_id);                  // one more operation
 
   void recorded(event_handle, moment const&);
   moment record_of(event_handle) const;       // at.stream 0: never recorded
-  moment forget(event_handle);                // answers what it stood for
+  moment forget(event_handle);                // returns its last record
   void waited(stream_id, moment const&, trust);
-  void follows(stream_id, moment const&);     // what the stream is given next comes after that as well
+  void follows(stream_id, moment const&);     // the stream's next operations come after it as well
   views with(views const&, moment const&) const;
   void saw_complete(moment const&, trust);    // the host did
-  // What is known of `other`'s order before the waiter (0:
-  // of its completion), the program was promised just now.
+  // Promises the program what is known about `other`: its order before the waiter, or its completion if
+  // waiter is 0.
   void promise(stream_id waiter, stream_id other);
-  void lost(int device);                      // nothing runs there any more: what was given counts as complete
+  void lost(int device);                      // its enqueued work counts as complete
 
   bool complete(epoch, trust) const noexcept;
-  // Does e come before what is given to `later` where it has seen that much?
+  // Does e come before the next operation of `later`, given that `later` has seen `seen`?
   bool ordered(epoch e, stream_id later, views const& seen, trust) const noexcept;
 
  private:
@@ -65,10 +65,10 @@ class graph {
     int device = 0;
     joins how = joins::nothing;
     std::uint64_t given = 0, done = 0, known_done = 0;
-    std::uint64_t number = 0;  // what reports call it; 0: as it was made
+    std::uint64_t number = 0;  // in reports; 0: its id
     views seen;
-    // of the last operation. Only of streams that the legacy stream is ordered with:
-    // a new one comes after more than that
+    // `seen` of the last operation. Only for blocking streams and the legacy stream: the next operation may
+    // come after more.
     views at_last;
   };
   stream_state& at(stream_id s) noexcept { return streams_[s - 1]; }
@@ -78,14 +78,14 @@ class graph {
   void make_room(int device);
 
   std::deque<stream_state> streams_;
-  using name = std::tuple<int, stream_handle, std::uint64_t>;  // the last: whose per-thread stream
+  using name = std::tuple<int, stream_handle, std::uint64_t>;  // the last: the thread of a per-thread stream
   static name key(int device, stream_handle h) noexcept {
     return {device, h, h == stream_handle::per_thread ? base::this_thread_id() : 0};
   }
   std::map<name, stream_id> by_handle_;
   std::unordered_map<std::uintptr_t, moment> events_;
   std::uint64_t next_version_ = 1;
-  std::vector<stream_id> legacy_;     // by device; 0: none was used
+  std::vector<stream_id> legacy_;     // by device; 0: never used
   std::vector<std::vector<stream_id>> joined_by_legacy_;  // by device
   std::vector<bool> lost_;            // by device
 };

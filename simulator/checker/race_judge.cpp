@@ -1,4 +1,4 @@
-// What is looked at when: uses at enqueue, blocks at their beginning and end, pages when they go.
+// The checks: uses at enqueue, blocks at allocation and free, pages at unmap.
 // Threads: as race_judge.h says.
 #include "simulator/checker/race_judge.h"
 
@@ -26,7 +26,7 @@ epoch knowledge::used(stream_id s, moment const& before, std::span<range const> 
       if (b->second.live) continue;
       if (!std::exchange(gone, true)) report_use_after_free(*a, b);
     }
-    if (gone) continue;  // it would clash with the next owner again
+    if (gone) continue;  // a use after free; adding it would also clash with the next owner
     auto const past = [&](access const& old) {
       return old.all_epochs([&](epoch e) { return order.ordered(e, s, before.seen, t); });
     };
@@ -35,7 +35,7 @@ epoch knowledge::used(stream_id s, moment const& before, std::span<range const> 
       access_ref old;
       address from, to;
     };
-    std::vector<clash> clashes;  // of whole uses: memory is looked at page by page
+    std::vector<clash> clashes;  // merged per use: memory is searched page by page
     for (part const& p : memory.find(r.at, r.bytes)) {
       p.of->uses.add(p.from, p.to, a, past, [&](access const& old) {
         address const to = p.at + (p.to - p.from);
@@ -49,14 +49,14 @@ epoch knowledge::used(stream_id s, moment const& before, std::span<range const> 
     for (clash const& c : clashes) {
       address const from = std::max(c.from, c.old->at), to = std::min(c.to, c.old->at + c.old->bytes);
       if (from < to) report_race(*c.old, *a, from, to - from);
-      else report_race(*c.old, *a, c.from, c.to - c.from);  // the same memory by another address
+      else report_race(*c.old, *a, c.from, c.to - c.from);  // the same memory through another address
     }
   }
   if (added >= sweep_at) sweep();
   return now;
 }
 
-// A write of the block, by the allocator. What comes before it is judged by all that weir knew.
+// An allocation counts as a write of the block. The use before it is judged by what weir knew.
 void knowledge::allocated(stream_id home, int device, address at, std::size_t bytes, source_location where) {
   if (bytes == 0) return;
   moment const now = home ? order.now(home) : moment{};
@@ -73,13 +73,13 @@ void knowledge::allocated(stream_id home, int device, address at, std::size_t by
   }
 }
 
-// Uses that are over, or ordered before what the block waits for, are done with.
-// The next owner comes after `behind`.
+// Forgets uses that are complete, or ordered before what the free waits for. The next owner comes after
+// `behind`.
 void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> behind,
                       std::span<stream_id const> counted, source_location where) {
   if (bytes == 0) return;
   auto const b = blocks.find(at, bytes);
-  if (b == blocks.end() || b->first != at) return;  // of before the checker looked
+  if (b == blocks.end() || b->first != at) return;  // allocated before the checker existed
   b->second.live = false;
   b->second.freed = where;
   std::vector<moment> ends;
@@ -106,8 +106,8 @@ void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> 
   }
 }
 
-// The new stream comes after all uses so far. It is no use itself:
-// what the old one does next comes after its own.
+// The new stream must come after all uses so far. The handover itself is not recorded as a use: the old
+// stream's next work is ordered with its own earlier work.
 void knowledge::handed_over(stream_id to, address at, std::size_t bytes, source_location where) {
   auto const b = blocks.find(at, bytes);
   if (bytes == 0 || b == blocks.end() || b->first != at) return;
@@ -124,7 +124,7 @@ void knowledge::handed_over(stream_id to, address at, std::size_t bytes, source_
   }
 }
 
-// How much more than the memory's last use does the wait cover?
+// Counts the operations that the wait covers beyond the last use of the memory.
 void knowledge::wait_inserted(stream_id waiter, stream_id other, address at, std::size_t bytes) {
   std::uint64_t const covered = order.now(waiter).seen.known->of(other);
   std::uint64_t last = 0;
@@ -152,7 +152,7 @@ void knowledge::unmapped(places::region const& gone, address at, base::site site
   blocks.forget(at, gone.bytes);
 }
 
-// Only where the bytes are final: no work that may write them is still to come before the copy.
+// Only if the bytes are final: no pending work before the copy may still write them.
 void knowledge::copies_from(epoch copy, moment const& before, address at, std::size_t bytes, base::site site) {
   if (bytes == 0 || !memory.is_pinned(at, bytes)) return;
   for (auto const& [s, last] : host_functions) {
@@ -170,7 +170,7 @@ void knowledge::copies_from(epoch copy, moment const& before, address at, std::s
   if (!to_be_written) reading.add({copy, at, bytes, hash_behind_shields(at, bytes), site});
 }
 
-// It may write what it likes once it runs: what copies before it read is not judged any more.
+// A host function may write anything: sources of copies before it are no longer checked.
 void knowledge::host_function(epoch e) {
   host_functions[e.stream] = e;
   moment const now = order.now(e.stream);
@@ -202,7 +202,7 @@ std::vector<access_ref> knowledge::host_uses(address at, std::size_t bytes, host
   return early;
 }
 
-// A fault in here would be judged under the lock that is held.
+// A fault during the hash would need the lock that is held here.
 std::uint64_t knowledge::hash_behind_shields(address at, std::size_t bytes) {
   std::uint64_t hash = 0;
   auto const look = [&] { hash = hash_of(reinterpret_cast<void const*>(at), bytes); };
@@ -222,7 +222,7 @@ void knowledge::drop_sources(address at, std::size_t bytes) {
   reading.forget([&](source const& s) { return s.at < at + bytes && at < s.at + s.bytes; });
 }
 
-// A promise kept by what was known already: the program may rely on that much of it from now on.
+// weir keeps a promise from what it already knew: from now on the program may rely on that order.
 void knowledge::relied_on(stream_id waiter, stream_id other) { order.promise(waiter, other); }
 
 void knowledge::sweep() {

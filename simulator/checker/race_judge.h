@@ -1,5 +1,5 @@
 // The checker's judgement: one lock around order, memory, blocks and what was found.
-// Threads: any. Under its lock the machine is asked to shield pinned bytes, and nothing else is called.
+// Threads: any. Under its lock it calls only the machine's shields.
 #pragma once
 #include <set>
 
@@ -14,30 +14,30 @@
 
 namespace weir::driver::check {
 
-// Everything below, under the checker's lock.
+// The state under the checker's lock.
 struct knowledge {
   graph order;
   places memory;
   check::blocks blocks;
   captures captured;
-  sources reading;                              // by copies that are not known to be complete
-  struct shielded {                             // pinned bytes that the machine keeps the host away from
+  sources reading;                              // of copies not known to be complete
+  struct shielded {                             // pinned bytes whose pages the machine protects from the host
     std::uint64_t number = 0;                   // the machine's
     access_ref use;
   };
   std::vector<shielded> shields;
-  sim::controls* machine = nullptr;             // null: no simulated one
+  sim::controls* machine = nullptr;             // null: not simulated
   std::map<stream_id, epoch> host_functions;    // the last one of each stream
   std::vector<finding> found;
   std::map<std::string, std::size_t> by_sites;  // index in found
   std::vector<finding> to_tell;
   std::function<void(finding const&)> listener;
   control::late_waits over;
-  bool taken = false;                           // somebody has asked for the findings
+  bool taken = false;                           // findings() was called
   std::size_t added = 0, sweep_at = 4096;       // accesses since the last sweep
 
   epoch used(stream_id, moment const& before, std::span<range const>, base::site, trust);
-  // of a stream under capture: it does not happen now
+  // For a stream under capture: the use happens at launch. Returns: false if the stream is not captured.
   bool keep_for_graph(stream_id, std::span<range const>, base::site);
   epoch launched(executable&, moment before, base::site);
   void allocated(stream_id home, int device, address, std::size_t bytes, source_location);
@@ -48,17 +48,17 @@ struct knowledge {
   void unmapped(places::region const&, address, base::site);
   void copies_from(epoch copy, moment const& before, address, std::size_t bytes, base::site);
   void host_function(epoch);
-  // The host uses them now, in that call. Returns:
-  // some of the work that it had to wait for first, each reported.
+  // The host uses the bytes now, in that call.
+  // Returns: the work it should have waited for. Each one is reported.
   std::vector<access_ref> host_uses(address, std::size_t bytes, host_use, base::site);
   std::uint64_t hash_behind_shields(address, std::size_t bytes);  // of pinned bytes
-  void look_at_sources();                             // completion was seen
-  void drop_sources(address, std::size_t bytes);      // that memory goes: those not complete are not judged
+  void look_at_sources();                             // after new completion
+  void drop_sources(address, std::size_t bytes);      // memory goes: forget its incomplete copies
   void stuck(std::string circle, base::site);
   void relied_on(stream_id waiter, stream_id other);  // waiter 0: the host
   void sweep();
 
-  // Sentences (report.cpp)
+  // Report texts (report.cpp)
   void report_race(access const& before, access const& now, address from, std::size_t bytes);
   void report_use_after_free(access const& now, blocks::map::iterator);
   void report_freed_in_use(access const& before, std::span<stream_id const> behind, blocks::map::iterator);
@@ -74,7 +74,7 @@ struct knowledge {
   std::string block_text(blocks::map::iterator) const;
 };
 
-// Text of a place in a program; the key tells two apart.
+// The text of a place in a program, and a key that identifies it.
 std::string text_of(base::site const&);
 std::string text_of(source_location const&);
 std::string key_of_call(base::site const&);
@@ -85,7 +85,7 @@ class checker {
    public:
     explicit locked(checker& c) : of_(c), hold_(c.lock_) {}
     locked(checker& c, base::unique_lock&& held) : of_(c), hold_(std::move(held)) {}
-    ~locked();  // tells what was found, once the lock is given up
+    ~locked();  // calls the listener after it releases the lock
     knowledge* operator->() const noexcept { return &of_.all_; }
     knowledge& operator*() const noexcept { return of_.all_; }
 

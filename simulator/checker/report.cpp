@@ -1,4 +1,4 @@
-// The checker's sentences: what happened to which bytes, where in the program, and what to do about it.
+// The checker's report texts: the bytes, the uses with their places, and the remedy.
 // Threads: as race_judge.h says.
 #include "simulator/checker/race_judge.h"
 
@@ -93,7 +93,7 @@ void knowledge::note(finding::kind what, std::string key, std::string text, sour
 
 void knowledge::report_race(access const& before, access const& now, address from, std::size_t bytes) {
   address const first = std::max(from, before.at), last = std::min(from + bytes, before.at + before.bytes);
-  bool const alias = first >= last;  // the older use went through other addresses of the same memory
+  bool const alias = first >= last;  // the older use went through another mapping
   std::string const which = alias ? bytes_of(from, bytes) : bytes_of(first, last - first);
   std::string const a = text_of(before.site), b = text_of(now.site);
   std::string const wait = "let " + stream(now.stream) + " wait for " + stream(before.stream) +
@@ -176,7 +176,7 @@ void knowledge::report_changed(source const& s) {
        s.site.at, {nullptr, nullptr, 0});
 }
 
-// `where`: before what the program has to wait.
+// `where`: the place before which the program must wait.
 void knowledge::report_early_host(access const& before, std::string who, std::string where, source_location second,
                                   std::string key, address at, std::size_t bytes, char const* how) {
   note(finding::kind::early_host, key_of(before.site, before.stream) + '|' + std::move(key),

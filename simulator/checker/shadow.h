@@ -1,9 +1,9 @@
-// A shadow is what was done to the bytes of one piece of physical memory and is not known to be over:
-// an interval map.
+// A shadow: the accesses to one piece of physical memory that are not known to be complete, as an interval
+// map.
 // Threads: under the checker's lock.
 //
-// Invariant: of accesses that come after each other only the last is kept; each byte has at most one write,
-// and reads that came after it or raced with it.
+// Invariant: of ordered accesses only the last is kept. Each byte has at most one write, and the reads that
+// came after it or raced with it.
 #pragma once
 #include <map>
 #include <utility>
@@ -18,17 +18,17 @@ namespace weir::driver::check {
 
 enum class action : std::uint8_t { reads, writes, allocates, frees, takes_over };
 
-// One operation's use of one range of addresses.
+// One operation's use of one address range.
 struct access {
   action how = action::reads;
   std::uint32_t holders = 0;       // of intrusive_ptr; under the checker's lock
   stream_id stream = 0;
-  std::uint64_t n = 0;             // its place in the stream
+  std::uint64_t n = 0;             // position in the stream
   base::site site;
   address at = 0;
   std::size_t bytes = 0;
-  std::vector<epoch> also;         // frees: the other streams whose work it comes after
-  bool captured = false;           // it is part of a graph
+  std::vector<epoch> also;         // frees: further streams whose work it comes after
+  bool captured = false;           // part of a graph
   bool writes() const noexcept { return how != action::reads; }
   template <class Holds>
   bool all_epochs(Holds holds) const {
@@ -54,11 +54,11 @@ inline access_ref made(action how, epoch e, base::site site, address at, std::si
 class shadow {
  public:
   using offset = std::uint64_t;  // into the physical memory
-  // Adds the access to [from, to). `past(old)`: is that over, or ordered before this one? `clash(old)` is
-  // called once for each older access that is not, where one of the two writes.
+  // Adds the access to [from, to). past(old): is the old access complete, or ordered before this one? If not,
+  // and one of the two writes, clash(old) is called once.
   template <class Past, class Clash>
   void add(offset from, offset to, access_ref const& a, Past past, Clash clash);
-  // Every access to [from, to); keep(a) false: it is forgotten there.
+  // Visits each access to [from, to). If keep(a) is false, it is forgotten there.
   template <class Keep>
   void each(offset from, offset to, Keep keep);
   void forget_all() noexcept { cells_.clear(); }
@@ -115,7 +115,7 @@ void shadow::add(offset from, offset to, access_ref const& a, Past past, Clash c
   }
   offset next = from;
   while (next < to) {
-    if (at == cells_.end() || at->first > next) {  // bytes nobody uses
+    if (at == cells_.end() || at->first > next) {  // unused bytes
       cell c;
       c.end = at == cells_.end() ? to : std::min(to, at->first);
       c.reads.push_back(a);

@@ -1,4 +1,4 @@
-// The hash of a source: eight bytes at a time, four lanes, about memory's speed.
+// The hash of a source: four lanes of eight bytes, at about memory speed.
 // Threads: any.
 #include "simulator/checker/sources.h"
 

@@ -1,10 +1,9 @@
-// Host memory that copies are reading: hashed when the copy was given,
-// and again when the host has seen it complete.
+// Host memory that copies read. It is hashed when the copy is enqueued, and again when the host sees it
+// complete.
 // Threads: under the checker's lock.
 //
-// What work of a stream may have changed rightly is not judged: a source that is still to be written when the
-// copy is given (by a declared use, or perhaps by a host function,
-// which declares nothing), or that later work writes.
+// A source that stream work may legally change is not checked. Such work is enqueued earlier and not complete
+// (a declared use, or any host function), or it is enqueued later.
 #pragma once
 #include <list>
 
@@ -27,7 +26,7 @@ class sources {
  public:
   void add(source s) { all_.push_back(s); }
   bool empty() const noexcept { return all_.empty(); }
-  // Those whose copies are complete, once: changed(source) for each whose hash is not what it was.
+  // Removes the sources whose copies are complete. Calls changed(source) if the hash differs.
   template <class Complete, class Hash, class Changed>
   void settle(Complete complete, Hash hash, Changed changed) {
     for (auto s = all_.begin(); s != all_.end();) {

@@ -1,6 +1,6 @@
-// Vector clocks: how far each stream is known to be ordered before something. The checker's own: no code is
-// shared with runtime/clock, which it judges.
-// Threads: values; a view is shared and never changed.
+// Vector clocks of the checker: how far each stream is known to be ordered before a point. They share no code
+// with runtime/clock, which the checker checks.
+// Threads: values; a view is shared and immutable.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace weir::driver::check {
 
-using stream_id = std::uint32_t;  // counts from 1 in the order in which streams were made; never reused
+using stream_id = std::uint32_t;  // from 1, in order of creation; never reused
 
 struct epoch {  // the first n operations of that stream
   stream_id stream = 0;
@@ -45,10 +45,10 @@ class vector_clock {
 
 using view = std::shared_ptr<vector_clock const>;
 
-// Two kinds of knowledge. What the program asked for (its waits, its synchronizes) holds in every run; what
-// weir found out or ordered for itself on the way (a poll on the allocation path, a wait it inserted to have
-// a block) holds in this one. Programs are judged by what they were promised, so that every seed gives the
-// same report (docs/testing.md: but for what); weir by what it knew.
+// Two kinds of knowledge. What the program requests (waits, synchronizes) holds in every run: promised. What
+// weir finds out or orders for itself (a poll on the allocation path, an inserted wait) holds in this run:
+// known. Programs are judged by promised, so that every seed gives the same report (exceptions:
+// docs/testing.md). weir is judged by known.
 struct views {
   view promised, known;
 };
