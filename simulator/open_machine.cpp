@@ -1,4 +1,4 @@
-// Opens the machine that a program asked for: GPUs, or simulated devices. Puts the race checker in front.
+// Opens the GPUs or simulated devices that a program requests, and adds the race checker.
 // Threads: any.
 #include "runtime/core/parts.h"
 #include "runtime/options/options.h"
@@ -9,7 +9,7 @@ namespace weir {
 namespace {
 
 driver::opened open_simulated(simulated const& like, std::vector<int> visible, std::string because) {
-  constexpr size_t most = size_t{1} << 46;  // a device reserves addresses for all of its memory
+  constexpr size_t most = size_t{1} << 46;  // a device reserves address space for all its memory
   if (like.memory > most) {
     throw invalid_use("runtime", "simulated{.memory = " + std::to_string(like.memory) + "}",
                       "Ask for at most " + bytes_text(most) + " a device", source_location::current());

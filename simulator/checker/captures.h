@@ -60,8 +60,7 @@ class captures {
     if (recording* const in = of(s)) in->number = ++begun_;
   }
   // Returns: whether the event is recorded inside a capture. before: number_of before the driver call. If the
-  // number has changed since, the answer is unknown. Then the event counts as recorded outside, and no wait
-  // on it joins a capture.
+  // number has changed since, the answer is unknown: no wait on the event joins a capture then.
   bool recorded(event_handle e, stream_id on, std::uint64_t before) {
     forget(e);
     auto const found = streams_.find(on);

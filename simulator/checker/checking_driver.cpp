@@ -270,8 +270,8 @@ status checked::wait(int device, stream_handle s, event_handle e) {
   return is;
 }
 
-// Completion of a blocking or the legacy stream proves nothing about later work on the other one: so_far(),
-// not now().
+// so_far(), not now(): completion of a blocking or the legacy stream says nothing about later work on the
+// other.
 moment checked::given(int device, stream_handle s) {
   if (away()) return {};
   auto const known = judge_.lock();

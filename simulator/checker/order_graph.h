@@ -51,8 +51,7 @@ class graph {
   void follows(stream_id, moment const&);     // the stream's next operations come after it as well
   views with(views const&, moment const&) const;
   void saw_complete(moment const&, trust);    // the host did
-  // Promises the program what is known about `other`: its order before the waiter, or its completion if
-  // waiter is 0.
+  // Promises what is known about `other`: its order before the waiter, or (waiter 0) its completion.
   void promise(stream_id waiter, stream_id other);
   void lost(int device);                      // its enqueued work counts as complete
 
@@ -67,8 +66,7 @@ class graph {
     std::uint64_t given = 0, done = 0, known_done = 0;
     std::uint64_t number = 0;  // in reports; 0: its id
     views seen;
-    // `seen` of the last operation. Only for blocking streams and the legacy stream: the next operation may
-    // come after more.
+    // `seen` of the last operation, for blocking and legacy streams: the next one may come after more
     views at_last;
   };
   stream_state& at(stream_id s) noexcept { return streams_[s - 1]; }

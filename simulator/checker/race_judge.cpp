@@ -73,8 +73,7 @@ void knowledge::allocated(stream_id home, int device, address at, std::size_t by
   }
 }
 
-// Forgets uses that are complete, or ordered before what the free waits for. The next owner comes after
-// `behind`.
+// Forgets uses that are complete or ordered before the free. The next owner comes after `behind`.
 void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> behind,
                       std::span<stream_id const> counted, source_location where) {
   if (bytes == 0) return;

@@ -1,5 +1,4 @@
-// A shadow: the accesses to one piece of physical memory that are not known to be complete, as an interval
-// map.
+// A shadow: an interval map of the accesses to one physical memory that are not known to be complete.
 // Threads: under the checker's lock.
 //
 // Invariant: of ordered accesses only the last is kept. Each byte has at most one write, and the reads that

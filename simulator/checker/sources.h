@@ -1,5 +1,4 @@
-// Host memory that copies read. It is hashed when the copy is enqueued, and again when the host sees it
-// complete.
+// Host memory that copies read, hashed when the copy is enqueued and when the host sees it complete.
 // Threads: under the checker's lock.
 //
 // A source that stream work may legally change is not checked. Such work is enqueued earlier and not complete

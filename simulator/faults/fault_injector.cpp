@@ -1,4 +1,4 @@
-// Counting calls, and refusing those that were ordered.
+// Counts calls and refuses those that were ordered.
 // Threads: as the seam.
 #include "simulator/faults/fault_injector.h"
 
@@ -170,11 +170,10 @@ status faulty::enqueue(int device, stream_handle s, std::span<touch const> touch
 status faulty::begin_capture(int device, stream_handle s, capture_mode m) {
   return WEIR_PASS(begin_capture, device, device, s, m);
 }
-void faulty::recheck() {  // never refused; whoever looks on sees it as any call
+void faulty::recheck() {  // never refused; the watcher sees it as call::any
   static_cast<void>(through(call::any, [&] { return inner_->recheck(), true; }));
 }
-// The one call that happens although it is refused:
-// a capture that could not be ended whole is over, too (driver.h).
+// The only refused call that still takes effect: a failed end also ends the capture (driver.h).
 result<graph_handle> faulty::end_capture(int device, stream_handle s) {
   status const refused = refusal(call::end_capture, device);
   auto const kept = through(call::end_capture, [&] { return inner_->end_capture(device, s); });

@@ -1,6 +1,5 @@
-// A driver in front of any other that refuses calls on demand:
-// the k-th of a kind, alone or with those after it, with a given code.
-// Threads: as the seam; orders may be given and cancelled from any thread.
+// A decorator of any driver that refuses calls on demand: the k-th of a kind, or several from there.
+// Threads: as the driver interface; any thread may place and cancel orders.
 #pragma once
 #include <span>
 #include <string_view>
@@ -19,32 +18,33 @@ class faulty : public driver {
   static constexpr std::uint64_t without_end = ~std::uint64_t{0};
   struct order {
     call of = call::any;
-    std::uint64_t k = 1;       // the k-th from now; 1 is the next
+    std::uint64_t k = 1;       // the k-th call from now; 1 is the next
     code with = code::failed;
-    // how many of those after it are refused too: without_end is "from k on", a few are its unwinding
+    // further calls to refuse after it. without_end: all. A few: also the calls that unwind the first
     std::uint64_t more = 0;
-    bool by_contract = true;   // only calls that may answer so: when the k-th may not, the first after it that may
+    bool by_contract = true;   // only the k-th, or the first after it, whose contract allows the code
   };
-  // Refused calls do not reach the driver behind, but for the end of a capture, which is its end all the
-  // same. Orders add up. Returns: its number, for cancel(); 0: k is 0 or with is ok, and nothing was ordered.
+  // A refused call does not reach the inner driver, except end_capture, which ends the capture. Orders are
+  // independent of each other.
+  // Returns: the number for cancel(). 0: k is 0 or `with` is ok, and nothing is ordered.
   std::uint64_t refuse(order);
-  // The same by name, whatever the call's contract says. 0 also: no such name in call_names().
+  // The same by name, whatever the call's contract allows. Returns: also 0 for a name not in call_names().
   std::uint64_t fail_call(std::string_view call, std::uint64_t k, code);
-  bool cancel(std::uint64_t number);  // Returns: it was still there
+  bool cancel(std::uint64_t number);  // Returns: whether it was still pending
   void forget_orders();
   std::size_t orders_left() const;
-  // that can be refused
+  // that an order could refuse
   std::uint64_t calls_so_far() const noexcept { return calls_.load(base::memory_order_relaxed); }
-  // every call that can be refused, then "any"
+  // every call that an order can refuse, then "any"
   static std::span<std::string_view const> call_names() noexcept { return weir::driver::call_names; }
 
-  // Looks on from inside every call, on the caller's thread. Set while no call is under way; null: nobody.
+  // Observes every call, on the caller's thread. Set it only while no call is in progress; null removes it.
   class watcher {
    public:
     virtual ~watcher() = default;
-    virtual void comes(call) noexcept {}          // whether it will be refused or not
+    virtual void comes(call) noexcept {}          // before every call, refused or not
     virtual void refused(call, code) noexcept {}
-    virtual void enters(call) noexcept {}         // the driver behind
+    virtual void enters(call) noexcept {}         // the inner driver
     virtual void leaves(call) noexcept {}
   };
   void watch(watcher* w) noexcept { watcher_.store(w); }
@@ -115,15 +115,15 @@ class faulty : public driver {
   status open_gate(gate_handle) override;
 
  protected:
-  // A call that names this device was refused with code::lost: sticky, so say so. every_device:
-  // all are lost, as pin() means it.
+  // A call that names this device was refused with code::lost. The loss is sticky: mark the device lost.
+  // every_device: pin() loses all devices.
   static constexpr int every_device = -2;
   virtual void refused_as_lost(int /*device*/) {}
-  virtual int device_of(event_handle) const { return no_device; }  // for calls that name an event alone
+  virtual int device_of(event_handle) const { return no_device; }  // for calls that only name an event
   static constexpr int no_device = -1;
 
  private:
-  struct subject {  // whose loss a call would speak of
+  struct subject {  // the device or event that a code::lost would concern
     subject(int d) noexcept : device(d) {}
     subject(event_handle e) noexcept : event(e) {}
     int device = no_device;
@@ -131,7 +131,7 @@ class faulty : public driver {
   };
   struct standing {
     std::uint64_t number;
-    faulty::order order;  // k: how many calls are still to come; 0: the next that may be refused is
+    faulty::order order;  // k: further calls until the refusal; 0: the next call that may be refused
   };
   template <class F>
   auto through(call, F&& behind) -> decltype(behind());
@@ -148,7 +148,7 @@ class faulty : public driver {
   std::uint64_t next_number_ = 1;  // under orders_
 };
 
-// Null: none stands there or behind.
+// Returns null if no injector is in front of that driver.
 inline faulty* faulty_of(driver& d) noexcept {
   for (driver* at = &d; at; at = at->behind()) {
     if (auto* const found = dynamic_cast<faulty*>(at)) return found;

@@ -1,4 +1,4 @@
-// Taking and giving back ranges of a device's file; the shelf of files for the next machine.
+// Allocates ranges of a device's file; keeps files for the next machine.
 // Threads: as backing_memory.h says; the shelf has a lock.
 #include "simulator/machine/backing_memory.h"
 
@@ -12,7 +12,7 @@
 
 namespace weir::driver::sim {
 namespace {
-constexpr std::size_t window_bytes = 16u << 20;  // what a kept file holds on to
+constexpr std::size_t window_bytes = 16u << 20;  // that a kept file retains
 constexpr std::size_t most_kept = 8;             // files
 constexpr std::size_t most_at_once = 1u << 20;   // bytes
 }  // namespace
@@ -22,7 +22,7 @@ struct bank::shelf {
 };
 
 bank::shelf& bank::kept() noexcept {
-  static shelf* const all = new shelf;  // never destroyed: machines of static objects still end
+  static shelf* const all = new shelf;  // never destroyed: machines of static objects end late
   return *all;
 }
 
@@ -47,7 +47,7 @@ bool bank::open() {
   if (fresh_ == fresh_bytes::arbitrary) {
     auto files = kept().files.lock();
     while (!files->empty() && file_.number < 0) {
-      if (files->back().generation == os::fork_generation()) file_ = files->back();  // the others are the parent's
+      if (files->back().generation == os::fork_generation()) file_ = files->back();  // else the parent's
       files->pop_back();
     }
     if (file_.number >= 0) return true;
@@ -125,7 +125,7 @@ bool bank::count(std::size_t bytes) noexcept {
 void bank::uncount(std::size_t bytes) noexcept { used_ -= bytes; }
 
 bool bank::map(void* at, std::uint64_t offset, std::size_t bytes) {
-  // Pages that hold something already, and few: one call for all of them takes less than a fault for each.
+  // Few pages with content: one call that maps all is cheaper than one fault a page.
   bool const at_once = fresh_ == fresh_bytes::arbitrary && bytes <= most_at_once;
   return os::map_file(at, bytes, file_.number, offset, at_once ? os::pages::now : os::pages::when_touched);
 }

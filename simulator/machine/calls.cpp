@@ -1,5 +1,5 @@
 // The machine's calls on streams, events, copies and work.
-// Threads: as the seam.
+// Threads: as the driver interface.
 #include <algorithm>
 
 #include "simulator/machine/machine_state.h"
@@ -7,12 +7,12 @@
 namespace weir::driver::sim {
 namespace {
 using scheduling = weir::simulated::scheduling;
-// the handles legacy and per_thread come before those of streams that were made
+// handles 1 and 2 are legacy and per_thread
 constexpr std::uint64_t standing_streams = 2;
 std::uint64_t number(stream_handle h) { return static_cast<std::uint64_t>(h) - standing_streams; }
 std::uint64_t number(event_handle h) { return static_cast<std::uint64_t>(h); }
 
-// Work that a refused call was given is dropped all the same.
+// A refused call also drops its work.
 status drop_refused(work const& w, status s) {
   if (w.drop) {
     inside_work const inside;
@@ -34,9 +34,9 @@ stream* machine::find_stream(int device, stream_handle h, status& why) {
   return s.get();
 }
 
-// What the host hears that waited for a stream of this device. Where it waited for a lost device's work, its
-// own device is lost with that one: a call that answers lost speaks for the device, and it cannot be whole.
-// Gives up the lock if it answers lost.
+// The answer for a host that waited on a stream of this device. If the stream waits for a lost device's work,
+// its own device becomes lost too: `lost` concerns the device of the call, so the device cannot stay usable.
+// Releases the lock if the answer is lost.
 status machine::answer(base::unique_lock& lock, int device, outcome end) {
   switch (end) {
     case outcome::done: return fine;
@@ -49,12 +49,12 @@ status machine::answer(base::unique_lock& lock, int device, outcome end) {
   return {code::lost};
 }
 
-// What the host hears that asks whether a stream has come so far. One that never can, because it waits for a
-// lost device, is no more "not ready" to who asks than to who waits. May give up the lock.
+// The answer to a query. A position that a lost device makes unreachable answers `lost`, as for a wait, not
+// `not_ready`. May release the lock.
 status machine::polled(base::unique_lock& lock, stream& s, std::uint64_t position) {
   auto const alive = s.shared_from_this();
   schedule_->asked(s, position);
-  if (all_.devices[static_cast<std::size_t>(s.device)].lost) return {code::lost};  // that moved it
+  if (all_.devices[static_cast<std::size_t>(s.device)].lost) return {code::lost};  // asked() may have lost it
   if (s.done >= position) return fine;
   return all_.hopeless(s, position) ? answer(lock, s.device, outcome::lost) : status{code::not_ready};
 }
@@ -384,7 +384,7 @@ void machine::recheck() {
   schedule_->changed(lock);
 }
 
-// Proof tools -----------------------------------------------------------------------------------------------
+// Gates -----------------------------------------------------------------------------------------------------
 
 result<gate_handle> machine::hold(int device, stream_handle h) {
   if (status const s = may_call(); !s.ok()) return {s};
@@ -408,7 +408,7 @@ result<gate_handle> machine::hold(int device, stream_handle h) {
   auto const made = static_cast<gate_handle>(all_.gates.add(std::move(g)));
   all_.give(*s, std::move(o));
   schedule_->given(lock, *s);
-  if (all_.connections > 0) recheck();  // while it is held nobody shares
+  if (all_.connections > 0) recheck();  // streams stop sharing connections while a gate holds one
   return {fine, made};
 }
 

@@ -1,6 +1,5 @@
-// Streams under capture, graphs and their launches;
-// and the rules of the legacy stream, which captures must not meet.
-// Threads: as the seam.
+// Stream capture, graphs and their launches, and the rules of the legacy stream during captures.
+// Threads: as the driver interface.
 #include "simulator/machine/capture.h"
 
 #include <algorithm>
@@ -13,7 +12,7 @@ constexpr status not_permitted{code::not_permitted};
 std::uint64_t number(graph_handle h) { return static_cast<std::uint64_t>(h); }
 std::uint64_t number(executable_handle h) { return static_cast<std::uint64_t>(h); }
 
-struct replayed {  // the work of one launch: the graph's own is dropped with the graph
+struct replayed {  // the work of one launch; the graph owns the original
   std::shared_ptr<graph> of;
   work* job;
 };
@@ -44,7 +43,7 @@ bool graph::joined() const {
       }
     }
   }
-  for (std::size_t l = 0; l < lanes.size(); ++l) {  // a lane's last waits are no work
+  for (std::size_t l = 0; l < lanes.size(); ++l) {  // waits at the end of a lane are not work
     auto const& steps = lanes[l].steps;
     auto const works = [](step const& s) { return s.what.what != operation::kind::wait; };
     if (std::any_of(steps.begin() + static_cast<std::ptrdiff_t>(reached[l]), steps.end(), works)) return false;
@@ -70,7 +69,7 @@ operation replay(graph::step& s, std::shared_ptr<graph> const& of) {
   return o;
 }
 
-// What streams are given ------------------------------------------------------------------------------------
+// Work for streams ------------------------------------------------------------------------------------------
 
 void machine::follow(stream& s, stream& other, std::uint64_t position) {
   operation o;
@@ -80,8 +79,8 @@ void machine::follow(stream& s, stream& other, std::uint64_t position) {
   all_.give(s, std::move(o));
 }
 
-// The legacy stream and the blocking streams of its device, each after what the other was given before. What
-// is done, or was waited for already, is not waited for again.
+// Orders the legacy stream and the blocking streams of its device: each waits for the other's earlier work,
+// unless that is done or was waited for.
 void machine::keep_legacy_order(stream& s) {
   if (s.kind != stream_kind::blocking) return;
   auto const& legacy = legacy_[static_cast<std::size_t>(s.device)];
@@ -138,7 +137,7 @@ status machine::keep(stream& s, operation&& o, std::size_t lane) {
   return fine;
 }
 
-// Something is about to be given to s. Captured: it is kept, and nothing is to be queued.
+// Prepares s for new work. Under capture the work is recorded and not queued.
 machine::given machine::give(stream& s, operation& o, status& said) {
   if (!s.in) {
     said = spoil_met(s);
@@ -163,7 +162,7 @@ status machine::wait_captured(stream& s, event& e) {
   if (s.in && s.in->spoiled) return not_permitted;
   if (!e.captured) {
     if (!e.on) return fine;  // never recorded
-    return spoil_met(s);     // recorded outside
+    return spoil_met(s);     // recorded outside captures
   }
   if (!e.captured->active()) return {code::invalid};
   if (s.in && s.in != e.captured) {
@@ -202,7 +201,7 @@ status machine::begin_capture(int device, stream_handle h, capture_mode mode) {
 
 result<graph_handle> machine::end_capture(int device, stream_handle h) {
   if (status const s = may_call(); !s.ok()) return {s};
-  std::shared_ptr<capture> ended;  // let go of without the lock: with it goes its work, if it was refused
+  std::shared_ptr<capture> ended;  // destroyed without the lock: it may own refused work
   base::unique_lock lock(all_.mutex);
   status why;
   stream* const s = find_stream(device, h, why);
@@ -278,8 +277,8 @@ status machine::launch_graph(int device, stream_handle h, executable_handle eh) 
   return fine;
 }
 
-// The first lane goes to s, each other one to a stream of its own that ends with it:
-// so they run as concurrently as captured.
+// The first lane runs on s. Each other lane gets a stream that ends with it, so that lanes run as
+// concurrently as captured.
 void machine::replay_on(stream& s, executable& e) {
   auto& lanes = e.of->lanes;
   std::vector<std::shared_ptr<stream>> on{s.shared_from_this()};
@@ -291,7 +290,7 @@ void machine::replay_on(stream& s, executable& e) {
     made->number = s.number;
     made->from = {s.id, s.device};
     made->destroyed = true;
-    made->connection = stream::alone;  // a graph's work is not given in the order it may run
+    made->connection = stream::alone;  // work is enqueued lane by lane, not in an order that can run
     all_.devices[static_cast<std::size_t>(made->device)].live.push_back(made);
     on.push_back(std::move(made));
   }
@@ -311,7 +310,7 @@ void machine::replay_on(stream& s, executable& e) {
 
 status machine::destroy_graph(graph_handle h) {
   if (status const s = may_call(); !s.ok()) return s;
-  std::shared_ptr<graph> gone;  // after the lock: its work may go with it
+  std::shared_ptr<graph> gone;  // destroyed after the lock: it may own work
   base::lock_guard lock(all_.mutex);
   gone = graphs_.find(number(h));
   if (!gone) return invalid;
@@ -338,7 +337,7 @@ void machine::graph_census(std::vector<std::string>& found) const {
   });
 }
 
-// Streams that are there without being made -----------------------------------------------------------------
+// Streams that always exist ---------------------------------------------------------------------------------
 
 stream* machine::standing_stream(int device, stream_handle h) {
   auto& slot = h == stream_handle::legacy ? legacy_[static_cast<std::size_t>(device)]

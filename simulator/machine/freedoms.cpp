@@ -6,7 +6,7 @@ namespace weir::driver::sim {
 namespace {
 constexpr std::uint32_t bit(freedom f) { return 1u << static_cast<int>(f); }
 constexpr std::uint32_t every = (1u << (freedom_count + 1)) - 2;
-// A right program meets these as refusals, or as a link that is not there: only for those that ask.
+// Correct programs notice these as refusals or missing links, so they are opt-in.
 constexpr std::uint32_t seen_by_right_programs = bit(freedom::room) | bit(freedom::wrong_bytes);
 }  // namespace
 
@@ -31,13 +31,13 @@ freedoms::freedoms(weir::simulated const& like, tape& t) noexcept : tape_(t) {
   bool const seeded = like.schedule == weir::simulated::scheduling::seeded;
   if (like.nondeterminism == taken::all) on_ = every;
   if (like.nondeterminism == taken::usual && seeded) on_ = every & ~seen_by_right_programs;
-  // its threads take the others
+  // the other freedoms come from the threads themselves
   if (like.schedule == weir::simulated::scheduling::threads)
     on_ &= bit(freedom::shared_connections) | bit(freedom::reuse) | bit(freedom::room) | bit(freedom::wrong_bytes);
-  // answers are chosen, no more
+  // only answers are enumerated
   if (t.enumerating())
     on_ &= bit(freedom::overlap) | bit(freedom::blocking_calls) | bit(freedom::seen_late) | bit(freedom::reuse);
-  // what a schedule by seed is
+  // these three are the core of a seeded schedule
   if (like.nondeterminism == taken::none && seeded)
     on_ = bit(freedom::overlap) | bit(freedom::blocking_calls) | bit(freedom::seen_late);
 }

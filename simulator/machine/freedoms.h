@@ -1,6 +1,5 @@
-// The freedoms CUDA leaves a device (docs/simulated-machine.md, F1 to F10):
-// which of them a machine takes, and how often it did.
-// Threads: drawing under the machine's lock; counting any.
+// The freedoms that CUDA leaves a device (F1 to F10, docs/simulated-machine.md) and a machine takes.
+// Threads: draws under the machine's lock; counting from any.
 #pragma once
 #include <array>
 #include <string_view>
@@ -12,16 +11,16 @@
 namespace weir::driver::sim {
 
 enum class freedom : std::uint8_t {
-  overlap = 1,         // F1: work starts late, or while other work that it is not ordered with is half done
-  // F2: streams share connections to the hardware; what one stream cannot start yet holds up the others
+  overlap = 1,         // F1: work starts late, and overlaps work it is not ordered with
+  // F2: streams share hardware connections; a stream that cannot start yet blocks the others
   shared_connections,
-  blocking_calls,      // F3: a call other than the enqueueing ones waits for all work that can move
-  seen_late,           // F4: the bytes are there, and a query does not say so yet
-  late_errors,         // F5: work has failed, and calls go on as if it were pending
-  reuse,               // F6: handles and addresses come back at once
-  host_functions,      // F7: host functions wait though nothing is before them, and for one another
-  room,                // F8: an allocation fails although there is room; another process takes room, and gives it back
-  wrong_bytes,         // F9: a link that was granted changes bytes
+  blocking_calls,      // F3: calls that do not enqueue may wait for all work that can move
+  seen_late,           // F4: a query does not report completed work yet
+  late_errors,         // F5: work has failed, and later calls still succeed
+  reuse,               // F6: handles and addresses are reused at once
+  host_functions,      // F7: host functions start late, and one at a time
+  room,                // F8: an allocation fails although there is room; other processes allocate and free memory
+  wrong_bytes,         // F9: a granted link corrupts bytes
   time,                // F10: the clock jumps
 };
 inline constexpr std::size_t freedom_count = 10;
@@ -35,7 +34,7 @@ class freedoms {
   std::uint64_t taken(freedom f) const noexcept {
     return taken_[static_cast<std::size_t>(f) - 1].load(base::memory_order_relaxed);
   }
-  // Shall it be taken now? By the tape; counted if so. Draws nothing when the freedom is off.
+  // Draws whether the freedom is taken now, and counts it. Draws nothing if the freedom is off.
   bool takes(freedom f, std::uint32_t percent) noexcept {
     if (!on(f) || !tape_.coin(percent)) return false;
     took(f);

@@ -1,5 +1,5 @@
-// What is said about code that touches memory it must leave alone, and what becomes of it.
-// Threads: any; the explanation is made on the thread that faulted.
+// Explains illegal memory accesses, and decides whether the program continues.
+// Threads: any; a fault is explained on its own thread.
 #include "simulator/machine/guard.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ struct watched {
   onlooker more;
 };
 base::guarded<watched>& watching() {
-  static auto* const w = new base::guarded<watched>;  // asked until the process is gone
+  static auto* const w = new base::guarded<watched>;  // needed until the process ends
   return *w;
 }
 
@@ -94,8 +94,7 @@ std::map<address, memory::mapping>::const_iterator memory::mapping_before(addres
   return after == mappings_.begin() ? mappings_.end() : std::prev(after);
 }
 
-// Pages first, then bytes: a page is within reach while any of its users runs,
-// a byte while a use that declares it does.
+// Pages first, then bytes: a page is open while any use of it runs, a byte while a declared use runs.
 bool memory::open_to(use const& u) {
   bool open = true;
   if (u.everything && open_to_all_++ == 0) {
@@ -112,7 +111,7 @@ bool memory::open_to(use const& u) {
   return open;
 }
 
-// All but what was given back before the work was given.
+// Opens all bytes except those freed before the work was enqueued.
 void memory::open_bytes(use const& u) const {
   address next = u.what.at;
   address const end = next + u.what.bytes;
@@ -185,7 +184,7 @@ void memory::close_to(use const& u) {
   }
 }
 
-// But for what other work is using, on another thread just now: that stays open all along.
+// Closes all bytes except those that running work uses, perhaps on another thread.
 void memory::close_bytes(address from, std::size_t bytes) const {
   if (!bytes_are_guarded) return;
   std::vector<touch> used;
@@ -202,7 +201,7 @@ void memory::close_bytes(address from, std::size_t bytes) const {
 }
 
 std::uint64_t memory::shield(touch const& t) {
-  if (!shape_.guarded || !os::bad_accesses_are_explained()) return 0;  // a neighbour's access has to go on
+  if (!shape_.guarded || !os::bad_accesses_are_explained()) return 0;  // other data on the page must stay accessible
   base::lock_guard lock(mutex_);
   auto const after = pins_.upper_bound(t.at);
   if (after == pins_.begin()) return 0;

@@ -1,5 +1,5 @@
-// Device pages out of the host's reach: a fault there is explained before the process dies of it. Pinned
-// pages out of its reach while work uses them: a fault there is told, and the program goes on.
+// Page protection. The host cannot reach device pages: a fault there is explained, and the process ends. The
+// host cannot reach pinned pages that work uses: a fault there is reported, and the program continues.
 // Threads: any.
 #pragma once
 #include <string>
@@ -11,12 +11,12 @@ namespace weir::driver::sim {
 
 class memory;
 
-// A fault at an address of `m` is explained from now on, until `unwatch`.
+// Explains faults at addresses of `m`, until unwatch_faults.
 void watch_faults(memory& m);
 void unwatch_faults(memory& m) noexcept;
-// Who knows the program's blocks. Called at a fault, on its thread.
+// Callbacks that know the program's blocks. Called on the faulting thread.
 struct onlooker {
-  std::string (*block)(address) = nullptr;  // the block there, in words; empty: not known
+  std::string (*block)(address) = nullptr;  // the block there, for a report; empty: not known
   void (*met_shield)(std::uint64_t shield, os::bad_access const&) = nullptr;
   void (*the_end)() = nullptr;              // the process is about to end
 };
@@ -29,7 +29,7 @@ inline constexpr bool bytes_are_guarded = __has_feature(address_sanitizer);
 #else
 inline constexpr bool bytes_are_guarded = false;
 #endif
-// Bytes that AddressSanitizer refuses to everybody, where a program is built with it.
+// No code may access poisoned bytes. Only in builds with AddressSanitizer.
 void poison_bytes(address, std::size_t) noexcept;
 void unpoison_bytes(address, std::size_t) noexcept;
 

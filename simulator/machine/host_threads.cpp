@@ -1,4 +1,4 @@
-// The habits by which host threads are switched; the same mix as that of streams.
+// The habits that switch host threads, with the same mix as streams.
 // Threads: as host_threads.h says.
 #include "simulator/machine/host_threads.h"
 
@@ -6,10 +6,10 @@
 
 namespace weir::driver::sim {
 namespace {
-// then another goes on whatever the habit: who waits in a loop must not wait for ever
+// afterwards another thread runs, whatever the habit: a thread in a polling loop must not block the others
 constexpr int most_in_a_row = 500;
-constexpr std::int64_t point_ns = 50;            // time passes even where no stream moves
-constexpr int enumerated_switches = 2;           // of threads that could have gone on
+constexpr std::int64_t point_ns = 50;            // time that passes at each switch point
+constexpr int enumerated_switches = 2;           // switches away from threads that could continue
 }  // namespace
 
 hosts::hosts(tape& t, machine m) : tape_(t), machine_(std::move(m)), threads_(*this) {}
@@ -27,7 +27,7 @@ void hosts::decide() {
   }
   if (habit_ == habit::starved) starved_ = static_cast<int>(tape_.draw(4));
   if (habit_ == habit::ranked) {
-    std::uint32_t const reach = 16u << tape_.draw(7);  // nobody knows how long the run is
+    std::uint32_t const reach = 16u << tape_.draw(7);  // the length of the run is unknown
     for (std::uint32_t n = 1 + tape_.draw(3); n > 0; --n) changes_.push_back(1 + tape_.draw(reach));
     std::sort(changes_.rbegin(), changes_.rend());
   }
@@ -42,7 +42,7 @@ int hosts::after(int now, std::span<int const> can) noexcept {
   return next == can.end() ? can.front() : *next;
 }
 
-// One of `can`; not `now`, if it is among them, but in so many of a hundred.
+// Returns one of `can`: one other than `now` in `percent` of cases.
 int hosts::other(int now, std::span<int const> can, std::uint32_t percent) {
   auto const n = static_cast<std::uint32_t>(can.size());
   std::uint32_t const k = percent >= 100 ? tape_.draw(n) : tape_.rarely(n, percent);

@@ -1,4 +1,4 @@
-// The host threads of a seeded machine: which of them goes on, by the machine's tape.
+// Schedules the host threads of a seeded machine, by its tape.
 // Threads: as base::relay.
 #pragma once
 #include <functional>
@@ -13,7 +13,7 @@ namespace weir::driver::sim {
 
 class hosts final : public base::relay_choices {
  public:
-  struct machine {                                // what the threads' machine does for them
+  struct machine {                                // callbacks into the machine
     std::function<bool()> move;                   // one step of some stream. false: none can move
     std::function<std::int64_t()> now_ns;
     std::function<void(std::string const&)> stuck;
@@ -36,21 +36,21 @@ class hosts final : public base::relay_choices {
   void decide();
   int other(int now, std::span<int const> can, std::uint32_t percent);
   int highest(std::span<int const> can);
-  static int after(int now, std::span<int const> can) noexcept;  // in turn
+  static int after(int now, std::span<int const> can) noexcept;  // round robin
   std::uint32_t& rank(int number);
 
   tape& tape_;
   machine machine_;
   habit habit_ = habit::undecided;
-  std::uint32_t percent_ = 0;           // chance, starved: of switch points that switch
+  std::uint32_t percent_ = 0;           // chance, starved: share of switch points that switch
   int starved_ = 0;                     // a thread's number
   std::vector<std::uint32_t> ranks_;    // by thread's number; 0: none yet
-  std::vector<std::uint64_t> changes_;  // switch points at which the highest becomes the lowest, the last first
-  std::uint32_t lowest_ = 100;          // rank given next to who becomes the lowest
+  std::vector<std::uint64_t> changes_;  // switch points at which the highest rank becomes the lowest; descending
+  std::uint32_t lowest_ = 100;          // the next rank for a thread that becomes the lowest
   int switches_left_ = 0;               // enumerated
-  int in_a_row_ = 0;                    // switch points that one thread passed
+  int in_a_row_ = 0;                    // switch points passed by one thread in a row
   std::int64_t jumped_ns_ = 0;
-  base::relay threads_;                 // last: it ends first
+  base::relay threads_;                 // last member: destroyed first
 };
 
 }  // namespace weir::driver::sim

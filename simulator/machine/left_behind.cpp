@@ -1,4 +1,4 @@
-// A table of the process, of a fixed size: who ends may have no memory.
+// A process-wide table of fixed size: a machine may end when no memory is left.
 // Threads: any.
 #include "simulator/machine/left_behind.h"
 
@@ -11,7 +11,7 @@ namespace weir::driver::sim {
 namespace {
 
 constinit base::mutex left_lock;
-constinit base::single_writer<std::size_t> left_count;  // written with the lock
+constinit base::single_writer<std::size_t> left_count;  // written under the lock
 constinit std::array<base::byte_range, left_behind::most> left_ranges{};
 
 }  // namespace

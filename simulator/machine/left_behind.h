@@ -1,6 +1,5 @@
-// What machines leave behind: the addresses of memory that was mapped still when they ended, because its
-// owners had not given it back. Nothing lies there, and neither a later machine nor the host is given them:
-// an owner that comes late finds nobody else's memory.
+// Addresses of memory that its owner had not freed when the machine ended. They stay reserved and empty, so
+// that a late owner never hits memory of the host or of a later machine.
 // Threads: any.
 #pragma once
 #include "runtime/base/os.h"
@@ -9,11 +8,11 @@
 namespace weir::driver::sim {
 
 struct left_behind {
-  static constexpr std::size_t most = 1024;  // of a process: each takes a mapping of the system's
-  // false: there is no room for more of them, and nothing has changed
+  static constexpr std::size_t most = 1024;  // per process: each takes a mapping of the system
+  // false: the table is full, and nothing has changed
   static bool keep(address, std::size_t bytes) noexcept;
   static bool has(address) noexcept;
-  // The addresses of a reservation go, but for those of what is mapped there.
+  // Returns the addresses of a reservation to the system, except those of mappings.
   template <class Mappings>
   static void give_back_all_but(Mappings const& mapped, address at, std::size_t bytes) noexcept {
     address from = at;

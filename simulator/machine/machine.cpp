@@ -1,5 +1,5 @@
-// The machine's calls on devices and memory, its controls, and how it is put together.
-// Threads: as the seam.
+// The machine's calls on devices and memory, its controls, and its construction.
+// Threads: as the driver interface.
 #include "simulator/machine/machine.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ using namespace weir::literals;
 
 constexpr std::size_t page_of(scheduling how) { return how == scheduling::threads ? 2_MiB : 64_KiB; }
 
-// A machine whose calls can be refused, with its controls.
+// A machine with its controls whose calls can be refused.
 class refusable final : public faulty, public controls {
  public:
   explicit refusable(std::unique_ptr<machine> inner)
@@ -130,7 +130,7 @@ machine::machine(weir::simulated const& like, std::uint64_t seed, tape* lent, st
 }
 
 machine::~machine() {
-  if (os::fork_generation() != generation_) {  // the workers stayed with the parent: nobody is there to join
+  if (os::fork_generation() != generation_) {  // the workers exist only in the parent process: none to join
     static_cast<void>(schedule_.release());
     static_cast<void>(hosts_.release());
     return;
@@ -195,7 +195,7 @@ status machine::may_call(int device, need n) {
   return check(device, n);
 }
 
-// Machine ---------------------------------------------------------------------------------------------------
+// Devices ---------------------------------------------------------------------------------------------------
 
 result<device_info> machine::info(int device) {
   if (status const s = may_call(device, need::exists); !s.ok()) return {s};
@@ -240,8 +240,8 @@ result<peer_info> machine::peer(int from, int to) {
   return {fine, {linked, linked, linked ? 1 : 0}};
 }
 
-// As NVIDIA's driver does before it gives up memory that is not mapped by pages.
-// Work that can never run is not waited for.
+// NVIDIA's driver waits like this before it releases memory not mapped by pages. Skips work that can never
+// run.
 status machine::wait_for_all(int only) {
   base::unique_lock lock(all_.mutex);
   std::vector<std::pair<std::shared_ptr<stream>, std::uint64_t>> now;
@@ -253,7 +253,7 @@ status machine::wait_for_all(int only) {
     if (all_.hopeless(*s, position)) continue;
     if (schedule_->until(lock, *s, position) == outcome::stuck) return {code::failed};
   }
-  if (only >= 0) return check(only, need::alive);  // that may have lost it
+  if (only >= 0) return check(only, need::alive);  // the wait may have lost it
   return fine;
 }
 

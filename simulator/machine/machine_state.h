@@ -1,5 +1,5 @@
-// What a simulated machine is composed of, and the checks every one of its calls begins with.
-// Threads: as the seam.
+// The state of a simulated machine, and the checks at the start of every call.
+// Threads: as the driver interface.
 #pragma once
 #include <map>
 #include <optional>
@@ -82,11 +82,11 @@ class machine final : public driver, public controls {
   bool step(int device, stream_handle) override;
   bool run() override;
   std::string stuck() const override;
-  // these three are the decorator's: see make()
+  // The decorator implements these three: see make()
   std::uint64_t fail_call(std::string_view, std::uint64_t, code) override { return 0; }
   bool cancel_failure(std::uint64_t) override { return false; }
   void clear_failures() override {}
-  int device_of(event_handle) const;                         // -1: no such event
+  int device_of(event_handle) const;                         // -1: unknown event
   void lose_device(int device) override;
   void disconnect(int from, int to) override;
   void corrupt(int from, int to) override;
@@ -110,48 +110,48 @@ class machine final : public driver, public controls {
   void confine_work_from(touch const& pages) override { pages_.confine_work_from(pages); }
 
  private:
-  enum class need : std::uint8_t { exists, opened, alive };  // each includes the one before
-  status may_call() const;  // this process, this thread, now; a switch point of host threads
+  enum class need : std::uint8_t { exists, opened, alive };  // each includes the one before it
+  status may_call() const;  // checks the process and thread; a switch point of host threads
   status may_call_among_hosts() const;
   status may_call(int device, need);
-  status check(int device, need);                            // Requires: the lock, for more than exists
+  status check(int device, need);                            // Requires: the lock, except for need::exists
   bool exists(int device) const noexcept { return device >= 0 && device < devices_; }
   stream* find_stream(int device, stream_handle, status&);   // Requires: the lock
-  status append(int device, stream_handle, operation&&);     // drops its work when refused
-  status queue(base::unique_lock&, stream&, operation&&);    // gives up the lock
+  status append(int device, stream_handle, operation&&);     // drops the work if refused
+  status queue(base::unique_lock&, stream&, operation&&);    // releases the lock
   status answer(base::unique_lock&, int device, outcome);
   status polled(base::unique_lock&, stream&, std::uint64_t position);
 
-  // Captures and the legacy stream. Require: the lock.
-  // Those that answer not_permitted have spoiled what they met, unless it says otherwise.
+  // Captures and the legacy stream. Require: the lock. If a function returns not_permitted, the capture
+  // concerned is spoiled, unless noted otherwise.
   enum class given : std::uint8_t { queued, kept, refused };
-  given give(stream&, operation&, status&);             // queued: the caller queues it
-  status keep(stream&, operation&&, std::size_t lane);  // in its capture's graph; refused when that is spoiled
+  given give(stream&, operation&, status&);             // queued: the caller enqueues it
+  status keep(stream&, operation&&, std::size_t lane);  // into its capture's graph; refused if spoiled
   status record_captured(stream&, event&);
   status wait_captured(stream&, event&);                // one of the two is captured
-  bool meets_capture(stream const&);                    // would asking it, or (legacy) giving it something, meet one?
-  status spoil_met(stream const&);                      // ok: it meets none
-  status spoil_on(int device);                          // ok: no stream of the device is captured
-  status spoil_of(event const&);                        // ok: its last record was a real one
+  bool meets_capture(stream const&);                    // would a query, or legacy work, violate a capture?
+  status spoil_met(stream const&);                      // ok: no capture concerned
+  status spoil_on(int device);                          // ok: no stream of the device is in a capture
+  status spoil_of(event const&);                        // ok: its last record was outside captures
   void forget_captures();
   void follow(stream&, stream& other, std::uint64_t position);
   void keep_legacy_order(stream&);
   void replay_on(stream&, executable&);
-  stream* standing_stream(int device, stream_handle);   // legacy or per_thread, made at first use
+  stream* standing_stream(int device, stream_handle);   // legacy or per_thread, created at first use
   void graph_census(std::vector<std::string>&) const;
 
-  status wait_for_all(int only);  // Blocks: until all work given so far is done, of all devices (-1) or one
-  bool any_alive() const;         // some device is not lost
-  bool refuses_memory();          // this time, though there may be room (F8)
-  // other processes take room and give it back (F8). Requires: the lock
+  status wait_for_all(int only);  // Blocks: until all work so far is done, of one device or all (-1)
+  bool any_alive() const;         // at least one device is not lost
+  bool refuses_memory();          // this time, whatever room there is (F8)
+  // Other processes allocate and free memory (F8). Requires: the lock
   void let_others_allocate();
-  // Notes the call in the trace and lets a call outside M2 wait (F3), if the schedule likes to.
+  // Notes the call in the trace and, if the schedule chooses so, blocks a non-enqueueing call (F3).
   template <class... Numbers>
   void blocking_call(Numbers... numbers);
   template <class... Numbers>
   void note(Numbers... numbers);                             // Requires: the lock
 
-  // among all of the machine's
+  // The device's number among all of the machine's
   int whole_number_of(int device) const {
     return visible_.empty() ? device : visible_[static_cast<std::size_t>(device)];
   }
@@ -160,8 +160,8 @@ class machine final : public driver, public controls {
   int const devices_;
   weir::simulated::scheduling const how_;
   std::size_t const granularity_, bytes_;
-  bool const maps_;                 // told by info() alone: what is asked all the same still works
-  std::uint64_t const generation_;  // of the process that made this
+  bool const maps_;                 // only reported by info(): the mapping calls work regardless
+  std::uint64_t const generation_;  // os::fork_generation() of the process that made this
   tape own_tape_;
   tape& tape_;
   freedoms takes_;
@@ -169,10 +169,10 @@ class machine final : public driver, public controls {
   queues all_;
   slots<graph> graphs_{slots<graph>::reuse::told_apart};
   slots<executable> executables_{slots<executable>::reuse::told_apart};
-  std::vector<std::shared_ptr<stream>> legacy_;              // by device; null: never used
+  std::vector<std::shared_ptr<stream>> legacy_;              // by device; null: unused
   std::map<std::pair<int, std::uint64_t>, std::shared_ptr<stream>> of_threads_;  // (device, thread)
   std::unique_ptr<schedule> schedule_;
-  std::vector<std::size_t> others_hold_;  // bytes of each device, by F8
+  std::vector<std::size_t> others_hold_;  // by device: bytes taken by F8
   std::unique_ptr<hosts> hosts_;                             // seeded
   std::function<void(std::vector<std::string> const&)> at_end_;
 };

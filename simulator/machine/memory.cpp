@@ -1,4 +1,4 @@
-// Reserve, create, map, grant, pin: the half of the simulated machine that owns bytes.
+// Reserve, create, map, grant and pin: the part of the simulated machine that owns bytes.
 // Threads: any.
 #include "simulator/machine/memory.h"
 
@@ -16,7 +16,7 @@ void* pointer(address at) { return reinterpret_cast<void*>(at); }
 bool wraps(address at, std::size_t bytes) { return at + bytes < at; }
 constexpr std::uint64_t bit(int device) { return std::uint64_t{1} << device; }
 
-// The last entry that begins at or before `at`.
+// Returns the last entry that begins at or before `at`.
 template <class Map>
 auto entry_before(Map& map, address at) {
   auto it = map.upper_bound(at);
@@ -90,7 +90,7 @@ address memory::take_addresses(std::size_t bytes, std::size_t alignment) {
   return at;
 }
 
-// Requires: nothing lies there.
+// Requires: nothing is mapped there.
 void memory::return_addresses(address at, std::size_t bytes) {
   constexpr std::size_t most_kept = 8, largest_kept = std::size_t{1} << 30;
   if (!shape_.handles_come_back || bytes > largest_kept) {
@@ -135,7 +135,7 @@ memory::physical* memory::lookup(memory_handle h) {
   return &handles_[index];
 }
 
-// Pages go back to the system when nobody can see their bytes any more.
+// Returns pages to the system once no mapping or handle can reach them.
 void memory::drop_if_dead(std::uint32_t index) {
   physical& p = handles_[index];
   if (!p.released || p.mappings > 0) return;
@@ -187,7 +187,7 @@ status memory::map(address at, std::size_t bytes, memory_handle h) {
   if (!p || bytes != p->bytes || at % shape_.granularity != 0 || wraps(at, bytes)) return invalid;
   if (!in_one_reservation(at, bytes) || overlaps(mappings_, at, bytes)) return invalid;
   auto const index = static_cast<std::uint32_t>(p - handles_.data());
-  // before anything is counted
+  // inserted first: an exception here must leave the counters unchanged
   auto const entry = mappings_.insert_or_assign(at, mapping{bytes, index, 0, 0, false}).first;
   status const placed = place_handle(at, index);
   if (!placed.ok()) mappings_.erase(entry);
@@ -212,7 +212,7 @@ status memory::unmap(address at, std::size_t bytes) {
     found = mappings_.find(at);
   }
   --waiting_to_unmap_;
-  if (found == mappings_.end() || found->second.bytes != bytes) return invalid;  // another thread was quicker
+  if (found == mappings_.end() || found->second.bytes != bytes) return invalid;  // another thread unmapped it first
   os::unmap_to_nothing(pointer(at), bytes);
   drop_mapping(found);
   return fine;
@@ -247,7 +247,7 @@ result<address> memory::create_segment(int device, std::size_t bytes) {
   auto const made = new_physical(device, whole);
   status placed = made.is;
   if (made.ok()) {
-    handles_[made.value].released = true;  // the bytes live as long as the one mapping
+    handles_[made.value].released = true;  // the bytes live as long as this one mapping
     placed = place_handle(where, made.value);
     if (!placed.ok()) drop_if_dead(made.value);
   }
@@ -272,7 +272,7 @@ status memory::release_segment(int device, address at) {
   }
   --waiting_to_unmap_;
   if (found == mappings_.end() || !found->second.segment) return invalid;
-  std::size_t const bytes = reservations_.at(at).bytes;  // whole pages
+  std::size_t const bytes = reservations_.at(at).bytes;  // rounded up to whole pages
   os::unmap_to_nothing(pointer(at), bytes);
   reservations_.erase(at);
   drop_mapping(found);
@@ -286,7 +286,7 @@ status memory::pin(void* host, std::size_t bytes) {
     return invalid;
   base::lock_guard lock(mutex_);
   if (overlaps(pins_, at, bytes) || overlaps(reservations_, at, bytes)) return invalid;
-  if (!os::advise(host, bytes, os::advice::not_to_children)) return invalid;  // no such pages
+  if (!os::advise(host, bytes, os::advice::not_to_children)) return invalid;  // not mapped
   pins_[at] = {bytes, next_ordinal_++};
   return fine;
 }
@@ -362,7 +362,7 @@ memory::mapping const* memory::mapping_at(address at) const {
   return m != mappings_.end() && at - m->first < m->second.bytes ? &m->second : nullptr;
 }
 
-// Does `by` reach that memory over a corrupt link?
+// Does `by` access that memory over a corrupt link?
 bool memory::changes(int by, mapping const* m) const {
   return m && handles_[m->handle].device != by && reaches(*m, by) &&
          (corrupt_[static_cast<std::size_t>(by)] & bit(handles_[m->handle].device));
@@ -375,7 +375,7 @@ bool memory::distort(std::span<use const> uses, bool copy) {
     auto& byte = reinterpret_cast<std::uint8_t*>(t.at)[t.bytes / 2];
     byte = static_cast<std::uint8_t>(byte ^ 0x24);
   };
-  if (copy) {  // over a link where one side was granted to the other's device, else by way of the host
+  if (copy) {  // over a link if one side is granted to the other's device, else through the host
     use const &src = uses[0], &dst = uses[1];
     auto const *from = mapping_at(src.what.at), *to = mapping_at(dst.what.at);
     if (!changes(src.device, from) && !changes(dst.device, to) && !changes(src.device, to) &&

@@ -1,6 +1,6 @@
-// The simulated machine's memory: physical pages in a nameless file a device, addresses they are mapped at,
-// and host pages that are pinned.
-// Threads: any; one lock of its own, taken inside no other's holder but the machine's.
+// The simulated machine's memory: pages in one anonymous file a device, their mappings, and pinned host
+// pages.
+// Threads: any. It has one lock; callers hold at most the machine's lock when they take it.
 #pragma once
 #include <map>
 #include <memory>
@@ -16,38 +16,38 @@
 
 namespace weir::driver::sim {
 
-inline constexpr status fine{}, invalid{code::invalid};  // what most calls answer
+inline constexpr status fine{}, invalid{code::invalid};  // the usual answers
 
-// A range that something on `device` reads or writes.
+// A range that an operation of `device` reads or writes.
 struct use {
   touch what;
   int device = -1;
-  bool everything = false;  // work that reaches more than it can declare: a part of a collective
-  std::uint64_t ends = 0;   // of blocks, before the work was given: those blocks it may not use
+  bool everything = false;  // a part of a collective: it reaches more than it declares
+  std::uint64_t ends = 0;   // number of blocks freed before the work was enqueued: those it may not use
 };
 
 class memory {
  public:
   struct shape {
     int devices = 0;
-    std::size_t bytes = 0;        // a device
-    std::size_t granularity = 0;  // bytes
+    std::size_t bytes = 0;        // per device
+    std::size_t granularity = 0;  // in bytes
     fresh_bytes pages = fresh_bytes::zero;
-    std::uint64_t seed = 0;       // of arbitrary bytes
-    bool handles_come_back = false;  // and addresses: at once, not told apart from those that were released
-    bool guarded = false;            // pages are out of reach but between begin and end of a use; under ASan, bytes
+    std::uint64_t seed = 0;       // for arbitrary bytes
+    bool handles_come_back = false;  // handles and addresses are reused at once, without a generation
+    bool guarded = false;            // pages (under ASan, bytes) are accessible only between begin and end of a use
   };
   explicit memory(shape const&);
   ~memory();
 
-  // The seam's calls of the same names.
+  // The driver calls of the same names.
   result<address> reserve(std::size_t bytes, std::size_t alignment);
   status unreserve(address, std::size_t bytes);
   result<memory_handle> create(int device, std::size_t bytes);
   status release(memory_handle);
   status map(address, std::size_t bytes, memory_handle);
   status unmap(address, std::size_t bytes);  // Blocks: until no running work uses the range
-  status grant(address, std::size_t bytes, std::uint64_t devices);  // a bit each: all of them, or none
+  status grant(address, std::size_t bytes, std::uint64_t devices);  // a bit per device: all of them, or none
   result<memory_handle> create_shared(int device, std::size_t bytes);
   result<int> export_handle(memory_handle);
   result<memory_handle> import_handle(int device, std::size_t bytes, int file);
@@ -65,32 +65,30 @@ class memory {
   void link(int from, int to, bool present);
   bool linked(int from, int to) const;
   void corrupt(int from, int to);  // the link
-  // What these uses carried over a corrupt link is changed:
-  // of a copy (its source, its target) and of what work wrote.
-  // Returns: whether anything was. Requires: they were begun and the bytes are written.
+  // Corrupts what these uses carried over a corrupt link: a copy (uses: source, target), or writes of work.
+  // Returns: whether anything was changed. Requires: begin() was called, and the bytes are written.
   bool distort(std::span<use const>, bool copy);
-  std::uint64_t came_back() const;  // handles and addresses
+  std::uint64_t came_back() const;  // number of reused handles and addresses
 
-  // May this be used now? Every byte mapped and granted to the device that uses it, or pinned.
-  // Empty: yes; else what is wrong.
+  // Checks that every byte is pinned, or mapped and granted to the device that uses it.
+  // Returns: empty if so, else the defect as text.
   std::string judge(use const&) const;
-  // As judge, of all; and if all is well the ranges cannot be unmapped until `end`.
+  // Judges all uses. If all are valid, their ranges cannot be unmapped until `end`.
   std::string begin(std::span<use const>);
   void end(std::span<use const>);
 
-  // Blocks, as their allocator says, kept only where bytes are guarded. One that was given back is out of
-  // reach of all work that is given later, until its place is a block again or no memory;
-  // work that was given before goes on with it.
+  // The allocator's blocks, kept only if bytes are guarded. Work enqueued after a free cannot reach the
+  // block, until its address is a block again or no memory. Work enqueued before the free still can.
   void block_taken(address, std::size_t bytes);
   void block_given_back(address);
   std::uint64_t blocks_ended() const;
 
-  // Guarded: the host is kept away from those pinned bytes (shield.h), until unshield. 0: it is not.
+  // Guarded: protects those pinned bytes from the host (shield.h), until unshield. 0: no shield.
   std::uint64_t shield(touch const&);
   void unshield(std::uint64_t number);
-  void confine_work_from(touch const& pages);  // of a pin, which hold nothing else
-  // While one lives, work that was begun is at the pinned bytes it uses. alone: this thread is to use no
-  // other pinned bytes, and no other thread of the program runs; anywhere: at any.
+  void confine_work_from(touch const& pages);  // of a pin, without other data
+  // While it lives, begun work accesses the pinned bytes it uses. alone: this thread may reach no other
+  // pinned bytes, and no other thread of the program runs. anywhere: all pinned bytes are open.
   enum class pins : std::uint8_t { declared, alone, anywhere };
   class at_work {
    public:
@@ -99,22 +97,20 @@ class memory {
     at_work(at_work const&) = delete;
 
    private:
-    memory* of_ = nullptr;  // null: nothing to open
+    memory* of_ = nullptr;  // null: not guarded
     std::span<use const> uses_;
     pins how_;
   };
-  // pinned bytes in all: each resident page costs some 10 ns a launch
+  // pinned bytes in all; confinement costs about 10 ns a launch for each resident page
   static constexpr std::size_t confined_at_most = std::size_t{64} << 20;
-  // Was that a pinned page which a shield had closed? It is open now, and the access may be made again.
-  // `into`: the shield whose bytes it met; 0: none.
+  // If the access hit a pinned page closed by a shield, opens the page, so that the access can be repeated.
+  // `into`: the shield whose bytes it hit; 0: none. Returns: whether it did.
   bool let_through(os::bad_access const&, std::uint64_t& into);
 
-  // A number for an address that is the same in every run of the same calls:
-  // the address itself must not enter a trace.
+  // A number for an address, the same in every run with the same calls. Traces use it instead of the address.
   std::uint64_t name_of(address) const;
-  std::string owner_of(address) const;  // "0x7f… of gpu:0", for a fault there; empty: no device memory of this machine
-  // What is alive and can be given back, by name:
-  // a lost device's segments cannot, nor can pins when all devices are lost.
+  std::string owner_of(address) const;  // "0x7f… of gpu:0", for fault reports; empty: not this machine's
+  // Lists live objects that could be freed. Not listed: segments of lost devices, and pins if all are lost.
   void census(std::vector<std::string>&, std::vector<bool> const& lost) const;
 
  private:
@@ -123,29 +119,29 @@ class memory {
     std::uint64_t ordinal = 0;
     bool of_segment = false;
   };
-  struct physical {  // invariant: alive while mappings > 0 or not released
+  struct physical {  // invariant: alive while mapped or not released
     int device = -1;
     std::size_t bytes = 0;
-    std::uint64_t offset = 0;  // in the device's file, or its own
+    std::uint64_t offset = 0;  // in the device's file, or in its own
     int mappings = 0;
     bool released = false;
-    std::uint32_t turn = 0;    // tells a handle from the one before it in this slot
-    int file = -1;             // its own, that other processes may map; -1: none
-    bool foreign = false;      // made elsewhere: its bytes are no bytes of this machine's banks
+    std::uint32_t turn = 0;    // generation: tells apart handles of one slot
+    int file = -1;             // its own file, mappable by other processes; -1: none
+    bool foreign = false;      // imported: its bytes are not in this machine's banks
   };
   struct mapping {
     std::size_t bytes = 0;
     std::uint32_t handle = 0;   // index in handles_
-    std::uint64_t granted = 0;  // a bit a device
-    int users = 0;              // running work
+    std::uint64_t granted = 0;  // a bit per device
+    int users = 0;              // operations in progress
     bool segment = false;
   };
   struct pinned {
     std::size_t bytes = 0;
     std::uint64_t ordinal = 0;
     int users = 0;
-    bool shielded = false;  // some page of it was, at some time
-    touch alone{};          // pages that hold nothing but the program's pinned memory
+    bool shielded = false;  // has had a shield
+    touch alone{};          // its pages without other data
   };
   status place_handle(address at, std::uint32_t index);
   void drop_mapping(std::map<address, mapping>::iterator);
@@ -168,7 +164,7 @@ class memory {
   void return_addresses(address, std::size_t bytes);
 
   bool reach(std::map<address, mapping>::value_type const&, bool open) const;  // false: the system refused
-  std::map<address, mapping>::const_iterator mapping_before(address) const;  // that starts at or before it; end(): none
+  std::map<address, mapping>::const_iterator mapping_before(address) const;  // at or before that address; end(): none
   bool open_to(use const&);
   void close_to(use const&);
   void open_bytes(use const&) const;
@@ -190,16 +186,16 @@ class memory {
   std::map<address, pinned> pins_;
   shields shields_;                    // of pins
   std::uint64_t next_ordinal_ = 1;
-  std::vector<std::pair<address, std::size_t>> unreserved_;  // kept from the system, to come back at once
+  std::vector<std::pair<address, std::size_t>> unreserved_;  // kept for reuse at once
   std::uint64_t came_back_ = 0;
-  int open_to_all_ = 0;                // guarded: running uses of everything
-  std::vector<use> running_;           // guarded: what is within reach
+  int open_to_all_ = 0;                // guarded: number of running uses of everything
+  std::vector<use> running_;           // guarded: uses in progress
   struct ended {
     std::size_t bytes = 0;
-    std::uint64_t when = 0;            // it was the so-manieth
+    std::uint64_t when = 0;            // the value of ends_ at its end
   };
   std::map<address, std::size_t> blocks_;
-  std::map<address, ended> ended_;     // disjoint, and no block's
+  std::map<address, ended> ended_;     // disjoint from each other and from blocks_
   std::uint64_t ends_ = 0;
 };
 

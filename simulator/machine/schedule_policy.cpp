@@ -1,4 +1,4 @@
-// The habits' names, and how often each was met.
+// The names of the habits, and their counts.
 // Threads: any.
 #include "simulator/machine/schedule_policy.h"
 

@@ -1,5 +1,4 @@
-// The habits of a seeded machine: by what its streams move, and by what its host threads are switched.
-// One mix for both.
+// The habits of a seeded machine: the policies for its streams and its host threads. Both use the same mix.
 // Threads: any.
 #pragma once
 #include <array>
@@ -9,14 +8,14 @@
 namespace weir::driver::sim {
 
 enum class habit : std::uint8_t {
-  lazy,        // streams move when the host must have it; threads go on until they must wait
-  chance,      // each answer to a host that looks too early, each switch of threads, by chance
-  starved,     // one stream, one thread comes last
-  ranked,      // the highest rank moves; a few times it becomes the lowest (PCT)
-  uniform,     // anything that can
-  eager,       // all that can move does; threads in turn
-  enumerated,  // not by a seed: every choice in its turn
-  undecided,   // no choice came up
+  lazy,        // streams move only when the host waits for them; a thread runs until it must wait
+  chance,      // early queries and thread switches are decided at random
+  starved,     // one stream, or one thread, comes last
+  ranked,      // the highest rank moves; a few times in a run it becomes the lowest (PCT)
+  uniform,     // any that can move, with equal chance
+  eager,       // all that can move do; threads take turns
+  enumerated,  // without a seed: all choices, one after the other
+  undecided,   // nothing was drawn
 };
 inline constexpr std::size_t habit_count = 8;
 std::string_view name_of(habit) noexcept;
@@ -25,7 +24,7 @@ inline constexpr habit mixed_habits[] = {habit::lazy,   habit::chance,  habit::s
                                          habit::ranked, habit::uniform, habit::eager};
 inline constexpr std::uint32_t mix_of_habits[] = {20, 40, 15, 15, 5, 5};  // percent of runs
 
-// How often each was met by this process's seeded machines that have ended.
+// How often each habit was used by the ended seeded machines of this process.
 struct habits_met {
   std::array<std::uint64_t, habit_count> streams{}, threads{};
 };

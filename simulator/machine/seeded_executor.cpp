@@ -1,5 +1,5 @@
-// The wanderer takes, by its tape, the freedoms a device has:
-// it moves early, late, out of step, half way, or only when it must.
+// The wanderer: the seeded schedule. Its tape decides when streams move: early, late, interleaved, half an
+// operation, or only when the host waits.
 // Threads: as executor.h says.
 #include "simulator/machine/stepping.h"
 
@@ -38,7 +38,7 @@ class wanderer final : public walk {
     }
     if (s.done >= position) {
       patience_ = 0;
-    } else if (++patience_ > 12) {  // who polls gets there in the end
+    } else if (++patience_ > 12) {  // a polling host succeeds eventually
       patience_ = 0;
       drive(s, position);
     } else if (!s.queue.empty() && s.queue.front().at == operation::phase::written) {
@@ -47,7 +47,7 @@ class wanderer final : public walk {
   }
 
   outcome until(base::unique_lock& lock, stream& s, std::uint64_t position) override {
-    // up to ten hours
+    // jumps up to ten hours
     if (s.done < position && all_.takes.takes(freedom::time, 20)) now_ns_ += std::int64_t{1} << tape_.draw(45);
     return walk::until(lock, s, position);
   }
@@ -55,7 +55,7 @@ class wanderer final : public walk {
   void pause() override {
     if (habit_ == habit::lazy || habit_ == habit::enumerated || !tape_.coin(12)) return;
     all_.takes.took(freedom::blocking_calls);
-    run_all();  // all that can move: behind a closed gate it would wait for whoever is about to open it
+    run_all();  // never waits at a closed gate: the caller itself may open it later
   }
 
  private:
@@ -63,7 +63,7 @@ class wanderer final : public walk {
     switch (habit_) {
       case habit::eager: run_all(); return;
       case habit::lazy: case habit::undecided: return;
-      case habit::enumerated: return;  // nothing but the answers is chosen, for that is all the host learns
+      case habit::enumerated: return;  // only answers are enumerated: the host sees nothing else
       case habit::chance: moves(tape_.draw(8) == 7 ? 1 : 0, nullptr); return;
       case habit::uniform: moves(tape_.draw(6), nullptr); return;
       case habit::starved: moves(tape_.draw(6), find_starved()); return;
@@ -93,7 +93,7 @@ class wanderer final : public walk {
     }
   }
 
-  // The stream of the highest rank that can move does; a few times in a run the highest becomes the lowest.
+  // Moves the highest-ranked stream that can move. A few times in a run it becomes the lowest.
   void ranked_moves(std::uint32_t n) {
     for (; n > 0; --n) {
       std::shared_ptr<stream> best;

@@ -1,12 +1,11 @@
-// The simulated machine's memory that other processes map: what is exported is a nameless file.
+// Memory of the simulated machine that other processes map: exported memory is an anonymous file.
 // Threads: any; under the memory's lock.
 #include "runtime/base/os.h"
 #include "runtime/base/os_socket.h"
 #include "simulator/machine/memory.h"
 
 namespace weir::driver::sim {
-// A file of its own: whoever maps it, in whatever process, sees these very bytes, for as long as anybody
-// does. None of them can cut it short.
+// Each gets its own file. Processes that map it share its bytes, and none can shrink it.
 result<memory_handle> memory::create_shared(int device, std::size_t bytes) {
   if (bytes == 0 || bytes % shape_.granularity != 0) return {invalid};
   base::lock_guard lock(mutex_);
@@ -47,7 +46,7 @@ result<memory_handle> memory::import_handle(int device, std::size_t bytes, int f
   return {fine, handle_of(index)};
 }
 
-// Ensures: new_slot() does not throw, so that no file is lost.
+// Ensures: new_slot() does not throw, so that no file descriptor leaks.
 void memory::make_room() {
   if (handles_.size() == handles_.capacity()) handles_.reserve(2 * handles_.size() + 8);
 }

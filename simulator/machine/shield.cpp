@@ -1,4 +1,4 @@
-// Which pages are open to whom, from the shields and the engines at work.
+// Computes the access of each page from the shields and the engines at work.
 // Threads: as shield.h says.
 #include "simulator/machine/shield.h"
 
@@ -14,7 +14,7 @@ base::atomic<std::uint64_t> last_number{0};
 
 address page_floor(address at) noexcept { return at / os::page_size() * os::page_size(); }
 address page_ceiling(address at) noexcept { return page_floor(at + os::page_size() - 1); }
-// What the program mapped for reading alone cannot be written again.
+// Memory that the program mapped read-only can only be opened for reading.
 bool open(address from, std::size_t bytes) {
   auto* const at = reinterpret_cast<void*>(from);
   return os::protect(at, bytes, os::reach::all) || os::protect(at, bytes, os::reach::reading);

@@ -1,9 +1,9 @@
-// Shields keep the host away from pinned bytes that work of a stream uses and the host has not waited for,
-// page by page.
-// Threads: one at a time; memory holds its lock.
+// Shields protect pinned bytes from the host, by pages, until the host has waited for the work that uses
+// them.
+// Threads: one at a time; the memory holds its lock.
 //
-// A shield against work that writes takes the pages out of reach, one against work that reads leaves them
-// readable. While an engine or a host function is at its bytes they are open to every thread.
+// If the work writes, its pages are inaccessible; if it reads, they are read-only. While an engine or a host
+// function accesses its bytes, the pages are open to every thread.
 #pragma once
 #include <vector>
 
@@ -14,28 +14,27 @@ namespace weir::driver::sim {
 
 class shields {
  public:
-  // each may cut a mapping of the system's in three, of which a process has some 65,000
+  // each may split a system mapping in three; a process has about 65,000
   static constexpr std::size_t most = 4096;
-  // Returns: its number, of this process; 0: there are too many, or the system refused.
+  // Returns: its number, unique in the process. 0: too many, or the system refused.
   std::uint64_t raise(touch);
   void lower(std::uint64_t number);
-  void forget(address, std::size_t bytes);  // those pages are pinned no longer
+  void forget(address, std::size_t bytes);  // those pages are no longer pinned
   bool empty() const noexcept { return all_.empty(); }
   bool concern(address at, std::size_t bytes) const noexcept;  // is a page of that range shielded?
 
-  void open_for(touch const&);   // an engine is at these bytes
+  void open_for(touch const&);   // an engine accesses these bytes
   void close_after(touch const&);
-  void open_all();               // and now one that may be at any
+  void open_all();               // an engine may access any pinned bytes
   void close_all();
-  // Until `release`, pages of these pins are open for the engines above alone:
-  // what runs on this thread is to use nothing else of them.
+  // Until release(), these pins are open only for bytes of open_for(): work on this thread may use no others.
   void confine_to(std::vector<touch> pins);
   void release();
 
   static constexpr std::uint64_t of_confined = ~std::uint64_t{0};
-  // The shield that this access ran into; 0: it only shares a page with one; of_confined:
-  // bytes that confined work does not declare.
-  // Ensures: the page is open until something changes there. false: the system refused.
+  // `into`: the shield whose bytes the access hit; 0: it only shares a page with one; of_confined: bytes that
+  // confined work does not declare.
+  // Ensures: the page is open until the next change there. Returns: false if the system refused.
   bool let_through(os::bad_access const&, std::uint64_t& into);
 
  private:
@@ -43,12 +42,12 @@ class shields {
     std::uint64_t number = 0;
     touch what;
   };
-  void apply(address from, address to) const;  // the reach that each page in between should have
+  void apply(address from, address to) const;  // sets the access of each page in the range
   os::reach reach_of(address from, address to) const noexcept;
   std::vector<one> all_;
   std::vector<touch> at_work_;
   int anywhere_ = 0;
-  std::vector<touch> confined_;  // the pins
+  std::vector<touch> confined_;  // pins
 };
 
 }  // namespace weir::driver::sim

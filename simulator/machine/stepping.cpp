@@ -1,4 +1,4 @@
-// The steps of a walk: an operation starts (its outputs become poison), writes, completes.
+// The steps of a walk: an operation starts (its outputs become poison), writes and completes.
 // Threads: as stepping.h says.
 #include "simulator/machine/stepping.h"
 
@@ -52,8 +52,7 @@ walk::obstacle walk::in_the_way(stream const& s) const {
   return {other.get(), other->done + 1};
 }
 
-// Not finished and not started is seen by nobody as long as the streams are ordered;
-// whoever looks too early sees poison.
+// A correctly ordered stream cannot see that an operation has started. An unordered read sees poison.
 void walk::poison(operation const& o, shadow& into) {
   memory::at_work const now(all_.bytes, into.uses, memory::pins::declared);
   for (use const& u : into.uses) {
@@ -62,7 +61,7 @@ void walk::poison(operation const& o, shadow& into) {
     touch part = u.what;
     part.bytes = std::min(part.bytes, poisoned_at_most);
     auto* const at = reinterpret_cast<std::byte*>(part.at);
-    // it may read them, or write only some
+    // work may read its outputs, or write only some bytes
     if (o.what == operation::kind::work) into.kept.emplace_back(part, std::vector<std::byte>(at, at + part.bytes));
   }
   for (use const& u : into.uses) {
@@ -82,7 +81,7 @@ void walk::start(stream& s) {
     running_.erase(s.id);
     all_.note_finding("stray: " + wrong);
     all_.fault(s.device);
-    drop_all(all_.dropped);  // under the lock: whether other work is ready may hang on it
+    drop_all(all_.dropped);  // under the lock: ready() of other work may depend on it
     return;
   }
   o.at = operation::phase::running;
@@ -112,7 +111,7 @@ void walk::write(stream& s) {
 void walk::finish(stream& s) {
   auto const alive = s.shared_from_this();
   all_.retire(s, freed_);
-  freed_.clear();  // nobody needs waking here: the next step looks
+  freed_.clear();  // no wake-up needed: the next step searches again
   all_.forget_if_finished(s);
 }
 
@@ -180,7 +179,7 @@ outcome walk::drive(stream& target, std::uint64_t position) {
     }
     if (all_.devices[static_cast<std::size_t>(alive->device)].failing ||
         all_.devices[static_cast<std::size_t>(s->device)].failing) {
-      all_.surface();  // who waits for it hears of it
+      all_.surface();  // reports the loss to the waiting host
       drop_all(all_.dropped);
     }
     if (all_.devices[static_cast<std::size_t>(alive->device)].lost ||
@@ -192,7 +191,7 @@ outcome walk::drive(stream& target, std::uint64_t position) {
       path.emplace_back(first.by->shared_from_this(), first.position);
     } else if (o.what == operation::kind::wait) {
       path.emplace_back(o.awaited().shared_from_this(), o.position);
-    } else if (o.what == operation::kind::work) {  // its ready() waits for some other work: any of it may be the one
+    } else if (o.what == operation::kind::work) {  // its ready() waits for unknown other work: try any
       auto const* const other = movable(0, s.get());
       if (!other) return outcome::stuck;
       auto const moved = *other;
@@ -208,7 +207,7 @@ outcome walk::until(base::unique_lock& lock, stream& s, std::uint64_t position) 
   auto const alive = s.shared_from_this();
   outcome end = outcome::stuck;
   do {
-    if (all_.hosts) {  // others may do much between the call and the moment it looks
+    if (all_.hosts) {  // other threads may act between the call and its first look
       lock.unlock();
       lock.lock();
     }

@@ -1,6 +1,5 @@
-// A walk moves streams one small step at a time, inside the calls of whoever drives the machine:
-// what stepped and seeded machines share.
-// Threads: as executor.h says; nothing here makes a thread or waits for one.
+// A walk moves streams in small steps inside driver calls: the base of stepped and seeded machines.
+// Threads: as executor.h says; it starts and waits for no thread.
 #pragma once
 #include "simulator/machine/executor.h"
 
@@ -16,24 +15,24 @@ class walk : public schedule {
   bool run(base::unique_lock&) override;
 
  protected:
-  enum class stride : std::uint8_t { part, whole };  // part: start, then write, then complete, each on its own
-  bool move(stream&, stride);                        // false: it cannot
-  outcome drive(stream&, std::uint64_t position);    // the least that brings it there
+  enum class stride : std::uint8_t { part, whole };  // part: start, write and complete are separate steps
+  bool move(stream&, stride);                        // false: it cannot move
+  outcome drive(stream&, std::uint64_t position);    // takes the fewest steps to that position
   bool can_move(stream const&) const;
-  struct obstacle {                                  // of a stream's front: what another stream has to do first
+  struct obstacle {                                  // what another stream must do before a stream's front
     stream* by = nullptr;                            // null: nothing
     std::uint64_t position = 0;
   };
   obstacle in_the_way(stream const&) const;
   void run_all();
   void leave(base::unique_lock&);
-  std::shared_ptr<stream> const* movable(std::uint32_t from, stream const* but);  // looks round from there; null: none
+  std::shared_ptr<stream> const* movable(std::uint32_t from, stream const* but);  // searched from `from`; null: none
 
   queues& all_;
   std::int64_t now_ns_ = 0;  // the machine's own time
 
  private:
-  struct shadow {  // what outputs held before they became poison
+  struct shadow {  // the former content of poisoned outputs
     std::vector<use> uses;
     std::vector<std::pair<touch, std::vector<std::byte>>> kept;
   };
@@ -44,7 +43,7 @@ class walk : public schedule {
 
   std::map<std::uint64_t, shadow> running_;  // by stream id
   std::vector<std::shared_ptr<stream>> freed_;
-  std::weak_ptr<stream> host_function_of_;  // whose host function is half done: there is one thread for all
+  std::weak_ptr<stream> host_function_of_;  // the stream whose host function is half done: at most one on the machine
 };
 
 }  // namespace weir::driver::sim

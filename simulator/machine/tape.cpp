@@ -1,5 +1,5 @@
-// The tape a thread lends.
-// Threads: each its own.
+// The tape that a thread lends.
+// Threads: each has its own.
 #include "simulator/machine/tape.h"
 
 #include "runtime/base/sync.h"
@@ -7,7 +7,7 @@
 namespace weir::driver::sim {
 namespace {
 base::per_thread<tape*>& lent() noexcept {
-  static auto* const here = new base::per_thread<tape*>;  // never destroyed: machines of static objects still end
+  static auto* const here = new base::per_thread<tape*>;  // never destroyed: machines of static objects end late
   return *here;
 }
 }  // namespace

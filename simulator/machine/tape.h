@@ -1,6 +1,6 @@
-// A tape is where all choices of a run come from, program, schedule and faults alike, and the hash of all
-// that was chosen and done. Choices come from a seed, or are given one by one; in both cases 0 is the
-// simplest, and after the last given one all are 0.
+// A tape: the source of all choices of a run (program, schedule, faults), and a hash of all choices and
+// actions. Choices come from a seed or from a given list. 0 is the simplest choice; after the end of a list
+// all are 0.
 // Threads: under the machine's lock, or with the baton of its host threads.
 #pragma once
 #include <cstdint>
@@ -26,30 +26,30 @@ class tape {
   ~tape() { ended_.add(hash_); }
   std::uint64_t seed() const noexcept { return seed_; }
 
-  // What was drawn by seed so far stays; from here on these are drawn, then zeros.
+  // Keeps the choices so far. The given choices come next, then zeros.
   void go_on_with(numbers given) {
     given_ = std::move(given);
     next_ = 0;
     by_seed_ = false;
     began_ = written_.size();
   }
-  // Every choice is tried in turn: whoever draws keeps choices few. Set by whoever enumerates.
+  // The caller enumerates all choices in turn; users of the tape then keep choices few.
   void enumerate() noexcept { enumerating_ = true; }
   bool enumerating() const noexcept { return enumerating_; }
 
-  // One of 0 … n - 1. One choice out of one is none: nothing is drawn.
+  // One of 0 … n - 1. With n <= 1 nothing is drawn.
   std::uint32_t draw(std::uint32_t n) {
     if (n <= 1) return 0;
     return take(n, by_seed_ ? random(n) : 0);
   }
-  // Yes in so many of a hundred runs.
+  // Yes in `percent` of cases.
   bool coin(std::uint32_t percent) { return take(2, by_seed_ && random(100) >= 100 - percent) != 0; }
-  // 0, but in so many of a hundred runs one of 1 … n - 1.
+  // 0, except in `percent` of cases one of 1 … n - 1.
   std::uint32_t rarely(std::uint32_t n, std::uint32_t percent) {
     if (n <= 1) return 0;
     return take(n, by_seed_ && random(100) >= 100 - percent ? 1 + random(n - 1) : 0);
   }
-  // One of them, as often as its weight says; the first is the simplest.
+  // An index, with probability by weight. Index 0 is the simplest.
   template <std::size_t N>
   std::uint32_t weighted(std::uint32_t const (&weights)[N]) {
     std::uint32_t chosen = 0;
@@ -66,13 +66,13 @@ class tape {
     ((hash_ = (hash_ ^ static_cast<std::uint64_t>(what)) * 0x100000001b3u, hash_ ^= hash_ >> 29), ...);
   }
   std::uint64_t hash() const noexcept { return hash_; }
-  // a sum over all tapes of the process. Threads: the one that ends them
+  // the sum over all ended tapes of the process. Threads: the one that ends tapes
   static std::uint64_t hash_of_ended() noexcept { return ended_.get(); }
 
   void write_down() { writing_ = true; }                 // from here on
   // Requires: write_down() before the first draw
   std::vector<choice> const& written() const noexcept { return written_; }
-  std::size_t began() const noexcept { return began_; }  // where go_on_with() came, in what was written
+  std::size_t began() const noexcept { return began_; }  // number of choices written before go_on_with()
 
  private:
   std::uint32_t random(std::uint32_t n) noexcept {
@@ -98,8 +98,7 @@ class tape {
   std::vector<choice> written_;
 };
 
-// While one lives, machines that its thread makes draw from that tape, not from one of their own.
-// The tape outlives them.
+// While it lives, machines that its thread makes draw from the given tape, which must outlive them.
 class lent_tape {
  public:
   explicit lent_tape(tape&) noexcept;

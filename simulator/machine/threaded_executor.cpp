@@ -1,6 +1,6 @@
-// The crew runs a simulated machine with threads: each device has a worker for its work and one for its
-// copies, the machine one for host functions. Workers sleep when nothing is ready and are woken one by one.
-// Threads: as executor.h says; workers take the machine's lock between operations, never during one.
+// The crew runs a simulated machine with threads: two workers a device (work, copies), and one for host
+// functions. Idle workers sleep and are woken one at a time.
+// Threads: as executor.h says; workers take the machine's lock between operations, not during one.
 #include <algorithm>
 #include <array>
 #include <cassert>
@@ -10,7 +10,7 @@
 namespace weir::driver::sim {
 namespace {
 
-constexpr std::size_t full_queue = 1024;  // operations; a call that appends to a stream waits while it has more
+constexpr std::size_t full_queue = 1024;  // operations; an appending call blocks while its stream has more
 
 class crew final : public schedule {
  public:
@@ -29,7 +29,7 @@ class crew final : public schedule {
     }
   }
 
-  // Here, and not when there is work: who gives work cannot be told that there is nobody to do it.
+  // Not at the first work: an enqueue could not report that no thread can be made.
   bool make_ready(int device) override {
     try {
       auto const first = 2 * static_cast<std::size_t>(device);
@@ -47,7 +47,7 @@ class crew final : public schedule {
     settle(s);
     bool room = true;
     if (s.queue.size() > full_queue) {
-      auto const alive = s.shared_from_this();  // another thread may destroy it meanwhile
+      auto const alive = s.shared_from_this();  // another thread may destroy the stream meanwhile
       ++waiting_for_room_;
       wake_engines_locked();
       bool const& gone = all_.devices[static_cast<std::size_t>(s.device)].lost;
@@ -55,7 +55,7 @@ class crew final : public schedule {
           lock, [&] { return gone || s.queue.size() <= full_queue / 2 || all_.hopeless(s, s.given - full_queue / 2); });
       --waiting_for_room_;
       room = !gone && s.queue.size() <= full_queue / 2;
-      if (!room && !gone) {  // what would make room waits for a lost device, and the host for it: as in machine::answer
+      if (!room && !gone) {  // blocked by a lost device: the stream's device becomes lost too, as in machine::answer
         all_.lose(s.device);
         todo_all();
         settle_all();
@@ -102,7 +102,7 @@ class crew final : public schedule {
 
  private:
   struct engine {
-    std::deque<std::shared_ptr<stream>> urgent, ready;  // streams whose front this engine is to run
+    std::deque<std::shared_ptr<stream>> urgent, ready;  // streams whose front it will run
     base::condition wake;
     bool asleep = false, to_wake = false;
     base::thread worker;
@@ -127,7 +127,7 @@ class crew final : public schedule {
     settle_all();
   }
 
-  // Takes the streams in todo_ as far as they come without an engine.
+  // Advances the streams in todo_ as far as no engine is needed.
   void settle_all() {
     while (!todo_.empty()) {
       std::shared_ptr<stream> const s = std::move(todo_.back());
@@ -163,7 +163,7 @@ class crew final : public schedule {
           return;
         }
         engine& e = engine_for(*s, o);
-        assert(e.worker.joinable());  // invariant: a stream's device is open, and its engines were made for that
+        assert(e.worker.joinable());  // invariant: an open device has its engines
         s->busy = true;
         ++busy_;
         let_begin(*s);
@@ -179,7 +179,7 @@ class crew final : public schedule {
     }
   }
 
-  // The front of s has begun: what shares its connection may.
+  // The front of s has begun: streams on its connection may begin.
   void let_begin(stream const& s) {
     if (all_.connections == 0) return;
     for (auto const& other : all_.devices[static_cast<std::size_t>(s.device)].live) {
@@ -201,7 +201,7 @@ class crew final : public schedule {
     to_wake_.clear();
   }
 
-  // Wakes after the lock is given up: who wakes needs it at once.
+  // Wakes after it releases the lock: the woken threads take it at once.
   void leave(base::unique_lock& lock) {
     std::vector<work> dropped;
     dropped.swap(all_.dropped);
@@ -220,7 +220,7 @@ class crew final : public schedule {
     }
     if (dropped.empty()) return;
     drop_all(dropped);
-    lock.lock();  // work that will never run is what other work's ready() may have waited for
+    lock.lock();  // ready() of other work may have waited for dropped work
     changed(lock);
   }
 
@@ -242,7 +242,7 @@ class crew final : public schedule {
         s->busy = false;
         continue;
       }
-      operation& o = s->queue.front();  // appending moves no operation
+      operation& o = s->queue.front();  // stays valid: appending moves no operation
       auto& device = all_.devices[static_cast<std::size_t>(s->device)];
       std::string wrong;
       if (!device.lost) {
@@ -267,7 +267,7 @@ class crew final : public schedule {
       if (!wrong.empty()) {
         all_.note_finding("stray: " + wrong);
         all_.fault(s->device);
-        if (all_.connections > 0) todo_all();  // what waits for it in vain holds nobody up any more
+        if (all_.connections > 0) todo_all();  // work blocked behind the fault no longer holds up its connection
       }
       if (device.lost) {
         all_.forget_queue(*s);
@@ -289,11 +289,11 @@ class crew final : public schedule {
 
   queues& all_;
   std::vector<std::unique_ptr<engine>> engines_;
-  std::vector<std::shared_ptr<stream>> todo_, standing_;  // standing: before work that was not ready
+  std::vector<std::shared_ptr<stream>> todo_, standing_;  // standing: before work that is not ready
   std::vector<engine*> to_wake_;
   base::condition room_, rest_;
   int waiting_for_room_ = 0, waiting_for_rest_ = 0;
-  std::size_t busy_ = 0;  // streams an engine has
+  std::size_t busy_ = 0;  // streams that an engine runs
   bool ending_ = false;
 };
 

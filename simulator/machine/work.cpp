@@ -1,4 +1,4 @@
-// Operations, streams, events and gates: what they do, whoever moves them.
+// Operations, streams, events and gates: their steps, common to all schedules.
 // Threads: as work.h says.
 #include "simulator/machine/work.h"
 
@@ -18,8 +18,7 @@ void fill(void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t bytes
     std::fill_n(static_cast<std::uint32_t*>(dst), bytes / 4, pattern);
   }
 }
-// Streams that nobody has numbered are the driver's own matter,
-// and named by other words than those of the program.
+// A stream without a number belongs to the machine, not the program. It gets another wording.
 std::string named(stream const& s) {
   bool const lane = s.from.id != 0;
   return (lane ? "a graph on stream " : "stream ") +
@@ -64,7 +63,7 @@ void operation::uses(int device, std::vector<use>& into) const {
   for (use& u : into) u.ends = blocks_ended;
 }
 
-void operation::run() noexcept {  // work that throws ends the process, as it does on a GPU's host thread
+void operation::run() noexcept {  // an exception in work ends the process, as in a CUDA host function
   if (what == kind::copy) {
     std::memmove(dst, src, bytes);
   } else if (what == kind::fill) {
@@ -110,7 +109,7 @@ stream* queues::ahead_of(stream const& s) const {
     if (other.get() == &s || other->connection != s.connection || other->queue.empty()) continue;
     std::size_t const begun = other->busy || other->queue.front().at != operation::phase::queued ? 1 : 0;
     if (other->queue.size() <= begun || other->queue[begun].turn >= before) continue;
-    // it waits for a lost device: it never begins, and holds nobody up
+    // hopeless: waits for a lost device, never begins, and holds up no stream
     if (hopeless(*other, other->done + begun + 1)) continue;
     before = other->queue[begun].turn;
     first = other.get();
@@ -165,7 +164,7 @@ void queues::lose(int device) {
     if (abandon) abandon(*s);
     forget_queue(*s);
   }
-  for (auto const& each : devices) {  // waiters of other devices look whether their wait became hopeless
+  for (auto const& each : devices) {  // waiters of other devices check whether their wait is hopeless now
     for (auto const& s : each.live) {
       for (host_waiter* h : s->hosts) h->wake.notify_one();
     }
@@ -199,7 +198,7 @@ void queues::surface() {
 void queues::call_on(int device) {
   if (!devices[static_cast<std::size_t>(device)].failing || --calls_to_failure > 0) return;
   surface();
-  drop_all(dropped);  // under the lock: whether other work is ready may hang on it
+  drop_all(dropped);  // under the lock: ready() of other work may depend on it
 }
 
 bool queues::hopeless(stream const& s, std::uint64_t position, std::vector<stream const*>& seen) const {
@@ -234,7 +233,7 @@ stream const* queues::who_has_what(operation const& waits, words const& known, w
   return nullptr;
 }
 
-// Of work that waits for other work: adds why, and answers the stream that has that. Null: all is said.
+// For work that waits for other work: appends the reason. Returns: the stream with that work. Null: complete.
 stream const* queues::why_not_ready(operation const& o, std::string& text) const {
   words const* const known = said_of_work.load();
   if (!o.job.ready || !known || known->of != o.job.ready) {
@@ -298,7 +297,7 @@ std::string queues::why_stuck() const {
 
 void queues::census(std::vector<std::string>& found) const {
   for (std::size_t d = 0; d < devices.size(); ++d) {
-    if (devices[d].lost) continue;  // nothing can be given back there
+    if (devices[d].lost) continue;  // its objects cannot be released
     for (auto const& s : devices[d].live) {
       if (s->permanent && s->queue.empty()) continue;
       std::string text = named(*s);

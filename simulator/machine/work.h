@@ -1,6 +1,5 @@
-// What waits and runs on the simulated machine: operations in streams, events, gates.
-// Threads: all of it under the machine's lock, but for the bytes and user work of an operation that was taken
-// to be run.
+// Work of the simulated machine: operations in streams, events, gates.
+// Threads: under the machine's lock, except the bytes and user work of a running operation.
 #pragma once
 #include <deque>
 #include <functional>
@@ -25,8 +24,8 @@ struct event {
   event_kind kind{};
   std::shared_ptr<stream> on;  // of the last record; null: never recorded
   std::uint64_t position = 0;  // complete when on->done >= position
-  std::int64_t at_ns = 0;      // timing kinds: when that was
-  // the last record was inside this one: of so many steps (position) of a lane; `on` is null then
+  std::int64_t at_ns = 0;      // timing kinds: the time of the record
+  // set if the last record was in this capture: after `position` steps of `lane`; then `on` is null
   std::shared_ptr<sim::capture> captured{};
   std::size_t lane = 0;
   bool timed() const noexcept { return kind == event_kind::timing || kind == event_kind::timing_blocking_sync; }
@@ -42,12 +41,12 @@ struct gate {
 
 struct operation {
   enum class kind : std::uint8_t { work, host, copy, fill, record, wait, gate };
-  enum class phase : std::uint8_t { queued, running, written };  // written: bytes are there, completion is not seen yet
+  enum class phase : std::uint8_t { queued, running, written };  // written: completion is not visible yet
 
   kind what{};
   phase at = phase::queued;
   std::uint8_t pattern_bytes = 0;
-  std::int8_t dst_device = 0, src_device = 0;  // of a copy: who must reach each side
+  std::int8_t dst_device = 0, src_device = 0;  // of a copy: the device that must reach each side
   std::uint32_t pattern = 0;
   void* dst = nullptr;
   void const* src = nullptr;
@@ -55,54 +54,53 @@ struct operation {
   work job{};
   std::vector<touch> touches{};
   std::shared_ptr<void> other{};  // wait: the stream; record: the timing event; gate: the gate
-  std::uint64_t position = 0;     // wait: what must be done of it; record: the event's
-  std::uint64_t turn = 0;         // counts all operations in the order they were given
-  std::uint64_t blocks_ended = 0; // before it was given
-  base::site site{};              // wait: the line of the program, under a checker
+  std::uint64_t position = 0;     // wait: the awaited position; record: the event's
+  std::uint64_t turn = 0;         // the order of enqueue, over all streams
+  std::uint64_t blocks_ended = 0; // number of blocks freed before the enqueue
+  base::site site{};              // wait: the program's source line, with a checker
 
   stream& awaited() const noexcept { return *static_cast<stream*>(other.get()); }
   gate& held() const noexcept { return *static_cast<gate*>(other.get()); }
   void uses(int device, std::vector<use>& into) const;
-  void run() noexcept;        // the bytes, or the work itself. Requires: what it uses was begun
-  void drop() noexcept;  // its work, if that was not dropped yet
+  void run() noexcept;        // copies, fills or runs the work. Requires: its uses were begun
+  void drop() noexcept;  // drops its work, if still there
 };
 
-// A host thread that waits. Lives on that thread's stack.
+// A waiting host thread. On that thread's stack.
 struct host_waiter {
   std::uint64_t position;
   base::condition wake{};
 };
 
-// A stream is a queue whose front is next. Invariant: given = done + queue.size().
+// A queue of operations; the front is next. Invariant: given = done + queue.size().
 struct stream : std::enable_shared_from_this<stream> {
   int device = 0;
   int priority = 0;
   stream_kind kind{};
   std::uint64_t id = 0;
-  std::uint64_t number = 0;       // what reports call it; 0: its id
-  // a lane of a graph: the stream it was launched on. id 0: no lane
+  std::uint64_t number = 0;       // in reports; 0: its id
+  // a lane of a graph: the stream of the launch. id 0: not a lane
   struct launched { std::uint64_t id = 0; int device = 0; } from{};
   std::uint64_t given = 0, done = 0;
   std::deque<operation> queue{};
-  bool busy = false;       // a worker has the front, or will
+  bool busy = false;       // a worker has the front, or will take it
   bool following = false;  // in `followers` of the stream its front waits for
   bool destroyed = false;
-  bool permanent = false;  // of the machine itself: the legacy stream, a thread's
-  std::shared_ptr<capture> in{};  // under capture: what it is given is kept there
-  std::size_t lane = 0;           // of that capture's graph
-  // a blocking stream and the legacy one: so many operations of the other are before its next one; so many of
-  // its own before the other's next one
+  bool permanent = false;  // the legacy stream, or a thread's
+  std::shared_ptr<capture> in{};  // the capture that records its work
+  std::size_t lane = 0;           // in that capture's graph
+  // legacy order: number of operations of the legacy stream that this blocking stream follows, and vice versa
   std::uint64_t saw_legacy = 0, legacy_saw = 0;
   static constexpr std::uint32_t alone = ~0u;
-  std::uint32_t connection = 0;   // the one it shares, if streams share any
-  std::uint32_t rank = 0;  // for schedules that rank streams
-  std::vector<std::pair<std::uint64_t, std::shared_ptr<stream>>> followers{};  // (position, whose front waits for it)
+  std::uint32_t connection = 0;   // the shared connection, if any
+  std::uint32_t rank = 0;  // for ranked schedules
+  std::vector<std::pair<std::uint64_t, std::shared_ptr<stream>>> followers{};  // (position, the waiting stream)
   std::vector<host_waiter*> hosts{};
 };
 
 inline bool event::complete() const noexcept { return !on || on->done >= position; }
 
-// Objects by handle. A handle is index + 1, with the slot's turn above it unless handles are to come back at
+// Objects by handle: index + 1, plus the slot's generation in the high bits unless handles are reused at
 // once.
 template <class T>
 class slots {
@@ -133,7 +131,7 @@ class slots {
     ++all_[index].turn;
     free_.push_back(index);
   }
-  std::uint64_t came_back() const noexcept { return came_back_; }  // handles
+  std::uint64_t came_back() const noexcept { return came_back_; }  // number of reused handles
   template <class F>
   void each(F visit) const {
     for (std::uint32_t i = 0; i < all_.size(); ++i) {
@@ -155,7 +153,7 @@ class slots {
   std::vector<std::uint32_t> free_;
 };
 
-// Everything under the machine's lock, and the steps every schedule is made of.
+// The state under the machine's lock, and the steps that all schedules share.
 class queues {
  public:
   queues(int devices, freedoms&, memory&);
@@ -166,49 +164,47 @@ class queues {
   slots<gate> gates;
   struct device_state {
     bool open = false, lost = false;
-    bool failing = false;                       // its work has failed, nothing runs any more, and it is not said yet
+    bool failing = false;                       // its work has failed and nothing runs; not reported yet
     int closed_gates = 0;
     std::vector<std::shared_ptr<stream>> live;  // streams with a handle or with work
   };
   std::vector<device_state> devices;
   memory& bytes;
   freedoms& takes;
-  std::uint32_t connections = 0;        // of a device, shared by its streams; 0: one for each stream
-  std::uint32_t calls_to_failure = 0;   // until what is failing is lost
+  std::uint32_t connections = 0;        // per device, shared by its streams; 0: one per stream
+  std::uint32_t calls_to_failure = 0;   // until failing devices are lost
   std::uint64_t next_stream = 1, next_gate = 1, next_turn = 1;
   bool any_lost = false;
-  std::vector<work> dropped;           // work of lost devices and of the end, for whoever leaves the lock to drop
-  std::function<std::int64_t()> clock;  // ns, for timing events
-  std::function<void(stream&)> abandon; // a walk's half-done front will never be finished
-  base::relay* hosts = nullptr;         // the host threads, where the machine switches them
-  std::function<bool()> spreads;        // does a fault of work take the other devices with it? None: never
+  std::vector<work> dropped;           // work to drop after the lock is released
+  std::function<std::int64_t()> clock;  // in ns, for timing events
+  std::function<void(stream&)> abandon; // called when a walk will never finish its half-done front
+  base::relay* hosts = nullptr;         // the host threads, if the machine schedules them
+  std::function<bool()> spreads;        // does a fault of work lose the other devices? Empty: never
 
-  void give(stream&, operation&&);  // at the end of its queue
-  // Streams that share a connection begin their work in the order it was given: the stream with the first
-  // work that has to begin before this one's front. Null: none. A held stream stands outside, and while one
-  // is held no stream shares: what gates prove must not hang on who shares with whom.
+  void give(stream&, operation&&);  // to the end of its queue
+  // Streams on one connection begin their work in the order of enqueue. Returns: the stream with the earliest
+  // work that must begin before this one's front. Null: none. While a gate holds a stream, no streams share:
+  // gate tests must not depend on connections.
   stream* ahead_of(stream const&) const;
 
-  // The front is done: the next one is. `freed` gets the streams whose front waited for just this.
+  // Completes the front. `freed` gets the streams whose front waited for it.
   void retire(stream&, std::vector<std::shared_ptr<stream>>& freed);
-  // A sticky error: nothing on the device runs any more. The front of a busy stream stays with its worker.
+  // A sticky error: nothing on the device runs any more. A busy stream's front stays with its worker.
   void lose(int device);
-  // The same by work that ran there: what else is open may be lost with it,
-  // and all of it some calls later (F5).
+  // The same, caused by work: other open devices may be lost too, and all may surface some calls later (F5).
   void fault(int device);
-  void surface();                      // what is failing is lost now
-  // what it carried over corrupt links, if it did. Requires: it ran
+  void surface();                      // failing devices are lost now
+  // changes bytes that it carried over corrupt links. Requires: it ran
   void distort(operation const&, std::span<use const>);
-  void call_on(int device);            // a call names it: it may be the one that hears of the failure
-  void forget_queue(stream&);          // its work goes to `dropped`; a busy stream keeps its front
-  void forget_if_finished(stream&);    // a destroyed stream without work is no longer live
-  // Can `position` of s never be reached, because it waits for a lost device?
+  void call_on(int device);            // counts a call that names the device: the failure may surface
+  void forget_queue(stream&);          // moves its work to `dropped`; a busy stream keeps its front
+  void forget_if_finished(stream&);    // removes a destroyed stream without work from `live`
+  // Returns whether `position` of s is unreachable because it waits for a lost device.
   bool hopeless(stream const& s, std::uint64_t position) const;
-  // Why s does not move, followed to its end. In words.
+  // The reason why s does not move, followed to its end, as text.
   std::string why_not(stream const& s) const;
-  // A host waits for a stream that does not move:
-  // others may give it, or another, what is missing. Gives up the lock.
-  // Returns: false when none can.
+  // A host waits for a stream that does not move: lets other host threads run. Releases the lock.
+  // Returns: false when none can run.
   bool wait_for_hosts(base::unique_lock&, stream const&);
   bool has_hosts() const noexcept { return hosts && hosts->active(); }
   void tell_hosts() {
@@ -222,7 +218,7 @@ class queues {
  private:
   bool hopeless(stream const&, std::uint64_t, std::vector<stream const*>& seen) const;
   stream const* why_not_ready(operation const&, std::string& text) const;
-  stream const* who_has_what(operation const& waits, words const&, work& found) const;  // null: nobody
+  stream const* who_has_what(operation const& waits, words const&, work& found) const;  // null: none
   base::guarded<std::vector<std::string>> findings_;
   base::condition moved_;
   int waiting_hosts_ = 0;  // for moved_
