@@ -1,4 +1,4 @@
-// The system's threads that relays keep, and which relay a thread is in.
+// The system threads kept for reuse, and the relay of each thread.
 // Threads: any.
 #include "simulator/threads/scheduled_thread.h"
 
@@ -13,7 +13,7 @@ struct kept {
   std::shared_ptr<relay_thread> (*body)(relay_thread&) noexcept = nullptr;
 };
 
-// Never destroyed: kept threads sleep until the process is gone.
+// Never destroyed: kept threads sleep until the process ends.
 struct shelf {
   std::mutex mutex{};
   std::vector<kept*> idle{};
@@ -23,9 +23,9 @@ shelf*& all() noexcept {
   return made;
 }
 
-// Returns: whose baton it is then. Its relay holds that thread until it has it.
-// Ensures: nothing of the relay is held here:
-// its first thread leaves, and counts what is left, while this one has yet to go to sleep.
+// Returns: the flag of the thread that gets the baton. Its relay keeps that thread alive until then.
+// Ensures: nothing of the relay is held here: the first thread may leave, and count live objects, before this
+// thread sleeps.
 baton_flag& done_by(kept& me) {
   auto const mine = std::move(me.next);
   scheduled_thread::value = mine.get();
@@ -46,8 +46,7 @@ void labour(kept& me) {
   }
 }
 
-// In a child of fork there is one thread, and it is in no relay;
-// until then no switch point may look for others.
+// A child of fork has one thread, in no relay. During the fork no switch point may choose another thread.
 [[maybe_unused]] bool const watching_forks = os::around_forks(
     [] {
       if (auto* const me = this_relay_thread()) ++me->quiet;

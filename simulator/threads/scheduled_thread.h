@@ -1,22 +1,22 @@
-// A thread of a relay, and the system's threads that are kept to be the next one's:
-// making one costs more than a whole run.
-// Threads: as each says.
+// A thread of a relay, and the system threads that are kept for reuse, because making one costs more than a
+// run.
+// Threads: as noted at each function.
 #pragma once
 #include "runtime/base/os.h"
 #include "simulator/threads/thread_scheduler.h"
 
 namespace weir::base::detail {
 
-// Where a thread sleeps until it has the baton. It never spins, nor yields:
-// on a busy machine that gives the processor to strangers.
+// A thread sleeps here until it has the baton. No spinning or yielding: on a busy machine it costs other
+// processes their processor time.
 class baton_flag {
  public:
   void await() noexcept {
     while (std::atomic_ref<int>(word_).load(std::memory_order_acquire) == 0) os::sleep_while(word_, 0);
     std::atomic_ref<int>(word_).store(0, std::memory_order_relaxed);
   }
-  // From the store on this may be gone with its thread.
-  // The wake is of an address, and who else sleeps there looks again.
+  // The store may let the owner end, and this object with it. The wake only uses the address; any other
+  // sleeper there checks its own word.
   void give() noexcept {
     int const& at = word_;
     std::atomic_ref<int>(word_).store(1, std::memory_order_release);
@@ -49,24 +49,24 @@ struct relay_thread final : sync_scheduler {
   std::string name{};
   std::shared_ptr<void> body{};
   void (*run)(void*) = nullptr;
-  bool spawned = false;  // join() waits for it; else it is one of weir's own
+  bool spawned = false;  // join() waits for it; otherwise it is a thread of weir
   state is = state::ready;
-  void const* what = nullptr;  // the lock, condition or thread it waits for
-  std::function<std::string()> const* why = nullptr;  // it waits in a call of the machine
+  void const* what = nullptr;  // what it waits for: a lock, condition or thread
+  std::function<std::string()> const* why = nullptr;  // set while it waits in a call of the machine
   std::int64_t until_ns = never;
   bool limit_passed = false, gave_up = false;
-  bool ends = false;   // its values are being destroyed: nothing may be thrown at it
-  bool firm = false;   // at a lock: nothing may be thrown at it there
-  int quiet = 0;       // quiet locks it holds
-  std::vector<mutex const*> not_retaken{};  // after a wait, when all unwind
+  bool ends = false;   // its values are being destroyed: nothing may be thrown in it
+  bool firm = false;   // nothing may be thrown at this lock
+  int quiet = 0;       // number of quiet locks it holds
+  std::vector<mutex const*> not_retaken{};  // locks it left after a wait while all threads unwind
   baton_flag own_go{};
-  baton_flag* go = &own_go;  // a kept thread's is its own, and outlives this
+  baton_flag* go = &own_go;  // of a kept thread: outlives this
 };
 
-// null: this thread is in no relay
+// null: not in a relay
 inline relay_thread* this_relay_thread() noexcept { return static_cast<relay_thread*>(scheduled_thread::value); }
 
-// A kept thread runs body(t) once t has the baton, then gives it to whom body returned.
+// Runs body(t) on a kept thread once t has the baton. The baton then goes to the thread that body returns.
 // Threads: any. Throws: as std::thread.
 void run_on_kept_thread(std::shared_ptr<relay_thread> t, std::shared_ptr<relay_thread> (*body)(relay_thread&) noexcept);
 

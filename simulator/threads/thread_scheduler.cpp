@@ -95,7 +95,7 @@ relay::member_ptr relay::body_of(member& me) noexcept {
     if (!in.over_) me.run(me.body.get());
   } catch (abandoned const&) {
   } catch (...) {
-    if (!me.spawned) std::terminate();  // as any thread would
+    if (!me.spawned) std::terminate();  // as in any other thread
     if (!in.first_error_) in.first_error_ = std::current_exception();
   }
   me.body.reset();
@@ -126,7 +126,7 @@ std::string relay::join() {
 void relay::join(member& me, member& other) {
   point();
   while (other.is != state::ended) {
-    if (me.number != 0) throw_if_over(me);  // the first thread is where all comes to its end
+    if (me.number != 0) throw_if_over(me);  // the first thread must reach the end of the run
     me.is = state::thread;
     me.what = &other;
     block(me);
@@ -193,7 +193,7 @@ void relay::take(member& me, mutex& m) {
 bool relay::give_back(member& me, mutex& m) noexcept {
   auto const at =
       std::find_if(held_.rbegin(), held_.rend(), [&](held const& h) { return h.what == &m && h.by == me.number; });
-  if (at == held_.rend()) {  // it was locked before this thread entered; or it was not, see retake()
+  if (at == held_.rend()) {  // locked before this thread entered, or in not_retaken: see retake()
     if (std::erase(me.not_retaken, &m) == 0) m.mutex_.unlock();
     return false;
   }
@@ -208,7 +208,7 @@ bool relay::give_back(member& me, mutex& m) noexcept {
 
 void relay::lock(member& me, mutex& m) {
   if (!m.quiet_) point();
-  if (over_ && !m.quiet_ && points_ - over_at_ > patience) throw_if_over(me);  // it takes and gives locks for ever
+  if (over_ && !m.quiet_ && points_ - over_at_ > patience) throw_if_over(me);  // else it takes and frees locks forever
   me.gave_up = false;
   while (!m.mutex_.try_lock()) {
     if (holder(m) < 0) {
@@ -227,8 +227,8 @@ void relay::lock(member& me, mutex& m) {
   take(me, m);
 }
 
-// Somebody outside has it, who needs no baton to give it back;
-// or a thread that locked it before it entered, and waits for the baton.
+// The holder is a thread outside the relay, which needs no baton to release it, or a member that locked it
+// before it entered and now waits for the baton.
 void relay::lock_from_outside(mutex& m) {
   for (int naps = 0; !m.mutex_.try_lock(); ++naps) {
     if (naps > 20'000)
@@ -248,8 +248,8 @@ void relay::unlock(member& me, mutex& m) noexcept {
   if (give_back(me, m)) point();
 }
 
-// After a wait. When all unwind, whoever has the lock may never give it back: then its data are this thread's
-// all the same, for one runs at a time.
+// Locks again after a wait. When all threads unwind, the holder may never release the lock. The data are safe
+// without it: one thread runs at a time.
 void relay::retake(member& me, mutex& m) {
   while (!m.mutex_.try_lock()) {
     if (holder(m) < 0) {
@@ -310,7 +310,7 @@ void relay::notify(condition& c, bool all) noexcept {
   point();
 }
 
-// Who goes on -----------------------------------------------------------------------------------------------
+// The next thread ------------------------------------------------------------------------------------------
 
 void relay::make_ready(member& t) noexcept {
   if (t.until_ns != member::never) --limits_;
@@ -358,7 +358,7 @@ bool relay::jump_to_next_limit() noexcept {
   return true;
 }
 
-// Who waits in the machine is told, and goes on with an error; when nobody does, all unwind.
+// Wakes threads that wait in the machine: they continue with an error. If there are none, all unwind.
 void relay::nothing_moves() {
   std::string const text = circle();
   if (over_) {
@@ -390,7 +390,7 @@ bool relay::wake_at_locks(bool firm) noexcept {
 void relay::give_up() noexcept {
   over_ = true;
   over_at_ = points_;
-  // its code may know nothing of what it is thrown
+  // the first thread's code may not print the reason of the exception it gets
   if (threads_.front()->is != state::thread) os::print_error("weir: " + why_over_ + "\n");
   for (auto const& t : threads_) {
     if (t->is != state::ready && t->is != state::ended) make_ready(*t);

@@ -1,4 +1,4 @@
-// The last adoption of each block that was ever adopted, by address.
+// The last adoption of each adopted block, by address.
 // Threads: any.
 #include "streams/api/adoptions.h"
 
@@ -17,7 +17,7 @@ struct adoption {
 };
 using books = boost::unordered_flat_map<void*, adoption>;
 base::guarded<books>& last_of_each() {
-  static auto* const all = new base::guarded<books>;  // outlives every buffer
+  static auto* const all = new base::guarded<books>;  // never destroyed: outlives every buffer
   return *all;
 }
 
@@ -33,7 +33,7 @@ std::string text_of(source_location at) {
 }  // namespace
 
 std::uint64_t adoptions::add(void* block, source_location at) {
-  base::undivided const one_step;  // what buffers did before is none of a run's affairs
+  base::undivided const one_step;  // earlier work of buffers is not part of a run
   auto all = last_of_each().lock();
   adoption& its = (*all)[block];
   if (its.owned) {
@@ -64,7 +64,7 @@ bool adoptions::owner_ends_slowly(void* block, std::uint64_t since) noexcept {
                  "weir: buffer: %p was adopted by another buffer%s; this one owned it and gives nothing back. "
                  "release() a block before it is adopted\n",
                  block, text_of(by).c_str());
-  } catch (...) {}  // no memory for the words
+  } catch (...) {}  // no memory for the message
   return false;
 }
 

@@ -1,9 +1,9 @@
-// Adoptions: which of two buffers owns a block when one adopted it and the other did not release it.
-// The later one owns it.
-// Threads: any. Buffers that are never adopted pay for one load at their beginning and at their end.
+// Adoptions: tells which of two buffers owns a block if one adopted it and the other never released it. The
+// later one owns it.
+// Threads: any. A buffer that is never adopted costs one load at its start and one at its end.
 //
-// Invariant: a buffer keeps the count as it was when it got its block, so a block's last adoption is newer
-// exactly when another buffer has adopted it since. Counts are even, the number of an adoption is odd.
+// Invariant: a buffer keeps the count of the time when it got its block. A newer adoption of the block means
+// that another buffer owns it. Counts are even, numbers of adoptions odd.
 #pragma once
 #include <cstdint>
 
@@ -15,10 +15,10 @@ namespace weir::streams {
 class adoptions {
  public:
   static std::uint64_t now() noexcept { return now_.get(); }
-  // Returns: the adoption's number. Throws:
-  // invalid_use (the buffer that adopted the block still owns it), bad_alloc
+  // Returns: the adoption's number. Throws: invalid_use (the buffer that adopted the block still owns it),
+  // bad_alloc
   static std::uint64_t add(void* block, source_location);
-  // A buffer's end, or its release() of the block. false: another buffer owns the block; said on stderr.
+  // For a buffer's end, or its release() of the block. false: another buffer owns it; reported on stderr.
   static bool owner_ends(void* block, std::uint64_t since) noexcept {
     return since == now() || owner_ends_slowly(block, since);
   }

@@ -1,5 +1,4 @@
-// The one look at an address: device blocks by subtraction, pinned blocks,
-// memory shared or locked beside them.
+// The lookup of an address: device blocks, pinned blocks, then shared and registered memory.
 // Threads: any.
 #include "streams/api/known_range.h"
 
@@ -17,7 +16,7 @@ base::byte_range range_of(memory::block const& b) noexcept {
   return {reinterpret_cast<std::uintptr_t>(b.base), b.bytes};
 }
 
-// A range without a size begins in its block: behind the last byte there is nothing that could be meant.
+// Without a size, the range must begin at a byte of its block.
 known_range::verdict judge(memory::block const& b, void const* at, std::size_t bytes) noexcept {
   auto const from = reinterpret_cast<std::uintptr_t>(at);
   bool const inside = bytes || at == b.base ? range_of(b).holds(from, bytes) : range_of(b).left_from(from) > 0;

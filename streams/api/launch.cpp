@@ -1,10 +1,9 @@
-// Work of the user's on a stream: what it declares to use is checked, marked for the stream,
-// and told to whoever judges order.
+// User work on a stream: weir checks its declared uses, marks them for the stream, and reports them to the
+// checker.
 // Threads: any.
 //
-// Marks come before the work is given: a block freed while its kernel is being launched then takes a stamp
-// behind the kernel, never one before it.
-// A mark without work (the launch failed) costs a stamp at the free and nothing else.
+// Marks come before the enqueue: a block freed during the launch gets a stamp after the kernel. If the launch
+// fails, a superfluous mark costs one stamp at the free.
 #include "weir/launch.h"
 
 #include <array>
@@ -50,8 +49,8 @@ void check_use(streams::known_range const& is, memory_use const& u, clock::timel
     if (find_block(u.address))
       refuse("a block of another runtime",
              "Launch on a stream of the runtime whose block it is; order two runtimes on the host");
-    // A GPU may reach what is not weir's, pageable memory too where the system can.
-    // Simulated devices reach their own and pinned memory.
+    // A GPU may access memory unknown to weir, even pageable memory. Simulated devices reach only their own
+    // and pinned memory.
     driver::driver& machine = line.owner().machine();
     auto const place =
         machine.simulated() ? machine.find(u.address) : driver::result<driver::place>{{driver::code::not_ready}};
@@ -72,7 +71,7 @@ void check_use(streams::known_range const& is, memory_use const& u, clock::timel
   }
 }
 
-// What the seam is told. Most launches declare a few uses.
+// The uses in the driver's form. Most launches declare few.
 class touches {
  public:
   touches(runtime::impl& r, std::span<memory_use const> uses) {
@@ -81,7 +80,7 @@ class touches {
       if (!u.address) continue;
       std::size_t bytes = u.bytes;
       if (bytes == 0) bytes = streams::known_range::of(r, u.address, 0).left();
-      if (bytes == 0) continue;  // nothing in it
+      if (bytes == 0) continue;  // zero bytes
       driver::touch const t{reinterpret_cast<driver::address>(u.address), bytes, u.how != access_mode::read};
       if (uses.size() > few_.size()) many_.push_back(t); else few_[count_++] = t;
     }
@@ -96,8 +95,8 @@ class touches {
   std::vector<driver::touch> many_;
 };
 
-// Work of the program, and the line that gave it. It ends the process where the body throws:
-// on a stream there is nobody to catch it.
+// Work of the program with its source line. An exception from the body ends the process: on a stream nothing
+// can catch it.
 class body {
  public:
   body(queued what, clock::timeline& line, char const* operation, source_location at) noexcept
@@ -151,12 +150,13 @@ bool begin_work(stream_ref s, std::span<memory_use const> uses, source_location 
     found[i] = known_range::of(r, uses[i].address, uses[i].bytes);
     check_use(found[i], uses[i], line, at);
   }
-  for (std::size_t i = 0; i < uses.size(); ++i) {  // nothing is marked unless all are in order
+  for (std::size_t i = 0; i < uses.size(); ++i) {  // marks only after all uses are valid
     if (found[i].memory && found[i].block.home != &line) found[i].memory->mark(uses[i].address, line, at);
     if (found[i].pinned) found[i].pinned->mark(uses[i].address, line);
   }
   bool const simulated = r.machine().simulated();
-  // else there may be nothing to queue: the body's copy may throw
+  // on a simulated machine queue_work() starts it: before, the copy of the body may throw and nothing is
+  // queued
   if (!simulated) streams::begin_timed_launch(line, at);
   return simulated;
 }
@@ -177,7 +177,7 @@ void queue_work(stream_ref s, std::span<memory_use const> uses, queued q, source
     throw;
   }
   if (!is.ok()) streams::end_timed_launch();
-  require_of(line, is, "launch", at);  // the seam has dropped what it refused
+  require_of(line, is, "launch", at);  // a refusing driver has dropped the work
 }
 
 void abandon_work(stream_ref s, std::span<memory_use const> uses) noexcept {
@@ -185,7 +185,7 @@ void abandon_work(stream_ref s, std::span<memory_use const> uses) noexcept {
   streams::end_timed_launch();
   try {
     line.owner().machine().touched(line.device(), line.handle(), touches(line.owner(), uses).all());
-  } catch (...) {  // no memory for a checker's list: the checker misses this one
+  } catch (...) {  // no memory for a list: the checker misses this launch
   }
 }
 
@@ -210,7 +210,7 @@ void no_device_code(source_location at) {
 void check_native_launch(stream_ref s, int native_code, source_location at) {
   if (native_code == 0) [[likely]] return;
   clock::timeline& line = streams::line_of(s);
-  driver::status const is = line.captured().is;  // a sticky error answers here as well, and a capture is not spoiled
+  driver::status const is = line.captured().is;  // also returns a sticky error, and spoils no capture
   require_of(line, is.what == driver::code::lost ? is : driver::status{driver::code::failed, native_code},
              "parallel_for", at);
 }

@@ -1,4 +1,4 @@
-// weir/memory.h over the allocators: the current stream in, a block out; and the owner of one block.
+// weir/memory.h over the allocators, and buffers.
 // Threads: any.
 #include "weir/memory.h"
 
@@ -47,8 +47,7 @@ std::string pointer_text(void const* p) {
       "Pass the address of a block that weir allocated and that is still held", at);
 }
 
-// The owner of a block in the runtime of that stream:
-// another runtime's stream would be gone before the block.
+// The block's allocator in the stream's runtime: a block must not outlive a stream that uses it.
 memory::allocator* device_owner(void const* p, clock::timeline const& user) {
   auto* const its = user.owner().part_if_made<memory::device_memory>();
   return its ? its->owner(p) : nullptr;
@@ -85,7 +84,7 @@ void* pageable(size_t bytes, size_t alignment, source_location at) {
   throw out_of_memory(r, at);
 }
 
-// History. A block's beginning is noted once it is had, its end before it goes.
+// History: an allocation is noted after it succeeds, a free before it happens.
 void* noted(void* p, std::size_t bytes, clock::timeline const& home, source_location const& at) noexcept {
   observe::note(observe::action::alloc, p, bytes, home.id(), home.owner().id(), home.device(), at);
   return p;
@@ -117,7 +116,7 @@ void* detail::allocate_slowly(stream_ref s, size_t bytes, size_t alignment, sour
 void detail::deallocate_slowly(void* p, source_location at) {
   if (memory::quick_deallocate_marked(nullptr, p)) return;
   note_end(p, at);
-  if (memory::quick_deallocate_noted(p) || !p || process_was_forked()) return;  // a child's copy of the parent's block
+  if (memory::quick_deallocate_noted(p) || !p || process_was_forked()) return;  // a child's copy of a block
   if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) return a->deallocate(p, nullptr, at);
   if (auto* const host = streams::pinned_memory::owner(p)) return host->deallocate(p, at);
   throw_foreign("deallocate", p, at);
@@ -205,12 +204,12 @@ void buffer::reset() noexcept {
   std::uint64_t const since = since_;
   forget();
   if (!p) return;
-  constexpr source_location its_end{"the end of its buffer", "", 0};  // nobody's line
+  constexpr source_location its_end{"the end of its buffer", "", 0};  // not a line of the program
   if (k != memory_kind::pageable) {
-    if (process_was_forked() || !streams::adoptions::owner_ends(p, since)) return;  // the parent's, another buffer's
+    if (process_was_forked() || !streams::adoptions::owner_ends(p, since)) return;  // owned elsewhere
     note_end(p, its_end);
   }
-  try {  // the runtime may be gone: then the block went, or stays, with it
+  try {  // if the runtime is gone, it has dealt with the block
     if (k == memory_kind::pageable) {
       std::free(p);
     } else if (k == memory_kind::pinned) {
@@ -219,7 +218,7 @@ void buffer::reset() noexcept {
     } else if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) {
       a->deallocate(p, nullptr, its_end);
     }
-  } catch (...) {  // freed behind this owner's back
+  } catch (...) {  // already freed elsewhere
   }
 }
 

@@ -1,4 +1,4 @@
-// What weir::pinned_allocator stands on: a container's memory is a pinned block.
+// The memory of weir::pinned_allocator: pinned blocks.
 // Threads: any.
 #include <limits>
 

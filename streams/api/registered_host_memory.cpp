@@ -1,4 +1,4 @@
-// Memory of the program's own, page-locked where it lies.
+// The program's own memory, page-locked in place.
 // Threads: any; one object is made and destroyed by one thread.
 #include <algorithm>
 
@@ -30,7 +30,7 @@ driver::status locked_ranges::lock(void* first, std::size_t bytes, base::byte_ra
   {
     auto all = all_.lock();
     if (all->size() == all->capacity()) all->reserve(std::max<std::size_t>(8, 2 * all->size()));
-    all->push_back({first, state::tried});  // so that its unlock takes no memory
+    all->push_back({first, state::tried});  // allocates now, so that the unlock needs no memory
   }
   auto const pinned = runtime_.machine().pin(first, bytes);
   if (!pinned.ok()) {
@@ -52,12 +52,12 @@ driver::status locked_ranges::lock(void* first, std::size_t bytes, base::byte_ra
 
 void locked_ranges::unlock(void* first) noexcept {
   try_refused();
-  static_cast<void>(runtime_.has_come_to_rest());  // no engine reads or writes it any more
+  static_cast<void>(runtime_.has_come_to_rest());  // no engine uses it any more
   auto const was = books_.unpinned(reinterpret_cast<driver::address>(first), os::page_size());
-  constexpr source_location its_end{"the end of its registered_host_memory", "", 0};  // nobody's line
+  constexpr source_location its_end{"the end of its registered_host_memory", "", 0};  // not a line of the program
   try {
     if (runtime_.witness() && was) [[unlikely]] runtime_.witness()->freed(was->at, was->requested, {}, its_end);
-  } catch (...) {}  // it is not heard of
+  } catch (...) {}  // the witness misses this free
   try_unlock(first);
 }
 
@@ -73,7 +73,7 @@ void locked_ranges::try_refused() noexcept {
     }
     if (!std::exchange(rests, true)) static_cast<void>(runtime_.has_come_to_rest());
     try_unlock(first);
-    // It is refused again: so would the others be.
+    // Refused again: the driver would refuse the others too.
     auto all = all_.lock();
     if (std::any_of(all->begin(), all->end(),
                     [&](range const& r) { return r.first == first && r.is == state::refused; }))
@@ -83,7 +83,7 @@ void locked_ranges::try_refused() noexcept {
 
 void locked_ranges::try_unlock(void* first) noexcept {
   auto const is = runtime_.machine().unpin(first);
-  // invalid: the driver knows of no such range any more
+  // invalid: the driver does not know the range any more
   if (is.ok() || is.what == driver::code::invalid) return forget(first);
   auto all = all_.lock();
   for (range& r : *all) {
@@ -116,7 +116,7 @@ registered_host_memory::registered_host_memory(std::span<std::byte> memory, sour
   auto const page = static_cast<driver::address>(os::page_size());
   auto const own = reinterpret_cast<driver::address>(memory.data());
   auto const begin = own / page * page, end = base::round_up(own + memory.size(), page);
-  // a driver locks pages for every device, once one is open
+  // page locks apply to all devices, but one must be open
   r.open_any(streams::current_ordinal(r), "registered_host_memory", at);
   state_.reset(new state{memory.data() - (own - begin), known_runtime(r)});
   auto const pinned = r.part<streams::locked_ranges>().lock(state_->first, end - begin, {own, memory.size()}, at);
@@ -128,7 +128,7 @@ registered_host_memory::registered_host_memory(std::span<std::byte> memory, sour
 
 registered_host_memory::~registered_host_memory() {
   if (!state_ || process_is_ending() || process_was_forked()) return;
-  // else its runtime unlocked it
+  // without a live runtime: the runtime's end unlocked it
   if (auto* const r = state_->of.if_alive()) r->part<streams::locked_ranges>().unlock(state_->first);
 }
 

@@ -1,6 +1,5 @@
-// One stream's copies by the engines of its device: enqueued, nothing more.
-// Who may be copied where is decided above.
-// Threads: any. None of these waits for device work.
+// Copies of one stream by the copy engines of its device. Routing is decided in higher layers.
+// Threads: any. No function waits for device work.
 #pragma once
 #include <string>
 
@@ -8,25 +7,24 @@
 
 namespace weir::streams {
 
-// Between pinned memory and the stream's device, either way, or within the device.
+// Between pinned memory and the stream's device, in either direction, or within the device.
 void enqueue_copy(clock::timeline&, void* dst, void const* src, std::size_t bytes, source_location);
-// The same for who has more to do whatever the answer is. Returns: why it was refused
+// The same for callers that must clean up after a refusal. Returns: the driver's answer
 driver::status try_copy(clock::timeline&, void* dst, void const* src, std::size_t bytes, source_location const&);
 [[noreturn]] void throw_refused_copy(driver::status, clock::timeline const&, void const* dst, void const* src,
                                      std::size_t bytes, source_location);
-// Between two devices; the driver finds its way.
+// Between two devices; the driver chooses the path.
 void enqueue_peer_copy(clock::timeline&, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes,
                        source_location);
-// The same for who has others to see to first. Returns: why it was refused.
+// The same for callers with other work to finish first. Returns: the driver's answer.
 driver::status try_peer_copy(clock::timeline&, void* dst, int dst_device, void const* src, int src_device,
                              std::size_t bytes, source_location) noexcept;
 void enqueue_fill(clock::timeline&, void* dst, std::byte value, std::size_t bytes, source_location);
-// Those that return nothing throw: device_lost, driver_error; nothing is enqueued then.
+// void functions throw device_lost or driver_error, and then nothing is enqueued.
 
 // For messages: "0x7f1000 (4096 B)".
 std::string range_text(void const*, std::size_t bytes);
-// ": gpu:1", which of two devices is lost, for an error about both;
-// asks the driver. Empty: neither, or it does not say.
+// For messages about two devices: ": gpu:1", the lost one, from a driver query. Empty: unknown.
 std::string which_is_lost(runtime::impl&, driver::status why, int one, int other);
 
 }  // namespace weir::streams

@@ -1,4 +1,4 @@
-// The crew's queue.
+// The queue of the crew.
 // Threads: any; one lock, not held while bytes are copied.
 #include "streams/copy/copy_workers.h"
 
@@ -16,7 +16,7 @@ void copy_crew::work_by(manner how) noexcept {
   how_ = how;
 }
 
-// Ensures: one piece less of it is to be taken. Requires: there is one.
+// Takes and copies one piece. Requires: one is left.
 void copy_crew::take_piece(task& t, base::unique_lock& lock) {
   std::size_t const from = t.taken, n = std::min(t.piece, t.bytes - from);
   t.taken += n;
@@ -34,7 +34,7 @@ void copy_crew::take_piece(task& t, base::unique_lock& lock) {
   done_.notify_all();
 }
 
-// A thread that sleeps takes long to wake, longer than many pieces take on a machine that is itself a guest.
+// Spins first: a sleeping thread wakes slowly, on virtual machines slower than many pieces take.
 void copy_crew::spin_while(base::atomic<std::uint64_t> const& word, std::uint64_t value, base::unique_lock& lock) {
   if (how_.spin_ns <= 0 || base::order_is_chosen()) return;
   std::int64_t const end = base::now_ns() + how_.spin_ns;
@@ -54,7 +54,7 @@ void copy_crew::work(int number) {
   while (true) {
     if (!may()) spin_while(submitted_, submitted_.load(base::memory_order_relaxed), lock);
     queued_.wait(lock, may);
-    if (ending_) return;  // what is queued is done by whoever finishes it
+    if (ending_) return;  // finish() does what is queued
     take_piece(*queue_.front(), lock);
   }
 }
@@ -69,7 +69,7 @@ void copy_crew::submit(task& t) noexcept {
     }
   } catch (...) {
     asked_ = std::max(asked_, how_.threads);
-  }  // no more threads to be had: fewer are slower, none is whoever finishes
+  }  // fewer threads are slower; with none, finish() copies
   try {
     queue_.push_back(&t);
   } catch (...) {
@@ -77,7 +77,7 @@ void copy_crew::submit(task& t) noexcept {
   }
   t.is = task::state::queued;
   submitted_.fetch_add(1, base::memory_order_relaxed);
-  bool const some_stand_by = asked_ > how_.threads;  // and would sleep on, woken alone
+  bool const some_stand_by = asked_ > how_.threads;  // notify_one could wake one of these, which may not work
   t.piece < t.bytes || some_stand_by ? queued_.notify_all() : queued_.notify_one();
 }
 
@@ -97,7 +97,7 @@ void copy_crew::finish(task& t) {
 void copy_crew::cancel(task& t) noexcept {
   base::unique_lock lock(mutex_);
   if (t.is == task::state::queued) std::erase(queue_, &t);
-  t.is = t.hands ? task::state::running : task::state::done;  // nobody takes any more of it
+  t.is = t.hands ? task::state::running : task::state::done;  // no more pieces are taken
   done_.wait(lock, [&] { return t.is != task::state::running; });
 }
 
@@ -105,7 +105,7 @@ void copy_crew::stop() noexcept {
   std::vector<base::thread> ended;
   {
     base::unique_lock lock(mutex_);
-    ending_ = true;  // and none is made any more
+    ending_ = true;  // no new threads are made
     ended.swap(threads_);
     queued_.notify_all();
   }

@@ -1,6 +1,5 @@
-// A few threads that copy bytes between places of the host and do nothing else:
-// they call no driver and wait for nobody.
-// Threads: any. With no threads of its own, whoever finishes a task does it: the same calls, one thread.
+// Threads that copy bytes in host memory. They make no driver call and wait for nothing else.
+// Threads: any. Without threads of its own, the thread that calls finish() copies.
 #pragma once
 #include <deque>
 #include <limits>
@@ -14,28 +13,27 @@ namespace weir::streams {
 
 class copy_crew {
  public:
-  // Threads share a task a piece at a time, from its first byte on:
-  // the first task of many is soon done, and so is the last.
+  // The threads share a task in pieces, from its first byte on, so that the first and the last task finish
+  // early.
   struct task {
     void* dst = nullptr;
     void const* src = nullptr;
     std::size_t bytes = 0;
     stores by = stores::plain;
-    std::size_t piece = std::numeric_limits<std::size_t>::max();  // bytes that one thread takes at a time, not 0
-    // Under the crew's lock. Idle and queued: some of it nobody has taken yet. Running:
-    // all is taken, `hands` threads are in it.
+    std::size_t piece = std::numeric_limits<std::size_t>::max();  // size of a piece, not 0
+    // Under the crew's lock. Idle, queued: some pieces are not taken yet. Running: all are taken, by `hands`
+    // threads.
     enum class state : std::uint8_t { idle, queued, running, done } is = state::idle;
     std::size_t taken = 0;  // bytes
     int hands = 0;
   };
   struct manner {
     int threads;
-    bool helps = false;         // who waits for a task that others have in hand copies of what is queued meanwhile
-    std::int64_t spin_ns = 0;   // before a thread sleeps
+    bool helps = false;         // a thread that waits for a task copies queued ones meanwhile
+    std::int64_t spin_ns = 0;   // how long a thread spins before it sleeps
   };
 
-  // near: the processors that its threads stay on, where the system lets them; empty:
-  // where it likes. Throws: bad_alloc
+  // near: the processors of its threads, if the system allows it; empty: any. Throws: bad_alloc
   explicit copy_crew(int threads, std::vector<int> near = {}) : near_(std::move(near)), how_{threads} {}
   ~copy_crew() { stop(); }
   int threads() const noexcept {
@@ -44,13 +42,13 @@ class copy_crew {
   }
   void work_by(manner) noexcept;  // from the next submit on
 
-  // Threads are made at the first of these. A task that was cancelled stays done. Requires: the task lives
-  // until it is done. Without memory to queue it, it stays with whoever finishes it:
-  // a host function submits, too.
+  // The first submit starts the threads. A cancelled task stays done. Without memory for the queue, the task
+  // runs at finish(): host functions submit too, so nothing is thrown. Requires: the task lives until it is
+  // done.
   void submit(task&) noexcept;
-  void finish(task&);          // Blocks: until it is done; does here what nobody has begun, submitted or not
-  void cancel(task&) noexcept; // Ensures: done, and nothing touches its ranges any more; what has not begun never will
-  void stop() noexcept;        // ends the threads; tasks may still be submitted, and are done by whoever finishes them
+  void finish(task&);          // Blocks: until it is done; copies the pieces that no thread has taken, submitted or not
+  void cancel(task&) noexcept; // Ensures: done, and its ranges are no longer accessed; pieces not begun never run
+  void stop() noexcept;        // ends the threads; later tasks are done by finish()
 
  private:
   void work(int number);
@@ -63,9 +61,9 @@ class copy_crew {
   base::condition queued_, done_;
   std::deque<task*> queue_;
   std::vector<base::thread> threads_;
-  int asked_ = 0;  // threads; no system is asked again for what it refused
+  int asked_ = 0;  // threads requested; a refused thread is not requested again
   bool ending_ = false;
-  base::atomic<std::uint64_t> submitted_{0}, finished_{0};  // tasks; changed under the lock, seen by who spins
+  base::atomic<std::uint64_t> submitted_{0}, finished_{0};  // tasks; written under the lock, read while spinning
 };
 
 }  // namespace weir::streams

@@ -1,4 +1,4 @@
-// Plain copies, and such by streaming stores.
+// Plain copies, and copies by streaming stores.
 // Threads: any.
 #include "streams/copy/host_copy.h"
 
@@ -13,7 +13,7 @@ namespace {
 
 #if defined(__SSE2__)
 constexpr std::size_t line = 64;
-constexpr std::size_t page = 4096;  // bytes that are handed on at a time
+constexpr std::size_t page = 4096;  // bytes demoted at a time
 
 void stream_line(char* to, char const* from) noexcept {
   auto const* const in = reinterpret_cast<__m128i const*>(from);
@@ -23,7 +23,7 @@ void stream_line(char* to, char const* from) noexcept {
   _mm_stream_si128(out, a), _mm_stream_si128(out + 1, b), _mm_stream_si128(out + 2, c), _mm_stream_si128(out + 3, d);
 }
 
-// A hint (CLDEMOTE) that processors without it take for nothing.
+// CLDEMOTE is a hint: other processors execute it as a no-op.
 void copy_and_hand_on(char* to, char const* from, std::size_t bytes) noexcept {
   while (bytes) {
     std::size_t const n = std::min(bytes, page);
@@ -49,7 +49,7 @@ void copy_in_host(void* dst, void const* src, std::size_t bytes, stores by) noex
     step(before);
     for (; bytes >= line; step(line)) stream_line(to, from);
     std::memcpy(to, from, bytes);
-    _mm_sfence();  // before anybody is told that it is done
+    _mm_sfence();  // streaming stores become visible before the completion does
     return;
   }
 #endif

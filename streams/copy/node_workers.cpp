@@ -1,4 +1,4 @@
-// A crew is made at the first copy for a device of its node.
+// A crew is created at the first copy for a device of its node.
 // Threads: any.
 #include "streams/copy/node_workers.h"
 
@@ -21,7 +21,7 @@ std::shared_ptr<copy_crew> staging_crews::of(int node) noexcept {
     if (all->how.threads) its->work_by(all->how);
     return its;
   } catch (...) {
-    return common_;  // no memory for one of its own
+    return common_;  // no memory for its own crew
   }
 }
 

@@ -1,5 +1,4 @@
-// Which crew copies for which device: one for all, but where the host has several nodes,
-// one for each of them.
+// The copy crew of each device: a common one, or one per NUMA node if the host has several.
 // Threads: any.
 #pragma once
 #include <map>
@@ -13,19 +12,19 @@ class staging_crews {
  public:
   explicit staging_crews(int threads) : common_(std::make_shared<copy_crew>(threads)), threads_(threads) {}
 
-  // Near that node of the host, with its threads on the node's processors, where those are known, are as many
-  // as a crew has threads and are not all there are; else the common one. A crew is shared with fetches that
-  // are still in a stream at teardown.
+  // The crew near that node, else the common one. A node's own crew needs known processors: at least as many
+  // as the crew has threads, but not all of the host. A crew is shared with fetches that are still queued at
+  // teardown.
   std::shared_ptr<copy_crew> of(int node) noexcept;
-  void work_by(copy_crew::manner) noexcept;  // all of them
+  void work_by(copy_crew::manner) noexcept;  // all crews
   void stop() noexcept;
 
  private:
   std::shared_ptr<copy_crew> const common_;
   int const threads_;
   struct known {
-    std::map<int, std::shared_ptr<copy_crew>> near;  // the common one, too
-    copy_crew::manner how{.threads = 0};             // once somebody has set it
+    std::map<int, std::shared_ptr<copy_crew>> near;  // includes the common one
+    copy_crew::manner how{.threads = 0};             // threads 0: never set
     bool stopped = false;
   };
   base::guarded<known> known_;

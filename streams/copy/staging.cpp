@@ -1,4 +1,4 @@
-// Staged copies: chunks filled by the crew and carried by the engine, or the other way round.
+// Staged copies: the crew fills slots and the engine empties them, or the reverse.
 // Threads: any.
 #include "streams/copy/staging.h"
 
@@ -18,21 +18,21 @@
 namespace weir::streams {
 namespace {
 
-constexpr int most_threads = 16;                            // the link is full then, where a processor is half a core
+constexpr int most_threads = 16;                            // saturates the link, even on half cores
 constexpr std::size_t least_past_caches = std::size_t{1} << 20;  // bytes of a slot
-constexpr std::size_t finest_chunk = std::size_t{256} << 10;  // splitting finer costs more than it overlaps
-// a function of the host holds the stream after each: few of them
+constexpr std::size_t finest_chunk = std::size_t{256} << 10;  // smaller chunks cost more than their overlap saves
+// large: after each chunk a host function delays the stream
 constexpr std::size_t fetch_chunk = std::size_t{16} << 20;
-constexpr std::size_t fetch_last = std::size_t{8} << 20;     // and the last ones
+constexpr std::size_t fetch_last = std::size_t{8} << 20;     // the last chunks
 constexpr std::size_t fetch_slots = 12, least_fetch_slots = 3;
 constexpr std::size_t few_shares = 8;
-constexpr std::size_t between_chunk = std::size_t{2} << 20;  // at most
-constexpr std::size_t between_slots = 4;  // one filled, one emptied, and what their streams lag behind
+constexpr std::size_t between_chunk = std::size_t{2} << 20;  // upper bound
+constexpr std::size_t between_slots = 4;  // one is filled, one is emptied, and two cover the streams' lag
 
 std::byte* at(void* base, std::size_t offset) { return static_cast<std::byte*>(base) + offset; }
 std::byte const* at(void const* base, std::size_t offset) { return static_cast<std::byte const*>(base) + offset; }
 
-// A block of the pinned pool, given back with the stamps it was marked with.
+// A block of the pinned pool, freed with the stamps it was marked with.
 class slot {
  public:
   slot(pinned_memory& pool, int device, std::size_t bytes, source_location at)
@@ -56,13 +56,13 @@ class slot {
   void* memory_;
 };
 
-// From or to a slot: what weir knows of it is its own affair.
+// A copy from or to a slot. weir uses all it knows about it: no promise to the program.
 void own_copy(clock::timeline& line, void* dst, void const* src, std::size_t bytes, source_location where) {
   base::unpromised const own_slot(line.owner().witness());
   enqueue_copy(line, dst, src, bytes, where);
 }
 
-// When pinned memory is short the slot is smaller: half, a quarter, down to the smallest.
+// If pinned memory is short, halves the slot down to the smallest.
 slot shrinking_slot(pinned_memory& pool, int device, std::size_t bytes, source_location where) {
   while (true) {
     try {
@@ -74,26 +74,25 @@ slot shrinking_slot(pinned_memory& pool, int device, std::size_t bytes, source_l
   }
 }
 
-// The host's half of a copy to pageable memory:
-// run by host functions of the stream, which may outlive the call that made it.
+// The host part of a copy to pageable memory. Host functions of the stream run it, perhaps after the call
+// ended.
 struct fetch {
   fetch(std::shared_ptr<copy_crew> c, std::size_t chunks) : crew(std::move(c)), chunk(chunks) {}
   std::shared_ptr<copy_crew> crew;
-  std::vector<copy_crew::task> chunk;  // ranges set before the host function that submits it is enqueued
+  std::vector<copy_crew::task> chunk;  // ranges are set before their host function is enqueued
   std::size_t slots = 0;
 
-  // The stream's end may be a loss: then nothing came, nothing may be touched any more.
+  // A lost stream drops its host functions. No chunk has arrived then, and none may be touched.
   ~fetch() {
     for (auto& one : chunk) crew->cancel(one);
   }
 
-  // After chunk i has come into its slot: it goes on to the host while the engine fills the next slots.
-  // Before the stream passes, the slot that the engine fills next is empty again;
-  // after the last chunk, all are.
+  // Chunk i is in its slot: the crew copies it to the host while the engine fills the next slots. Before the
+  // stream continues, the engine's next slot must be empty; after the last chunk, all slots.
   void arrived(std::size_t i) {
     bool const last = i + 1 == chunk.size();
     if (!last) crew->submit(chunk[i]);
-    if (i + 1 < slots) return;  // the next slot has not been used yet; there are no more slots than chunks
+    if (i + 1 < slots) return;  // the next slot is unused; slots never exceed chunks
     for (std::size_t k = i + 1 - slots; k <= (last ? i : i + 1 - slots); ++k) crew->finish(chunk[k]);
   }
 };
@@ -108,13 +107,13 @@ struct arrival {
   static void drop(void* self) { delete static_cast<arrival*>(self); }
 };
 
-// The last slots of many are smaller, so that the engine is soon done with what is filled last.
+// The last slots are smaller, so that the engine finishes soon after the last fill.
 std::size_t size_within(std::size_t chunk, std::size_t left, std::size_t least) {
   std::size_t const share = left / 4 / staging::smallest_chunk * staging::smallest_chunk;
   return std::min({chunk, std::max(share, least), left});
 }
 
-// The last are smaller, for what is emptied after the engine is done should be little.
+// The last chunks are smaller, because they are emptied after the engine is done.
 std::vector<std::size_t> fetched_sizes(std::size_t bytes, std::size_t chunk) {
   std::size_t const least = std::min(chunk, fetch_last);
   std::vector<std::size_t> all;
@@ -122,8 +121,7 @@ std::vector<std::size_t> fetched_sizes(std::size_t bytes, std::size_t chunk) {
   return all;
 }
 
-// Where nothing moves by itself there are none, unless the machine switches host threads:
-// two, wherever it runs.
+// Zero on machines that move only in calls, unless they schedule host threads: then always two.
 int how_many(runtime::impl& r) {
   if (r.machine().moves_by_itself()) return std::min(most_threads, os::usable_processors() - 1);
   return base::order_is_chosen() ? 2 : 0;
@@ -171,7 +169,7 @@ struct staging::state {
     }
   }
 
-  // Asks the driver about the oldest slots when there seems to be none: each was fenced when it was given.
+  // If no room is known, polls the oldest slots: each has a fence from its enqueue.
   bool has_room(clock::timeline const& line, std::size_t bytes) {
     while (true) {
       clock::stamp oldest;
@@ -204,8 +202,8 @@ struct staging::state {
     }
   }
 
-  // As many as the copy has chunks, at most so many;
-  // one at least, and smaller chunks where memory is short. Waits for room.
+  // As many slots as the copy has chunks, at most `most`. If memory is short: fewer, at least one, and
+  // smaller chunks. Waits for room.
   std::vector<slot> slots_for(clock::timeline const& line, std::size_t bytes, std::size_t most, std::size_t& chunk,
                               source_location where) {
     std::size_t const wanted = std::min(most, (bytes + chunk - 1) / chunk);
@@ -216,7 +214,7 @@ struct staging::state {
     chunk = std::min(chunk, slots[0].bytes());
     try {
       while (slots.size() < wanted) slots.emplace_back(pinned, line.device(), chunk, where);
-    } catch (out_of_memory const&) {}  // fewer slots: slower
+    } catch (out_of_memory const&) {}  // fewer slots are slower
     return slots;
   }
 
@@ -225,15 +223,14 @@ struct staging::state {
     try {
       r->in_use.push_back({line.now(), bytes});
       r->bytes += bytes;
-    } catch (...) {}  // no memory: the room is a little larger for once
+    } catch (...) {}  // no memory: `room` is exceeded once
   }
 
-  // Held by a caller who waits.
+  // For a caller that waits.
   void hold(clock::timeline const& line, std::size_t bytes) noexcept { room_of(line).lock()->bytes += bytes; }
   void let_go(clock::timeline const& line, std::size_t bytes) noexcept { room_of(line).lock()->bytes -= bytes; }
 
-  // A share of a copy for each slot, so that the engine and all threads have something to do;
-  // where threads share slots, a few will do.
+  // Chunks such that the engine and all threads have work. If threads share slots, a few suffice.
   std::size_t chunk_for(std::size_t bytes, manner const& how, copy_crew const& crew) const {
     std::size_t const workers = static_cast<std::size_t>(crew.threads()) + 1;
     std::size_t const shares = how.piece < how.chunk ? few_shares : 2 * workers;
@@ -262,7 +259,7 @@ struct staging::state {
 staging::staging(runtime::impl& r) : state_(std::make_unique<state>(r)) {}
 staging::~staging() {
   if (process_was_forked()) {
-    static_cast<void>(state_.release());  // its threads are not in this process: they cannot be joined
+    static_cast<void>(state_.release());  // the threads exist only in the parent process and cannot be joined
   } else {
     state_->crews.stop();
   }
@@ -298,7 +295,7 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
     std::size_t offset;
     copy_crew::task fill;
   };
-  struct all_filled {  // the crew leaves the source alone however this ends
+  struct all_filled {  // on every exit the crew no longer reads the source
     copy_crew& crew;
     std::deque<filled> parts{};
     ~all_filled() {
@@ -311,7 +308,7 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
   auto const crew = my.crew_near(line);
   std::size_t chunk = my.chunk_for(bytes, how, *crew), rising = std::min(how.first, chunk);
   stores const by = chunk >= least_past_caches ? how.by : stores::plain;
-  // the rest of the room is with the engine
+  // the engine uses the rest of the room
   std::size_t const window = std::min(2 * (static_cast<std::size_t>(crew->threads()) + 1), how.room / how.chunk);
   all_filled filling{*crew};
   std::size_t next = 0;
@@ -319,7 +316,7 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
     while (next < bytes && filling.parts.size() < window) {
       std::size_t n = size_within(rising, bytes - next, how.first);
       if (!my.has_room(line, (filling.parts.size() + 1) * chunk)) {
-        if (!filling.parts.empty()) break;  // first let go of what is filled: it may be what others wait for
+        if (!filling.parts.empty()) break;  // enqueue filled slots first: others may wait for their room
         my.wait_for_room(line, n, where);
       }
       std::optional<slot> s;
@@ -328,7 +325,7 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
         else s.emplace(my.pinned, line.device(), n, where);
       } catch (out_of_memory const&) {
         if (filling.parts.empty()) throw;
-        break;  // what is filled goes first, and comes back as room
+        break;  // enqueue filled slots first: they become room
       }
       if (s->bytes() < n) n = chunk = s->bytes();
       rising = std::min(chunk, 2 * rising);
@@ -348,7 +345,7 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
     enqueue_copy(line, at(dst, first.offset), first.in.memory(), first.fill.bytes, where);
     first.in.used_by(line);
     my.note(line, first.in.bytes());
-    // so that it can be seen done before those after it
+    // lets a query see this slot done before later ones
     if (filling.parts.size() > 1 || next < bytes) static_cast<void>(line.fence());
     filling.parts.pop_front();
   }
@@ -373,7 +370,7 @@ staging::coming staging::to_host(clock::timeline& line, void* dst, void const* s
   auto const sizes = fetched_sizes(bytes, chunk);
   auto const job = std::make_shared<fetch>(crew, sizes.size());
   job->slots = slots.size();
-  struct marks {  // whatever was enqueued uses the slots
+  struct marks {  // on every exit the slots are marked for enqueued work
     std::vector<slot>& slots;
     clock::timeline& line;
     ~marks() {
@@ -419,9 +416,9 @@ void staging::to_waiting_host(clock::timeline& line, void* dst, void const* src,
   auto const crew = my.crew_near(line);
   std::size_t chunk = my.chunk_for(bytes, how, *crew);
   std::vector<slot> slots = my.slots_for(line, bytes, std::max<std::size_t>(how.room / how.chunk, 2), chunk, where);
-  // with the engine; the others with the crew
+  // `ahead` slots are with the engine, the others with the crew
   std::size_t const chunks = (bytes + chunk - 1) / chunk, ahead = (slots.size() + 2) / 3;
-  struct emptying {  // nothing touches the host's memory when this is left, however that is
+  struct emptying {  // on every exit the host memory is no longer accessed
     state& my;
     copy_crew& crew;
     std::vector<slot>& slots;
@@ -456,12 +453,12 @@ void staging::to_waiting_host(clock::timeline& line, void* dst, void const* src,
       if (given >= slots.size()) crew->finish(all.part[k]);
       enqueue_copy(line, slots[k].memory(), at(src, given * chunk), size_of(given), where);
       all.filled[k] = line.now();
-      done(line.fence().is);  // so that it can be seen done before those after it
+      done(line.fence().is);  // lets a query see it done before later ones
     }
     std::size_t const k = came % slots.size();
     done(my.clocks.synchronize(all.filled[k]));
     auto& part = all.part[k];
-    // finished before its slot was filled again: nobody else looks at it
+    // this task was finished before its slot was refilled: no thread reads it
     part = {at(dst, came * chunk), slots[k].memory(), size_of(came), how.by, how.piece};
     crew->submit(part);
   }

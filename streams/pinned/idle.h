@@ -1,4 +1,4 @@
-// When pinned memory that nobody uses goes back to the system, and which memory of the host is near a device.
+// When unused pinned memory is returned to the system, and which host memory is near a device.
 // Threads: any.
 #pragma once
 #include <array>
@@ -8,8 +8,7 @@
 
 namespace weir::streams {
 
-// Who comes by now and then is told whether to look for idle memory:
-// four times in the time after which it counts as idle.
+// Tells a caller when to look for idle memory: four times per idle period.
 class idle_watch {
  public:
   explicit idle_watch(std::int64_t after_ns) noexcept : after_(after_ns) {}
@@ -18,7 +17,7 @@ class idle_watch {
     after_.store(ns, base::memory_order_relaxed);
   }
   std::int64_t after() const noexcept { return after_.load(base::memory_order_relaxed); }
-  // One of those who ask at the same time is told so.
+  // Of concurrent callers, one gets true.
   bool is_time(std::int64_t now) noexcept {
     std::int64_t const after = after_.load(base::memory_order_relaxed);
     std::int64_t last = last_.load(base::memory_order_relaxed);
@@ -29,7 +28,7 @@ class idle_watch {
   base::atomic<std::int64_t> after_, last_{0};
 };
 
-// Asked once a device: a driver takes microseconds to answer.
+// Queried once per device: a driver needs microseconds to answer.
 class near_nodes {
  public:
   int of(driver::driver& machine, int device) noexcept {
@@ -41,7 +40,7 @@ class near_nodes {
     if (!machine.simulated()) {
       try {
         if (auto const about = machine.info(device); about.ok()) node = about.value.numa_node;
-      } catch (...) {}  // no memory for its name
+      } catch (...) {}  // no memory for the device's name
     }
     its.store(node, base::memory_order_relaxed);
     return node;

@@ -1,4 +1,4 @@
-// How pages of the host are made ready for copy engines, and given back.
+// Prepares host pages for copy engines, and returns them.
 // Threads: any; take_pages may start threads of its own and joins them before it returns.
 #include "streams/pinned/pages.h"
 
@@ -14,15 +14,14 @@ namespace weir::streams {
 namespace {
 
 constexpr std::size_t worth_a_thread = std::size_t{32} << 20;
-constexpr int most_threads = 32;  // 1 GiB on four H200s: 43 ms with 16, 33 to 40 with 32, 37 to 40 with 64
+constexpr int most_threads = 32;  // more threads gain nothing
 
 void touch(std::byte* from, std::byte* to, std::size_t page) {
   for (std::byte* at = from; at < to; at += page) *const_cast<std::byte volatile*>(at) = std::byte{0};
 }
 
-// Touches pages from the first to the last, a huge page at a time, with several threads that take turns:
-// whoever locks the pages follows right behind, in the same order,
-// and waits for none that is not there yet but faults it in himself.
+// Touches pages in order, one huge page at a time, with several threads in turns. The registration follows in
+// the same order. It never waits for a page: it faults a missing one in itself.
 class touching {
  public:
   touching(std::byte* base, std::size_t bytes) : base_(base), bytes_(bytes) {
@@ -30,7 +29,7 @@ class touching {
         {bytes / worth_a_thread, most_threads, static_cast<std::size_t>(os::usable_processors())}));
     try {
       while (static_cast<int>(crew_.size()) + 1 < threads) crew_.emplace_back([this] { run(bytes_); });
-    } catch (...) {}  // no more threads to be had: fewer are slower
+    } catch (...) {}  // fewer threads are slower
     run(crew_.empty() ? bytes_ : bytes_ / head_start);
   }
   ~touching() {
@@ -48,7 +47,7 @@ class touching {
     }
   }
 
-  static constexpr std::size_t head_start = 4;  // a part of the pages is there before the first is locked
+  static constexpr std::size_t head_start = 4;  // the registration starts after 1/4 of the pages
   std::byte* const base_;
   std::size_t const bytes_;
   base::atomic<std::size_t> next_{0};
@@ -59,10 +58,10 @@ class touching {
 
 driver::result<host_pages> take_pages(driver::driver& machine, std::size_t bytes, int node) {
   bytes = base::round_up(bytes, os::page_size());
-  // A system that promises more than it has would end the process when the pages are touched.
+  // On an overcommitting system, touching more pages than exist would end the process.
   if (std::size_t const there_is = os::memory_of_host(); there_is && bytes > there_is)
     return {{driver::code::out_of_memory, 0}, {}};
-  std::size_t const mapped = bytes + huge_page;  // the surplus lets the base lie on a huge page, and goes back at once
+  std::size_t const mapped = bytes + huge_page;  // the surplus aligns the base to a huge page, and is unmapped at once
   auto* const first = static_cast<std::byte*>(os::map_memory(mapped));
   if (!first) return {{driver::code::out_of_memory, 0}, {}};
   auto* const base = first + (huge_page - reinterpret_cast<driver::address>(first) % huge_page) % huge_page;
@@ -80,7 +79,7 @@ driver::result<host_pages> take_pages(driver::driver& machine, std::size_t bytes
     os::return_addresses(base, bytes);
     return {pinned, {}};
   }
-  // a copy on write after fork would move the page away from under the engine
+  // copy-on-write after a fork would move the page while an engine uses it
   os::advise(base, bytes, os::advice::not_to_children);
   return {{}, {base, bytes}};
 }

@@ -1,5 +1,4 @@
-// What becomes of pinned blocks once they are handed out:
-// noted uses, and the way back when those are complete.
+// Pinned blocks after allocation: their noted uses, and their reuse once those are complete.
 // Threads: any.
 #include <cstdio>
 
@@ -12,7 +11,7 @@ namespace {
 
 using state_of = pinned_space::state;
 
-// freed bytes: a fence first recorded at a miss would cover the whole backlog
+// freed bytes: a first fence at a miss would cover the whole backlog
 constexpr std::size_t fence_after = std::size_t{1} << 20;
 
 std::string pointer_text(void const* p) {
@@ -80,7 +79,7 @@ void pinned_memory::deallocate(void* block, source_location at) {
       p->pending.push_back(freed->first);
     }
   }
-  for (auto const s : to_fence) {  // an attempt: what is refused here is recorded at the next miss
+  for (auto const s : to_fence) {  // best effort: a refused fence is recorded at the next miss
     auto* const line = clock::find(s.stream);
     if (line && line->alive() != clock::life::retired) static_cast<void>(line->fence());
   }

@@ -1,4 +1,4 @@
-// What the pinned pool counts: torch's four for each quantity, changed in one place so that the lines add up.
+// Counters of the pinned pool: torch's four per quantity, changed in one place so that they stay consistent.
 // Threads: one at a time; pinned_memory holds the lock.
 #pragma once
 #include <algorithm>
@@ -9,7 +9,7 @@ namespace weir::streams {
 
 class pinned_tally {
  public:
-  static constexpr std::size_t large_from = std::size_t{1} << 20;  // bytes, as torch
+  static constexpr std::size_t large_from = std::size_t{1} << 20;  // bytes, as in torch
 
   void reserve(std::size_t bytes) { segment(+1, bytes); }
   void unreserve(std::size_t bytes) { segment(-1, bytes); }

@@ -1,4 +1,4 @@
-// The pinned pool: which range serves, when pages come and go, and what is done when there is no room.
+// The pinned pool: the choice of a range, the growth and return of pages, and the recovery steps.
 // Threads: any; one lock over the map of addresses, never held across a driver call that may block.
 #include "streams/pinned/pinned_pool.h"
 
@@ -13,14 +13,14 @@ namespace {
 using address = driver::address;
 using state_of = pinned_space::state;
 
-constexpr std::size_t largest = std::size_t{1} << 46;          // bytes of one block: what any machine can address
-constexpr std::size_t small_segment = std::size_t{2} << 20;    // blocks below this share segments of it
-constexpr std::size_t segment_step = std::size_t{64} << 10;    // above, a segment is near-exact
+constexpr std::size_t largest = std::size_t{1} << 46;          // bytes per block: more than any machine can address
+constexpr std::size_t small_segment = std::size_t{2} << 20;    // smaller blocks share segments of this size
+constexpr std::size_t segment_step = std::size_t{64} << 10;    // larger segments are rounded up to this
 constexpr std::int64_t longest_wait_ns = 1'000'000'000;
 
 std::string bytes_text(std::size_t n) { return std::to_string(n) + " B"; }
 
-// Every pool of this process, for addresses that come back without a word of their runtime.
+// Every pool of this process, to look up addresses without their runtime.
 base::guarded<std::vector<pinned_memory*>>& pools() {
   static auto* const all = new base::guarded<std::vector<pinned_memory*>>;
   return *all;
@@ -138,7 +138,7 @@ void* pinned_memory::state::wait_for_room(int near, std::size_t bytes, std::size
     collect();
     {
       auto p = in.lock();
-      // also what came free while idle pages were looked for
+      // also finds memory freed during the search for idle pages
       if (void* const block = hand_out(*p, near, bytes, rounded, alignment)) return block;
       bool const arrived = std::exchange(others, p->in_motion()) && !others;
       if (arrived || (!others && p->pending.empty())) return nullptr;
@@ -155,7 +155,7 @@ void pinned_memory::state::decay() {
 }
 
 bool pinned_memory::state::may_give_back(int most_looks) {
-  // once: a stamp of now would need a new fence at each look
+  // read once: later stamps would need a new fence at each look
   std::vector<clock::stamp> given = clocks.collectives_given();
   bool const moves = most_looks && owner.machine().moves_by_itself();
   std::int64_t const start = moves ? base::now_ns() : 0;
@@ -201,13 +201,13 @@ pinned_memory::pinned_memory(runtime::impl& r) : state_(std::make_unique<state>(
 pinned_memory::~pinned_memory() {
   std::erase(*pools().lock(), this);
   pinned_uses::version().fetch_add(1);
-  // nothing to ask, nothing to give back: the system does
+  // the system frees everything
   if (weir::process_is_ending() || process_was_forked()) return;
   std::size_t held = 0, held_bytes = 0;
   {
-    auto p = state_->in.lock();  // nobody else has this pool any more
+    auto p = state_->in.lock();  // no other thread uses this pool any more
     p->space.each([&](pinned_space::range const& one) {
-      // What a lost device refuses is quarantined below.
+      // A wait refused by a lost device leaves the block quarantined below.
       for (auto* line : one.users) static_cast<void>(state_->clocks.synchronize(line->now()));
       for (auto const s : one.stamps) static_cast<void>(state_->clocks.synchronize(s));
       for (auto const* use : one.last) static_cast<void>(state_->clocks.synchronize(state::stamp_of(*use)));
@@ -216,8 +216,7 @@ pinned_memory::~pinned_memory() {
   }
   state_->collect();
   auto p = state_->in.lock();
-  // Of what is kept away because nobody could say that its use has ended,
-  // that is known at last when all devices say that nothing runs.
+  // Uses whose end is unknown have ended if all devices are idle.
   bool const idle = p->space.keeps_some_away() && state_->owner.has_come_to_rest();
   for (auto const& [age, one] : p->space.segments()) {
     auto const [base, bytes, node, idle_since] = one;
@@ -226,7 +225,7 @@ pinned_memory::~pinned_memory() {
       in_use |= !idle && (part->second.is == state_of::pending || part->second.is == state_of::quarantined);
       keep |= part->second.is == state_of::live;
     }
-    if (in_use) continue;  // never complete: the engine may still write
+    if (in_use) continue;  // never known complete: the engine may still write
     auto* const first = reinterpret_cast<std::byte*>(base);
     if (keep) {
       static_cast<void>(state_->owner.machine().unpin(first));
@@ -269,7 +268,7 @@ void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignm
   }
   state_->decay();
   std::size_t const rounded = base::round_up(bytes ? bytes : 1, pinned_space::granule);
-  // whatever comes free
+  // beyond the limit no freed memory helps
   if (std::size_t const limit = state_->owner.options().pinned_limit; limit && rounded > limit)
     state_->refuse(bytes, rounded, {}, at);
   std::size_t const aligned = std::max(pinned_space::granule, alignment                          ? alignment
@@ -288,7 +287,7 @@ void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignm
     }
     state_->collect();
   }
-  state_->owner.open_any(device, "allocate", at);  // a driver locks pages for every device, once one is open
+  state_->owner.open_any(device, "allocate", at);  // page locks apply to all devices, but one must be open
   auto grown = state_->grow(near, rounded, aligned, bytes);
   if (grown.block) return grown.block;
   std::vector<recovery_step> ladder;
@@ -329,7 +328,7 @@ void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignm
 void pinned_memory::let_idle_go_after(std::int64_t ns) {
   std::int64_t const now = base::now_ns();
   auto p = state_->in.lock();
-  // nobody counted before
+  // the idle time was not tracked before
   for (address const base : p->space.wholly_free()) p->space.note_idle(p->space.find(base), now);
   state_->watch.set_after(ns, now);
 }

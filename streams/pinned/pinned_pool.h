@@ -1,4 +1,4 @@
-// What stands behind the pinned pool: its map of addresses, what is pending, and the ways to more room.
+// The state of the pinned pool: its address map, pending blocks, and growth.
 // Threads: any; one lock over the map of addresses, never held across a driver call that may block.
 #pragma once
 #include <algorithm>
@@ -22,21 +22,21 @@ namespace weir::streams {
 inline driver::address number(void const* p) noexcept { return reinterpret_cast<driver::address>(p); }
 
 struct pinned_memory::state {
-  static constexpr int most_polls = 64;  // where nothing moves by itself, waiting is asking
+  static constexpr int most_polls = 64;  // if the machine moves only in calls, a wait is a number of polls
   using address = driver::address;
 
   struct pool {
     pinned_space space;
     std::vector<address> pending; // in the order of freeing
-    std::size_t live = 0;         // blocks. pending has room for them, so that freeing never allocates
+    std::size_t live = 0;         // number of live blocks; pending has room for them, so that a free never allocates
     pinned_tally tally;
-    std::size_t coming = 0;       // bytes being mapped outside the lock, already charged to the limit
-    std::size_t going = 0;        // bytes being given back outside the lock, charged to it until they are
-    // some thread's pages: what there is room for is about to change
+    std::size_t coming = 0;       // bytes being mapped outside the lock; already charged to the limit
+    std::size_t going = 0;        // bytes being returned outside the lock; charged until done
+    // another thread adds or returns pages: the available room is about to change
     bool in_motion() const noexcept { return coming + going > 0; }
     std::size_t unfenced = 0;     // bytes freed with marks since the last fence
-    std::deque<pinned_use> uses{};             // ever made
-    std::vector<pinned_use*> spare_uses{};     // that no block has; with room for all of them
+    std::deque<pinned_use> uses{};             // all uses ever made
+    std::vector<pinned_use*> spare_uses{};     // uses without a block; has room for all of them
   };
 
   explicit state(runtime::impl& r)
@@ -47,7 +47,7 @@ struct pinned_memory::state {
   base::guarded<pool> in;
   idle_watch watch;
   near_nodes nodes;
-  base::atomic<address> lowest{std::numeric_limits<address>::max()};  // no segment ever lay outside these
+  base::atomic<address> lowest{std::numeric_limits<address>::max()};  // bounds of all segments ever
   base::atomic<address> highest{0};
 
   bool outside(void const* p) const noexcept {
@@ -73,7 +73,7 @@ struct pinned_memory::state {
     if (watch.after() && p.space.is_whole(free)) p.space.note_idle(free, base::now_ns());
   }
 
-  // It may be written too late, when a thread frees a block that another one copies: that must do no harm.
+  // A use may be written late, while another thread frees the block: that must be harmless.
   static pinned_use* use_of(pool& p, pinned_space::range& one, std::uint64_t stream) {  // Throws: bad_alloc
     for (auto* const use : one.last) {
       if (use->stream.load(base::memory_order_relaxed) == stream) return use;
@@ -90,8 +90,7 @@ struct pinned_memory::state {
     one.last.back()->stream.store(stream, base::memory_order_relaxed);
     return one.last.back();
   }
-  // What ended streams did with it, and has completed, makes room for others'.
-  // Their uses are written no more. Requires: it is live
+  // Drops completed uses of ended streams, which are no longer written. Requires: the block is live
   static void forget_ended(pool& p, pinned_space::range& one) noexcept {
     auto const is_over = [](std::uint64_t stream) {
       auto const* const line = clock::find(stream);
@@ -104,11 +103,11 @@ struct pinned_memory::state {
     drop_if(one.last, [&](pinned_use* use) {
       if (!is_over(use->stream.load())) return false;
       use->stream.store(0), use->n.store(0);
-      p.spare_uses.push_back(use);  // has room for all of them
+      p.spare_uses.push_back(use);  // has room for all
       return true;
     });
   }
-  // For all the stamps that freeing it will need, and one more.
+  // Reserves room for the stamps at the free, and one more.
   static void make_room(pinned_space::range& one) {
     one.stamps.reserve(one.stamps.size() + one.users.size() + one.last.size() + 1);
   }
@@ -117,8 +116,8 @@ struct pinned_memory::state {
     auto const* const line = clock::find(s.stream);
     return line ? clock::stamp{s.stream, std::min(s.n, line->now().n)} : s;
   }
-  // The block's last uses join the others; there is room for them. Requires:
-  // its memory may not be remembered any more
+  // Moves the block's last uses to its stamps, which have room. Requires: no thread can still look the block
+  // up in a cache
   static void gather(pool& p, pinned_space::range& one) noexcept {
     for (auto* const use : one.last) {
       if (auto const s = stamp_of(*use); s.n) join(one.stamps, s);
@@ -129,21 +128,19 @@ struct pinned_memory::state {
     one.last.clear();
   }
 
-  // Frees what is known to be complete; what a lost stream used stays away for good.
-  // Returns: the oldest stamp of each stream that something still waits for;
-  // of as many as there is memory to name.
+  // Frees blocks whose uses are complete, and quarantines those that a lost stream used.
+  // Returns: the oldest pending stamp of each stream, as far as memory allows.
   pinned_space::few<clock::stamp> settle_known(pool& p, pinned_space::few<std::uint64_t> const& lost) noexcept;
-  // Frees what has become complete: one question to the driver for each stream that is not there yet.
-  // Requires: no lock of ours held, for the fence that a question may need is an event,
-  // and making one may wait for the devices.
+  // Frees newly completed blocks: one driver query per incomplete stream. Requires: no lock is held. A query
+  // may need a fence, and creating its event may wait for the devices.
   void collect() noexcept;
-  // What of the host's memory is left to others where nobody said how much may be pinned:
-  // a host without any ends processes.
+  // Host memory left to other processes if there is no pinned_limit: a host without free memory kills
+  // processes.
   static std::size_t left_to_others(os::host_memory const& host) noexcept {
     return std::min(host.total / 8, std::size_t{8} << 30);
   }
-  // Bytes that may be reserved in all: the option, or what the host has to spare.
-  // Pages that are coming may not be touched yet.
+  // Upper bound of reserved bytes: the option, or what the host can spare. Incoming pages may not be touched
+  // yet.
   std::size_t most_reserved(pool const& p) const noexcept {
     if (std::size_t const limit = owner.options().pinned_limit) return limit;
     auto const host = os::memory_available();
@@ -154,27 +151,27 @@ struct pinned_memory::state {
   struct growth {
     driver::status is{};
     void* block = nullptr;
-    bool others = false;  // refused while some thread's pages were in motion
+    bool others = false;  // refused while another thread adds or returns pages
   };
-  // New pages, or what came free since somebody looked. Ensures:
-  // out_of_memory of the limit is true of one moment.
+  // Adds pages, or takes a block that came free meanwhile. Ensures: if the limit refuses, it did so at one
+  // point in time.
   growth grow(int near, std::size_t rounded, std::size_t alignment, std::size_t bytes);
-  // What nobody has used since then. Blocks: as return_pages
+  // Returns memory unused since then. Blocks: as return_pages
   std::size_t trim(std::int64_t unused_since = std::numeric_limits<std::int64_t>::max());
-  // How long somebody waits: by the clock, or where nothing moves by itself in polls.
+  // How long a caller waits: in time, or in polls if the machine moves only in calls.
   struct patience {
     std::int64_t since;  // ns; 0: in polls
     int polls = 0;
     bool left() const noexcept;
   };
-  // Until a range is found, nothing is pending or in motion any more, what was in motion (`others`)
-  // has arrived, or the time is up.
+  // Waits until a range is found, nothing is pending or in motion, pages in motion (`others`) have arrived,
+  // or the time is up.
   void* wait_for_room(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment, patience&, bool others);
   bool more_may_come() const { auto const p = in.lock(); return p->in_motion() || !p->pending.empty(); }
-  // Idle pages go back now and then, and not while that would make this thread wait for other ranks.
+  // Returns idle pages from time to time, except when this thread would then wait for other ranks.
   void decay();
-  // To give pages back waits for the work of all devices.
-  // When one of them waits for a rank, that may be this very thread's.
+  // Returning pages waits for all work of all devices. A collective among it may wait for a rank of this
+  // thread.
   bool may_give_back(int most_looks = most_polls);
   [[noreturn]] void refuse(std::size_t bytes, std::size_t rounded, std::vector<recovery_step> ladder,
                            source_location at);

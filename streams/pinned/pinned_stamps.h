@@ -1,5 +1,5 @@
-// Small lists of stamps and streams, as the pinned pool keeps them for its blocks.
-// Threads: one at a time a list.
+// Small lists of stamps and streams of pinned blocks.
+// Threads: one at a time per list.
 #pragma once
 #include <algorithm>
 
@@ -12,7 +12,7 @@ void drop_if(Stamps& stamps, Goes goes) {
   stamps.erase(std::remove_if(stamps.begin(), stamps.end(), goes), stamps.end());
 }
 
-// Returns: there was room for it.
+// Returns: false if there was no memory.
 template <class All, class One>
 bool note(All& all, One one) noexcept {
   try {

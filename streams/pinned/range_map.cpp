@@ -55,7 +55,7 @@ pinned_space::place pinned_space::cut(place whole, std::size_t first_bytes) {
   rest.bytes = first.bytes - first_bytes;
   rest.segment = first.segment;
   rest.age = first.age;
-  sizes listing{{rest.bytes, rest.age, second}};  // nothing below allocates
+  sizes listing{{rest.bytes, rest.age, second}};  // nothing allocates after this
   auto its = by_size_.extract({first.bytes, first.age, at});
   first.bytes = first_bytes;
   its.value() = {first_bytes, first.age, at};
@@ -82,7 +82,7 @@ pinned_space::place pinned_space::take_on(std::size_t bytes, std::size_t alignme
       if (found->second.bytes > bytes) cut(found, bytes);
     } catch (...) {
       found->second.listing = by_size_.extract({found->second.bytes, age, found->first});
-      give(found);  // to its neighbour before, again
+      give(found);  // merges with its former neighbour
       throw;
     }
     found->second.listing = by_size_.extract({bytes, age, found->first});

@@ -1,11 +1,10 @@
-// The pinned pool's map of addresses: segments cut into ranges,
-// in order of address, best fit, neighbours merged.
+// The address map of the pinned pool: segments cut into ranges, best fit, neighbours merged.
 // Threads: one at a time; pinned_memory holds the lock.
 //
-// Of ranges that fit alike the one in the oldest segment serves, and there the lowest: where the system put a
-// segment decides nothing, so that a run of a seed is the same in every process.
-// Invariant: the ranges of a segment cover it without a gap, no two neighbours are both free, and the free
-// ranges are exactly those listed by size.
+// Of equally good ranges, the lowest in the oldest segment is used. Addresses of segments decide nothing, so
+// that a seeded run is the same in every process.
+// Invariant: a segment's ranges cover it without holes, no two neighbours are free, and the list by size has
+// exactly the free ranges.
 #pragma once
 #include <algorithm>
 #include <boost/container/small_vector.hpp>
@@ -25,23 +24,23 @@ namespace weir::streams {
 class pinned_space {
  public:
   using address = driver::address;
-  // bytes: what sizes are rounded to; a cache line, so that no two blocks share one
+  // sizes are rounded up to this many bytes: a cache line, so that no two blocks share one
   static constexpr std::size_t granule = 64;
 
   enum class state : std::uint8_t {
     free,
     live,
-    pending,      // freed; a stream it was marked for has not passed its stamp
-    quarantined,  // freed; a device that is lost may still write it: never handed out again
+    pending,      // freed; a stream it was marked for has not completed its stamp
+    quarantined,  // freed; a lost device may still write it: never reused
   };
   struct listed {
     std::size_t bytes = 0;
-    std::uint64_t segment = 0;               // its number, by age
+    std::uint64_t segment = 0;               // number, by age
     address at = 0;
     auto operator<=>(listed const&) const = default;
   };
   using sizes = std::set<listed>;
-  // as many as nearly all blocks need, so that noting one cannot fail
+  // the size that suffices for nearly all blocks, so that noting one rarely allocates
   template <class T>
   using few = boost::container::small_vector<T, 4>;
   struct range {
@@ -49,13 +48,13 @@ class pinned_space {
     address segment = 0;                     // its base
     std::uint64_t age = 0;                   // its segment's number
     state is = state::free;
-    bool use_forgotten = false;              // no room to note a mark: nobody can know when it is unused
+    bool use_forgotten = false;              // a mark could not be noted: the end of its use is unknown
     std::size_t requested = 0;               // bytes
-    few<clock::timeline*> users{};           // while live: marked for these
-    few<clock::stamp> stamps{};              // exact uses; once freed, all of them
-    // while live: exact uses more, of streams it was looked up for to be copied again and again
+    few<clock::timeline*> users{};           // while live: marked for these streams
+    few<clock::stamp> stamps{};              // exact uses; after the free, all uses
+    // while live: exact uses by streams that look() cached for repeated copies
     few<pinned_use*> last{};
-    sizes::node_type listing{};  // unless free: its entry in the list by size, so that giving it back never allocates
+    sizes::node_type listing{};  // unless free: its list node, so that a free never allocates
   };
   using ranges = std::map<address, range>;
   using place = ranges::iterator;
@@ -63,11 +62,11 @@ class pinned_space {
   struct segment {
     address base = 0;
     std::size_t bytes = 0;
-    int node = -1;                           // of the host's memory it lies on; -1: not known
-    std::int64_t idle_since = 0;             // ns, when it was last noted to be wholly free
+    int node = -1;                           // NUMA node; -1: unknown
+    std::int64_t idle_since = 0;             // ns, when it last became wholly free
   };
   using segments_by_age = std::map<std::uint64_t, segment>;
-  struct room {  // for the entries of one segment
+  struct room {  // list nodes for a segment
     segments_by_age::node_type segment;
     ranges::node_type whole;
     sizes::node_type listing;
@@ -76,28 +75,28 @@ class pinned_space {
   void add(room&&, address base, std::size_t bytes, int node = -1) noexcept;
   void add(address base, std::size_t bytes, int node = -1) { add(make_room(), base, bytes, node); }
   room remove(address base) noexcept;                         // Requires: wholly free
-  // segments, oldest first; idle since then or longer
+  // segments idle since then or longer, oldest first
   std::vector<address> wholly_free(std::int64_t idle_since = std::numeric_limits<std::int64_t>::max()) const;
   segment const& segment_of(address base) const { return segments_.at(ranges_.at(base).age); }
   bool is_whole(place at) const { return at->second.bytes == segments_.at(at->second.age).bytes; }
   void note_idle(place whole, std::int64_t now) noexcept { segments_.find(whole->second.age)->second.idle_since = now; }
 
-  // The smallest free range that holds `bytes` at that alignment, cut to size; end() when there is none. It
-  // is live then. One that lies on `node` comes before all others; -1: any.
-  // Requires: bytes a multiple of the granule, not 0;
-  // alignment a power of two. Throws: bad_alloc; nothing has changed then
+  // Takes the smallest free range that holds `bytes` at that alignment, cut to size, and makes it live.
+  // end(): none. Ranges on `node` come first; -1: any.
+  // Requires: bytes a positive multiple of the granule; alignment a power of two. Throws: bad_alloc; nothing
+  // has changed
   place take(std::size_t bytes, std::size_t alignment, int node = -1);
-  place give(place) noexcept;                                 // becomes free and merges with its neighbours
-  place find(address);                                        // the range that holds the address; end(): in no segment
+  place give(place) noexcept;                                 // makes it free and merges it with its neighbours
+  place find(address);                                        // the range with that address; end(): none
   place end() { return ranges_.end(); }
   ranges& all() noexcept { return ranges_; }
   template <class Do>
-  void each(Do act) const {                                   // ranges, the oldest segment's first
+  void each(Do act) const {                                   // by age of segments
     for (auto const& [age, one] : segments_) {
       for (auto at = ranges_.find(one.base); at != ranges_.end() && at->second.age == age; ++at) act(at->second);
     }
   }
-  bool keeps_some_away() const noexcept {  // freed, and not known to be nobody's
+  bool keeps_some_away() const noexcept {  // pending or quarantined
     return std::any_of(ranges_.begin(), ranges_.end(), [](auto const& at) {
       return at.second.is == state::pending || at.second.is == state::quarantined;
     });
@@ -105,17 +104,17 @@ class pinned_space {
   segments_by_age const& segments() const noexcept { return segments_; }
   std::size_t largest_free() const { return by_size_.empty() ? 0 : by_size_.rbegin()->bytes; }
   std::size_t free_ranges() const noexcept { return by_size_.size(); }
-  std::vector<std::string> validate() const;                  // what of the invariant does not hold
+  std::vector<std::string> validate() const;                  // violations of the invariant
 
  private:
-  place cut(place, std::size_t first_bytes);                  // free range in two; returns the second
+  place cut(place, std::size_t first_bytes);                  // cuts a free range in two; returns the second
   place take_on(std::size_t bytes, std::size_t alignment, int node);  // -1: any
 
   ranges ranges_;
   sizes by_size_;
   segments_by_age segments_;
   std::uint64_t next_age_ = 0;
-  bool mixed_ = false;  // there have been segments of several nodes
+  bool mixed_ = false;  // segments of several nodes were added
 };
 
 }  // namespace weir::streams

@@ -1,10 +1,9 @@
-// What a thread remembers of pinned blocks that it copies again and again,
-// so that looking one up and noting its use is a few loads.
-// Threads: pinned_uses belongs to one; a pinned_use is written by any thread that copies,
-// and read under the pool's lock.
+// A thread's cache of pinned blocks that it copies repeatedly: lookup and mark cost a few loads.
+// Threads: a pinned_uses belongs to one thread. Any copying thread writes a pinned_use; it is read under the
+// pool's lock.
 //
-// Invariant: what is remembered was live at a version of the world's pinned memory, and holds while that
-// version stands: whoever takes a block back changes it first.
+// Invariant: an entry was live at a version of the process's pinned memory, and is valid while the version is
+// the same. A free changes the version first.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -17,10 +16,10 @@ namespace weir::streams {
 
 class pinned_memory;
 
-// The newest exact use of a block by one stream.
-// Stays where it is for the life of its pool, whichever block has it.
+// The newest exact use of a block by one stream. It keeps its address for the life of its pool, and changes
+// blocks.
 struct pinned_use {
-  base::atomic<std::uint64_t> stream{0};  // written under the pool's lock; a block's own until it is freed
+  base::atomic<std::uint64_t> stream{0};  // written under the pool's lock; belongs to one block until its free
   base::atomic<std::uint64_t> n{0};
 };
 
@@ -40,8 +39,8 @@ class pinned_uses {
  public:
   static base::atomic<std::uint64_t>& version() noexcept { return version_; }  // of all pinned memory of the process
 
-  // Null: it is not remembered. By identity of the block alone, never by where it lies:
-  // a run of a seed decides alike.
+  // Null: not cached. Compares block identity, not addresses, so that a seeded run is the same in every
+  // process.
   pinned_spot const* find(pinned_memory const* of, std::uint64_t stream, driver::address at,
                           std::size_t bytes) noexcept {
     if (seen_ != version_.load(base::memory_order_acquire)) return nullptr;
@@ -50,7 +49,7 @@ class pinned_uses {
     }
     return nullptr;
   }
-  // Requires: version was read before the block was found.
+  // Requires: version was read before the block was looked up.
   pinned_spot const* remember(pinned_spot const& spot, std::uint64_t version) noexcept {
     if (seen_ != version) all_ = {}, seen_ = version, next_ = 0;
     return &(all_[next_++ % all_.size()] = spot);
@@ -60,7 +59,7 @@ class pinned_uses {
   static inline constinit base::atomic<std::uint64_t> version_{1};
   std::uint64_t seen_ = 0;
   std::size_t next_ = 0;
-  std::array<pinned_spot, 8> all_{};  // last: the first of these is looked at with what is before it
+  std::array<pinned_spot, 8> all_{};  // last, so that its first entry shares a cache line with the members above
 };
 
 }  // namespace weir::streams

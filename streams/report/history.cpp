@@ -1,5 +1,5 @@
-// weir/observe.h: what happened to memory, by time and by line of the program.
-// Threads: any; a tracker belongs to one.
+// weir/observe.h: memory use over time and by source line.
+// Threads: any; a tracker belongs to one thread.
 #include "runtime/observe/history.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace weir {
 namespace {
 
-struct place {  // whose memory: a runtime's device
+struct place {  // a device of a runtime
   std::uint32_t runtime;
   int device;
 };
@@ -29,14 +29,14 @@ std::string_view name_of(observe::action a) noexcept {
     case observe::action::alloc: return "alloc";
     case observe::action::free: return "free";
     case observe::action::out_of_memory: return "oom";
-    default: return "";  // in a snapshot only
+    default: return "";  // only in snapshots
   }
 }
 
 std::string line_text(source_location const& at) {
   if (!at.file_name()) return "(not known)";
   std::string_view file = at.file_name();
-  // The end of a path says which file it is.
+  // the last two path components identify the file
   if (size_t const cut = file.rfind('/'); cut != file.npos && cut > 0) {
     if (size_t const folder = file.rfind('/', cut - 1); folder != file.npos) file.remove_prefix(folder + 1);
   }

@@ -1,4 +1,4 @@
-// weir/observe.h: what the checker found.
+// weir/observe.h: the findings of the race checker.
 // Threads: any.
 #include "simulator/checker/race_checker.h"
 #include "streams/stream/context.h"

@@ -1,5 +1,5 @@
-// The history's events become a trace in PyTorch's words:
-// a free is asked for, and is complete when no stream uses the block.
+// Converts history events to a trace in PyTorch's terms: a free is requested, and completed when no stream
+// uses the block.
 #include "streams/report/recording.h"
 
 #include <algorithm>
@@ -28,7 +28,7 @@ block_state told_state(memory::mapped_range::use u) noexcept {
   return block_state::inactive;
 }
 
-// Entries in order of time; of a free the second one follows at once, or when its block is settled.
+// Writes entries by time. A free has two entries; the second follows at once, or when the block is reclaimed.
 class trace_writer {
  public:
   explicit trace_writer(std::vector<report::trace_entry>& out) : out_(out) {}
@@ -55,7 +55,7 @@ class trace_writer {
       }
     }
   }
-  // Entries that were taken out leave no gap.
+  // Removes deleted entries.
   void finish() {
     std::erase_if(out_, [](report::trace_entry const& e) { return e.action.empty(); });
   }
@@ -65,7 +65,7 @@ class trace_writer {
     e.action = action;
     out_.push_back(e);
   }
-  void hold(observe::event const& e) {  // the free before it is not complete yet
+  void hold(observe::event const& e) {  // the preceding free is not complete
     auto const asked = asked_.find(e.at);
     if (asked == asked_.end()) return;
     report::trace_entry& request = out_[asked->second];
@@ -74,7 +74,7 @@ class trace_writer {
     out_[asked->second + 1].action = {};
   }
   std::vector<report::trace_entry>& out_;
-  boost::unordered_flat_map<std::uintptr_t, std::size_t> asked_;          // where the newest free of an address stands
+  boost::unordered_flat_map<std::uintptr_t, std::size_t> asked_;          // index of the newest free of an address
   boost::unordered_flat_map<std::uintptr_t, report::trace_entry> held_;  // blocks whose free is not complete
 };
 
@@ -111,7 +111,7 @@ void add_reserved(runtime::impl& r, int d, std::vector<memory_segment>& out) {
   }
 }
 
-// Blocks side by side: what lies between those that serve somebody is free.
+// Adds segments of shared memory, with the gaps between their blocks as free blocks.
 void add_shared(runtime::impl& r, int d, std::vector<memory_segment>& to) {
   auto const* const beside = r.part_if_made<observe::memory_beside>();
   if (!beside) return;

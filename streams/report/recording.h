@@ -1,4 +1,4 @@
-// What the history recorded and where memory is now, as files are made of it.
+// The recorded history and current memory, in the form that files need.
 // Threads: any.
 #pragma once
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace weir::streams {
 
-// By address; blocks of `device` that the history knows have their line.
+// By address. Blocks of `device` have their source line, if the history knows it.
 std::vector<memory_segment> segments_of(runtime::impl&, int device);
 
 struct recording {
@@ -17,7 +17,7 @@ struct recording {
 };
 recording take_recording(runtime::impl&);
 
-// Throws: invalid_use (the file cannot be written, and why)
+// Throws: invalid_use (the file cannot be written, with the reason)
 void write_file(std::string const& path, std::string_view bytes, char const* operation, source_location);
 
 }  // namespace weir::streams

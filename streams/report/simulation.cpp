@@ -1,4 +1,4 @@
-// The user's view of a simulated machine: names and exceptions around the machine's controls.
+// The public view of a simulated machine: names and exceptions around the machine's controls.
 // Threads: as weir/sim.h says.
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-// weir/observe.h: memory as it lies, and the files that show it: for PyTorch's viewer, and a page of its own.
+// weir/observe.h: memory snapshots, and their files: for PyTorch's viewer, and as an HTML page.
 // Threads: any.
 #include "runtime/report/page.h"
 #include "streams/report/recording.h"

@@ -1,4 +1,4 @@
-// weir/observe.h: the current runtime's and device's numbers.
+// weir/observe.h: statistics of the current runtime and device.
 // Threads: any.
 #include "runtime/memory/device/device_memory.h"
 #include "runtime/observe/external_memory.h"
@@ -12,7 +12,7 @@
 namespace weir {
 namespace {
 
-// Null: the device was never used. Asking makes no context on it.
+// Null: the device was never used. A query creates no context.
 int ordinal(device on, char const* operation, source_location at) {
   return streams::resolve(on, streams::current_runtime(at), operation, at);
 }
@@ -21,7 +21,7 @@ memory::allocator* used(device on, char const* operation, source_location at) {
   memory::device_memory* const m = streams::current_runtime(at).part_if_made<memory::device_memory>();
   return m ? m->if_made(d) : nullptr;
 }
-// null: nothing was ever shared, nor a range pinned
+// null: nothing was ever shared or registered
 observe::memory_beside* beside(source_location at) {
   return streams::current_runtime(at).part_if_made<observe::memory_beside>();
 }

@@ -1,4 +1,4 @@
-// weir/timeline.h: ranges, and the file.
+// weir/timeline.h: ranges and the file.
 // Threads: any.
 #include "weir/timeline.h"
 

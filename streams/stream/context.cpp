@@ -1,6 +1,6 @@
-// What each thread has chosen, runtime by runtime:
-// its current device and streams, and the pile of guards that restore them.
-// Threads: each has its own; only a guard that ends on another thread leaves a note for its maker.
+// Each thread's choices per runtime: its current device and streams, and the stack of guards that restore
+// them.
+// Threads: each has its own; a guard that ends on another thread leaves a note for its thread.
 #include "streams/stream/context.h"
 
 #include <algorithm>
@@ -16,10 +16,10 @@ namespace {
 struct frame {  // one guard
   std::uint64_t number = 0;
   int device_found = 0;
-  bool cuda_found = false;                  // CUDA's device was set by weir then
-  int stream_device = -1;                   // whose current stream was found; -1: the guard set none
-  stream_ref stream_found = weir::detail::stream_access::none();  // of none: the default stream
-  bool ended = false;                       // too early: younger ones are above it
+  bool cuda_found = false;                  // weir had set CUDA's device before
+  int stream_device = -1;                   // the device whose current stream was replaced; -1: none
+  stream_ref stream_found = weir::detail::stream_access::none();  // none: the default stream
+  bool ended = false;                       // too early: newer guards are above it
 };
 
 struct seat {  // one thread in one runtime
@@ -27,12 +27,12 @@ struct seat {  // one thread in one runtime
   known_runtime of;
   stream_pool* pool = nullptr;
   int device = 0;
-  bool cuda = false;                        // CUDA's device is set to `device`: not before weir was told to
-  std::vector<stream_ref> chosen;           // by device; of none: the default stream
+  bool cuda = false;                        // weir has set CUDA's device to `device`
+  std::vector<stream_ref> chosen;           // by device; none: the default stream
   std::vector<frame> frames;
 };
 
-// Guards that ended on another thread than their maker, by the maker: its entry lasts as long as it does.
+// Guards that ended on another thread, by the thread that made them. Its entry lives as long as the thread.
 base::atomic<std::uint64_t> misplaced{0}, notes_left{0};
 base::guarded<std::unordered_map<std::uint64_t, std::vector<std::uint64_t>>>& notes() {
   static auto* const value = new base::guarded<std::unordered_map<std::uint64_t, std::vector<std::uint64_t>>>;
@@ -111,7 +111,7 @@ void restore(seat& s, driver::driver& machine, frame const& f) {
   if (f.stream_device >= 0) s.chosen[static_cast<std::size_t>(f.stream_device)] = f.stream_found;
   s.device = f.device_found;
   s.cuda = f.cuda_found;
-  // a device weir never made current gets no context here
+  // creates no context on a device that weir never made current
   if (f.cuda_found) (void)machine.make_current(f.device_found);
 }
 
@@ -140,7 +140,7 @@ inline clock::timeline& line_in(seat& s, int device, source_location const& at) 
   auto& chosen = s.chosen[static_cast<std::size_t>(device)];
   if (auto* const line = weir::detail::stream_access::line(chosen)) {
     if (line->tenure() == weir::detail::stream_access::tenure(chosen)) [[likely]] return *line;
-    chosen = weir::detail::stream_access::none();  // it was given back, or its registration has ended
+    chosen = weir::detail::stream_access::none();  // it was returned, or its registration has ended
   }
   return s.pool->default_line(device, at);
 }
@@ -210,7 +210,7 @@ void leave(weir::detail::guard_mark mark) noexcept {
       base::undivided const one_step;
       auto of = notes().lock();
       auto const maker = of->find(mark.thread);
-      if (maker == of->end()) return;  // it has ended, and nobody is left to hear of it
+      if (maker == of->end()) return;  // that thread has ended: no one to notify
       maker->second.push_back(mark.number);
       notes_left.fetch_add(1);
     } catch (...) {  // no memory for the note: that thread keeps its setting

@@ -1,6 +1,5 @@
-// The thread's current runtime, device and streams;
-// and the way from public handles to what stands behind them.
-// Threads: each sees its own current device and stream.
+// The thread's current runtime, device and streams, and the access to the objects behind public handles.
+// Threads: each has its own current device and stream.
 #pragma once
 #include <optional>
 #include <string>
@@ -14,12 +13,12 @@ namespace weir {
 struct block_info;
 
 namespace detail {
-struct stream_access {  // the one way into the public handles
+struct stream_access {  // the only access to the internals of public handles
   static clock::timeline* line(stream_ref s) noexcept { return static_cast<clock::timeline*>(s.line_); }
   static stream_ref ref(clock::timeline& t) noexcept { return stream_ref(&t, t.tenure()); }
   static stream_ref none() noexcept { return stream_ref(nullptr, 0); }
   static std::uint64_t tenure(stream_ref s) noexcept { return s.tenure_; }
-  // Null: moved from, given back, its registration or its runtime has ended.
+  // Null: moved from, returned, or its registration or runtime has ended.
   static clock::timeline* line_if_valid(stream_ref s) noexcept {
     clock::timeline* const line = clock::find(clock::tenure_word::id(s.tenure_));
     return line && line->tenure() == s.tenure_ && !(s.tenure_ & clock::tenure_word::ended) ? line : nullptr;
@@ -36,37 +35,37 @@ struct stream_access {  // the one way into the public handles
 
 namespace streams {
 
-// In a forked child locks may be held for ever by threads that are not there: no call gets as far as one.
+// In a forked child, threads of the parent may hold locks for ever: every call throws before it takes one.
 [[noreturn]] void throw_forked(std::string_view operation, source_location);
-// this thread's runtime_guard, else the process default
+// the runtime of this thread's runtime_guard, else the default
 inline runtime::impl& current_runtime(source_location const& at) {
   if (process_was_forked()) [[unlikely]] throw_forked("runtime", at);
   return runtime_of_thread(at).get();
 }
-// The ordinal a device means for this thread. Throws: invalid_use (cpu where a gpu is needed;
-// no such device: names how many there are)
+// The ordinal of a device for this thread. Throws: invalid_use (cpu where a GPU is needed; no such device:
+// says how many exist)
 int resolve(device, runtime::impl&, std::string_view operation, source_location);
 
-// Requires: not of a stream that was moved from (the caller has asked line_or_throw)
+// Requires: the stream was not moved from (checked by line_or_throw)
 inline clock::timeline& line_of(stream_ref s) noexcept { return *detail::stream_access::line(s); }
 inline stream_ref ref_of(clock::timeline& t) noexcept { return detail::stream_access::ref(t); }
-// the thread's current stream of that device. Opens the device. Throws: device_lost, driver_error
+// The thread's current stream of that device. Opens the device. Throws: device_lost, driver_error
 clock::timeline& current_line(runtime::impl&, int device, source_location const&);
 clock::timeline& current_line(runtime::impl&, source_location const&);   // of the current device
-int current_ordinal(runtime::impl&);                                  // the thread's current device
+int current_ordinal(runtime::impl&);                                  // the current device
 inline weir::stamp public_stamp(clock::stamp s) noexcept { return detail::stream_access::stamp(s); }
 inline clock::stamp inner_stamp(weir::stamp s) noexcept { return detail::stream_access::stamp(s); }
 
-// find_block, of what deallocate takes: no shared buffer, no range that was pinned where it lies
+// find_block for memory that deallocate accepts: no shared buffer, no registered range
 std::optional<block_info> block_of_allocator(void const*) noexcept;
 
-// Throws as throw_refusal does; of a wait of the host that can never end, with who waits for whom.
+// Throws as throw_refusal; for a host wait that can never end, with the circle of waits.
 void require_not_stuck(driver::driver&, driver::status, std::string_view operation, source_location);
 
 // For messages: "stream 7 of gpu:1".
 std::string describe(clock::timeline const&);
-// The stream behind a handle. Throws: invalid_use (it was moved from or given back,
-// its registration or its runtime has ended)
+// The stream behind a handle. Throws: invalid_use (moved from, returned, or its registration or runtime has
+// ended)
 [[noreturn]] void throw_not_valid(stream_ref, std::string_view operation, source_location);
 inline clock::timeline& line_or_throw(stream_ref s, std::string_view operation, source_location at) {
   if (process_was_forked()) [[unlikely]] throw_forked(operation, at);
@@ -74,10 +73,9 @@ inline clock::timeline& line_or_throw(stream_ref s, std::string_view operation, 
   throw_not_valid(s, operation, at);
 }
 
-// The thread's current device, and with `stream` the current stream of that device, from now on.
+// Sets the thread's current device and, with `stream`, its current stream of that device.
 void choose(runtime::impl&, int device, clock::timeline* stream, std::string_view operation, source_location);
-// The same until leave(), which never throws.
-// What is found when marks are left out of order: see device_guard.
+// The same until leave(), which never throws. Marks left out of order: see device_guard.
 weir::detail::guard_mark enter(runtime::impl&, int device, clock::timeline* stream, std::string_view operation,
                                source_location);
 void leave(weir::detail::guard_mark) noexcept;

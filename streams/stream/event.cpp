@@ -1,5 +1,5 @@
-// Events: somebody's own points in a stream, recorded as often as they like, timed on request.
-// Threads: any. An event's lock is held over its record, never over a wait.
+// Events: a program's own points in a stream, recorded any number of times, timed on request.
+// Threads: any. An event's lock is held across a record, never across a wait.
 #include "runtime/base/call_site.h"
 #include "streams/stream/context.h"
 #include "streams/stream/timed_work.h"
@@ -9,8 +9,8 @@ namespace weir {
 
 struct event::state {
   struct recorded {
-    std::uint64_t line = 0;  // id of the stream of the last record; 0: never recorded
-    clock::event_ref event;  // null: no driver object yet
+    std::uint64_t line = 0;  // id of the last record's stream; 0: never recorded
+    clock::event_ref event;  // null: no driver event yet
     clock::fence_ref last;
   };
   explicit state(event_options o) : options(o) {}
@@ -40,7 +40,7 @@ void event::record(source_location at) { record(current_stream(gpu, at), at); }
 
 void event::record(stream_ref s, source_location at) {
   auto& line = streams::line_or_throw(s, "event::record", at);
-  if (!state_) state_ = std::make_unique<state>(event_options{});  // moved from: as new
+  if (!state_) state_ = std::make_unique<state>(event_options{});  // moved from: like new
   auto now = state_->now.lock();
   auto event = now->event;
   bool const of_a_gone_runtime = now->last && !clock::find(now->line);
@@ -153,7 +153,7 @@ void stream_ref::wait(event const& e, source_location at) const {
     }
     streams::timed_work const timed(line, "wait", 0, at, from->id());
     auto const s = line.wait(now.last, *from);
-    if (s.what == driver::code::not_ready) continue;  // recorded again meanwhile: that record is the last
+    if (s.what == driver::code::not_ready) continue;  // recorded again meanwhile: use that record
     require(
         s, "stream::wait", streams::describe(line) + ", for an event on " + streams::describe(*from),
         s.what == driver::code::not_permitted

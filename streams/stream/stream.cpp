@@ -1,4 +1,4 @@
-// weir/stream.h's stamps and streams over the clocks and the pool.
+// weir/stream.h: stamps and streams over the clocks and the pool.
 // Threads: any.
 #include "weir/stream.h"
 
@@ -95,7 +95,7 @@ void stream_ref::wait(stream_ref other, source_location at) const {
   streams::timed_work const timed(line, "wait", 0, at, from.id());
   base::call_site const in(line.owner().witness(), "wait", at);
   auto is = line.wait(wanted);
-  if (is.what == driver::code::not_permitted) {  // is it the other one that is captured?
+  if (is.what == driver::code::not_permitted) {  // perhaps the other stream is captured
     if (auto const joined = line.join(from); joined.ok()) return;
   }
   require_wait(is, line, "stream::wait", "for " + streams::describe(from), at);
@@ -141,7 +141,7 @@ stream& stream::operator=(stream&& from) noexcept {
 }
 
 stream::~stream() {
-  clock::timeline* const line = clock::find(ref_.id());  // null: moved from, or its runtime is gone
+  clock::timeline* const line = clock::find(ref_.id());  // null: moved from, or the runtime is gone
   if (!line || process_is_ending() || process_was_forked()) return;
   if (auto* const pool = line->owner().part_if_made<streams::stream_pool>()) pool->give_back(*line);
 }
@@ -150,7 +150,7 @@ external_stream::external_stream(weir::device d, CUstream_st* native, source_loc
     : ref_(streams::ref_of([&]() -> clock::timeline& {
         auto& r = streams::current_runtime(at);
         int const i = streams::resolve(d, r, "external_stream", at);
-        if (reinterpret_cast<std::uintptr_t>(native) == 2) {  // CUDA's name for it
+        if (reinterpret_cast<std::uintptr_t>(native) == 2) {  // CU_STREAM_PER_THREAD
           throw invalid_use("external_stream",
                             "CUDA's per-thread default stream, which is another stream on every thread",
                             "Register a stream of your own, or use weir::stream", at);

@@ -1,4 +1,4 @@
-// Making, leasing and ending driver streams.
+// Creates, leases and destroys driver streams.
 // Threads: any.
 #include "streams/stream/stream_pool.h"
 
@@ -67,7 +67,7 @@ clock::timeline& stream_pool::lease(int device, priority p, source_location at) 
 void stream_pool::give_back(clock::timeline& line) noexcept {
   line.set_carries_collectives(false);
   auto* const memory = runtime_.part_if_made<memory::device_memory>();
-  // before anybody leases it again
+  // before the next lease
   if (auto* const of = memory ? memory->if_made(line.device()) : nullptr) of->forget_own_readers(line);
   auto leases = leases_.lock();
   auto const it = std::find_if(leases->begin(), leases->end(), [&](leased const& l) { return l.line == &line; });

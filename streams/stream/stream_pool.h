@@ -1,5 +1,4 @@
-// The driver streams of one runtime: a default stream a device,
-// and leases by priority that go back to a pool.
+// The driver streams of one runtime: a default stream per device, and pooled streams by priority.
 // Threads: any. A part of the runtime.
 #pragma once
 #include <memory>
@@ -12,10 +11,10 @@ namespace weir::streams {
 class stream_pool {
  public:
   explicit stream_pool(runtime::impl&);
-  ~stream_pool();  // Blocks: until the work of its streams is done, but for lost devices
-  // Made and the device opened on first use. Throws: device_lost, driver_error
+  ~stream_pool();  // Blocks: until the work of its streams is done, except on lost devices
+  // Created on first use, which opens the device. Throws: device_lost, driver_error
   clock::timeline& default_line(int device, source_location);
-  // Nobody else has it until it is given back. Throws: device_lost, driver_error
+  // Exclusive until give_back(). Throws: device_lost, driver_error
   clock::timeline& lease(int device, priority, source_location);
   void give_back(clock::timeline&) noexcept;
   driver::driver& machine() noexcept { return runtime_.machine(); }
@@ -25,7 +24,7 @@ class stream_pool {
     clock::timeline* line;
     int device;
     priority at;
-    bool out;  // somebody has it
+    bool out;  // in use
   };
   clock::timeline& make(int device, driver::stream_kind, priority, source_location);
 
@@ -33,7 +32,7 @@ class stream_pool {
   clock::clocks& clocks_;
   std::unique_ptr<base::atomic<clock::timeline*>[]> defaults_;
   base::guarded<std::vector<clock::timeline*>> made_;
-  base::guarded<std::vector<leased>> leases_;  // the one idle longest first: its work is the likeliest to be done
+  base::guarded<std::vector<leased>> leases_;  // longest idle first: its work is most likely done
 };
 
 }  // namespace weir::streams

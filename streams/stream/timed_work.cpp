@@ -1,5 +1,5 @@
-// Events are taken from a pool and come back when their times have been read.
-// Threads: any. No driver call is made with the lock held but for reading times.
+// Events come from a pool and return after their times are read.
+// Threads: any. The lock is held across a driver call only to read times.
 #include "streams/stream/timed_work.h"
 
 #include <algorithm>
@@ -13,10 +13,10 @@
 namespace weir::streams {
 namespace {
 
-constexpr std::size_t collect_beyond = 2048;                  // spans that are not collected yet
-constexpr std::int64_t new_base_after_ns = 4'000'000'000;  // times from a base are floats of milliseconds
+constexpr std::size_t collect_beyond = 2048;                  // uncollected spans
+constexpr std::int64_t new_base_after_ns = 4'000'000'000;  // float milliseconds since the base lose precision
 
-// Of one runtime: a part. Its events go with it.
+// A part of the runtime; its events end with it.
 class stopwatch {
  public:
   explicit stopwatch(runtime::impl& r) : machine_(r.machine()), bases_(static_cast<std::size_t>(r.device_count())) {}
@@ -57,7 +57,7 @@ class stopwatch {
     base::lock_guard const hold(lock_);
     free_.emplace(device, e);
   }
-  // The device's time beside the host's, not too long ago. none: it cannot be had.
+  // A recent pair of device and host times. none: not available.
   base_time base_of(int device) {
     base_time& mine = bases_[static_cast<std::size_t>(device)];
     {
@@ -170,12 +170,12 @@ void timed_work::end() noexcept {
   try {
     if (kept) return done->by.add(std::move(w));
     done->by.give_back(w.what.device, w.start), done->by.give_back(w.what.device, w.end);
-  } catch (std::exception const&) {  // its events stay the driver's until the process ends
+  } catch (std::exception const&) {  // its events remain until the process ends
   }
 }
 
 namespace {
-base::flag any_launch;  // was ever timed
+base::flag any_launch;  // a launch was timed at some time
 base::per_thread<std::unique_ptr<timed_work>>& open_launch() {
   static auto* const value = new base::per_thread<std::unique_ptr<timed_work>>;
   return *value;
@@ -200,7 +200,7 @@ void end_timed_launch() noexcept {
 void collect_timed_work(runtime::impl& r) noexcept {
   try {
     if (auto* const by = r.part_if_made<stopwatch>()) by->collect(true);
-  } catch (std::bad_alloc const&) {  // what is not collected stays for another time
+  } catch (std::bad_alloc const&) {  // uncollected spans are collected later
   }
 }
 

@@ -1,16 +1,16 @@
-// When a stream did its work: timing events before and after it, while a timeline is recorded.
+// Device times of stream work: timing events before and after it, while a timeline is recorded.
 // Threads: any; one object belongs to one thread.
 //
-// Device time becomes the host's by an event recorded on a stream of its own and waited for at once: good to
-// about 20 us, and between two spans of one device to the events' own half microsecond.
+// An event on a separate stream, waited for at once, relates device time to host time, within about 20 us.
+// Spans of one device relate to each other within the events' 0.5 us.
 #pragma once
 #include "runtime/clock/stream_clock.h"
 #include "runtime/observe/span_recorder.h"
 
 namespace weir::streams {
 
-// Work given to the stream while one lives, and the call that gave it. Nothing on a captured stream:
-// a graph runs whenever it is launched.
+// Times the work enqueued on the stream while it lives, and the call that enqueued it. Not on a captured
+// stream: its graph runs at each launch.
 class [[nodiscard]] timed_work {
  public:
   timed_work(clock::timeline& line, std::string_view name, std::size_t bytes, source_location at,
@@ -32,11 +32,11 @@ class [[nodiscard]] timed_work {
   open* open_ = nullptr;
 };
 
-// A launch begins and ends in two calls of weir. One at a time of a thread.
+// A launch consists of two calls of weir. At most one per thread at a time.
 void begin_timed_launch(clock::timeline&, source_location) noexcept;
 void end_timed_launch() noexcept;
 
-// Spans whose events are complete go to the timeline. Blocks: until all of this runtime's are.
+// Moves spans with complete events to the timeline. Blocks: until all of this runtime's are complete.
 void collect_timed_work(runtime::impl&) noexcept;
 
 }  // namespace weir::streams
