@@ -21,7 +21,7 @@ struct block {
 class blocks {
  public:
   using map = std::map<address, block>;
-  // Returns the first block that overlaps [at, at + bytes), or end().
+  // Returns the first block that overlaps the range, or end().
   map::iterator find(address at, std::size_t bytes) {
     auto after = all_.upper_bound(at);
     if (after != all_.begin()) {
@@ -31,9 +31,7 @@ class blocks {
     return after != all_.end() && after->first - at < bytes ? after : all_.end();
   }
   map::iterator end() noexcept { return all_.end(); }
-  // Adds a block and forgets the freed blocks it overlaps.
-  // Returns: its entry, and a live block that it overlaps (an allocator defect), if any.
-  // A held one there is answered: it should not be.
+  // Forgets the freed blocks it overlaps. Returns: its entry, and a live block that it overlaps, a defect.
   std::pair<map::iterator, std::optional<block>> add(address at, block b) {
     std::optional<block> held;
     for (auto old = find(at, b.bytes); old != all_.end(); old = find(at, b.bytes)) {

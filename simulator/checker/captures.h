@@ -1,5 +1,5 @@
-// Stream captures. A captured use happens at each launch of its graph, not now. A launch is one operation of
-// its stream with all the graph's uses. It comes after all earlier launches of the same executable.
+// Stream captures. A captured use happens at each launch of its graph: one operation with all uses of the
+// graph, after all earlier launches of the executable.
 // Threads: under the checker's lock.
 #pragma once
 #include <map>
@@ -17,7 +17,7 @@ struct range {
   bool copied = false;  // a copy reads it: pinned memory must not change meanwhile
 };
 
-// A capture in progress, with the order of its own streams and events: the order of the graph's parts.
+// A capture in progress, with the order of its own streams and events.
 struct recording {
   std::uint64_t number = 0;  // from 1, never reused. 0: about to end
   std::vector<range> uses;
@@ -44,7 +44,7 @@ class captures {
  public:
   bool empty() const noexcept { return streams_.empty(); }
   void begin(stream_id s) { (streams_[s] = std::make_shared<recording>())->number = ++begun_; }
-  // Returns the capture that the stream is in, or null.
+  // Null: not in a capture.
   recording* of(stream_id s) const {
     auto const found = streams_.find(s);
     return found == streams_.end() ? nullptr : found->second.get();
@@ -73,8 +73,8 @@ class captures {
   void forget(event_handle e) {
     if (!events_.empty()) events_.erase(static_cast<std::uintptr_t>(e));
   }
-  // The stream waits for the event and joins the capture in which the event was recorded.
-  // Returns: false if the event was recorded outside a capture.
+  // The stream waits for the event and joins its capture. Returns: false if it was recorded outside a
+  // capture.
   bool waited(stream_id s, event_handle e) {
     auto const found = events_.find(static_cast<std::uintptr_t>(e));
     if (found == events_.end()) return false;

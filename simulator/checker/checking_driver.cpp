@@ -270,8 +270,7 @@ status checked::wait(int device, stream_handle s, event_handle e) {
   return is;
 }
 
-// so_far(), not now(): completion of a blocking or the legacy stream says nothing about later work on the
-// other.
+// so_far(), not now(): completion of one of a blocking and the legacy stream says nothing about the other.
 moment checked::given(int device, stream_handle s) {
   if (away()) return {};
   auto const known = judge_.lock();

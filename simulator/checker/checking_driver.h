@@ -1,6 +1,6 @@
 // The decorator: forwards every call to the inner driver and records its effect on order and memory.
-// Threads: as the driver interface. The checker reads what a call comes after before it makes the call. It
-// gives the call its place after the return. So calls of unsynchronized threads never count as ordered.
+// Threads: as the driver interface. What a call comes after is read before the call, and its place is
+// assigned after it, so that calls of unsynchronized threads never count as ordered.
 #pragma once
 #include "runtime/base/os.h"
 #include "simulator/checker/race_judge.h"

@@ -18,8 +18,7 @@ void checked::host_uses(address at, std::size_t bytes, host_use how, base::site 
   }
 }
 
-// weir's own copies have no shields: weir does not read the bytes early, and it knows more about completion
-// than it may promise (base::unpromised).
+// weir's own copies have no shields: weir may know more than it promises (base::unpromised).
 void checked::keep_host_away(knowledge& known, epoch e, std::span<range const> ranges, base::site site) {
   if (!machine_ || base::this_call().unpromised) return;
   for (range const& r : ranges) {

@@ -113,8 +113,7 @@ status checked::unpin(void* host) {
 
 // Witness ---------------------------------------------------------------------------------------------------
 
-// Only a simulated machine is informed here: it guards bytes block by block and accepts a free while work
-// still uses the block. Other tools need to learn of the free when no work uses the block.
+// Only a simulated machine, which guards blocks, may hear of a free while work still uses the block.
 void checked::allocated(user home, address at, std::size_t bytes, source_location where) {
   if (away()) return;
   if (sim::bytes_are_guarded && simulated()) inner_->block_taken(at, bytes);

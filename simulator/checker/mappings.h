@@ -38,8 +38,8 @@ class places {
   void reserve(address at, std::size_t bytes) { reservations_[at] = bytes; }
   void unreserve(address at) { reservations_.erase(at); }
   void create(memory_handle, int device, std::size_t bytes);
-  // Removes the handle before the driver call, so that it is not confused with another thread's new handle of
-  // the same value. put_back() restores it if the driver refuses.
+  // Called before the driver call: another thread may get a new handle of the same value. put_back() on
+  // refusal.
   std::shared_ptr<physical> release(memory_handle);
   void put_back(memory_handle h, std::shared_ptr<physical> p) {
     handles_[static_cast<std::uint64_t>(h)] = std::move(p);
@@ -52,8 +52,8 @@ class places {
   using parts = boost::container::small_vector<part, 4>;
   parts find(address, std::size_t bytes);  // an unknown range is `elsewhere_`
   bool is_pinned(address, std::size_t bytes) const;  // all within one pin
-  // A host block begins. If it is as long as its pin, it may be the program's own memory, pinned in place.
-  // Returns: the pages of that pin that hold nothing else, if not reported yet. bytes 0: none.
+  // A host block as long as its pin may be the program's own memory, pinned in place.
+  // Returns: the pages of its pin that hold nothing else, if not reported yet. bytes 0: none.
   touch begins_in_pin(address, std::size_t bytes);
   // Returns the part of pinned bytes that shares no page with other data. bytes 0: none.
   std::pair<address, std::size_t> on_pages_of_its_own(address, std::size_t bytes) const;

@@ -1,5 +1,4 @@
-// The order of work, computed from driver calls: the program order of each stream, records and waits, and
-// completion that the host saw.
+// The order of work from driver calls: program order of streams, records, waits, and completion the host saw.
 // Threads: under the checker's lock.
 //
 // Invariant: complete(e, promised) implies complete(e, known), and ordered() the same.

@@ -1,16 +1,16 @@
-// The race checker: a decorator of any driver. It computes the order of work from driver calls and reports
-// conflicting uses that nothing orders.
+// The race checker: a decorator of any driver that computes the order of work and reports unordered
+// conflicts.
 // Threads: as the driver interface. findings() is callable at any time.
 // Throws: bad_alloc, unlike the driver interface: the checker keeps its records in host memory.
 //
-// It knows the program order of each stream, records and waits, completion that the host queried and saw, and
-// blocks as reported to the witness. It checks a captured graph twice: part against part at capture, and as
-// one operation of its stream at launch. It shares no code with weir's clocks, which it also checks. Reports
-// are the same for every schedule of a machine: accidental completion, or a wait that weir inserts for
-// itself, does not count as order. Host uses are those made through weir (host_uses). On a guarded simulated
-// machine, also every access to pages of a pinned range that work uses. It cannot know undeclared uses,
-// completion or order from direct CUDA calls, or order between ranks that only a collective makes. Streams of
-// other libraries count as ordered with the legacy stream.
+// It knows program order, records and waits, completion that the host saw, and blocks reported to the
+// witness.
+// A captured graph is checked twice: part against part, and as one operation of its stream at each launch.
+// Accidental completion and waits that weir inserts for itself are no order: all schedules give equal
+// reports.
+// Host uses: those through weir (host_uses), and on a guarded machine all accesses to pages that work uses.
+// Unknown: undeclared uses, direct CUDA calls, and order between ranks that only a collective makes.
+// Streams of other libraries count as ordered with the legacy stream.
 #pragma once
 #include <functional>
 #include <memory>
@@ -49,8 +49,7 @@ class control {
  public:
   virtual ~control() = default;
   virtual std::vector<finding> findings() = 0;  // all so far; they are then not printed at exit
-  // Calls the listener once for each new finding, on the thread whose call revealed it. Locks of weir may be
-  // held: the listener must not call weir.
+  // Called once per new finding, on the thread that caused it, perhaps under locks: it must not call weir.
   virtual void on_finding(std::function<void(finding const&)>) = 0;
 
   struct late_waits {

@@ -105,8 +105,7 @@ void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> 
   }
 }
 
-// The new stream must come after all uses so far. The handover itself is not recorded as a use: the old
-// stream's next work is ordered with its own earlier work.
+// The new stream must come after all uses so far. The handover itself is no use.
 void knowledge::handed_over(stream_id to, address at, std::size_t bytes, source_location where) {
   auto const b = blocks.find(at, bytes);
   if (bytes == 0 || b == blocks.end() || b->first != at) return;

@@ -48,8 +48,7 @@ struct knowledge {
   void unmapped(places::region const&, address, base::site);
   void copies_from(epoch copy, moment const& before, address, std::size_t bytes, base::site);
   void host_function(epoch);
-  // The host uses the bytes now, in that call.
-  // Returns: the work it should have waited for. Each one is reported.
+  // A host use in that call. Returns: the work it should have waited for; each is reported.
   std::vector<access_ref> host_uses(address, std::size_t bytes, host_use, base::site);
   std::uint64_t hash_behind_shields(address, std::size_t bytes);  // of pinned bytes
   void look_at_sources();                             // after new completion
@@ -58,7 +57,6 @@ struct knowledge {
   void relied_on(stream_id waiter, stream_id other);  // waiter 0: the host
   void sweep();
 
-  // Report texts (report.cpp)
   void report_race(access const& before, access const& now, address from, std::size_t bytes);
   void report_use_after_free(access const& now, blocks::map::iterator);
   void report_freed_in_use(access const& before, std::span<stream_id const> behind, blocks::map::iterator);

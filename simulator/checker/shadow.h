@@ -1,8 +1,7 @@
 // A shadow: an interval map of the accesses to one physical memory that are not known to be complete.
 // Threads: under the checker's lock.
 //
-// Invariant: of ordered accesses only the last is kept. Each byte has at most one write, and the reads that
-// came after it or raced with it.
+// Invariant: a byte has at most one write, and the reads after it or in a race with it.
 #pragma once
 #include <map>
 #include <utility>
@@ -17,7 +16,6 @@ namespace weir::driver::check {
 
 enum class action : std::uint8_t { reads, writes, allocates, frees, takes_over };
 
-// One operation's use of one address range.
 struct access {
   action how = action::reads;
   std::uint32_t holders = 0;       // of intrusive_ptr; under the checker's lock
@@ -53,11 +51,10 @@ inline access_ref made(action how, epoch e, base::site site, address at, std::si
 class shadow {
  public:
   using offset = std::uint64_t;  // into the physical memory
-  // Adds the access to [from, to). past(old): is the old access complete, or ordered before this one? If not,
-  // and one of the two writes, clash(old) is called once.
+  // past(old): complete, or ordered before this access? If not, and one of the two writes: clash(old), once.
   template <class Past, class Clash>
   void add(offset from, offset to, access_ref const& a, Past past, Clash clash);
-  // Visits each access to [from, to). If keep(a) is false, it is forgotten there.
+  // Visits each access to [from, to). keep(a) false: forgets it there.
   template <class Keep>
   void each(offset from, offset to, Keep keep);
   void forget_all() noexcept { cells_.clear(); }

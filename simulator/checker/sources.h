@@ -1,8 +1,7 @@
 // Host memory that copies read, hashed when the copy is enqueued and when the host sees it complete.
 // Threads: under the checker's lock.
 //
-// A source that stream work may legally change is not checked. Such work is enqueued earlier and not complete
-// (a declared use, or any host function), or it is enqueued later.
+// Not checked: sources that pending earlier work (a declared use, any host function) or later work may write.
 #pragma once
 #include <list>
 

@@ -1,5 +1,4 @@
-// Vector clocks of the checker: how far each stream is known to be ordered before a point. They share no code
-// with runtime/clock, which the checker checks.
+// Vector clocks of the checker. They share no code with runtime/clock, which the checker checks.
 // Threads: values; a view is shared and immutable.
 #pragma once
 #include <algorithm>
@@ -45,10 +44,9 @@ class vector_clock {
 
 using view = std::shared_ptr<vector_clock const>;
 
-// Two kinds of knowledge. What the program requests (waits, synchronizes) holds in every run: promised. What
-// weir finds out or orders for itself (a poll on the allocation path, an inserted wait) holds in this run:
-// known. Programs are judged by promised, so that every seed gives the same report (exceptions:
-// docs/testing.md). weir is judged by known.
+// promised: what the program requests (waits, synchronizes) holds in every run. Programs are judged by it, so
+// that every seed gives the same report (exceptions: docs/testing.md). known: what weir finds out or orders
+// for itself holds in this run. weir is judged by it.
 struct views {
   view promised, known;
 };

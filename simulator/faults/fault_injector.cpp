@@ -1,5 +1,5 @@
 // Counts calls and refuses those that were ordered.
-// Threads: as the seam.
+// Threads: as the driver interface.
 #include "simulator/faults/fault_injector.h"
 
 #include <algorithm>

@@ -24,9 +24,8 @@ class faulty : public driver {
     std::uint64_t more = 0;
     bool by_contract = true;   // only the k-th, or the first after it, whose contract allows the code
   };
-  // A refused call does not reach the inner driver, except end_capture, which ends the capture. Orders are
-  // independent of each other.
-  // Returns: the number for cancel(). 0: k is 0 or `with` is ok, and nothing is ordered.
+  // A refused call does not reach the inner driver, except end_capture. Orders are independent.
+  // Returns: the number for cancel(). 0: nothing is ordered (k is 0, or `with` is ok).
   std::uint64_t refuse(order);
   // The same by name, whatever the call's contract allows. Returns: also 0 for a name not in call_names().
   std::uint64_t fail_call(std::string_view call, std::uint64_t k, code);
@@ -115,8 +114,7 @@ class faulty : public driver {
   status open_gate(gate_handle) override;
 
  protected:
-  // A call that names this device was refused with code::lost. The loss is sticky: mark the device lost.
-  // every_device: pin() loses all devices.
+  // A call that names this device was refused with the sticky code::lost. every_device: pin() loses all.
   static constexpr int every_device = -2;
   virtual void refused_as_lost(int /*device*/) {}
   virtual int device_of(event_handle) const { return no_device; }  // for calls that only name an event

@@ -34,9 +34,8 @@ stream* machine::find_stream(int device, stream_handle h, status& why) {
   return s.get();
 }
 
-// The answer for a host that waited on a stream of this device. If the stream waits for a lost device's work,
-// its own device becomes lost too: `lost` concerns the device of the call, so the device cannot stay usable.
-// Releases the lock if the answer is lost.
+// The answer for a host that waited on this device's stream. If it waited for a lost device's work, its own
+// device becomes lost too, because `lost` concerns the device of the call. Releases the lock then.
 status machine::answer(base::unique_lock& lock, int device, outcome end) {
   switch (end) {
     case outcome::done: return fine;
@@ -49,8 +48,7 @@ status machine::answer(base::unique_lock& lock, int device, outcome end) {
   return {code::lost};
 }
 
-// The answer to a query. A position that a lost device makes unreachable answers `lost`, as for a wait, not
-// `not_ready`. May release the lock.
+// The answer to a query. An unreachable position answers `lost`, as for a wait. May release the lock.
 status machine::polled(base::unique_lock& lock, stream& s, std::uint64_t position) {
   auto const alive = s.shared_from_this();
   schedule_->asked(s, position);

@@ -79,8 +79,7 @@ void machine::follow(stream& s, stream& other, std::uint64_t position) {
   all_.give(s, std::move(o));
 }
 
-// Orders the legacy stream and the blocking streams of its device: each waits for the other's earlier work,
-// unless that is done or was waited for.
+// The legacy stream and the blocking streams of its device wait for each other's earlier work, if not done.
 void machine::keep_legacy_order(stream& s) {
   if (s.kind != stream_kind::blocking) return;
   auto const& legacy = legacy_[static_cast<std::size_t>(s.device)];
@@ -277,8 +276,7 @@ status machine::launch_graph(int device, stream_handle h, executable_handle eh) 
   return fine;
 }
 
-// The first lane runs on s. Each other lane gets a stream that ends with it, so that lanes run as
-// concurrently as captured.
+// The first lane runs on s. Each other lane gets its own stream, so that lanes are as concurrent as captured.
 void machine::replay_on(stream& s, executable& e) {
   auto& lanes = e.of->lanes;
   std::vector<std::shared_ptr<stream>> on{s.shared_from_this()};

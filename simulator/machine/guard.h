@@ -1,5 +1,5 @@
-// Page protection. The host cannot reach device pages: a fault there is explained, and the process ends. The
-// host cannot reach pinned pages that work uses: a fault there is reported, and the program continues.
+// Page protection. A host access to device pages is explained, and the process ends. A host access to pinned
+// pages that work uses is reported, and the program continues.
 // Threads: any.
 #pragma once
 #include <string>

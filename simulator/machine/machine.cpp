@@ -240,8 +240,7 @@ result<peer_info> machine::peer(int from, int to) {
   return {fine, {linked, linked, linked ? 1 : 0}};
 }
 
-// NVIDIA's driver waits like this before it releases memory not mapped by pages. Skips work that can never
-// run.
+// As NVIDIA's driver before it releases memory not mapped by pages. Skips work that can never run.
 status machine::wait_for_all(int only) {
   base::unique_lock lock(all_.mutex);
   std::vector<std::pair<std::shared_ptr<stream>, std::uint64_t>> now;

@@ -1,5 +1,4 @@
-// The simulated machine: devices, streams and memory of this process behind the driver interface
-// (docs/simulated-machine.md).
+// The simulated machine of this process, behind the driver interface (docs/simulated-machine.md).
 // Threads: as the driver interface. The controls of a `stepped` machine belong to one thread at a time.
 #pragma once
 #include <cstdint>
@@ -30,8 +29,8 @@ class controls {
   virtual bool step(int device, stream_handle) = 0;
   virtual bool run() = 0;                 // until all is done or all waits; true: all done
   virtual std::string stuck() const = 0;  // after run() returned false: the circle of streams and events, as text
-  // Refuses the k-th call from now (k = 1: the next) of that driver function ("map", "create", … or "any")
-  // with that code. Returns: the number for cancel_failure; 0: unknown name, or k is 0
+  // Refuses the k-th call from now (1: the next) of that driver function ("map", "create", … or "any").
+  // Returns: the number for cancel_failure; 0: unknown name, or k is 0
   virtual std::uint64_t fail_call(std::string_view call, std::uint64_t k, code) = 0;
   virtual bool cancel_failure(std::uint64_t number) = 0;               // Returns: whether it was pending
   virtual void clear_failures() = 0;
@@ -56,8 +55,8 @@ class controls {
   virtual void unshield(std::uint64_t number) = 0;
   // Calls `look`, which reads those pinned bytes for the checker, with their shields open.
   virtual void look_behind_shields(touch const&, std::function<void()> const& look) = 0;
-  // Those pages of a pin hold only pinned memory of the program: work that does not declare them cannot reach
-  // them. Only on guarded machines that move inside calls.
+  // Pages of a pin with pinned memory alone: only work that declares them may reach them. Guarded, moves in
+  // calls.
   virtual void confine_work_from(touch const& pages) = 0;
   // Called when the machine is destroyed. With WEIR_SIM_CENSUS=1 the machine prints the census itself.
   virtual void at_end(std::function<void(std::vector<std::string> const& census)>) = 0;

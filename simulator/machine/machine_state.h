@@ -122,8 +122,7 @@ class machine final : public driver, public controls {
   status answer(base::unique_lock&, int device, outcome);
   status polled(base::unique_lock&, stream&, std::uint64_t position);
 
-  // Captures and the legacy stream. Require: the lock. If a function returns not_permitted, the capture
-  // concerned is spoiled, unless noted otherwise.
+  // Captures and the legacy stream. Require: the lock. not_permitted also spoils the capture, unless noted.
   enum class given : std::uint8_t { queued, kept, refused };
   given give(stream&, operation&, status&);             // queued: the caller enqueues it
   status keep(stream&, operation&&, std::size_t lane);  // into its capture's graph; refused if spoiled
@@ -151,7 +150,7 @@ class machine final : public driver, public controls {
   template <class... Numbers>
   void note(Numbers... numbers);                             // Requires: the lock
 
-  // The device's number among all of the machine's
+  // among all of the machine's devices
   int whole_number_of(int device) const {
     return visible_.empty() ? device : visible_[static_cast<std::size_t>(device)];
   }

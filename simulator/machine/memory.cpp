@@ -16,7 +16,7 @@ void* pointer(address at) { return reinterpret_cast<void*>(at); }
 bool wraps(address at, std::size_t bytes) { return at + bytes < at; }
 constexpr std::uint64_t bit(int device) { return std::uint64_t{1} << device; }
 
-// Returns the last entry that begins at or before `at`.
+// The last entry at or before `at`.
 template <class Map>
 auto entry_before(Map& map, address at) {
   auto it = map.upper_bound(at);

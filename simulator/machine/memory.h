@@ -1,5 +1,4 @@
-// The simulated machine's memory: pages in one anonymous file a device, their mappings, and pinned host
-// pages.
+// Memory of the simulated machine: pages in one anonymous file a device, mappings, and pinned host pages.
 // Threads: any. It has one lock; callers hold at most the machine's lock when they take it.
 #pragma once
 #include <map>
@@ -40,7 +39,6 @@ class memory {
   explicit memory(shape const&);
   ~memory();
 
-  // The driver calls of the same names.
   result<address> reserve(std::size_t bytes, std::size_t alignment);
   status unreserve(address, std::size_t bytes);
   result<memory_handle> create(int device, std::size_t bytes);
@@ -70,15 +68,14 @@ class memory {
   bool distort(std::span<use const>, bool copy);
   std::uint64_t came_back() const;  // number of reused handles and addresses
 
-  // Checks that every byte is pinned, or mapped and granted to the device that uses it.
-  // Returns: empty if so, else the defect as text.
+  // Empty: every byte is pinned, or mapped and granted to the device that uses it. Else the defect as text.
   std::string judge(use const&) const;
   // Judges all uses. If all are valid, their ranges cannot be unmapped until `end`.
   std::string begin(std::span<use const>);
   void end(std::span<use const>);
 
-  // The allocator's blocks, kept only if bytes are guarded. Work enqueued after a free cannot reach the
-  // block, until its address is a block again or no memory. Work enqueued before the free still can.
+  // Blocks of the allocator, kept only if bytes are guarded. Work enqueued after a free cannot reach the
+  // block until its address is a block again or no memory.
   void block_taken(address, std::size_t bytes);
   void block_given_back(address);
   std::uint64_t blocks_ended() const;
@@ -103,8 +100,8 @@ class memory {
   };
   // pinned bytes in all; confinement costs about 10 ns a launch for each resident page
   static constexpr std::size_t confined_at_most = std::size_t{64} << 20;
-  // If the access hit a pinned page closed by a shield, opens the page, so that the access can be repeated.
-  // `into`: the shield whose bytes it hit; 0: none. Returns: whether it did.
+  // Opens a pinned page that a shield closed, so that the access can be repeated. Returns: whether it was
+  // one. `into`: the shield whose bytes it hit; 0: none.
   bool let_through(os::bad_access const&, std::uint64_t& into);
 
   // A number for an address, the same in every run with the same calls. Traces use it instead of the address.

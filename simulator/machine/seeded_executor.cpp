@@ -1,5 +1,5 @@
-// The wanderer: the seeded schedule. Its tape decides when streams move: early, late, interleaved, half an
-// operation, or only when the host waits.
+// The wanderer: its tape decides when streams move: early, late, interleaved, by half, or only if the host
+// waits.
 // Threads: as executor.h says.
 #include "simulator/machine/stepping.h"
 

@@ -1,5 +1,4 @@
-// Shields protect pinned bytes from the host, by pages, until the host has waited for the work that uses
-// them.
+// Shields protect pinned bytes from the host, by pages, until the host has waited for the work on them.
 // Threads: one at a time; the memory holds its lock.
 //
 // If the work writes, its pages are inaccessible; if it reads, they are read-only. While an engine or a host
@@ -32,8 +31,8 @@ class shields {
   void release();
 
   static constexpr std::uint64_t of_confined = ~std::uint64_t{0};
-  // `into`: the shield whose bytes the access hit; 0: it only shares a page with one; of_confined: bytes that
-  // confined work does not declare.
+  // `into`: the shield whose bytes it hit; 0: only the page; of_confined: bytes that the work does not
+  // declare.
   // Ensures: the page is open until the next change there. Returns: false if the system refused.
   bool let_through(os::bad_access const&, std::uint64_t& into);
 

@@ -1,6 +1,5 @@
-// A tape: the source of all choices of a run (program, schedule, faults), and a hash of all choices and
-// actions. Choices come from a seed or from a given list. 0 is the simplest choice; after the end of a list
-// all are 0.
+// A tape: the source of all choices of a run (program, schedule, faults), and their hash. A seed or a given
+// list decides. 0 is the simplest choice; after the end of a list all are 0.
 // Threads: under the machine's lock, or with the baton of its host threads.
 #pragma once
 #include <cstdint>
@@ -42,7 +41,6 @@ class tape {
     if (n <= 1) return 0;
     return take(n, by_seed_ ? random(n) : 0);
   }
-  // Yes in `percent` of cases.
   bool coin(std::uint32_t percent) { return take(2, by_seed_ && random(100) >= 100 - percent) != 0; }
   // 0, except in `percent` of cases one of 1 … n - 1.
   std::uint32_t rarely(std::uint32_t n, std::uint32_t percent) {

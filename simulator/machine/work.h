@@ -66,7 +66,6 @@ struct operation {
   void drop() noexcept;  // drops its work, if still there
 };
 
-// A waiting host thread. On that thread's stack.
 struct host_waiter {
   std::uint64_t position;
   base::condition wake{};
@@ -100,7 +99,7 @@ struct stream : std::enable_shared_from_this<stream> {
 
 inline bool event::complete() const noexcept { return !on || on->done >= position; }
 
-// Objects by handle: index + 1, plus the slot's generation in the high bits unless handles are reused at
+// Objects by handle: index + 1, with the slot's generation in the high bits unless handles are reused at
 // once.
 template <class T>
 class slots {
@@ -182,9 +181,9 @@ class queues {
   std::function<bool()> spreads;        // does a fault of work lose the other devices? Empty: never
 
   void give(stream&, operation&&);  // to the end of its queue
-  // Streams on one connection begin their work in the order of enqueue. Returns: the stream with the earliest
-  // work that must begin before this one's front. Null: none. While a gate holds a stream, no streams share:
-  // gate tests must not depend on connections.
+  // Streams on one connection begin their work in the order of enqueue. Returns: the stream whose work must
+  // begin before this one's front, or null. None share while a gate holds one: gate tests must not depend on
+  // connections.
   stream* ahead_of(stream const&) const;
 
   // Completes the front. `freed` gets the streams whose front waited for it.
@@ -203,8 +202,7 @@ class queues {
   bool hopeless(stream const& s, std::uint64_t position) const;
   // The reason why s does not move, followed to its end, as text.
   std::string why_not(stream const& s) const;
-  // A host waits for a stream that does not move: lets other host threads run. Releases the lock.
-  // Returns: false when none can run.
+  // A host waits for a stream: lets other host threads run. Releases the lock. false: none can run.
   bool wait_for_hosts(base::unique_lock&, stream const&);
   bool has_hosts() const noexcept { return hosts && hosts->active(); }
   void tell_hosts() {

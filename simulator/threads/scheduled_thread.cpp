@@ -23,9 +23,9 @@ shelf*& all() noexcept {
   return made;
 }
 
-// Returns: the flag of the thread that gets the baton. Its relay keeps that thread alive until then.
-// Ensures: nothing of the relay is held here: the first thread may leave, and count live objects, before this
-// thread sleeps.
+// Returns: the flag of the next thread, which its relay keeps alive until it has the baton.
+// Ensures: holds nothing of the relay: its first thread may leave and count live objects before this one
+// sleeps.
 baton_flag& done_by(kept& me) {
   auto const mine = std::move(me.next);
   scheduled_thread::value = mine.get();

@@ -1,5 +1,4 @@
-// A thread of a relay, and the system threads that are kept for reuse, because making one costs more than a
-// run.
+// A thread of a relay, and system threads kept for reuse: making one costs more than a run.
 // Threads: as noted at each function.
 #pragma once
 #include "runtime/base/os.h"
@@ -7,16 +6,15 @@
 
 namespace weir::base::detail {
 
-// A thread sleeps here until it has the baton. No spinning or yielding: on a busy machine it costs other
-// processes their processor time.
+// A thread sleeps here until it has the baton. It never spins: that takes the processor from other processes.
 class baton_flag {
  public:
   void await() noexcept {
     while (std::atomic_ref<int>(word_).load(std::memory_order_acquire) == 0) os::sleep_while(word_, 0);
     std::atomic_ref<int>(word_).store(0, std::memory_order_relaxed);
   }
-  // The store may let the owner end, and this object with it. The wake only uses the address; any other
-  // sleeper there checks its own word.
+  // After the store, this object may be gone with its thread. The wake only uses the address; other sleepers
+  // recheck.
   void give() noexcept {
     int const& at = word_;
     std::atomic_ref<int>(word_).store(1, std::memory_order_release);
@@ -66,7 +64,7 @@ struct relay_thread final : sync_scheduler {
 // null: not in a relay
 inline relay_thread* this_relay_thread() noexcept { return static_cast<relay_thread*>(scheduled_thread::value); }
 
-// Runs body(t) on a kept thread once t has the baton. The baton then goes to the thread that body returns.
+// Runs body(t) on a kept thread once t has the baton, which then goes to the thread that body returns.
 // Threads: any. Throws: as std::thread.
 void run_on_kept_thread(std::shared_ptr<relay_thread> t, std::shared_ptr<relay_thread> (*body)(relay_thread&) noexcept);
 

@@ -227,8 +227,7 @@ void relay::lock(member& me, mutex& m) {
   take(me, m);
 }
 
-// The holder is a thread outside the relay, which needs no baton to release it, or a member that locked it
-// before it entered and now waits for the baton.
+// The holder is outside the relay and needs no baton, or locked it before it entered and waits for the baton.
 void relay::lock_from_outside(mutex& m) {
   for (int naps = 0; !m.mutex_.try_lock(); ++naps) {
     if (naps > 20'000)
@@ -248,8 +247,8 @@ void relay::unlock(member& me, mutex& m) noexcept {
   if (give_back(me, m)) point();
 }
 
-// Locks again after a wait. When all threads unwind, the holder may never release the lock. The data are safe
-// without it: one thread runs at a time.
+// After a wait. When all unwind, the holder may never release the lock; the data are safe, as one thread
+// runs.
 void relay::retake(member& me, mutex& m) {
   while (!m.mutex_.try_lock()) {
     if (holder(m) < 0) {

@@ -1,16 +1,16 @@
-// A relay is a group of host threads of which one runs at a time: the thread with the baton. The baton moves
+// A relay is a group of host threads of which one, the thread with the baton, runs at a time. The baton moves
 // at switch points (every lock, wait, notification, sleep and driver call), so that each order of those
-// points can be chosen and repeated.
+// points can be repeated.
 // Threads: real ones. Unless noted otherwise, the caller is a thread of the relay and has the baton.
 //
-// Invariant: exactly one thread of an active relay is not waiting for its `go`. A thread is in ready_ if and
-// only if nothing blocks it. In an active relay no lock of sync.h blocks a thread in the system: a thread
-// that cannot have a lock is not ready until the lock is released.
+// Invariant: exactly one thread of an active relay is not waiting for its `go`. ready_ has exactly the
+// threads that nothing blocks. No lock of sync.h blocks its threads in the system: a thread without the lock
+// is not ready.
 //
 // A run that is over unwinds: a thread that waits for a condition, a time or another thread's end gets
-// `abandoned` thrown, and its unwinding releases its locks to the waiting threads. Threads at a lock get the
-// exception only if that releases no lock, because functions that must not throw take locks too. Nothing is
-// thrown in a thread that unwinds or ends.
+// `abandoned` thrown, and releases its locks to the waiting threads. A thread at a lock gets it only if that
+// releases no lock: functions that must not throw take locks too. Nothing is thrown in a thread that unwinds
+// or ends.
 #pragma once
 #include <exception>
 #include <functional>
@@ -30,8 +30,7 @@ struct relay_thread;
 class relay_choices {
  public:
   virtual ~relay_choices() = default;
-  // Thread `now` is at a switch point and can continue. Returns: one of `can`, which has `now` and at least
-  // one other.
+  // Thread `now` is at a switch point and can continue. Returns: one of `can`: `now` or another.
   virtual int next(int now, std::span<int const> can) noexcept = 0;
   // Thread `now` cannot continue, or yields. Returns: one of `can`.
   virtual int instead(int now, std::span<int const> can) noexcept = 0;
@@ -43,8 +42,8 @@ class relay_choices {
   virtual void stuck(std::string const& why) noexcept = 0;     // nothing can ever move again
 };
 
-// Thrown in a thread that waits for something that cannot happen, to unwind it. Not a std::exception, so that
-// no handler takes it for an error.
+// Thrown to unwind a thread whose wait cannot end. Not a std::exception, so that no handler takes it for an
+// error.
 struct abandoned {};
 
 class relay {
@@ -63,14 +62,14 @@ class relay {
 
   // The calling thread becomes the first. Requires: not active, and the caller in no relay.
   void enter(std::string name, life);
-  // Requires: the caller is the only thread left.
+  // Requires: no other thread is left.
   void leave() noexcept;
   // All other threads unwind, then the caller leaves, if it is a member.
   void end() noexcept;
 
   void spawn(std::string name, std::function<void()> body);
   // Blocks: until all spawned threads have ended. Throws: the first exception of a spawned thread.
-  // Returns: empty, or why some threads could not end by themselves: the circle of waits, or an endless run.
+  // Returns: empty, or why some could not end by themselves: the circle of waits, or an endless run.
   std::string join();
   bool over() const noexcept { return over_; }          // all threads are to end
 

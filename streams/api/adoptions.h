@@ -1,5 +1,4 @@
-// Adoptions: tells which of two buffers owns a block if one adopted it and the other never released it. The
-// later one owns it.
+// Adoptions: of two buffers with one block, without a release() between them, the later one owns it.
 // Threads: any. A buffer that is never adopted costs one load at its start and one at its end.
 //
 // Invariant: a buffer keeps the count of the time when it got its block. A newer adoption of the block means
@@ -15,8 +14,7 @@ namespace weir::streams {
 class adoptions {
  public:
   static std::uint64_t now() noexcept { return now_.get(); }
-  // Returns: the adoption's number. Throws: invalid_use (the buffer that adopted the block still owns it),
-  // bad_alloc
+  // Returns: the adoption's number. Throws: invalid_use (the adopting buffer still owns the block), bad_alloc
   static std::uint64_t add(void* block, source_location);
   // For a buffer's end, or its release() of the block. false: another buffer owns it; reported on stderr.
   static bool owner_ends(void* block, std::uint64_t since) noexcept {

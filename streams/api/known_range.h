@@ -1,6 +1,5 @@
-// A known range: the memory that weir knows behind an address, and whether the given bytes end inside it.
-// Every operation checks its memory here. A block ends with its last requested byte: the rounding behind it
-// belongs to the allocator.
+// A known range: weir's memory behind an address, and whether the given bytes end inside it. A block ends
+// with its last requested byte: the rounding behind it belongs to the allocator.
 // Threads: any.
 #pragma once
 #include <string>
@@ -25,8 +24,7 @@ struct known_range {
   // bytes == 0: up to the end of its block. Makes no driver call.
   static known_range of(runtime::impl&, void const* at, std::size_t bytes) noexcept;
 
-  // `operand`: the memory's role in the operation, "dst", "reads". Throws: invalid_use unless inside or
-  // unknown
+  // `operand`: the memory's role, "dst", "reads". Throws: invalid_use unless inside or unknown
   known_range const& require_inside(std::string_view operation, std::string_view operand, source_location) const;
   std::size_t left() const noexcept;  // bytes from the address to the end of its block; 0: in the rounding
   bool open_to(int reader) const noexcept;          // Requires: device >= 0

@@ -1,9 +1,8 @@
-// User work on a stream: weir checks its declared uses, marks them for the stream, and reports them to the
-// checker.
+// User work on a stream: its declared uses are checked, marked for the stream, and reported to the checker.
 // Threads: any.
 //
-// Marks come before the enqueue: a block freed during the launch gets a stamp after the kernel. If the launch
-// fails, a superfluous mark costs one stamp at the free.
+// Marks come before the enqueue: a block freed during the launch gets a stamp after the kernel. A superfluous
+// mark costs one stamp at the free.
 #include "weir/launch.h"
 
 #include <array>
@@ -49,8 +48,7 @@ void check_use(streams::known_range const& is, memory_use const& u, clock::timel
     if (find_block(u.address))
       refuse("a block of another runtime",
              "Launch on a stream of the runtime whose block it is; order two runtimes on the host");
-    // A GPU may access memory unknown to weir, even pageable memory. Simulated devices reach only their own
-    // and pinned memory.
+    // A GPU may access any memory, even pageable. Simulated devices reach only their own and pinned memory.
     driver::driver& machine = line.owner().machine();
     auto const place =
         machine.simulated() ? machine.find(u.address) : driver::result<driver::place>{{driver::code::not_ready}};
@@ -95,8 +93,7 @@ class touches {
   std::vector<driver::touch> many_;
 };
 
-// Work of the program with its source line. An exception from the body ends the process: on a stream nothing
-// can catch it.
+// Work of the program. An exception from it ends the process: on a stream nothing can catch it.
 class body {
  public:
   body(queued what, clock::timeline& line, char const* operation, source_location at) noexcept
@@ -155,8 +152,7 @@ bool begin_work(stream_ref s, std::span<memory_use const> uses, source_location 
     if (found[i].pinned) found[i].pinned->mark(uses[i].address, line);
   }
   bool const simulated = r.machine().simulated();
-  // on a simulated machine queue_work() starts it: before, the copy of the body may throw and nothing is
-  // queued
+  // on a simulated machine only queue_work() starts it: the copy of the body may throw before
   if (!simulated) streams::begin_timed_launch(line, at);
   return simulated;
 }

@@ -47,7 +47,7 @@ std::string pointer_text(void const* p) {
       "Pass the address of a block that weir allocated and that is still held", at);
 }
 
-// The block's allocator in the stream's runtime: a block must not outlive a stream that uses it.
+// The block's allocator in the stream's runtime: a stream of another runtime could end before the block.
 memory::allocator* device_owner(void const* p, clock::timeline const& user) {
   auto* const its = user.owner().part_if_made<memory::device_memory>();
   return its ? its->owner(p) : nullptr;

@@ -67,7 +67,7 @@ driver::status try_peer_copy(clock::timeline& line, void* dst, int dst_device, v
   timed_work const timed(line, "copy", bytes, at);
   auto const done =
       line.owner().machine().copy_peer(line.device(), line.handle(), dst, dst_device, src, src_device, bytes);
-  // which device is lost?
+  // marks the lost device
   if (done.what == driver::code::lost)
     (void)line.note(line.owner().machine().query_stream(line.device(), line.handle()));
   return done;

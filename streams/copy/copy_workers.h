@@ -13,16 +13,14 @@ namespace weir::streams {
 
 class copy_crew {
  public:
-  // The threads share a task in pieces, from its first byte on, so that the first and the last task finish
-  // early.
+  // Threads share a task in pieces, in order, so that the first and the last task finish early.
   struct task {
     void* dst = nullptr;
     void const* src = nullptr;
     std::size_t bytes = 0;
     stores by = stores::plain;
     std::size_t piece = std::numeric_limits<std::size_t>::max();  // size of a piece, not 0
-    // Under the crew's lock. Idle, queued: some pieces are not taken yet. Running: all are taken, by `hands`
-    // threads.
+    // Under the crew's lock. Idle, queued: pieces are left. Running: all are taken, by `hands` threads.
     enum class state : std::uint8_t { idle, queued, running, done } is = state::idle;
     std::size_t taken = 0;  // bytes
     int hands = 0;
@@ -42,9 +40,8 @@ class copy_crew {
   }
   void work_by(manner) noexcept;  // from the next submit on
 
-  // The first submit starts the threads. A cancelled task stays done. Without memory for the queue, the task
-  // runs at finish(): host functions submit too, so nothing is thrown. Requires: the task lives until it is
-  // done.
+  // The first submit starts the threads. A cancelled task stays done. Without memory, finish() runs the task:
+  // host functions submit too. Requires: the task lives until it is done.
   void submit(task&) noexcept;
   void finish(task&);          // Blocks: until it is done; copies the pieces that no thread has taken, submitted or not
   void cancel(task&) noexcept; // Ensures: done, and its ranges are no longer accessed; pieces not begun never run

@@ -13,8 +13,7 @@ enum class stores : std::uint8_t {
   to_shared_cache,
 };
 
-// Requires: the ranges do not overlap. Ensures: a thread or engine that sees this thread's next action sees
-// the bytes.
+// Requires: no overlap. Ensures: the bytes are visible before this thread's next action, also to an engine.
 void copy_in_host(void* dst, void const* src, std::size_t bytes, stores) noexcept;
 
 }  // namespace weir::streams

@@ -12,9 +12,8 @@ class staging_crews {
  public:
   explicit staging_crews(int threads) : common_(std::make_shared<copy_crew>(threads)), threads_(threads) {}
 
-  // The crew near that node, else the common one. A node's own crew needs known processors: at least as many
-  // as the crew has threads, but not all of the host. A crew is shared with fetches that are still queued at
-  // teardown.
+  // The node's own crew, if the node has enough known processors for its threads and is not the whole host;
+  // else the common one. Shared: fetches may still be queued at teardown.
   std::shared_ptr<copy_crew> of(int node) noexcept;
   void work_by(copy_crew::manner) noexcept;  // all crews
   void stop() noexcept;

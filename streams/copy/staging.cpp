@@ -56,7 +56,7 @@ class slot {
   void* memory_;
 };
 
-// A copy from or to a slot. weir uses all it knows about it: no promise to the program.
+// Not a promise to the program: weir may use all that it knows about its own slot.
 void own_copy(clock::timeline& line, void* dst, void const* src, std::size_t bytes, source_location where) {
   base::unpromised const own_slot(line.owner().witness());
   enqueue_copy(line, dst, src, bytes, where);
@@ -74,8 +74,7 @@ slot shrinking_slot(pinned_memory& pool, int device, std::size_t bytes, source_l
   }
 }
 
-// The host part of a copy to pageable memory. Host functions of the stream run it, perhaps after the call
-// ended.
+// The host part of a copy to pageable memory. Host functions run it, perhaps after the call.
 struct fetch {
   fetch(std::shared_ptr<copy_crew> c, std::size_t chunks) : crew(std::move(c)), chunk(chunks) {}
   std::shared_ptr<copy_crew> crew;
@@ -87,8 +86,8 @@ struct fetch {
     for (auto& one : chunk) crew->cancel(one);
   }
 
-  // Chunk i is in its slot: the crew copies it to the host while the engine fills the next slots. Before the
-  // stream continues, the engine's next slot must be empty; after the last chunk, all slots.
+  // The crew copies chunk i to the host while the engine fills the next slots. Before the stream continues,
+  // the engine's next slot must be empty; after the last chunk, all slots.
   void arrived(std::size_t i) {
     bool const last = i + 1 == chunk.size();
     if (!last) crew->submit(chunk[i]);
@@ -202,8 +201,8 @@ struct staging::state {
     }
   }
 
-  // As many slots as the copy has chunks, at most `most`. If memory is short: fewer, at least one, and
-  // smaller chunks. Waits for room.
+  // A slot per chunk, at most `most`. If memory is short: fewer slots, at least one, of smaller chunks. Waits
+  // for room.
   std::vector<slot> slots_for(clock::timeline const& line, std::size_t bytes, std::size_t most, std::size_t& chunk,
                               source_location where) {
     std::size_t const wanted = std::min(most, (bytes + chunk - 1) / chunk);

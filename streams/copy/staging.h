@@ -1,9 +1,8 @@
-// Staged copies: memory that copy engines cannot reach goes through slots of pinned memory, in stream order
-// and with bounded memory.
+// Staged copies: memory that copy engines cannot reach goes through slots of pinned memory, in stream order.
 // Threads: any. Slots are blocks of the pinned pool: the streams' stamps tell when one can be reused.
 //
-// Invariant: one staging thread uses at most `room` bytes of slots per device. Slots that other threads fill
-// at the same time are in addition.
+// Invariant: one staging thread uses at most `room` bytes of slots per device. Concurrent threads may exceed
+// it.
 #pragma once
 #include <memory>
 
@@ -36,21 +35,16 @@ class staging {  // a part of the runtime
   // The stream's device to pageable memory. The bytes arrive in stream order; later stamps cover them.
   // Blocks: as to_device; not for this copy.
   coming to_host(clock::timeline&, void* dst, void const* src, std::size_t bytes, source_location);
-  // The same for a caller that waits. No host function delays the stream: it fills slots while others are
-  // emptied.
-  // Ensures: the bytes have arrived. Blocks: until then.
+  // The same for a caller that waits: no host function delays the stream. Ensures: the bytes have arrived.
   void to_waiting_host(clock::timeline&, void* dst, void const* src, std::size_t bytes, source_location);
-  // From the device of `from` to that of `to`, which may lack a direct path. Ensures: `to` is ordered after
-  // the copy.
+  // From the device of `from` to that of `to`. Ensures: `to` is ordered after the copy.
   // Requires: both streams are ordered after earlier work on src and dst.
   void between(clock::timeline& from, clock::timeline& to, void* dst, void const* src, std::size_t bytes,
                source_location);
   // All throw: out_of_memory (not even a smallest slot), device_lost, driver_error, invalid_use (a captured
-  // stream). After a throw no host thread accesses src or dst, and slots are returned; bytes of dst are
-  // unspecified.
+  // stream). Then no host thread accesses src or dst, slots are returned, and bytes of dst are unspecified.
 
-  // How bytes pass through slots. docs/copies.md explains the defaults; `weir bench copy 'stage_*'` compares
-  // them.
+  // How bytes pass through slots. docs/copies.md explains the defaults.
   struct manner {
     std::size_t chunk = std::size_t{4} << 20;    // bytes per slot, at most largest_slot
     // bytes of the first slot to a device; slots double up to chunk, and the last ones shrink again

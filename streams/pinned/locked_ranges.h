@@ -1,5 +1,5 @@
-// The program's own memory that registered_host_memory has page-locked. A range stays listed until the driver
-// has unlocked it. A refused unlock is retried before the next lock or unlock, and at the end of the runtime.
+// The program's own memory that registered_host_memory has page-locked, listed until the driver has unlocked
+// it. A refused unlock is retried before the next lock or unlock, and at the end of the runtime.
 // Threads: any.
 #pragma once
 #include <vector>

@@ -20,8 +20,8 @@ void touch(std::byte* from, std::byte* to, std::size_t page) {
   for (std::byte* at = from; at < to; at += page) *const_cast<std::byte volatile*>(at) = std::byte{0};
 }
 
-// Touches pages in order, one huge page at a time, with several threads in turns. The registration follows in
-// the same order. It never waits for a page: it faults a missing one in itself.
+// Several threads touch the pages in order, by huge pages. The registration follows and faults in missing
+// ones.
 class touching {
  public:
   touching(std::byte* base, std::size_t bytes) : base_(base), bytes_(bytes) {

@@ -1,5 +1,4 @@
-// Host pages for the pinned pool: mapped, huge if possible, touched by several threads, registered with the
-// driver.
+// Host pages for the pinned pool: mapped, huge if possible, touched by several threads, then registered.
 // Threads: any.
 #pragma once
 #include <cstddef>
@@ -15,9 +14,8 @@ struct host_pages {
   std::size_t bytes = 0;      // a multiple of the page size
 };
 
-// Several threads touch the pages just ahead of the registration, which alone would fault in all pages on one
-// thread. node: preferred NUMA node; -1: any.
-// Returns: out_of_memory if the system has no pages left, or the driver cannot lock as many.
+// Threads touch the pages just ahead of the registration, which alone faults them in on one thread. node:
+// preferred NUMA node; -1: any. Returns: out_of_memory if the system or the driver allows no more.
 // Blocks: perhaps until all work so far is done, as driver::pin.
 driver::result<host_pages> take_pages(driver::driver&, std::size_t bytes, int node);
 

@@ -1,5 +1,4 @@
-// Page-locked host memory for copy engines. It is pooled, and reused after the copies that used it are
-// complete.
+// Page-locked host memory for copy engines: pooled, and reused after the copies that used it are complete.
 // Threads: any.
 //
 // Invariant: reserved = allocated + pending + cached, in bytes.
@@ -17,15 +16,13 @@ namespace weir::streams {
 class pinned_memory {  // a part of the runtime
  public:
   explicit pinned_memory(runtime::impl&);
-  // Blocks: until the work that its blocks were marked for is done. Live blocks keep their pages and are
-  // reported.
+  // Blocks: until the work on its blocks is done. Live blocks keep their pages and are reported.
   ~pinned_memory();
 
-  // Zero bytes are valid and freeable. alignment 0: natural, at least a cache line. Order of attempts: free
-  // memory (near the current device first), newly completed memory, new pages within the limit, new pages
-  // after idle ones of other sizes are returned, a bounded wait for pending memory.
-  // Throws: out_of_memory (report().on is cpu), invalid_use. Blocks: briefly, if the limit or the host leaves
-  // no room
+  // Zero bytes are valid and freeable. alignment 0: natural, at least a cache line. Tried in order: free
+  // memory (near the current device first), newly completed memory, new pages within the limit, the same
+  // after idle pages are returned, a bounded wait for pending memory.
+  // Throws: out_of_memory (report().on is cpu), invalid_use. Blocks: briefly, if there is no room
   void* allocate(std::size_t bytes, std::size_t alignment, source_location);
   // The same, near the device that will copy it; natural alignment
   void* allocate_near(int device, std::size_t bytes, source_location);
@@ -37,9 +34,7 @@ class pinned_memory {  // a part of the runtime
   // Marks the block as used by work on that stream; accepts interior addresses
   void mark(void const*, clock::timeline& user) noexcept;
   void mark(void const*, clock::stamp) noexcept;            // as used by work up to that stamp
-  // For repeated copies: finds the block with those bytes and its use by that stream, and caches it in
-  // `mine`.
-  // Returns: null if there is none.
+  // For repeated copies: the block with those bytes and its use by that stream, cached in `mine`. Null: none.
   pinned_spot const* look(void const*, std::size_t bytes, std::uint64_t stream, pinned_uses& mine) noexcept;
   // Requires: s is a stamp of the stream given to look()
   static void mark(pinned_spot const& at, clock::stamp s) noexcept {
@@ -48,9 +43,8 @@ class pinned_memory {  // a part of the runtime
   std::optional<memory::block> find(void const*) const noexcept;
   bool reserves(void const*) const noexcept;                 // memory of the pool, live or not
   bool owns(void const*, std::size_t bytes) const noexcept;  // the whole range lies in one live block
-  // Sets how long pages stay unused before a later allocate returns them; that allocate waits for all work of
-  // all devices. Nothing is returned while collectives are in progress. 0: never. Default:
-  // options::pinned_idle.
+  // How long pages stay unused before a later allocate returns them, which waits for all work of all devices.
+  // None are returned while collectives are in progress. 0: never. Default: options::pinned_idle.
   void let_idle_go_after(std::int64_t ns);
   // For machines that do not report a device's NUMA node. Requires: no allocate yet
   void lies_near(int device, int node) noexcept;

@@ -116,8 +116,7 @@ struct pinned_memory::state {
     auto const* const line = clock::find(s.stream);
     return line ? clock::stamp{s.stream, std::min(s.n, line->now().n)} : s;
   }
-  // Moves the block's last uses to its stamps, which have room. Requires: no thread can still look the block
-  // up in a cache
+  // Moves the last uses to the stamps, which have room. Requires: no cache can still return the block
   static void gather(pool& p, pinned_space::range& one) noexcept {
     for (auto* const use : one.last) {
       if (auto const s = stamp_of(*use); s.n) join(one.stamps, s);
@@ -131,15 +130,14 @@ struct pinned_memory::state {
   // Frees blocks whose uses are complete, and quarantines those that a lost stream used.
   // Returns: the oldest pending stamp of each stream, as far as memory allows.
   pinned_space::few<clock::stamp> settle_known(pool& p, pinned_space::few<std::uint64_t> const& lost) noexcept;
-  // Frees newly completed blocks: one driver query per incomplete stream. Requires: no lock is held. A query
-  // may need a fence, and creating its event may wait for the devices.
+  // Frees newly completed blocks: one driver query per incomplete stream. Requires: no lock is held: a query
+  // may create an event, which may wait for the devices.
   void collect() noexcept;
-  // Host memory left to other processes if there is no pinned_limit: a host without free memory kills
-  // processes.
+  // Host memory left to others if there is no pinned_limit: a host without free memory kills processes.
   static std::size_t left_to_others(os::host_memory const& host) noexcept {
     return std::min(host.total / 8, std::size_t{8} << 30);
   }
-  // Upper bound of reserved bytes: the option, or what the host can spare. Incoming pages may not be touched
+  // Most bytes to reserve: the option, or what the host can spare, where incoming pages may not be touched
   // yet.
   std::size_t most_reserved(pool const& p) const noexcept {
     if (std::size_t const limit = owner.options().pinned_limit) return limit;
@@ -153,8 +151,7 @@ struct pinned_memory::state {
     void* block = nullptr;
     bool others = false;  // refused while another thread adds or returns pages
   };
-  // Adds pages, or takes a block that came free meanwhile. Ensures: if the limit refuses, it did so at one
-  // point in time.
+  // Adds pages, or takes a block that came free meanwhile. Ensures: the limit refuses at one point in time.
   growth grow(int near, std::size_t rounded, std::size_t alignment, std::size_t bytes);
   // Returns memory unused since then. Blocks: as return_pages
   std::size_t trim(std::int64_t unused_since = std::numeric_limits<std::int64_t>::max());
@@ -164,14 +161,13 @@ struct pinned_memory::state {
     int polls = 0;
     bool left() const noexcept;
   };
-  // Waits until a range is found, nothing is pending or in motion, pages in motion (`others`) have arrived,
-  // or the time is up.
+  // Until a range is found, nothing is pending or in motion, pages in motion (`others`) arrive, or time is
+  // up.
   void* wait_for_room(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment, patience&, bool others);
   bool more_may_come() const { auto const p = in.lock(); return p->in_motion() || !p->pending.empty(); }
   // Returns idle pages from time to time, except when this thread would then wait for other ranks.
   void decay();
-  // Returning pages waits for all work of all devices. A collective among it may wait for a rank of this
-  // thread.
+  // Returning pages waits for all work of all devices; a collective in it may wait for a rank of this thread.
   bool may_give_back(int most_looks = most_polls);
   [[noreturn]] void refuse(std::size_t bytes, std::size_t rounded, std::vector<recovery_step> ladder,
                            source_location at);

@@ -1,10 +1,9 @@
 // The address map of the pinned pool: segments cut into ranges, best fit, neighbours merged.
 // Threads: one at a time; pinned_memory holds the lock.
 //
-// Of equally good ranges, the lowest in the oldest segment is used. Addresses of segments decide nothing, so
-// that a seeded run is the same in every process.
-// Invariant: a segment's ranges cover it without holes, no two neighbours are free, and the list by size has
-// exactly the free ranges.
+// Of equal ranges, the lowest in the oldest segment is used: a seeded run is the same in every process.
+// Invariant: ranges cover a segment without holes, no two neighbours are free, and the list by size is
+// complete.
 #pragma once
 #include <algorithm>
 #include <boost/container/small_vector.hpp>
@@ -81,10 +80,10 @@ class pinned_space {
   bool is_whole(place at) const { return at->second.bytes == segments_.at(at->second.age).bytes; }
   void note_idle(place whole, std::int64_t now) noexcept { segments_.find(whole->second.age)->second.idle_since = now; }
 
-  // Takes the smallest free range that holds `bytes` at that alignment, cut to size, and makes it live.
-  // end(): none. Ranges on `node` come first; -1: any.
-  // Requires: bytes a positive multiple of the granule; alignment a power of two. Throws: bad_alloc; nothing
-  // has changed
+  // The smallest free range that holds `bytes` at that alignment, cut to size and made live. end(): none.
+  // `node` is preferred; -1: any. Requires: bytes a positive multiple of the granule; alignment a power of
+  // two.
+  // Throws: bad_alloc; nothing has changed
   place take(std::size_t bytes, std::size_t alignment, int node = -1);
   place give(place) noexcept;                                 // makes it free and merges it with its neighbours
   place find(address);                                        // the range with that address; end(): none

@@ -1,9 +1,9 @@
 // A thread's cache of pinned blocks that it copies repeatedly: lookup and mark cost a few loads.
-// Threads: a pinned_uses belongs to one thread. Any copying thread writes a pinned_use; it is read under the
-// pool's lock.
+// Threads: a pinned_uses belongs to one. Any copying thread writes a pinned_use; it is read under the pool's
+// lock.
 //
-// Invariant: an entry was live at a version of the process's pinned memory, and is valid while the version is
-// the same. A free changes the version first.
+// Invariant: an entry is valid while the version of the process's pinned memory is the same. A free changes
+// the version first.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -16,8 +16,7 @@ namespace weir::streams {
 
 class pinned_memory;
 
-// The newest exact use of a block by one stream. It keeps its address for the life of its pool, and changes
-// blocks.
+// The newest exact use of a block by one stream. Its address is stable for the life of its pool.
 struct pinned_use {
   base::atomic<std::uint64_t> stream{0};  // written under the pool's lock; belongs to one block until its free
   base::atomic<std::uint64_t> n{0};
@@ -39,8 +38,7 @@ class pinned_uses {
  public:
   static base::atomic<std::uint64_t>& version() noexcept { return version_; }  // of all pinned memory of the process
 
-  // Null: not cached. Compares block identity, not addresses, so that a seeded run is the same in every
-  // process.
+  // Null: not cached. Compares identity, not addresses: a seeded run is the same in every process.
   pinned_spot const* find(pinned_memory const* of, std::uint64_t stream, driver::address at,
                           std::size_t bytes) noexcept {
     if (seen_ != version_.load(base::memory_order_acquire)) return nullptr;

@@ -1,5 +1,5 @@
-// Converts history events to a trace in PyTorch's terms: a free is requested, and completed when no stream
-// uses the block.
+// The history as a trace in PyTorch's terms: a free is requested, and completed when no stream uses the
+// block.
 #include "streams/report/recording.h"
 
 #include <algorithm>
@@ -55,7 +55,6 @@ class trace_writer {
       }
     }
   }
-  // Removes deleted entries.
   void finish() {
     std::erase_if(out_, [](report::trace_entry const& e) { return e.action.empty(); });
   }
@@ -111,7 +110,7 @@ void add_reserved(runtime::impl& r, int d, std::vector<memory_segment>& out) {
   }
 }
 
-// Adds segments of shared memory, with the gaps between their blocks as free blocks.
+// Shared memory; the gaps between its blocks are free blocks.
 void add_shared(runtime::impl& r, int d, std::vector<memory_segment>& to) {
   auto const* const beside = r.part_if_made<observe::memory_beside>();
   if (!beside) return;

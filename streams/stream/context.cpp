@@ -1,5 +1,4 @@
-// Each thread's choices per runtime: its current device and streams, and the stack of guards that restore
-// them.
+// Each thread's current device and streams per runtime, and the stack of guards that restore them.
 // Threads: each has its own; a guard that ends on another thread leaves a note for its thread.
 #include "streams/stream/context.h"
 

@@ -42,11 +42,10 @@ inline runtime::impl& current_runtime(source_location const& at) {
   if (process_was_forked()) [[unlikely]] throw_forked("runtime", at);
   return runtime_of_thread(at).get();
 }
-// The ordinal of a device for this thread. Throws: invalid_use (cpu where a GPU is needed; no such device:
-// says how many exist)
+// The device's ordinal for this thread. Throws: invalid_use (cpu where a GPU is needed; no such device)
 int resolve(device, runtime::impl&, std::string_view operation, source_location);
 
-// Requires: the stream was not moved from (checked by line_or_throw)
+// Requires: not moved from (checked by line_or_throw)
 inline clock::timeline& line_of(stream_ref s) noexcept { return *detail::stream_access::line(s); }
 inline stream_ref ref_of(clock::timeline& t) noexcept { return detail::stream_access::ref(t); }
 // The thread's current stream of that device. Opens the device. Throws: device_lost, driver_error
@@ -64,8 +63,7 @@ void require_not_stuck(driver::driver&, driver::status, std::string_view operati
 
 // For messages: "stream 7 of gpu:1".
 std::string describe(clock::timeline const&);
-// The stream behind a handle. Throws: invalid_use (moved from, returned, or its registration or runtime has
-// ended)
+// Throws: invalid_use (moved from, returned, or its registration or runtime has ended)
 [[noreturn]] void throw_not_valid(stream_ref, std::string_view operation, source_location);
 inline clock::timeline& line_or_throw(stream_ref s, std::string_view operation, source_location at) {
   if (process_was_forked()) [[unlikely]] throw_forked(operation, at);

@@ -9,8 +9,8 @@
 
 namespace weir::streams {
 
-// Times the work enqueued on the stream while it lives, and the call that enqueued it. Not on a captured
-// stream: its graph runs at each launch.
+// Times the work enqueued while it lives, and its call. Not on a captured stream: the graph runs at each
+// launch.
 class [[nodiscard]] timed_work {
  public:
   timed_work(clock::timeline& line, std::string_view name, std::size_t bytes, source_location at,
