@@ -73,8 +73,7 @@ class captures {
   void forget(event_handle e) {
     if (!events_.empty()) events_.erase(static_cast<std::uintptr_t>(e));
   }
-  // The stream waits for the event and joins its capture. Returns: false if it was recorded outside a
-  // capture.
+  // The stream waits for the event and joins its capture. false: it was recorded outside a capture.
   bool waited(stream_id s, event_handle e) {
     auto const found = events_.find(static_cast<std::uintptr_t>(e));
     if (found == events_.end()) return false;

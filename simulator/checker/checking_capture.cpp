@@ -64,8 +64,7 @@ result<graph_handle> checked::end_capture(int device, stream_handle s) {
   }
   auto const r = inner_->end_capture(device, s);
   bool still = false;
-  // Spoiled and its streams released, even without an error; or a wrong stream or thread, and the capture
-  // goes on.
+  // Spoiled and its streams released, even without an error; or a wrong stream or thread: it goes on.
   if (!r.ok()) {
     auto const is = inner_->capturing(device, s);
     still = is.ok() && is.value;

@@ -38,8 +38,7 @@ class places {
   void reserve(address at, std::size_t bytes) { reservations_[at] = bytes; }
   void unreserve(address at) { reservations_.erase(at); }
   void create(memory_handle, int device, std::size_t bytes);
-  // Called before the driver call: another thread may get a new handle of the same value. put_back() on
-  // refusal.
+  // Called before the driver call: another thread may get the same handle value then. put_back() on refusal.
   std::shared_ptr<physical> release(memory_handle);
   void put_back(memory_handle h, std::shared_ptr<physical> p) {
     handles_[static_cast<std::uint64_t>(h)] = std::move(p);

@@ -1,13 +1,10 @@
-// The race checker: a decorator of any driver that computes the order of work and reports unordered
-// conflicts.
+// The race checker: a driver decorator that computes the order of work and reports unordered conflicts.
 // Threads: as the driver interface. findings() is callable at any time.
 // Throws: bad_alloc, unlike the driver interface: the checker keeps its records in host memory.
 //
-// It knows program order, records and waits, completion that the host saw, and blocks reported to the
-// witness.
+// It knows program order, records and waits, completion that the host saw, and blocks from the witness.
 // A captured graph is checked twice: part against part, and as one operation of its stream at each launch.
-// Accidental completion and waits that weir inserts for itself are no order: all schedules give equal
-// reports.
+// Accidental completion and weir's own waits do not count as order: all schedules give equal reports.
 // Host uses: those through weir (host_uses), and on a guarded machine all accesses to pages that work uses.
 // Unknown: undeclared uses, direct CUDA calls, and order between ranks that only a collective makes.
 // Streams of other libraries count as ordered with the legacy stream.

@@ -1,5 +1,4 @@
-// The wanderer: its tape decides when streams move: early, late, interleaved, by half, or only if the host
-// waits.
+// The wanderer: its tape decides when streams move: early, late, interleaved, by half, or on host waits.
 // Threads: as executor.h says.
 #include "simulator/machine/stepping.h"
 

@@ -31,8 +31,7 @@ class shields {
   void release();
 
   static constexpr std::uint64_t of_confined = ~std::uint64_t{0};
-  // `into`: the shield whose bytes it hit; 0: only the page; of_confined: bytes that the work does not
-  // declare.
+  // `into`: the shield whose bytes it hit; 0: only the page; of_confined: bytes the work does not declare.
   // Ensures: the page is open until the next change there. Returns: false if the system refused.
   bool let_through(os::bad_access const&, std::uint64_t& into);
 

@@ -247,8 +247,7 @@ void relay::unlock(member& me, mutex& m) noexcept {
   if (give_back(me, m)) point();
 }
 
-// After a wait. When all unwind, the holder may never release the lock; the data are safe, as one thread
-// runs.
+// After a wait. When all unwind, the holder may never release the lock; one thread runs, so data are safe.
 void relay::retake(member& me, mutex& m) {
   while (!m.mutex_.try_lock()) {
     if (holder(m) < 0) {

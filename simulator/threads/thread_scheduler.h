@@ -42,8 +42,7 @@ class relay_choices {
   virtual void stuck(std::string const& why) noexcept = 0;     // nothing can ever move again
 };
 
-// Thrown to unwind a thread whose wait cannot end. Not a std::exception, so that no handler takes it for an
-// error.
+// Thrown to unwind a thread whose wait cannot end. Not a std::exception: no handler takes it for an error.
 struct abandoned {};
 
 class relay {

@@ -201,8 +201,7 @@ struct staging::state {
     }
   }
 
-  // A slot per chunk, at most `most`. If memory is short: fewer slots, at least one, of smaller chunks. Waits
-  // for room.
+  // A slot per chunk, at most `most`; if memory is short, fewer (at least one) and smaller. Waits for room.
   std::vector<slot> slots_for(clock::timeline const& line, std::size_t bytes, std::size_t most, std::size_t& chunk,
                               source_location where) {
     std::size_t const wanted = std::min(most, (bytes + chunk - 1) / chunk);

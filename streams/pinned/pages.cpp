@@ -20,8 +20,7 @@ void touch(std::byte* from, std::byte* to, std::size_t page) {
   for (std::byte* at = from; at < to; at += page) *const_cast<std::byte volatile*>(at) = std::byte{0};
 }
 
-// Several threads touch the pages in order, by huge pages. The registration follows and faults in missing
-// ones.
+// Several threads touch the pages in order. The registration follows and faults in missing ones.
 class touching {
  public:
   touching(std::byte* base, std::size_t bytes) : base_(base), bytes_(bytes) {

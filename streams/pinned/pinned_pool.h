@@ -161,8 +161,7 @@ struct pinned_memory::state {
     int polls = 0;
     bool left() const noexcept;
   };
-  // Until a range is found, nothing is pending or in motion, pages in motion (`others`) arrive, or time is
-  // up.
+  // Until a range is found, nothing is pending or in motion, `others` pages arrive, or time is up.
   void* wait_for_room(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment, patience&, bool others);
   bool more_may_come() const { auto const p = in.lock(); return p->in_motion() || !p->pending.empty(); }
   // Returns idle pages from time to time, except when this thread would then wait for other ranks.

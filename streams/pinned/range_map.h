@@ -2,8 +2,7 @@
 // Threads: one at a time; pinned_memory holds the lock.
 //
 // Of equal ranges, the lowest in the oldest segment is used: a seeded run is the same in every process.
-// Invariant: ranges cover a segment without holes, no two neighbours are free, and the list by size is
-// complete.
+// Invariant: ranges cover a segment without holes, no two neighbours are free, all free ones are in by_size_.
 #pragma once
 #include <algorithm>
 #include <boost/container/small_vector.hpp>
@@ -81,8 +80,7 @@ class pinned_space {
   void note_idle(place whole, std::int64_t now) noexcept { segments_.find(whole->second.age)->second.idle_since = now; }
 
   // The smallest free range that holds `bytes` at that alignment, cut to size and made live. end(): none.
-  // `node` is preferred; -1: any. Requires: bytes a positive multiple of the granule; alignment a power of
-  // two.
+  // `node` is preferred; -1: any. Requires: bytes a positive multiple of the granule; alignment a power of 2.
   // Throws: bad_alloc; nothing has changed
   place take(std::size_t bytes, std::size_t alignment, int node = -1);
   place give(place) noexcept;                                 // makes it free and merges it with its neighbours

@@ -1,5 +1,4 @@
-// The history as a trace in PyTorch's terms: a free is requested, and completed when no stream uses the
-// block.
+// The history as a trace in PyTorch's terms: a free is requested, then completed when no stream uses it.
 #include "streams/report/recording.h"
 
 #include <algorithm>

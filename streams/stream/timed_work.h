@@ -9,8 +9,7 @@
 
 namespace weir::streams {
 
-// Times the work enqueued while it lives, and its call. Not on a captured stream: the graph runs at each
-// launch.
+// Times the work enqueued while it lives, and its call. Not on a captured stream: graphs run at launches.
 class [[nodiscard]] timed_work {
  public:
   timed_work(clock::timeline& line, std::string_view name, std::size_t bytes, source_location at,
