@@ -11,7 +11,7 @@ view const& nothing() {
 std::size_t index(int device) noexcept { return static_cast<std::size_t>(device); }
 }  // namespace
 
-// Bounded by what is known: a claim beyond that is not believed.
+// Bounded by what is known: a promise beyond that is ignored.
 void graph::promise(stream_id waiter, stream_id other) {
   auto const as_known = [&](epoch e) {
     std::uint64_t n = std::min(e.n, at(e.stream).known_done);

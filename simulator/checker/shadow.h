@@ -1,7 +1,7 @@
 // A shadow: an interval map of the accesses to one physical memory that are not known to be complete.
 // Threads: under the checker's lock.
-//
-// Invariant: a byte has at most one write, and the reads after it or in a race with it.
+// Invariant: of ordered accesses only the last is kept. A byte has at most one write, and reads after or
+// racing with it.
 #pragma once
 #include <map>
 #include <utility>

@@ -55,7 +55,8 @@ class controls {
   virtual void unshield(std::uint64_t number) = 0;
   // Calls `look`, which reads those pinned bytes for the checker, with their shields open.
   virtual void look_behind_shields(touch const&, std::function<void()> const& look) = 0;
-  // Pages of a pin with only pinned memory: work must declare them to reach them. Guarded, moves in calls.
+  // Those pages of a pin hold only pinned memory: work can reach them only if it declares them. Only on
+  // guarded machines that move inside calls.
   virtual void confine_work_from(touch const& pages) = 0;
   // Called when the machine is destroyed. With WEIR_SIM_CENSUS=1 the machine prints the census itself.
   virtual void at_end(std::function<void(std::vector<std::string> const& census)>) = 0;

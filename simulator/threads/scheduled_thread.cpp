@@ -24,7 +24,8 @@ shelf*& all() noexcept {
 }
 
 // Returns: the flag of the next thread, which its relay keeps alive until it has the baton.
-// Ensures: holds nothing of the relay, whose first thread may leave (and count) before this one sleeps.
+// Ensures: holds nothing of the relay: its first thread may leave, and count what is left, before this one
+// sleeps.
 baton_flag& done_by(kept& me) {
   auto const mine = std::move(me.next);
   scheduled_thread::value = mine.get();
