@@ -1,5 +1,6 @@
 // A shadow: an interval map of the accesses to one physical memory that are not known to be complete.
 // Threads: under the checker's lock.
+//
 // Invariant: of ordered accesses only the last is kept. A byte has at most one write, and reads after or
 // racing with it.
 #pragma once
