@@ -1,5 +1,5 @@
 // Memory of the simulated machine: pages in one anonymous file a device, mappings, and pinned host pages.
-// Threads: any. It has one lock; callers hold at most the machine's lock when they take it.
+// Threads: any. It has one lock. Callers may hold the lock of the machine, the checker or an allocator.
 #pragma once
 #include <map>
 #include <memory>
