@@ -1,6 +1,6 @@
-// weir/copy.h: one call; the addresses decide the route. docs/copies.md says for every pair of places what
-// blocks and when the source may be touched; each line there is a test.
-// Threads: any; two threads that copy on one stream decide between them who comes first.
+// weir/copy.h: copies and fills. The addresses decide the route. For each pair of places, docs/copies.md says
+// what blocks and when the source may change.
+// Threads: any. If two threads copy on one stream, their order is undefined unless they synchronize.
 #pragma once
 #include <cstddef>
 #include <span>
@@ -11,15 +11,14 @@
 
 namespace weir {
 
-// Requires: nothing of the ranges is freed before this call;
-// after it they may be freed at once, memory waits for its copies.
-// Without a stream: the current stream of the device that the copy concerns; between two devices that of the
-// source's. Between two devices the copy is ordered after the current streams of both, and they after it.
-// Ensures: blocking::yes: the host may touch both when it returns (between devices:
-// at once, there is nothing of the host's).
+// Copies `bytes` on the stream. Default: the current stream of the device that the copy concerns; between two
+// devices, the source's. A copy between devices is ordered after the current streams of both, and before
+// their next work. Zero bytes are valid at any address.
+// Requires: no part of the ranges is freed before this call. They may be freed directly after it: weir delays
+// reuse.
+// Ensures: with blocking::yes the host may use both ranges on return. A copy between devices returns at once.
 // Throws: invalid_use (null, past the end of a known block, ranges that overlap, freed memory, another
 // device's stream), out_of_memory (no room for staging), device_lost, driver_error, not_supported.
-// Zero bytes are fine, wherever they lie.
 stamp copy(void* dst, void const* src, size_t bytes, blocking = blocking::yes,
            source_location = source_location::current());
 stamp copy(stream_ref, void* dst, void const* src, size_t bytes, blocking = blocking::yes,
@@ -30,33 +29,34 @@ struct copy_item {
   void const* src;
   size_t bytes;
 };
-// Many as one: all are looked at before the first is enqueued, in order.
+// Copies all items in order. weir checks all of them before it enqueues the first.
 stamp copy(stream_ref, std::span<copy_item const>, blocking = blocking::yes,
            source_location = source_location::current());
 
-// Every byte becomes that one. Blocks: not for device memory; for memory of the host, which this thread
-// writes, until the stream is done. Without a stream: the current stream of dst's device. Throws: as copy
+// Sets every byte to the value. Default stream: the current stream of dst's device. Throws: as copy.
+// Blocks: not for device memory. Host memory: until the stream is done; this thread writes it.
 stamp fill(void* dst, std::byte, size_t bytes, source_location = source_location::current());
 stamp fill(stream_ref, void* dst, std::byte, size_t bytes, source_location = source_location::current());
 
 enum class copy_route : std::uint8_t {
   automatic,
-  same_device,  // the device's own engine
+  same_device,  // on the device's copy engine
   engine,       // between pinned memory and a device
-  peer,         // from device to device
-  staged,       // through slots of pinned memory
+  peer,         // between devices
+  staged,       // through staging slots of pinned memory
   host,         // by the calling thread
-  striped,      // between pinned memory and a device, over the links of lent devices too
+  striped,      // between pinned memory and a device, also over the links of lent devices
 };
 std::string_view name_of(copy_route) noexcept;
 struct route_choice {
   copy_route by;
   std::string reason;
 };
-// What copy would do with these, and why. Throws: what copy would throw before it enqueues anything
+// Returns the route that copy would choose, and the reason. Enqueues nothing. Throws: what copy throws before
+// it enqueues.
 route_choice explain_copy(void const* dst, void const* src, size_t bytes, source_location = source_location::current());
 
-class [[nodiscard]] route_guard {  // copies of this thread take that route; one that cannot be throws invalid_use
+class [[nodiscard]] route_guard {  // copies of this thread use this route; throws invalid_use if a copy cannot
  public:
   explicit route_guard(copy_route);
   ~route_guard();
@@ -67,15 +67,15 @@ class [[nodiscard]] route_guard {  // copies of this thread take that route; one
   copy_route found_;
 };
 
-// While this lives, large copies of this thread between pinned memory and a device go in parts, at the same
-// time, over that device's own link to the host and over those of the devices lent here, which pass them on
-// between devices. Nothing else of them is used but 24 MiB of their memory for each device copied to or from.
-// Those that do not reach the device are left out.
+// Lends the host links of the devices to this thread's large copies between pinned memory and a device. Such
+// a copy is split into parts, which run at the same time over the device's own link and over the lent links.
+// The lent devices forward their parts; this takes 24 MiB of their memory for each device copied to or from.
+// Lent devices without a peer link to the device are skipped.
 class [[nodiscard]] link_sharing_guard {
  public:
-  // Throws: invalid_use (cpu, no such device). Blocks: no; the first striped copy makes what it needs
+  // Throws: invalid_use (cpu, no such device). Blocks: no; the first striped copy allocates what it needs
   explicit link_sharing_guard(std::span<device const>, source_location = source_location::current());
-  ~link_sharing_guard();  // requires: on its thread, in reverse order of making
+  ~link_sharing_guard();  // Requires: on its thread, in reverse order of construction
   link_sharing_guard(link_sharing_guard const&) = delete;
   link_sharing_guard& operator=(link_sharing_guard const&) = delete;
 

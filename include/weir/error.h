@@ -1,5 +1,5 @@
-// weir/error.h: what can be thrown. Every weir exception is an `error`; `error` is no std::exception itself,
-// so that out_of_memory can be a std::bad_alloc and `catch (std::exception const&)` still works.
+// weir/error.h: the exceptions. Each derives from `error`, which is not a std::exception: out_of_memory can
+// then be a std::bad_alloc, and `catch (std::exception const&)` still works.
 // Threads: exceptions are values; copies share their text.
 #pragma once
 #include <memory>
@@ -16,7 +16,7 @@ class error {
  public:
   std::string_view operation() const noexcept;  // "copy"
   std::string_view operands() const noexcept;   // "dst gpu:1 0x7f10… holds 4096 B, asked 8192 B"
-  std::string_view remedy() const noexcept;     // what to do about it
+  std::string_view remedy() const noexcept;     // what to do
   source_location where() const noexcept;       // the caller's line
 
  protected:
@@ -30,19 +30,19 @@ class error {
   std::shared_ptr<text const> text_;
 };
 
-// The caller's fault: a wrong argument or a wrong moment. Nothing has changed.
+// A wrong argument, or a call at a wrong time. Nothing has changed.
 class invalid_use : public std::logic_error, public error {
  public:
   invalid_use(std::string operation, std::string operands, std::string remedy, source_location);
 };
 
-// This machine, or this build, cannot.
+// This machine or build cannot do it.
 class not_supported : public std::runtime_error, public error {
  public:
   not_supported(std::string operation, std::string operands, std::string remedy, source_location);
 };
 
-// The driver refused. code() is its own number (CUresult, ncclResult_t), 0 on a simulated machine.
+// The driver refused. code(): its error number (CUresult, ncclResult_t), 0 on a simulated machine.
 class driver_error : public std::runtime_error, public error {
  public:
   driver_error(int code, std::string operation, std::string operands, std::string remedy, source_location);
@@ -52,20 +52,19 @@ class driver_error : public std::runtime_error, public error {
   int code_;
 };
 
-// Sticky: this device is gone for the life of the process; others live.
-// What was enqueued on it may never have run.
+// The device is lost for the rest of the process. Other devices work. Enqueued work may never have run.
 class device_lost : public driver_error {
  public:
   using driver_error::driver_error;
 };
 
-// A wait with a limit reached it.
+// A wait reached its time limit.
 class timed_out : public std::runtime_error, public error {
  public:
   timed_out(std::string operation, std::string operands, std::string remedy, source_location);
 };
 
-// options::check_races found something, and require_no_races was called. where(): the second use.
+// Thrown by require_no_races if options::check_races found a race. where(): the second use.
 class race_found : public std::logic_error, public error {
  public:
   race_found(std::string report, source_location first, source_location second);
@@ -76,7 +75,7 @@ class race_found : public std::logic_error, public error {
   source_location first_;
 };
 
-// No memory after every rung of the ladder. The runtime works on as before.
+// Thrown after all recovery steps failed. The runtime stays usable.
 class out_of_memory : public std::bad_alloc, public error {
  public:
   out_of_memory(memory_report, source_location);

@@ -1,7 +1,7 @@
-// weir/half.h: the element types of float16 and bfloat16 tensors, for kernels.
-// Kept in 16 bits, computed with as float.
-// Threads: any. Rounding: to nearest, ties to even;
-// NaN stays NaN, what is too large becomes infinity (IEEE 754-2019, 4.3.1).
+// weir/half.h: element types of float16 and bfloat16 tensors, for kernels. Stored in 16 bits, computed as
+// float.
+// Threads: any. Rounding: to nearest, ties to even. NaN stays NaN; values too large become infinity (IEEE
+// 754-2019, 4.3.1).
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -39,7 +39,7 @@ WEIR_HOST_DEVICE inline std::uint16_t float16_of_float(float f) noexcept {
   if (size >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);   // rounds to 65536 or more: infinity
   if (size >= 0x38800000u)
     return static_cast<std::uint16_t>(sign | ((size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13));
-  // Below 2^-14 steps are 2^-24: adding 0.5 leaves them in the last bits of the sum, rounded as the sum was.
+  // Below 2^-14 the step is 2^-24: adding 0.5 leaves the rounded steps in the last bits of the sum.
   return static_cast<std::uint16_t>(sign |
                                     (std::bit_cast<std::uint32_t>(std::bit_cast<float>(size) + 0.5f) - 0x3f000000u));
 }
@@ -59,7 +59,8 @@ struct bfloat16_t {
   WEIR_HOST_DEVICE operator float() const noexcept { return detail::float_of_bfloat16(bits); }
 };
 
-// tensor::data<weir::float16_t>() asks for float16 alone, data<std::uint16_t>() for either one's bits.
+// tensor::data<weir::float16_t>() accepts float16 only; data<std::uint16_t>() accepts both types and returns
+// their bits.
 template <> inline constexpr bool has_dtype<float16_t> = true;
 template <> inline constexpr bool has_dtype<bfloat16_t> = true;
 template <> inline constexpr dtype dtype_of<float16_t> = float16;

@@ -1,7 +1,7 @@
-// weir/launch.h: your own work on a weir stream, on both drivers. What a piece of work declares to use is
-// kept alive until the work is complete, whatever stream the memory came from,
-// and is what a race check and a timeline read.
-// Threads: any; two threads that launch on one stream decide between them who comes first.
+// weir/launch.h: runs the program's own work on a weir stream, on real and simulated GPUs. A launch declares
+// the memory that it uses. weir does not reuse that memory before the work is complete, and the race checker
+// and the timeline read the declaration.
+// Threads: any. If two threads launch on one stream, their order is undefined unless they synchronize.
 #pragma once
 #include <concepts>
 #include <functional>
@@ -16,9 +16,9 @@ namespace weir {
 
 enum class access_mode : std::uint8_t { read, write, update };
 struct memory_use {
-  void const* address;  // null: nothing
+  void const* address;  // null: no use
   access_mode how;
-  size_t bytes = 0;     // from address on; 0: to the end of its block. Needed for memory that weir does not know
+  size_t bytes = 0;     // from `address`; 0: to the end of its block. Required for memory unknown to weir
 };
 inline memory_use reads(void const* p, size_t bytes = 0) noexcept { return {p, access_mode::read, bytes}; }
 inline memory_use writes(void const* p, size_t bytes = 0) noexcept { return {p, access_mode::write, bytes}; }
@@ -33,7 +33,7 @@ concept has_elements = requires(T const& t) {
 namespace detail {
 template <class T> memory_use use_of(T const& t, access_mode how) noexcept {
   void const* const p = t.data();
-  // a vector, span, array: as much as it says
+  // A vector, span or array declares all of its elements.
   if constexpr (has_elements<T>) return {t.size() ? p : nullptr, how, t.size() * sizeof(*t.data())};
   else return {p, how};
 }
@@ -42,7 +42,7 @@ template <has_data T> memory_use reads(T const& t) noexcept { return detail::use
 template <has_data T> memory_use writes(T const& t) noexcept { return detail::use_of(t, access_mode::write); }
 template <has_data T> memory_use updates(T const& t) noexcept { return detail::use_of(t, access_mode::update); }
 
-class memory_uses {  // a braced list, or a span, vector or array of them. Borrows: a parameter, never a variable
+class memory_uses {  // a braced list, or a span, vector or array. Borrows its list: use it as a parameter only
  public:
   memory_uses(std::initializer_list<memory_use> list) noexcept : list_(list.begin(), list.size()) {}
   template <class Range> requires std::convertible_to<Range const&, std::span<memory_use const>>
@@ -54,32 +54,34 @@ class memory_uses {  // a braced list, or a span, vector or array of them. Borro
 };
 
 namespace detail {
+// Work of the simulated stream. `run` is called each time that the stream reaches it, `drop` exactly once.
 struct queued {
-  void (*run)(void*);   // once for each time the stream gets there
-  void (*drop)(void*);  // exactly once
+  void (*run)(void*);
+  void (*drop)(void*);
   void* state;
 };
-// checks and records the uses. true: simulated
+// Checks and records the uses. Returns: true on a simulated device.
 bool begin_work(stream_ref, std::span<memory_use const>, source_location);
-// simulated: drops also when it throws
+// Simulated devices only. Calls `drop` also when it throws.
 void queue_work(stream_ref, std::span<memory_use const>, queued, source_location);
-// on_gpu threw: it may have given some work all the same
+// on_gpu threw; it may still have enqueued work.
 void abandon_work(stream_ref, std::span<memory_use const>) noexcept;
-void end_work(stream_ref, std::span<memory_use const>, source_location);  // launch_blocking waits here
+void end_work(stream_ref, std::span<memory_use const>, source_location);  // waits here if launch_blocking is set
 }  // namespace detail
 
-// on_gpu(CUstream_st*): called now, once, with the stream's device current:
-// <<<>>>, cuBLAS, NCCL, cuFFT. What it throws comes through.
-// on_host(): runs when the simulated stream gets there, on a thread of the machine.
-// Requires of on_host: captures by value, touches device addresses only through what `uses` declares, calls
-// nothing of weir, throws nothing. An exception out of it ends the process:
-// the message names this call's line, the stream and what().
-// Uses: device blocks of this runtime and pinned blocks; what the caller keeps alive: shared and opened
-// buffers, pinned ranges, and, with its bytes, memory that is not weir's.
-// Throws: invalid_use (a freed block; more than a block holds;
-// a block of another device without peer access; memory that weir does
-//         not know, without bytes; an external stream whose registration ended), device_lost, driver_error.
-//         Blocks: only with options::launch_blocking.
+// Runs work on the stream: on_gpu on a real device, on_host on a simulated one.
+// on_gpu(CUstream_st*) is called once, before launch returns, with the stream's device current, to enqueue
+// work: <<<>>>, cuBLAS, NCCL, cuFFT. Its exceptions pass through.
+// on_host() runs on a thread of the simulated machine, in stream order. An exception from it ends the
+// process; the message names this call's line, the stream and what().
+// Requires of on_host: captures by value, accesses device memory only as `uses` declares, makes no weir call,
+// throws nothing.
+// Uses: device blocks of this runtime and pinned blocks. Also memory that the caller keeps alive: exportable
+// and imported buffers, registered host memory, and other memory if its size is given.
+// Throws: invalid_use (a freed block; more than a block holds; a block of another device without peer access;
+// memory unknown to weir without a size; an external stream that is no longer registered), device_lost,
+// driver_error.
+// Blocks: only with options::launch_blocking.
 template <class OnGpu, class OnHost>
 void launch(stream_ref s, memory_uses u, OnGpu&& on_gpu, OnHost&& on_host,
             source_location at = source_location::current()) {
@@ -100,10 +102,11 @@ void launch(stream_ref s, memory_uses u, OnGpu&& on_gpu, OnHost&& on_host,
   detail::end_work(s, u.all(), at);
 }
 
-// Host code in stream order, on both drivers; it holds its stream. After a device is lost it never runs.
-// Requires: no weir and no CUDA call inside, and no exception out of it: one ends the process, on both
-// drivers, and the message names this call's line, the stream and what(). Throws: invalid_use (an empty
-// function), device_lost, driver_error.
+// Runs a host function in stream order, on real and simulated devices. The stream waits for it. After a
+// device is lost it never runs.
+// Requires: the function makes no weir or CUDA call and throws nothing. An exception ends the process; the
+// message names this call's line, the stream and what().
+// Throws: invalid_use (an empty function), device_lost, driver_error.
 void launch_host(stream_ref, std::function<void()>, source_location = source_location::current());
 
 }  // namespace weir

@@ -1,4 +1,4 @@
-// weir/log.h: what weir tells while it runs. Silent, unless options::log asks for more.
+// weir/log.h: weir's log. Silent by default; options::log sets the level.
 // Threads: any.
 #pragma once
 #include <functional>
@@ -12,13 +12,13 @@ struct log_line {
   log_level level;
   int device;            // -1: none
   std::uint64_t stream;  // 0: none
-  size_t bytes;          // 0: of no memory
+  size_t bytes;          // 0: not about memory
   std::string_view text;
   std::string str() const;  // "weir 14:03:22.123456 warning gpu:0 stream 7, 3 GiB: …"
 };
-// Where lines go from now on, one after the other, from whatever thread; an empty one:
-// to the standard error output, as at first.
-// Requires of it: calls nothing of weir (locks may be held), throws nothing.
+// Sets the callback for log lines, of any thread, one at a time. An empty one restores the default, standard
+// error.
+// Requires: it makes no weir call (locks may be held) and throws nothing.
 void on_log(std::function<void(log_line const&)>);
 
 }  // namespace weir

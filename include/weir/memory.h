@@ -1,4 +1,5 @@
-// weir/memory.h: blocks of device and host memory. `buffer` owns one; `allocate` and `deallocate` below it.
+// weir/memory.h: blocks of device and host memory. `buffer` owns one block; `allocate` and `deallocate` are
+// the raw calls.
 // Threads: any; one block is changed by one thread at a time.
 #pragma once
 #include <functional>
@@ -8,32 +9,32 @@
 #include "weir/stream.h"
 
 namespace weir {
-// alignment by size: 512 B from 16 KiB up, below it the largest power of two that divides the size rounded up
-// to 16 B
+// 512 B for sizes from 16 KiB. Below: the largest power of two that divides the size rounded up to 16 B.
 inline constexpr size_t default_alignment = 0;
 
-// Device memory of the stream's device. The stream is the block's home: its work may use the block at once,
-// and a block given back serves the home stream's next allocations at once, however much work is still under
-// way. Zero bytes are valid and freeable. Throws: invalid_use (alignment no power of two or above 2 MiB, a
-// size that overflowed), out_of_memory, device_lost, driver_error
-// Without a stream: the current one.
+// Allocates device memory of the stream's device. The stream becomes the block's home: its work may use the
+// block at once. After a free, the home stream's next allocations may reuse the memory at once, even if work
+// is still running. Zero bytes are valid and can be freed. Default stream: the current one.
+// Throws: invalid_use (alignment no power of two or above 2 MiB, a size that overflowed), out_of_memory,
+// device_lost, driver_error.
 void* allocate(size_t bytes, size_t alignment = default_alignment, source_location = source_location::current());
 inline void* allocate(stream_ref, size_t bytes, size_t alignment = default_alignment,
                       source_location = source_location::current());
-// Null does nothing. Device and pinned blocks. Throws: invalid_use (freed twice, foreign, interior), naming
-// what it is instead; nothing has changed then
+// Frees a device or pinned block. Null does nothing.
+// Throws: invalid_use (freed twice, foreign, interior), naming what the address is. Nothing has changed then.
 inline void deallocate(void*, source_location = source_location::current());
-// The same, and that stream has used the block up to here.
+// The same, after declaring that `last_use` has used the block up to this call.
 void deallocate(stream_ref last_use, void*, source_location = source_location::current());
-// Work of that stream uses the block too: its memory serves others only after what that stream has been given
-// when it is freed. Interior addresses are fine. No driver call. Throws: invalid_use (no live block)
+// Declares that the stream uses the block. After the block is freed, its memory is reused only after the work
+// that was enqueued on that stream by then. Interior addresses are valid. Makes no driver call. Throws:
+// invalid_use (no live block).
 void record_stream(void const*, stream_ref, source_location = source_location::current());
 
-// What this thread keeps of small blocks serves at once, without anybody's line, while no history is kept;
-// all else is asked of the allocator.
+// Fast path: small blocks from this thread's cache. It runs only while no history is recorded, because it
+// drops the caller's line.
 namespace detail {
-void* allocate_quickly(stream_ref, size_t bytes, size_t alignment) noexcept;  // null: not this way
-bool deallocate_quickly(void*) noexcept;                                      // false: not this way
+void* allocate_quickly(stream_ref, size_t bytes, size_t alignment) noexcept;  // null: not served here
+bool deallocate_quickly(void*) noexcept;                                      // false: not served here
 void* allocate_slowly(stream_ref, size_t bytes, size_t alignment, source_location);
 void deallocate_slowly(void*, source_location);
 }  // namespace detail
@@ -52,11 +53,11 @@ struct block_info {
   size_t bytes;                    // as requested
   std::optional<stream_ref> home;  // of device memory
 };
-// of any live device or pinned block of this process, interior addresses too
+// Finds any live device or pinned block of this process, by interior addresses too.
 std::optional<block_info> find_block(void const*) noexcept;
 
 struct buffer_options {
-  device on = gpu;                               // cpu: host memory, pageable unless kind says pinned
+  device on = gpu;                               // cpu: host memory, pageable by default
   memory_kind kind = memory_kind::device;
   size_t alignment = default_alignment;
 };
@@ -65,7 +66,7 @@ class buffer {  // move-only owner of one block
   buffer() noexcept = default;
   // device memory: on that device's current stream
   explicit buffer(size_t bytes, buffer_options = {}, source_location = source_location::current());
-  // device memory of that stream. Throws: as allocate
+  // Allocates on that stream. Throws: as allocate
   explicit buffer(stream_ref, size_t bytes, size_t alignment = default_alignment,
                   source_location = source_location::current());
   ~buffer() { reset(); }
@@ -83,8 +84,8 @@ class buffer {  // move-only owner of one block
   size_t size() const noexcept { return size_; }  // bytes, as requested
   memory_kind kind() const noexcept { return static_cast<memory_kind>(kind_); }
   template <class T> T* data() const noexcept { return static_cast<T*>(data()); }
-  // A checker takes this call for a read where a copy to all of that pinned memory is not waited for.
-  // For the address alone: data<T>().
+  // The race checker treats this call as a host read: it reports a copy to this pinned memory that was not
+  // waited for. For the address alone use data<T>().
   // Throws: invalid_use unless pinned or pageable
   template <class T>
   std::span<T> host(source_location at = source_location::current()) const {
@@ -92,14 +93,14 @@ class buffer {  // move-only owner of one block
   }
   block_info info() const noexcept;
   void record_stream(stream_ref, source_location = source_location::current()) const;
-  // Hands the block over to another stream:
-  // what uses it so far is ordered before that stream's next work. Blocks: no, the stream waits
+  // Makes `home` the block's home stream. All uses so far are ordered before the next work of `home`. Blocks:
+  // the stream, not the host.
   void set_stream(stream_ref home, source_location = source_location::current());
-  void reset() noexcept;                          // gives the block back now
-  [[nodiscard]] void* release() noexcept;         // yours: deallocate() it; a pageable one: std::free()
-  // A live device or pinned block, that no buffer owns: release() it first. A buffer that owned it all the
-  // same gives nothing back when it ends, and says so on stderr. Throws: invalid_use (no such block;
-  // a buffer that adopted it owns it)
+  void reset() noexcept;                          // frees the block now
+  [[nodiscard]] void* release() noexcept;         // free it with deallocate(), if pageable with std::free()
+  // Takes ownership of a live device or pinned block. Call release() on the buffer that owns it first; a
+  // buffer that still owned it frees nothing at its end and warns on stderr.
+  // Throws: invalid_use (no such block, or a buffer adopted it before)
   static buffer adopt(void*, source_location = source_location::current());
 
  private:
@@ -108,39 +109,40 @@ class buffer {  // move-only owner of one block
   void* data_ = nullptr;
   size_t size_ : 62 = 0;
   size_t kind_ : 2 = 0;
-  std::uint64_t since_ = 0;  // device and pinned: how many blocks buffers had adopted when this one got its block
+  std::uint64_t since_ = 0;  // device and pinned: number of blocks adopted when this buffer got its block
 };
 buffer pinned(size_t bytes, source_location = source_location::current());  // page-locked, near the current device
 buffer pin_memory(std::span<std::byte const>, source_location = source_location::current());  // a pinned copy
-// Takes that much now, so that the next blocks of as much in all cost no call of the system.
-// Throws: out_of_memory; what could be had stays
+// Reserves pinned memory, so that the next blocks of this total size need no system call. Throws:
+// out_of_memory; keeps what it reserved.
 void reserve_pinned_memory(size_t bytes, source_location = source_location::current());
-// Gives cached pinned memory back to the system. Blocks:
-// perhaps until all work of all devices is done. Returns: bytes given back
+// Returns cached pinned memory to the system. Blocks: possibly until all work of all devices is done.
+// Returns: bytes returned.
 size_t empty_pinned_cache(source_location = source_location::current());
-// Memory of yours, page-locked where it lies while this lives:
-// copy engines read and write it as they do the pool's. Pages count whole.
+// Page-locks host memory of the caller during this object's lifetime, so that copy engines access it as
+// pinned memory. Rounded out to whole pages.
 class [[nodiscard]] registered_host_memory {
  public:
-  // Throws: invalid_use (null, a page that is pinned already, no memory of the host), device_lost,
-  // driver_error (the system locks no more)
+  // Throws: invalid_use (null, a page that is pinned already, not host memory), device_lost, driver_error
+  // (the system locks no more)
   explicit registered_host_memory(std::span<std::byte>, source_location = source_location::current());
-  // The pages are unlocked now; what the driver refuses is tried again before the next range is pinned. A
-  // runtime that ends first unlocks them itself. Blocks: until all work of all devices is done. Requires: the
-  // memory is still there, at its runtime's end too
+  // Unlocks the pages. If the driver refuses, weir tries again before it pins the next range. A runtime that
+  // ends first unlocks them.
+  // Requires: the memory still exists, also at its runtime's end. Blocks: until all work of all devices is
+  // done.
   ~registered_host_memory();
   registered_host_memory(registered_host_memory const&) = delete;
   registered_host_memory& operator=(registered_host_memory const&) = delete;
 
  private:
   struct state;
-  std::unique_ptr<state> state_;  // of no bytes: none
+  std::unique_ptr<state> state_;  // null for zero bytes
 };
 
-// A container's memory that copy engines read and write at full speed: std::vector<float,
+// Allocator for containers that copy engines access at full speed: std::vector<float,
 // weir::pinned_allocator<float>>.
 namespace detail {
-// Throws: out_of_memory, invalid_use when the size overflows
+// Throws: out_of_memory, invalid_use (a size that overflows)
 void* allocate_pinned(size_t count, size_t size, size_t alignment, source_location);
 void deallocate_pinned(void*) noexcept;
 }  // namespace detail
@@ -155,18 +157,18 @@ template <class T> struct pinned_allocator {
   friend bool operator==(pinned_allocator, pinned_allocator) noexcept = default;
 };
 
-// Gives cached memory of the device back to the driver. Blocks:
-// until what was freed is complete. Returns: bytes given back
+// Returns cached memory of the device to the driver. Blocks: until freed memory is complete. Returns: bytes
+// returned.
 size_t empty_cache(device = gpu, source_location = source_location::current());
-// of reserved bytes; 0: none
+// Limits reserved bytes; 0: no limit
 void set_memory_limit(size_t bytes, device = gpu, source_location = source_location::current());
 // Throws: invalid_use outside 0 < of_total <= 1
 void set_per_process_memory_fraction(double of_total, device = gpu, source_location = source_location::current());
 
-// Called before an allocation fails, with no lock held: free what you can spare. true:
-// something was freed, search again.
+// Called before an allocation fails, with no lock held, so that the program can free memory. Returns: true if
+// it freed something: the search is repeated.
 using out_of_memory_callback = std::function<bool(memory_report const&)>;
-class [[nodiscard]] callback_registration {  // the callback's life; ends before its runtime
+class [[nodiscard]] callback_registration {  // unregisters at its end; must end before its runtime
  public:
   ~callback_registration();
   callback_registration(callback_registration&&) noexcept;
@@ -178,7 +180,7 @@ class [[nodiscard]] callback_registration {  // the callback's life; ends before
   explicit callback_registration(std::unique_ptr<state>) noexcept;
   std::unique_ptr<state> state_;
 };
-// Of the current runtime; lower orders are called first. Throws: invalid_use (an empty function)
+// Registers with the current runtime. Lower orders are called first. Throws: invalid_use (an empty function)
 callback_registration on_out_of_memory(out_of_memory_callback, int order = 0,
                                        source_location = source_location::current());
 }  // namespace weir

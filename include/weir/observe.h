@@ -1,4 +1,4 @@
-// weir/observe.h: torch's counters, and where the memory is.
+// weir/observe.h: torch's memory counters, snapshots, the allocation history and race reports.
 // Threads: any; each answer is one consistent moment.
 #pragma once
 #include <functional>
@@ -10,8 +10,8 @@
 
 namespace weir {
 
-// Bytes of device memory: in live blocks, rounded; and held of the driver.
-// 0 before the first use of the device.
+// Bytes of device memory. allocated: in live blocks, rounded; reserved: held from the driver. 0 before the
+// first use of the device.
 size_t memory_allocated(device = gpu, source_location = source_location::current());
 size_t max_memory_allocated(device = gpu, source_location = source_location::current());
 size_t memory_reserved(device = gpu, source_location = source_location::current());
@@ -22,102 +22,103 @@ size_t max_memory_reserved(device = gpu, source_location = source_location::curr
     device = gpu, source_location = source_location::current());
 
 memory_statistics memory_stats(device = gpu, source_location = source_location::current());  // .flat() has torch's keys
-// page-locked host memory, of all devices
+// of page-locked host memory, for all devices
 memory_statistics pinned_memory_stats(source_location = source_location::current());
-// peaks start again from what is current
+// resets each peak to the current value
 void reset_peak_memory_stats(device = gpu, source_location = source_location::current());
-// what was allocated and freed so far counts from zero again
+// resets the allocated and freed totals to zero
 void reset_accumulated_memory_stats(device = gpu, source_location = source_location::current());
 
-// A table of about ten lines whose byte columns add up: reserved = allocated + pending + cached. Then a
-// sentence for each thing worth knowing: whose cached memory is, what pending blocks wait for, what rounding
-// and holes cost, what others hold.
+// Returns a table of about ten lines in which reserved = allocated + pending + cached. Sentences below it
+// name the streams of cached memory, the work that pending blocks wait for, the cost of rounding and unmapped
+// blocks, and memory of others.
 std::string memory_summary(device = gpu, source_location = source_location::current());
-// All devices of the current runtime and page-locked memory (device="cpu")
-// as Prometheus' text 0.0.4, for an HTTP answer.
+// Returns all devices of the current runtime and page-locked memory (device="cpu") as Prometheus text 0.0.4.
 std::string memory_metrics(source_location = source_location::current());
-// Who has the device's memory: by stream, the most bytes first.
-// Cached memory of an idle stream serves others when they run short.
+// Returns the memory by stream, the most bytes first. Cached memory of an idle stream serves other streams
+// that run short.
 std::vector<stream_memory_use> memory_by_stream(device = gpu, source_location = source_location::current());
-// Where the device's memory is now, with the remedies of an out_of_memory.
+// Returns where the device's memory is now, with the remedies of an out_of_memory.
 memory_report current_memory_report(device = gpu, source_location = source_location::current());
 
-// Memory as it lies: stretches held of the driver, each without a hole,
-// and in each its blocks and what is free, side by side.
-// pending: given back, and streams it was marked for may still use it
+// Layout of memory: segments held from the driver, each without an unmapped block, divided into blocks and
+// free ranges. active_pending_free: freed, and a marked stream may still use it.
 enum class block_state : std::uint8_t { active_allocated, active_pending_free, inactive };
 struct memory_block {
   std::uintptr_t address;
-  size_t bytes;      // of all blocks of a segment together: the segment's
-  size_t requested;  // as asked for; 0 unless allocated
+  size_t bytes;      // the blocks of a segment add up to the segment
+  size_t requested;  // as requested; 0 unless allocated
   block_state state;
-  source_location where;  // who took it; file_name() null: the history does not know it
+  source_location where;  // line of the allocation; file_name() null: not in the history
 };
-// with other processes: this one's memory, another one's
+// with other processes: exported by this process, or imported from another
 enum class memory_sharing : std::uint8_t { none, exported, imported };
 struct memory_segment {
   std::uintptr_t address;
   size_t bytes;
-  std::uint64_t stream;  // whose allocations draw from it; 0: shared memory
-  bool small;            // all of it serves blocks up to 32 KiB
+  std::uint64_t stream;  // the stream that allocates from it; 0: shared memory
+  bool small;            // all of it serves blocks of up to 32 KiB
   std::vector<memory_block> blocks;
   memory_sharing shared = memory_sharing::none;
-  std::uint64_t readers = 0;  // other devices of this process that may use all of it, bit d for gpu:d
+  std::uint64_t readers = 0;  // other devices of this process that may access all of it, bit d for gpu:d
 };
-// By address. Each stream's memory as it was at one moment. Blocks:
-// allocations of a stream, while its memory is looked at
+// Returns the segments by address. Each stream's memory is consistent at one moment.
+// Blocks: allocations of a stream while weir reads its memory.
 std::vector<memory_segment> memory_snapshot(device = gpu, source_location = source_location::current());
-// All devices of the current runtime in the pickle of torch.cuda.memory._dump_snapshot, with the history that
-// was recorded (newest events as traces): PyTorch's viewer (its web page, or python -m
-// torch.cuda._memory_viz) opens it. While other threads allocate, traces and segments may differ by what
-// happened in between. Throws: invalid_use (the file cannot be written, and why)
+// Writes all devices of the current runtime and the recorded history (newest events as traces) in the pickle
+// format of torch.cuda.memory._dump_snapshot. PyTorch's viewer opens it (its web page, or python -m
+// torch.cuda._memory_viz). If other threads allocate meanwhile, traces and segments may differ by their
+// changes.
+// Throws: invalid_use (the file cannot be written, and why).
 void dump_memory_snapshot(std::string const& path, source_location = source_location::current());
-// The same as a page for a browser, one file that needs no network:
-// memory over time, and what lies where at any moment. Likewise
+// Writes the same as one HTML file that needs no network: memory over time, and the layout at any moment.
+// Throws: as dump_memory_snapshot.
 void dump_memory_page(std::string const& path, std::string const& title = {},
                       source_location = source_location::current());
 
-// History: every block taken and given back, with time, thread, stream and line. Off until it is asked for;
-// what it costs then: docs/where-did-my-memory-go.md. weir's own scratch memory (staging, trials of links) is
-// not in it. One history a process.
+// History: every allocation and free, with time, thread, stream and line. Off by default;
+// docs/where-did-my-memory-go.md states the cost. weir's internal memory (staging, link tests) is not
+// recorded. A process has one history.
 struct history_options {
-  // the ring keeps so many, of 80 bytes each, the newest; sums by line go on after older ones are forgotten
+  // size of the ring, 80 bytes an event; the oldest are overwritten, and sums by line still count them
   size_t events = size_t{1} << 16;
-  bool stacks = false;              // who called whom, up to 32 deep: microseconds an allocation
+  bool stacks = false;              // call stacks, up to 32 deep: microseconds an allocation
 };
-// Anew: what was recorded before is forgotten. Throws: invalid_use (no events, or more than 2^32), bad_alloc
+// Starts recording and discards what was recorded before. Throws: invalid_use (no events, or more than 2^32),
+// bad_alloc
 void record_memory_history(history_options = {}, source_location = source_location::current());
-void stop_memory_history();  // and what was recorded stays to be read
+void stop_memory_history();  // keeps what was recorded
 
 struct memory_event {
   std::int64_t ns;       // monotonic, from an arbitrary start
   std::string_view what;  // "alloc", "free", "oom"
   std::uintptr_t address;
-  size_t bytes;          // as asked for; of a free of a block that was taken before the recording began: 0
+  size_t bytes;          // as requested; 0 for the free of a block that was allocated before the recording
   std::uint64_t stream;  // the block's home; 0: none (host memory)
   std::uint64_t thread;
-  source_location where;  // file_name() null: not known
+  source_location where;  // file_name() null: unknown
   std::vector<void const*> stack;  // return addresses, innermost first
 };
-// The newest events of a device, oldest first;
-// of page-locked host memory with weir::cpu. Blocks: writers, while it is gathered
+// Returns the newest events of a device, oldest first; with weir::cpu, of page-locked host memory.
+// Blocks: threads that record, while the events are gathered.
 std::vector<memory_event> memory_history(device = gpu, source_location = source_location::current());
 
-struct line_statistics {  // of one line of the program: blocks taken there, since the recording began
+struct line_statistics {  // of one source line: blocks allocated there since the recording began
   source_location where;
   std::int64_t blocks, bytes;                  // live now
-  std::int64_t blocks_at_peak, bytes_at_peak;  // live when most bytes of the device were
-  std::int64_t total_blocks, total_bytes;      // ever
+  std::int64_t blocks_at_peak, bytes_at_peak;  // live when the device's live bytes peaked
+  std::int64_t total_blocks, total_bytes;      // all allocations
 };
-// the most bytes first. weir::cpu: page-locked memory
+// the most bytes first; weir::cpu: page-locked memory
 std::vector<line_statistics> memory_by_line(device = gpu, source_location = source_location::current());
-std::string format(std::vector<line_statistics> const&);  // a table, a row for each line
+std::string format(std::vector<line_statistics> const&);  // a table, one row for each line
 
-// What appeared and vanished between two places of a program, by line. Begins a recording when there is none.
+// Prints what was allocated and freed between two points of a program, by line. Starts a history if none is
+// recorded.
 class memory_tracker {
  public:
   explicit memory_tracker(std::ostream& out, device = gpu, source_location = source_location::current());
-  // prints what changed since the last time, or since it was made
+  // prints the changes since the last call, or since construction
   void track(source_location = source_location::current());
   memory_tracker(memory_tracker const&) = delete;
   ~memory_tracker();
@@ -127,23 +128,24 @@ class memory_tracker {
   std::unique_ptr<state> state_;
 };
 
-// What options::check_races found in the current runtime: a defect of the program, seldom of weir. Whatever
-// order its devices chose, the reports are the same, but for polls, unordered host threads and host
-// functions: docs/testing.md. Empty without check_races.
+// A finding of options::check_races in the current runtime: a defect of the program, rarely of weir. Reports
+// do not depend on the order that the devices chose, except for polls, unordered host threads and host
+// functions (docs/testing.md).
 struct race_report {
   // "race", "use after free", "freed in use", "source changed", "host too early", "undeclared use", "stuck";
   // of weir: "handed out too early", "unmapped in use"
   std::string kind;
-  std::string text;      // which bytes of which block, both uses with line and stream, the remedy
-  source_location first, second;  // file_name() null: not known, or there is only one
-  std::uint64_t times;   // seen at these two places
+  std::string text;      // bytes and block, both uses with line and stream, the remedy
+  source_location first, second;  // file_name() null: unknown, or there is only one use
+  std::uint64_t times;   // how often it occurred at these two places
 };
-// all so far. What nobody asks for is printed when the runtime or the process ends
+// All reports so far; empty without check_races. Reports that are never queried are printed when the runtime
+// or the process ends.
 std::vector<race_report> race_reports(source_location = source_location::current());
-// Throws: race_found with the first report, if there is one
+// Throws: race_found with the first report, if any
 void require_no_races(source_location = source_location::current());
-// Called for each new report, on the thread that made the call it was found in;
-// it calls nothing of weir. An empty one ends it.
+// Sets the callback for each new report; an empty one removes it. It runs on the thread whose call revealed
+// the race. Requires: it makes no weir call.
 void on_race(std::function<void(race_report const&)>, source_location = source_location::current());
 
 }  // namespace weir

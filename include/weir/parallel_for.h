@@ -1,20 +1,21 @@
-// weir/parallel_for.h: one loop body for both drivers. A file that nvcc compiles gets a kernel and a loop; a
-// file of the host compiler only the loop, and a real GPU answers not_supported. CMake:
-// weir_kernels(target file.cu…) picks the compiler.
+// weir/parallel_for.h: one loop body for real and simulated GPUs. A file compiled by nvcc gets a kernel and a
+// host loop. A file compiled by the host compiler gets the loop only, and on a real GPU throws not_supported.
+// In CMake, weir_kernels(target file.cu…) picks the compiler.
 // Threads: any.
 //
-// The body is a functor, or a lambda marked WEIR_HOST_DEVICE. The rules of nvcc 13.0 for such a lambda;
-// each breach is refused at compile time:
-//   captures   by value, by name or [=]: no init-capture ([x = e]), nothing by reference, no element of a
-//              parameter pack, no variable of a type that is local to a function or private to a class, none
-//              that `if constexpr` is the first to mention;
-//   itself     no `auto` parameter; f(i) is a const call, so not `mutable`;
-//   around it  a function with a name whose address can be taken: no constructor, no private or protected
-//              member function (a TEST_F's or TEST_P's body is one), none with a deduced return type, no
-//              template with an unnamed parameter; no generic lambda and no other lambda marked
-//              WEIR_HOST_DEVICE; a lambda around it has to stand in a function itself.
-// A functor takes none of these but one: its type is not local to a function.
-// [this] compiles, and reads the host's object on a GPU.
+// The body is a functor, or a lambda marked WEIR_HOST_DEVICE. Rules of nvcc 13.0 for such a lambda; each
+// violation is a compile error:
+//   captures   by value, by name or [=]; no init-capture ([x = e]), nothing by reference, no element of a
+//              parameter pack, no variable of a type local to a function or private to a class, no variable
+//              first mentioned inside `if constexpr`;
+//   itself     no `auto` parameter; not `mutable`, because f(i) is a const call;
+//   around it  a named function whose address can be taken: no constructor, no private or protected member
+//              function (a TEST_F's or TEST_P's body is one), no function with a deduced return type, no
+//              template with an unnamed parameter, no generic lambda, no other lambda marked
+//              WEIR_HOST_DEVICE.
+//              An enclosing lambda must itself be in a function.
+// For a functor only one rule holds: its type is not local to a function. A lambda that captures [this]
+// compiles, but on a GPU dereferences a host pointer.
 #pragma once
 #include <type_traits>
 
@@ -29,10 +30,10 @@ namespace weir {
 namespace detail {
 
 [[noreturn]] void no_device_code(source_location);           // this file was compiled without nvcc
-void check_native_launch(stream_ref, int native_code, source_location);  // 0: fine. Throws: device_lost, driver_error
+void check_native_launch(stream_ref, int native_code, source_location);  // 0: success. Throws: as a CUDA call
 
-// The body by value in a local: no store of the loop can then be taken for a change of the body itself, and
-// the blocks of fixed length become vector code at -O2.
+// The body is a local by value: the compiler then knows that no store of the loop changes the body, and
+// vectorizes the blocks of fixed length at -O2.
 template <class F>
 void loop_on_host(size_t n, F f) {
   constexpr size_t block = 64;
@@ -46,8 +47,8 @@ void loop_on_host(size_t n, F f) {
   for (; i < n; ++i) f(i);
 }
 
-// A body reaches a GPU as its bytes. nvcc's host pass has a wrapper in the place of a lambda marked
-// WEIR_HOST_DEVICE, its device pass the lambda itself.
+// A body is copied to the GPU byte by byte. nvcc's host pass sees a wrapper in place of a lambda marked
+// WEIR_HOST_DEVICE; its device pass sees the lambda itself.
 template <class F>
 inline constexpr bool goes_as_bytes = std::is_trivially_copy_constructible_v<F> && std::is_trivially_destructible_v<F>;
 #if defined(__NVCC__) && !defined(__CUDA_ARCH__)
@@ -58,8 +59,7 @@ template <class F>
 inline constexpr bool may_be_a_body = goes_as_bytes<F>;
 #endif
 
-// The two compilers make different code of one template:
-// their names must differ when both meet in one program.
+// The two compilers generate different code from one template, so their names must differ within one program.
 #if defined(__CUDACC__)
 inline namespace with_kernels {
 template <class F>
@@ -93,10 +93,11 @@ inline namespace with_kernels {
 #else
 inline namespace without_kernels {
 #endif
-// f(size_t i) for every i < n, on the stream. Requires: iterations independent of each other; f copied byte
-// for byte (no vector, tensor or buffer in it: their data<T>()), its operator() WEIR_HOST_DEVICE; memory only
-// through what `uses` declares. Throws: as launch; not_supported on a GPU without nvcc's code. An exception
-// out of f ends the process, as in launch.
+// Runs f(size_t i) for every i < n, on the stream.
+// Requires: iterations are independent; f is trivially copyable (capture data<T>(), not a vector, tensor or
+// buffer) and its operator() is WEIR_HOST_DEVICE; f touches only memory that `uses` declares. An exception
+// from f ends the process, as in launch.
+// Throws: as launch; not_supported on a GPU if the file was compiled without nvcc.
 template <class F>
 void parallel_for(stream_ref s, size_t n, memory_uses u, F f, source_location at = source_location::current()) {
   static_assert(detail::may_be_a_body<F>,

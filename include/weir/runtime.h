@@ -1,5 +1,6 @@
-// weir/runtime.h: the object that owns a driver, its devices and their pools; and how a thread chooses one.
-// Threads: any, but a runtime must outlive every use of it.
+// weir/runtime.h: the runtime, which owns a driver, its devices and their pools, and how a thread selects
+// one.
+// Threads: any. Requires: the runtime outlives every use of it.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -13,109 +14,108 @@ namespace driver {
 class driver;
 }
 
-struct simulated {  // a machine of this process; see weir/sim.h to step, break and question it
+struct simulated {  // a machine inside this process; weir/sim.h steps, breaks and inspects it
   int devices = 4;
-  size_t memory = 16_GiB;  // bytes a device; costs only what is touched
+  size_t memory = 16_GiB;  // bytes of each device; only touched memory costs host memory
   enum class scheduling : std::uint8_t {
-    threads,  // workers run the streams: for programs
-    seeded,   // nothing moves by itself; the seed chooses among what devices may do: for finding races
-    stepped,  // the test moves streams
+    threads,  // worker threads run the streams: for programs
+    seeded,   // nothing runs by itself; the seed chooses what each device does: for finding races
+    stepped,  // the test steps the streams
   } schedule = scheduling::threads;
-  std::uint64_t seed = 0;  // 0: a fresh one
+  std::uint64_t seed = 0;  // 0: a new one for each runtime
   enum class links : std::uint8_t { all, none, pairs } peers = links::all;  // pairs: 0-1, 2-3, …
-  // false: devices without virtual memory management, as some virtual GPUs are:
-  // memory comes in whole segments
+  // false: devices without virtual memory management, as some virtual GPUs are; memory comes in whole
+  // segments
   bool virtual_memory = true;
-  // Of the room CUDA leaves a device, how much this one takes: docs/simulated-machine.md lists it, F1 to F10.
-  enum class allowed : std::uint8_t {
-    usual,  // seeded: all that a right program cannot tell; else none
-    none,   // seeded: orders alone
+  // How much of the freedom that CUDA leaves a device this machine uses (F1 to F10,
+  // docs/simulated-machine.md).
+  enum class allowed : std::uint8_t {  // seeded: all that a correct program cannot notice; else none
+    usual,  // seeded: orders only
+    none,   // also out of memory although memory is free, and links that corrupt bytes
     all,    // also memory that is refused although there was room, and links that change bytes
   } nondeterminism = allowed::usual;
-  // to the hardware, for the streams of a device to share: what cannot start yet holds up the other streams
-  // behind it. 0: one each, or as the seed has it
+  // Hardware queues that a device's streams share: work that cannot start yet blocks the streams behind it.
+  // 0: one for each stream; seeded: the seed decides.
   int connections = 0;
-  // Device memory is out of reach but for work that declares it, while it runs: host code that touches it is
-  // named, and the process ends there. Programs built with AddressSanitizer are stopped at the byte.
-  // options::check_races sets it, and has pinned pages guarded too: a host that uses them before it has
-  // waited for their copy is reported, and goes on.
+  // Makes device memory inaccessible, except to work that declares it, while that work runs. Host code that
+  // touches it is named and the process ends; AddressSanitizer builds stop at the byte. options::check_races
+  // sets this and also guards pinned pages: a host access before the wait for their copy is reported, and the
+  // program continues.
   bool protect_memory = false;
 };
 
-// each tells what those before it tell, too
+// each level includes those before it
 enum class log_level : std::uint8_t { silent, error, warning, info, debug };
 
 struct options {
-  size_t device_limit = 0;       // bytes of device memory weir may reserve on each device; 0: no limit
-  // Bytes of page-locked host memory. 0: what the host has available when more is wanted, for this process,
-  // whose control group may be allowed less, but for an eighth of its memory or 8 GiB,
-  // which is left to others.
+  size_t device_limit = 0;       // bytes of device memory that weir may reserve on each device; 0: no limit
+  // Bytes of page-locked host memory. 0: the host memory available to this process and its control group when
+  // weir needs more, minus a reserve for others: an eighth of the host's memory, at most 8 GiB.
   size_t pinned_limit = 0;
-  // page-locked memory that nobody used for so long goes back to the system at some later allocation of it;
-  // 0: never
+  // Unused page-locked memory is returned to the system after this time, at a later pinned allocation; 0:
+  // never
   std::chrono::milliseconds pinned_idle{0};
-  size_t address_space = 0;      // bytes of addresses to reserve for each device; 0: 16 TiB, halved until it fits
-  // Races are looked for: two uses of a byte, declared to weir (launch, copy, tensors), that nothing orders,
-  // and memory used before or after its time. race_reports() of weir/observe.h; what nobody asks for is
-  // printed at the end. A call costs 0.1 to 0.8 us more (docs/testing.md). WEIR_CHECK_RACES=1 means the same,
-  // for every runtime of the process.
+  size_t address_space = 0;      // bytes of addresses reserved for each device; 0: 16 TiB, halved until it fits
+  // Finds races: two declared uses of a byte (launch, copy, tensors) that nothing orders, and memory used
+  // before or after its lifetime. race_reports() of weir/observe.h returns them; reports never queried are
+  // printed at the end. Costs 0.1 to 0.8 us a call (docs/testing.md). WEIR_CHECK_RACES=1 sets it for every
+  // runtime of the process.
   bool check_races = false;
-  // every launch waits for its work: errors name the right line. CUDA_LAUNCH_BLOCKING=1 means the same
+  // Every launch waits for its work, so that errors name the right line. CUDA_LAUNCH_BLOCKING=1 sets it too.
   bool launch_blocking = false;
-  // Which bytes are a block is told to tools that listen to NVTX: compute-sanitizer then names what a kernel
-  // does between two blocks of one page. 256 B after every block are nobody's. Implies launch_blocking.
-  // No effect on a simulated machine.
+  // Reports blocks to NVTX tools: compute-sanitizer then finds accesses between two blocks of one page. Adds
+  // 256 unused bytes after every block. Implies launch_blocking. No effect on a simulated machine.
   bool nvtx_memory = false;
 
-  // Memory held of a device exceeds the most that was ever in use by at most this part of it, as long as free
-  // memory can be moved instead of taking more.
-  // Less: less memory lies idle, and more is moved. See docs/memory.md
+  // Reserved device memory exceeds the peak in use by at most this share, as long as weir can move free
+  // memory instead of reserving more. A smaller value leaves less memory idle and moves more. See
+  // docs/memory.md
   double epsilon = 0.019;
 
-  // Memory that other streams have used, see docs/decisions/reuse.md.
-  bool poll_on_miss = true;  // an allocation that finds nothing asks the driver which of it is complete
+  // Reuse of memory that other streams used: docs/decisions/reuse.md.
+  bool poll_on_miss = true;  // a miss queries the driver for complete work
   enum class wait_policy : std::uint8_t {
-    never,          // no stream is ever made to wait for another one's use of memory
-    when_short,     // before out_of_memory
-    // also instead of more memory, where four and more blocks that would do wait for a stream that is behind
+    never,          // no stream waits on the device for another stream's use of memory
+    when_short,     // only before out_of_memory
+    // also before growth, if at least four blocks that fit wait for a stream that is behind
     before_growth,
   } device_waits = wait_policy::before_growth;
-  // bytes given back between two events, with a second stream active; 0:
-  // 16 MiB, or a part of what the stream holds
+  // bytes freed between two events while a second stream is active; 0: 16 MiB, or a share of the stream's
+  // memory
   size_t fence_interval = 0;
-  // Where blocks of device memory lie depends on the program's calls alone, not on when work is seen to be
-  // complete: the same addresses, counted from the device's first, in every run of a program whose calls come
-  // in one order. Costs memory and overlap.
+  // Block addresses depend only on the program's calls, not on when work is seen to be complete. If the calls
+  // come in one order, every run has the same addresses, relative to the device's first. Costs memory and
+  // overlap.
   bool deterministic = false;
-  // Bytes in all from which weir's own copies carry a broadcast, scatter or gather, not NCCL; 0: from where
-  // they were measured to be faster, on simulated devices never. Where they do, a rank's call waits until all
-  // ranks have asked: docs/collectives.md
+  // Total bytes from which weir's copies, not NCCL, carry a broadcast, scatter or gather; 0: the size from
+  // which they measured faster, never on simulated devices. Such a call waits until all ranks have called:
+  // docs/collectives.md
   size_t copy_collectives_from = 0;
-  // Once two devices have something to do with each other (a copy between them, enable_peer_access), all
-  // memory of either is open to the other, where the link was proven: what it has by then, and each further
-  // handle before a block of it is handed out. enable_peer_access() of weir/peer.h does it at a moment of
-  // yours. Such memory is not moved: docs/copies.md
+  // After a first copy between two devices or enable_peer_access, opens all their memory to each other if the
+  // link test passed: the memory held then, and each later handle before a block of it is handed out.
+  // enable_peer_access() of weir/peer.h does the same explicitly. Such memory is not moved: docs/copies.md
   bool peer_access = false;
-  log_level log = log_level::silent;  // what is told while it runs: see weir/log.h
+  log_level log = log_level::silent;  // see weir/log.h
 
-  // The file that WEIR_CONF_FILE names, then WEIR_CONF=key:value,key:value, with the names above; sizes take
-  // KiB, MiB, GiB, TiB. docs/options.md lists them. Throws: invalid_use for an unknown key or value, with its
-  // place and the nearest right one
+  // Reads the file that WEIR_CONF_FILE names, then WEIR_CONF=key:value,key:value, with the names above; sizes
+  // take KiB, MiB, GiB, TiB (docs/options.md). Throws: invalid_use (unknown key or value), with its place and
+  // the nearest match
   static options from_environment(source_location = source_location::current());
 };
 
 class runtime {
  public:
-  // The machine WEIR_DEVICES names: auto (GPUs if there are any, else simulated), cuda, sim[:N[:GiB]].
-  // Throws: invalid_use (WEIR_DEVICES is none of these), not_supported (cuda,
-  // and there is no usable GPU: says why)
+  // Opens the machine that WEIR_DEVICES names: auto (GPUs if any, else simulated), cuda, sim[:N[:GiB]].
+  // Throws: invalid_use (WEIR_DEVICES is none of these), not_supported (cuda without a usable GPU, with the
+  // reason)
   explicit runtime(options = options::from_environment(), source_location = source_location::current());
   explicit runtime(simulated, options = {}, source_location = source_location::current());
-  // Blocks: until its own streams are done. Memory still held is reported, not freed under its owner.
+  // Blocks: until its own streams are done. Memory still held is reported and not freed.
   ~runtime();
   runtime(runtime const&) = delete;
 
-  // This thread's, from a runtime_guard; else the process default, made on first use and never destroyed.
+  // This thread's runtime, from a runtime_guard; otherwise the process default, created at first use and
+  // never destroyed.
   // Throws: as runtime(), while there is no default
   static runtime& current(source_location = source_location::current());
   bool is_simulated() const noexcept;
@@ -130,8 +130,8 @@ class runtime {
   impl* impl_;
 };
 
-// Free functions of this thread speak to `r` while this lives; objects always know their own runtime.
-// Requires: destroyed on the thread that made it, in reverse order of making.
+// Makes `r` current for free functions of this thread. Objects always use their own runtime.
+// Requires: destroyed on its thread, in reverse order of construction.
 class [[nodiscard]] runtime_guard {
  public:
   explicit runtime_guard(runtime& r) noexcept;

@@ -1,7 +1,7 @@
-// weir/share.h: device memory that two processes look at, passed over a Unix socket. docs/sharing.md says
-// what blocks, what holds when the other process is killed or stopped, and what it costs.
-// Threads: any; one object is used by one thread at a time.
-// An exportable_buffer that is being sent is not changed meanwhile.
+// weir/share.h: device memory shared by two processes over a Unix socket. docs/sharing.md says what blocks,
+// what holds if the other process is killed or stopped, and what sharing costs.
+// Threads: any; one object is used by one thread at a time. An exportable_buffer is not changed while it is
+// sent.
 #pragma once
 #include <chrono>
 #include <memory>
@@ -17,26 +17,26 @@ struct opening;
 class pool_books;
 }
 
-// The other process has ended, or has closed its end. What it said before is heard first.
+// The other process has ended or closed its end. Messages that it sent before are received first.
 class peer_disconnected : public std::runtime_error, public error {
  public:
   peer_disconnected(std::string operation, std::string operands, std::string remedy, source_location);
 };
 
-// Device memory in a handle of its own, that other processes may open: a whole number of pages (2 MiB on
-// GPUs), and about a millisecond to make, so make few and keep them. One given back is kept for the next of
-// its size, but never while an importer may use it. Other devices of this process read it after
-// enable_peer_access(), and where all memory of its device is open to them. Not counted by set_memory_limit;
-// memory_stats().exported_bytes counts it. For many, or small ones: share_pool.
-// Ends before its runtime; afterwards it does nothing.
+// Device memory in a handle of its own that other processes may open. It takes whole pages (2 MiB on GPUs)
+// and about 1 ms to make: keep and reuse it. For many or small buffers use share_pool. A freed handle is
+// reused for a buffer of its size, but never while an importer may use it. Other devices of this process read
+// it after enable_peer_access(), or if all memory of its device is open to them. set_memory_limit does not
+// count it; memory_stats().exported_bytes does.
+// Requires: destroyed before its runtime. Later calls do nothing.
 class exportable_buffer {
  public:
   exportable_buffer() noexcept = default;
-  // Any stream of the device may use it at once; the device's current one is recorded. Throws: invalid_use
-  // (cpu, a size that overflowed, zero bytes), not_supported (the device cannot export),
-  // out_of_memory, device_lost, driver_error
+  // Allocates on `home`, or on the device's current stream, as if by record_stream. Any stream of the device
+  // may use it at once.
+  // Throws: invalid_use (cpu, a size that overflowed, zero bytes), not_supported (the device cannot export),
+  // out_of_memory, device_lost, driver_error.
   explicit exportable_buffer(size_t bytes, device = gpu, source_location = source_location::current());
-  // Memory of that stream's device; that stream is recorded.
   explicit exportable_buffer(stream_ref home, size_t bytes, source_location = source_location::current());
   ~exportable_buffer() { reset(); }
   exportable_buffer(exportable_buffer&&) noexcept;
@@ -45,12 +45,13 @@ class exportable_buffer {
   template <class T> T* data() const noexcept { return static_cast<T*>(data()); }
   size_t size() const noexcept;  // bytes, as requested
   weir::device device() const;   // Requires: not empty
-  // Sent, and neither released nor dropped by a process that ended. On its way counts. Blocks: no
+  // Returns the number of importers that were sent the buffer and have neither released it nor ended, in
+  // transit included. Blocks: no.
   int importers() const;
-  // That stream uses it, too: the memory serves the next exportable_buffer only after what the stream has
-  // been given by the end of this one.
+  // Declares that `stream` uses the buffer. After the buffer is freed, its memory is reused only after the
+  // work enqueued on `stream` by then.
   void record_stream(stream_ref, source_location = source_location::current()) const;
-  void reset() noexcept;         // gives it back. Blocks: no; importers go on with what they have opened
+  void reset() noexcept;         // Frees the buffer. Blocks: no; importers keep what they have opened
 
  private:
   friend class share_channel;
@@ -61,47 +62,50 @@ class exportable_buffer {
 
 struct share_pool_options {
   device on = gpu;
-  size_t handle_bytes = 0;        // of each handle, at least; 0: as much as the pool has by then, from 32 to 256 MiB
-  size_t limit = 0;               // bytes held of the driver; 0: none
+  size_t handle_bytes = 0;        // minimum of each handle; 0: as much as the pool has so far, from 32 to 256 MiB
+  size_t limit = 0;               // bytes reserved from the driver; 0: none
   std::vector<device> readers{};  // devices of this process whose kernels may use the buffers in place
 };
 struct share_pool_statistics {  // bytes: reserved = allocated + held + cached + lost
   size_t handles = 0, buffers = 0;
-  size_t reserved = 0;   // of the driver
+  size_t reserved = 0;   // from the driver
   size_t requested = 0;  // of live buffers
-  size_t allocated = 0;  // the same rounded up to 512 B
-  size_t held = 0;       // given back, while an importer has it or a stream still uses it
+  size_t allocated = 0;  // of live buffers, rounded up to 512 B
+  size_t held = 0;       // freed, while an importer or a stream may still use it
   size_t cached = 0;     // free
-  size_t lost = 0;       // an importer was killed with it open: the driver's, with the last buffer of its handle
+  size_t lost = 0;       // open in an importer that was killed; freed with the last buffer of its handle
 };
-// Buffers cut from large handles: as many as there are parameters, and the other process maps each handle
-// once. They live as other exportable_buffers do; memory of one serves another one only when its importers
-// and its streams are done with it. Who opens one can reach the whole handle:
-// a pool is for one circle of processes. Threads: any
+// Cuts buffers from large handles. Use it for many buffers, such as parameters: the other process maps each
+// handle once. The buffers behave as exportable_buffers. Memory of one is reused only after its importers and
+// streams are done with it. An importer of one buffer can access the whole handle: use one pool for each
+// group of processes that trust each other.
+// Threads: any
 class share_pool {
  public:
-  // Throws: invalid_use (cpu; a size that overflowed), not_supported (the device cannot export; a reader does
-  // not reach it), device_lost, driver_error
+  // Throws: invalid_use (cpu, a size that overflowed), not_supported (the device cannot export, a reader has
+  // no access), device_lost, driver_error.
   explicit share_pool(share_pool_options = {}, source_location = source_location::current());
-  ~share_pool();  // its buffers go on
+  ~share_pool();  // its buffers stay valid
   share_pool(share_pool&&) noexcept;
   share_pool& operator=(share_pool&&) noexcept;
-  // At a multiple of 512 B. That stream, or the device's current one, is recorded. Blocks: before
-  // out_of_memory, for work of this process on what was given back; so does exportable_buffer's. Throws: as
-  // exportable_buffer's; out_of_memory beyond the limit, too
+  // Allocates at a multiple of 512 B, on `home` or on the device's current stream, as if by record_stream.
+  // Blocks: before out_of_memory, for this process's work on freed buffers; exportable_buffer's constructor
+  // too.
+  // Throws: as exportable_buffer's constructor; also out_of_memory beyond the limit.
   exportable_buffer allocate(size_t bytes, source_location = source_location::current());
   exportable_buffer allocate(stream_ref home, size_t bytes, source_location = source_location::current());
   share_pool_statistics statistics() const;
+  // Returns unused handles of this pool and of exportable_buffers to the driver. Returns: bytes
   size_t
-  trim();  // gives handles that serve nobody, of this pool and of exportable_buffers, to the driver. Returns: bytes
+  trim();
 
  private:
   std::shared_ptr<peer::pool_books> is_;
 };
 
-// Another process's exportable_buffer, mapped here. A copy between it and memory of another device is ordered
-// on that device's stream alone. Stays valid when that process ends.
-// Ends before its runtime; afterwards it does nothing.
+// Another process's exportable_buffer, mapped here. It stays valid when that process ends. A copy between it
+// and memory of another device is ordered on that device's stream only.
+// Requires: destroyed before its runtime. Later calls do nothing.
 class imported_buffer {
  public:
   imported_buffer() noexcept;
@@ -111,55 +115,54 @@ class imported_buffer {
   void* data() const noexcept;
   template <class T> T* data() const noexcept { return static_cast<T*>(data()); }
   size_t size() const noexcept;   // bytes, as its owner requested
-  weir::device device() const;    // whose memory it is. Requires: not empty
-  // Gives it back to its owner once that stream is done with what it has been given: the owner may write
-  // there again, or use it for something else. Empty afterwards. Requires: no other stream uses it.
-  // Blocks: until that stream is there
+  weir::device device() const;    // of the memory. Requires: not empty
+  // Returns the buffer to its owner, who may then write or reuse the memory. The buffer is empty afterwards.
+  // Requires: no other stream uses it. Blocks: until the work enqueued on `last_use` is complete.
   void release(stream_ref last_use, source_location = source_location::current());
-  void reset() noexcept;  // the same. Blocks: until all work of its device, and of those that may read it, is done
+  void reset() noexcept;  // As release. Blocks: until all work of its device, and of devices that may read it, is done
 
  private:
   friend class share_channel;
   std::unique_ptr<peer::opening> is_;
 };
 
-// One end of a Unix socket (socketpair, or accepted and connected; SOCK_SEQPACKET), and what two processes
-// tell each other over it, in order. No call waits for the other process longer than the timeout: killed or
-// stopped, it holds up nobody for longer. Of one that was moved from, every call is refused: invalid_use.
+// One end of a Unix socket (socketpair, or accepted and connected; SOCK_SEQPACKET): two processes exchange
+// buffers and numbers over it, in order. No call waits for the other process longer than the timeout. Throws:
+// invalid_use on every call of a moved-from channel.
 class share_channel {
  public:
   static constexpr std::chrono::milliseconds default_timeout{5000};
-  // Takes the socket over: it is closed at the end. Throws: invalid_use (no such socket; one that does not
-  // keep messages apart); then it is still yours
+  // Takes ownership of the socket and closes it at the end. Throws: invalid_use (no such socket, or one that
+  // does not keep messages apart). The caller then still owns it.
   explicit share_channel(int socket, std::chrono::milliseconds timeout = default_timeout,
                          source_location = source_location::current());
   ~share_channel();
   share_channel(share_channel&&) noexcept;
   share_channel& operator=(share_channel&&) noexcept;
 
-  // Lets the other process open the buffer, with all that `last_write` has been given done.
-  // Any number of times.
-  // Blocks: until that stream is there, and while the other side hears nothing; Throws: timed_out (for the
-  // whole timeout), peer_disconnected, device_lost, driver_error (the system has no descriptors left)
+  // Lets the other process open the buffer, after the work enqueued on `last_write` so far. May be called
+  // repeatedly.
+  // Blocks: until that work is complete, and while the other process does not read.
+  // Throws: timed_out (it did not read for the whole timeout), peer_disconnected, device_lost, driver_error
+  // (the system has no descriptors left).
   void send(exportable_buffer const&, stream_ref last_write, source_location = source_location::current());
-  // Opens the next buffer that is sent, for work of `reader` and of the device whose memory it is. One that
-  // this process has open, or has had, is not mapped again. Blocks: until it comes. Throws: timed_out,
-  // peer_disconnected; invalid_use (damaged, foreign, of another version, opened before) and not_supported
-  // (no such device here, or the reader does not reach it): nothing of it is kept;
-  // out_of_memory, device_lost, driver_error: it is still the next
+  // Opens the next buffer that is sent, for work of `reader` and of the device of the memory. A buffer that
+  // this process has open, or had open, is not mapped again. Blocks: until it arrives.
+  // Throws: timed_out, peer_disconnected; invalid_use (damaged, foreign, another version, opened before) and
+  // not_supported (no such device here, or no access for the reader): the buffer is discarded; out_of_memory,
+  // device_lost, driver_error: the buffer stays next.
   imported_buffer receive(device reader = gpu, source_location = source_location::current());
-  // A number for the other process, with all that `after` has been given done:
-  // "buffer 3 is written", "you may write it again".
-  // Blocks, Throws: as send
+  // Sends a number to the other process ("buffer 3 is written", "write it again") after the work enqueued on
+  // `after` so far, or up to the event's last record. Blocks, Throws: as send.
   void signal(std::uint64_t number, stream_ref after, source_location = source_location::current());
-  // the same up to its last record: what the stream was given since may still run
   void signal(std::uint64_t number, event const& after, source_location = source_location::current());
-  // The next number. Whatever is given to any stream afterwards sees what was done before signal().
-  // Throws: timed_out, peer_disconnected, invalid_use (damaged; a buffer comes first:
-  // receive it, nothing has changed)
+  // Receives the next number. Work enqueued on any stream afterwards sees what was done before signal().
+  // Blocks: until it arrives.
+  // Throws: timed_out, peer_disconnected, invalid_use (damaged; or a buffer comes first: receive it, nothing
+  // has changed).
   std::uint64_t wait(source_location = source_location::current());
   std::chrono::milliseconds timeout(source_location = source_location::current()) const;
-  // Throws: invalid_use (no time at all); the timeout is as it was
+  // Throws: invalid_use (not positive); the timeout is unchanged
   void set_timeout(std::chrono::milliseconds, source_location = source_location::current());
 
  private:

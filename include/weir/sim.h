@@ -1,5 +1,5 @@
-// weir/sim.h: holding the simulated machine in your hands. For your tests as much as for ours.
-// Threads: any; stepping a machine belongs to one thread at a time.
+// weir/sim.h: steps, breaks and inspects the simulated machine, for tests.
+// Threads: any; one thread at a time steps a machine.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -15,43 +15,43 @@ namespace driver::sim {
 class controls;
 }
 
-class simulation {  // a view of a runtime's machine: valid while the runtime is
+class simulation {  // a view of a runtime's machine, valid during the runtime's lifetime
  public:
   // Throws: invalid_use on a real machine
   static simulation of(runtime&, source_location = source_location::current());
 
-  // The next piece of work of this stream. Returns: false when nothing can run. Throws:
-  // invalid_use when threads move it
+  // Runs the next operation of the stream. Returns: false if nothing can run. Throws: invalid_use under
+  // scheduling::threads.
   bool step(stream_ref, source_location = source_location::current());
-  // until all is done. Throws: invalid_use naming the circle when all that is left waits
+  // Runs all work. Throws: invalid_use naming the cycle if all remaining work waits
   void run(source_location = source_location::current());
-  // scheduling::seeded: a host thread that the seed switches, at every driver call, lock, wait and sleep of
-  // weir. `body` runs as on a thread with this runtime current, and so does the caller from the first of
-  // these until join(). All else that calls the machine meanwhile is refused.
-  // Locks of one's own must not be held where weir is called.
-  // Throws: invalid_use (not seeded; a thread that is none of this machine's; an empty function)
+  // Starts a host thread that the seed schedules (scheduling::seeded). It can switch at every driver call,
+  // lock, wait and sleep of weir. `body` runs with this runtime current; so does the caller, from the first
+  // spawn() to join(). Calls from other threads are refused meanwhile.
+  // Requires: the program holds no lock of its own while it calls weir.
+  // Throws: invalid_use (not seeded; a thread outside this machine; an empty function)
   void spawn(std::string name, std::function<void()> body, source_location = source_location::current());
-  // Blocks: until all of them have ended. Requires: before the runtime ends.
-  // Throws: what one of them threw; invalid_use naming who waits for whom, when all that is left waits
+  // Requires: before the runtime ends. Blocks: until all spawned threads have ended.
+  // Throws: the exception of a thread; invalid_use naming each waiting thread if all remaining threads wait
   void join(source_location = source_location::current());
-  // The k-th of that seam call from now is refused, once: "map", "create", "copy", … or "any"; k = 1 is the
-  // next. Calls that take memory answer "out of memory", others "failed".
+  // Makes the k-th driver call of that name from now on fail once: "map", "create", "copy", … or "any"; k = 1
+  // is the next. Calls that allocate memory fail with "out of memory", others with "failed".
   // Returns: its number, for cancel_failure.
   std::uint64_t fail_call(std::string_view call, std::uint64_t k, source_location = source_location::current());
-  bool cancel_failure(std::uint64_t number);  // Returns: false when it has been refused already
-  void clear_failures();                      // all that were ordered and did not come yet
-  void lose_device(device, source_location = source_location::current());  // a sticky error, now
-  // the peer link from -> to vanishes
+  bool cancel_failure(std::uint64_t number);  // Returns: false if the call has failed already
+  void clear_failures();                      // cancels all failures that are still to come
+  void lose_device(device, source_location = source_location::current());  // fails with a sticky error from now on
+  // Removes the peer link from -> to.
   void disconnect(device from, device to, source_location = source_location::current());
-  // that link changes bytes from now on, and the driver goes on offering it
+  // Makes the link corrupt bytes from now on. The driver still offers it.
   void corrupt(device from, device to, source_location = source_location::current());
-  // another process takes room
+  // Takes memory as another process would.
   void consume_memory(device, size_t bytes, source_location = source_location::current());
   std::uint64_t seed() const noexcept;
-  // of all choices and operations so far: equal seeds and calls give equal hashes
+  // Hash of all choices and operations so far: equal seeds and calls give equal hashes.
   std::uint64_t trace_hash() const noexcept;
-  // What the machine itself saw: memory used that is not mapped or not granted, a host that waits for what
-  // cannot come. Races are in race_reports() of weir/observe.h, with options::check_races.
+  // Errors that the machine found: use of memory that is not mapped or not granted, and a host wait that
+  // cannot end. Races are in race_reports() of weir/observe.h, with options::check_races.
   std::vector<std::string> findings() const;
 
  private:

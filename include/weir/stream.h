@@ -1,28 +1,29 @@
 // weir/stream.h: streams, stamps, events. `stream` owns, `stream_ref` borrows, `stream_guard` restores.
-// Threads: any, for stamps, streams and events alike; current streams and guards are each thread's own.
+// Threads: any, for stamps, streams and events. Current streams and guards belong to one thread.
 #pragma once
 #include <chrono>
 #include <span>
 
 #include "weir/device.h"
 
-struct CUstream_st;  // the CUDA toolkit's own tag: `CUstream_st*` is `cudaStream_t`, without its header
+struct CUstream_st;  // the CUDA toolkit's tag: `CUstream_st*` is `cudaStream_t`, without its header
 struct CUevent_st;
 
 namespace weir {
 using float_milliseconds = std::chrono::duration<float, std::milli>;
-// torch: lower runs first; clamped to what the device has
+// torch: lower runs first; clamped to the device's range
 enum class priority : std::int8_t { normal = 0, high = -1, highest = -2 };
 class event;
 namespace detail {
 struct stream_access;
 }
 
-// "all work given to that stream up to here".
-// 16 bytes, copyable; taking one is no driver call. A default one is complete
+// All work enqueued on a stream up to one moment. 16 bytes, copyable; making one needs no driver call. A
+// default stamp is complete.
 class stamp {
  public:
-  // Blocks: no. At most a few driver calls, none once the answer was yes. Throws: device_lost, driver_error
+  // Whether the work is complete. At most a few driver calls, none after it returned true. Blocks: no.
+  // Throws: device_lost, driver_error
   bool query(source_location = source_location::current()) const;
   // Blocks: host. Throws: device_lost, driver_error
   void synchronize(source_location = source_location::current()) const;
@@ -33,33 +34,30 @@ class stamp {
   std::uint64_t stream_ = 0, n_ = 0;
 };
 
-// Borrows a stream until that is given back, its registration ends or its runtime does. Calls after that
-// throw invalid_use; allocate and deallocate of small blocks, and record_stream,
-// may still serve a stream that was given back.
+// Borrows a stream until its lease, its registration or its runtime ends. Later calls throw invalid_use,
+// except record_stream and the allocation and free of small blocks, which may still succeed.
 class stream_ref {
  public:
   weir::device device() const noexcept;
-  // Never reused in a process for another stream of the driver. A leased stream keeps its id from lease to
-  // lease: what was known of its order stays true.
+  // Unique in the process. A leased stream keeps its id from lease to lease, so that known order stays valid.
   std::uint64_t id() const noexcept;
-  // is all work given so far done? Blocks: no. Throws: device_lost, driver_error
+  // Whether all work enqueued so far is complete. Blocks: no. Throws: device_lost, driver_error
   bool query(source_location = source_location::current()) const;
-  void synchronize(source_location = source_location::current()) const;  // Blocks: host, until it is
-  weir::stamp stamp() const noexcept;               // a complete one when its runtime has ended
-  // Work given to this stream from now on runs after that: after the stamped work, after the event's last
-  // record (nothing when it was never recorded), after all work given so far to the other stream. No driver
-  // call when the order is known already. Blocks: the stream, not the host.
-  // Inside a capture streams wait for streams and events of the same capture: a wait for a captured stream,
-  // or for an event recorded inside, captures this one too.
-  // Other work must be known to be complete: synchronize with it before.
-  // Throws: invalid_use (of another runtime; an external stream that has ended;
-  // into or out of a capture), device_lost, driver_error
+  void synchronize(source_location = source_location::current()) const;  // Blocks: host, until complete
+  weir::stamp stamp() const noexcept;               // a complete one after its runtime has ended
+  // Orders later work of this stream after the stamped work, the event's last record (no effect if never
+  // recorded), or all work enqueued so far on the other stream. Makes no driver call if the order is already
+  // known. Blocks: the stream, not the host.
+  // In a capture, a stream can wait for streams and events of the same capture; such a wait captures this
+  // stream too. Other work must be known to be complete: synchronize with it first.
+  // Throws: invalid_use (another runtime, an external stream that has ended, a wait into or out of a
+  // capture), device_lost, driver_error
   void wait(weir::stamp, source_location = source_location::current()) const;
   void wait(event const&, source_location = source_location::current()) const;  // torch: wait_event
   void wait(stream_ref, source_location = source_location::current()) const;  // torch: wait_stream
   event record_event(source_location = source_location::current()) const;
   bool is_capturing(source_location = source_location::current()) const;
-  // For <<<>>> and libraries. Makes the stream's device CUDA's current one, weir's current device stays.
+  // Handle for <<<>>> and libraries. Makes the stream's device current in CUDA, not in weir.
   // Throws: not_supported on a simulated device (use weir::launch), device_lost
   CUstream_st* native(source_location = source_location::current()) const;
   friend bool operator==(stream_ref, stream_ref) noexcept = default;
@@ -67,23 +65,23 @@ class stream_ref {
  private:
   friend struct detail::stream_access;
   stream_ref(void* line, std::uint64_t tenure) noexcept : line_(line), tenure_(tenure) {}
-  void* line_;  // the library's. Its type is not named here: namespace clock would hide clock() of <time.h>
-  std::uint64_t tenure_;  // which lease or registration of which stream
+  void* line_;  // the library's timeline; as a type here, namespace clock would hide <time.h>'s clock()
+  std::uint64_t tenure_;  // number of the lease or registration
 };
 
-class stream {  // leased from the device's pool: no two live `stream`s are the same stream, unlike torch's 33rd
+class stream {  // leased from the device's pool: live `stream`s are always distinct, unlike torch's 33rd
  public:
-  // Throws: invalid_use (cpu, no such device), device_lost, driver_error
-  // of the current device
+  // Without a device: of the current device. Throws: invalid_use (cpu, no such device), device_lost,
+  // driver_error
   explicit stream(weir::priority = priority::normal, source_location = source_location::current());
   explicit stream(weir::device, weir::priority = priority::normal, source_location = source_location::current());
-  ~stream();  // gives it back; its work goes on, its memory serves others. Blocks: no
+  ~stream();  // returns it; its work continues, and other streams may use its memory. Blocks: no
   stream(stream&&) noexcept;
   stream& operator=(stream&&) noexcept;
   operator stream_ref() const noexcept { return ref_; }  // Requires: not moved from
   stream_ref ref() const noexcept { return ref_; }
 
-  // What stream_ref offers, without writing ref().
+  // The same as stream_ref, without ref().
   weir::device device() const noexcept { return ref_.device(); }
   std::uint64_t id() const noexcept { return ref_.id(); }
   bool query(source_location at = source_location::current()) const { return ref_.query(at); }
@@ -99,17 +97,18 @@ class stream {  // leased from the device's pool: no two live `stream`s are the 
   stream_ref ref_;
 };
 
-// torch.cuda.ExternalStream: a handle of yours, registered while this object lives; registered twice it is
-// one stream. Destroy this first, then your stream.
+// torch.cuda.ExternalStream: registers a stream of the program during this object's lifetime. Registered
+// twice, it is one stream.
+// Requires: destroyed before the stream.
 class external_stream {
  public:
-  // Null is CUDA's legacy stream: ordered with all blocking streams of its device, weir's default stream
-  // among them, and on simulated devices too. The per-thread default stream is refused:
-  // it is another stream on every thread.
-  // Throws: invalid_use (the stream is of another device;
-  // per-thread default), not_supported (another stream, on a simulated device)
+  // Null is CUDA's legacy stream: it is ordered with all blocking streams of its device, weir's default
+  // stream included, on simulated devices too. The per-thread default stream is refused, because it is a
+  // different stream on every thread.
+  // Throws: invalid_use (a stream of another device, the per-thread default), not_supported (a stream other
+  // than null on a simulated device)
   external_stream(weir::device, CUstream_st*, source_location = source_location::current());
-  ~external_stream();  // records a last event on your stream
+  ~external_stream();  // records a last event on the stream
   external_stream(external_stream const&) = delete;
   operator stream_ref() const noexcept { return ref_; }
 
@@ -117,16 +116,16 @@ class external_stream {
   stream_ref ref_;
 };
 
-// The default stream of each device is ordered with CUDA's legacy stream, both ways:
-// bare <<<>>> launches are ordered with it.
+// The device's default stream. It is ordered with CUDA's legacy stream, and so with bare <<<>>> launches.
 stream_ref default_stream(device = gpu, source_location = source_location::current());
-// the default stream, until the thread chooses another
+// The default stream, unless the thread has set another.
 stream_ref current_stream(device = gpu, source_location = source_location::current());
-// Makes it current for this thread, and its device too. Throws:
-// invalid_use (of another runtime than the thread's)
+// Makes the stream and its device current for this thread. Throws: invalid_use (of another runtime than the
+// thread's)
 void set_stream(stream_ref, source_location = source_location::current());
 
-// with torch.cuda.stream(s): sets the stream's device too, restores both. Out of order: as device_guard
+// Sets the stream and its device, and restores both, as with torch.cuda.stream(s). Out of order: as
+// device_guard
 class [[nodiscard]] stream_guard {
  public:
   explicit stream_guard(stream_ref, source_location = source_location::current());  // Throws: as set_stream
@@ -138,28 +137,29 @@ class [[nodiscard]] stream_guard {
 };
 
 struct event_options {
-  bool timing = false;         // elapsed_time can be asked
+  bool timing = false;         // enables elapsed_time
   bool blocking_sync = false;  // synchronize sleeps instead of spinning
 };
-class event {  // the driver's object is made at the first record, on that stream's device
+class event {  // the driver's event is created at the first record, on that stream's device
  public:
   explicit event(event_options = {});
   ~event();  // cancels nothing, makes no driver call
   event(event&&) noexcept;
   event& operator=(event&&) noexcept;
-  // Stands from now on for all work given to the stream so far; waits enqueued before keep what they waited
-  // for. Inside a capture it is good for waits inside alone, until it is recorded again outside.
-  // Throws: invalid_use (recorded on another device before), device_lost, driver_error:
-  // it stands for what it did then
+  // Captures all work enqueued on the stream so far. Waits enqueued on an earlier record are unaffected, as
+  // with cudaEventRecord. After a record in a capture, only waits inside that capture are valid, until it is
+  // recorded outside again.
+  // Throws: invalid_use (recorded on another device before), device_lost, driver_error: the earlier record
+  // stays valid
   void record(stream_ref, source_location = source_location::current());
   void record(source_location = source_location::current());  // on the current stream
-  // true when never recorded, as torch. Blocks: no. Throws: device_lost
+  // Whether the recorded work is complete; true if never recorded, as in torch. Blocks: no. Throws:
+  // device_lost
   bool query(source_location = source_location::current()) const;
-  void synchronize(source_location = source_location::current()) const;  // Blocks: host, until it would answer true
-  // Throws: invalid_use unless both were made with timing, recorded on one device, and are complete
+  void synchronize(source_location = source_location::current()) const;  // Blocks: host, until query() is true
+  // Throws: invalid_use unless both have timing, were recorded on one device, and are complete
   float_milliseconds elapsed_time(event const& end, source_location = source_location::current()) const;
-  // Null when never recorded. From then on weir concludes nothing from this event:
-  // you may record it yourself.
+  // Null if never recorded. weir then derives no order from this event, because the program may record it.
   // Throws: not_supported on a simulated device
   CUevent_st* native(source_location = source_location::current()) const;
 

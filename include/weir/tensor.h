@@ -1,11 +1,9 @@
-// weir/tensor.h: what the memory needs and no more:
-// a shared storage and how to read it. No autograd, no broadcasting.
-// Threads: a tensor is a handle; copies of it may be used on any thread,
-// one and the same object on one thread at a time.
+// weir/tensor.h: tensors over weir's memory: a shared storage, a shape and strides. No autograd, no
+// broadcasting.
+// Threads: a tensor is a handle. Copies may be used on any thread, one object on one thread at a time.
 //
-// Work on a tensor runs where the tensor is, on that device's current stream, whatever the current device; on
-// cpu tensors it runs at once, on the calling thread.
-// Tensors of different devices do not mix, except in copy_ and to.
+// Work runs on the current stream of the tensor's device, whatever device is current. On cpu tensors it runs
+// at once on the calling thread. Tensors of different devices do not mix, except in copy_ and to.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -20,13 +18,13 @@
 
 namespace weir {
 
-class shape {  // up to 8 extents, no heap. No extents: one element
+class shape {  // up to 8 extents, no heap memory. No extents: one element
  public:
   static constexpr int max_rank = 8;
   constexpr shape() noexcept = default;
   constexpr shape(std::initializer_list<std::int64_t> extents, source_location at = source_location::current())
       : shape(std::span(extents.begin(), extents.size()), at) {}
-  // Throws: invalid_use for more than max_rank
+  // Throws: invalid_use for more than max_rank extents
   constexpr explicit shape(std::span<std::int64_t const> extents, source_location at = source_location::current()) {
     if (extents.size() > max_rank) too_many(extents.size(), at);
     for (std::int64_t const e : extents) at_[static_cast<size_t>(rank_++)] = e;
@@ -53,7 +51,7 @@ using strides = shape;  // in elements, never negative
 struct tensor_options {
   weir::dtype dtype = float32;
   device on = gpu;
-  memory_kind kind = memory_kind::device;  // on = cpu: pageable unless kind says pinned
+  memory_kind kind = memory_kind::device;  // on = cpu: pageable by default
 };
 
 template <class T> inline constexpr bool has_dtype = false;
@@ -68,16 +66,16 @@ WEIR_DTYPE(double, float64) WEIR_DTYPE(std::int8_t, int8) WEIR_DTYPE(std::uint8_
 #undef WEIR_DTYPE
 
             class
-    storage {  // a counted block; several tensors may look at it. Threads: the count is atomic, the bytes are yours
+    storage {  // a shared block with a use count. Threads: the count is atomic, the bytes are not guarded
  public:
   void* data() const noexcept;
   size_t nbytes() const noexcept;
   weir::device device() const noexcept;  // cpu for pinned and pageable
   memory_kind kind() const noexcept;
   long use_count() const noexcept;
-  // a pinned copy of host memory; itself when pinned. Throws: invalid_use (none, device memory)
+  // A pinned copy of host memory; itself if pinned. Throws: invalid_use (none, device memory)
   storage pin_memory(source_location = source_location::current()) const;
-  // up by one at each change through a tensor: a tape can tell that a saved value has changed
+  // Increases with each change through a tensor, so that a tape detects a changed saved value.
   std::uint64_t version() const noexcept;
   friend bool operator==(storage const&, storage const&) noexcept = default;  // the same block
 
@@ -91,15 +89,15 @@ WEIR_DTYPE(double, float64) WEIR_DTYPE(std::int8_t, int8) WEIR_DTYPE(std::uint8_
 class tensor {
  public:
   tensor() noexcept = default;                                                  // undefined
-  // takes the buffer. Throws: invalid_use when it is too small
+  // Takes ownership. Throws: invalid_use if the buffer is too small
   static tensor from_buffer(buffer, shape, dtype, source_location = source_location::current());
-  // shares it; offset in elements. Throws: invalid_use when it is too small
+  // Shares the storage; offset in elements. Throws: invalid_use if the storage is too small
   static tensor from_storage(weir::storage, shape, dtype, std::int64_t offset = 0,
                              source_location = source_location::current());
-  // the caller keeps the memory alive. cpu, or the device it is on
+  // Requires: the caller keeps the memory alive; device is cpu or the memory's device.
   static tensor from_blob(void*, shape, dtype, device, source_location = source_location::current());
   bool defined() const noexcept { return state_ != nullptr; }
-  // Of an undefined tensor everything below throws invalid_use; the noexcept ones answer empty.
+  // On an undefined tensor all members below throw invalid_use; the noexcept ones return empty values.
   weir::shape const& shape() const noexcept;
   weir::strides const& strides() const noexcept;
   weir::dtype dtype() const noexcept;
@@ -111,12 +109,12 @@ class tensor {
   weir::storage const& storage() const noexcept;
   std::int64_t storage_offset() const noexcept;  // in elements
   void* data() const noexcept;             // of the first element
-  // Throws: invalid_use when T is not the dtype. float16 and bfloat16: their bits as std::uint16_t
+  // Throws: invalid_use if T is not the dtype. std::uint16_t gives the bits of float16 and bfloat16
   template <class T> T* data(source_location at = source_location::current()) const {
     return static_cast<T*>(data_as(code_of<std::remove_cv_t<T>>(), at));
   }
-  // A checker takes this call for a read where a copy to all of that pinned memory is not waited for.
-  // For the address alone: data<T>().
+  // The race checker treats this call as a host read: it reports a copy to this pinned memory that was not
+  // waited for. For the address alone use data<T>().
   // Throws: invalid_use on device memory or a view with gaps
   template <class T> std::span<T> host(source_location at = source_location::current()) const {
     return {static_cast<T*>(host_as(code_of<std::remove_cv_t<T>>(), at)), static_cast<size_t>(numel())};
@@ -124,52 +122,51 @@ class tensor {
   bool is_contiguous() const noexcept;     // row-major without gaps
   bool is_pinned() const noexcept;
 
-  struct index {  // an operator takes no second argument: its line comes with the first
+  struct index {  // an operator[] takes one argument, so the caller's line comes with the index
     constexpr index(std::int64_t i, source_location line = source_location::current()) noexcept : at(i), from(line) {}
     std::int64_t at;
     source_location from;
   };
-  // Views share the storage.
-  // one extent may be -1. Throws: invalid_use, with the strides that forbid it
+  // Views share the storage. One extent may be -1. Throws: invalid_use, naming the strides that forbid the
+  // view
   tensor view(weir::shape, source_location = source_location::current()) const;
-  // a view where possible, else a copy
+  // a view if possible, otherwise a copy
   tensor reshape(weir::shape, source_location = source_location::current()) const;
   tensor transpose(int a, int b, source_location = source_location::current()) const;
   tensor t(source_location = source_location::current()) const;  // of two dimensions
   // [from, to); negative: from the end
   tensor slice(int dim, std::int64_t from, std::int64_t to, source_location = source_location::current()) const;
-  tensor operator[](index) const;                             // the first dimension goes
-  // the same elements. There is no graph to leave: for code that is read beside torch's
+  tensor operator[](index) const;                             // removes the first dimension
+  // The same elements; for parity with torch, because there is no graph.
   tensor detach(source_location = source_location::current()) const;
   tensor contiguous(source_location = source_location::current()) const;  // itself, or a copy
   tensor clone(source_location = source_location::current()) const;  // a contiguous copy in the same kind of memory
 
-  // itself when it is there already. To cpu, non_blocking: pinned, valid when the stream is done
+  // Itself if already there. To cpu with non_blocking: pinned, valid when the stream is done
   tensor to(weir::device, blocking = blocking::yes, source_location = source_location::current()) const;
-  tensor to(weir::dtype, source_location = source_location::current()) const;       // itself when it is that already
-  // The same memory as a tensor of `reader`: its operations run there and reach over the link, nothing is
-  // copied. Of another device's memory or of pinned memory. The reader's current stream waits for what the
-  // owner's current stream was given so far; what the owner is given later, and other streams, are yours to
-  // order. The view holds the memory, and operations on it are uses of it as any launch's are.
-  // It counts its own version.
-  // Throws: invalid_use (pageable, no block of weir's, reader is the cpu), not_supported (no link);
-  // see enable_peer_access of weir/peer.h
+  tensor to(weir::dtype, source_location = source_location::current()) const;       // itself if of that type
+  // A view of the same memory as a tensor of `reader`, for memory of another device or pinned memory.
+  // Operations run on `reader` and access the memory over the link, without a copy. The reader's current
+  // stream waits for the work enqueued so far on the owner's current stream; the program orders all other
+  // work. The view shares ownership, its operations count as uses, and it has its own version.
+  // Throws: invalid_use (pageable memory, no block of weir, reader is the cpu), not_supported (no link); see
+  // enable_peer_access of weir/peer.h
   tensor peer_view(weir::device reader, source_location = source_location::current()) const;
   tensor gpu(blocking b = blocking::yes, source_location at = source_location::current()) const {
     return to(weir::gpu, b, at);
   }
   tensor cpu(source_location at = source_location::current()) const { return to(weir::cpu, blocking::yes, at); }
-  // a pinned copy of a cpu tensor; itself when pinned
+  // A pinned copy of a cpu tensor; itself if pinned.
   tensor pin_memory(source_location = source_location::current()) const;
 
-  // Any strides, any dtypes, any two devices; same shape. On the target's current stream (the source's when
-  // the target is cpu). Between devices ordered after the current streams of both, and before what they are
-  // given next. non_blocking to or from contiguous pinned memory of the same dtype does not block;
-  // the stamp says when it is done.
+  // Copies from a tensor of the same shape, with any strides, dtype and device. Runs on the target's current
+  // stream (if the target is cpu, the source's). A copy between devices is ordered after the current streams
+  // of both, and before their next work. non_blocking to or from contiguous pinned memory of the same dtype
+  // does not block; the stamp tells when it is complete.
   stamp copy_(tensor const& src, blocking = blocking::yes, source_location = source_location::current());
-  // also used there. Implied by launch
+  // Declares that the stream uses the memory, as weir::record_stream. launch does it for its uses.
   void record_stream(stream_ref, source_location = source_location::current()) const;
-  // of one element, converted. Blocks: host
+  // The value of a tensor of one element, converted. Blocks: host
   template <class T> T item(source_location at = source_location::current()) const {
     static_assert(std::is_arithmetic_v<T>);
     if constexpr (std::is_integral_v<T>) return static_cast<T>(item_as_integer(at));
@@ -178,15 +175,15 @@ class tensor {
 
   tensor& fill_(double, source_location = source_location::current());  // any dtype
   tensor& zero_(source_location = source_location::current());  // any dtype
-  // float32: drawn as randn draws
+  // float32 only: drawn as by randn
   tensor& normal_(double mean = 0, double deviation = 1, source_location = source_location::current());
-  // self + alpha * other. float32, as the rest of the arithmetic
+  // self + alpha * other. float32 only, as the other arithmetic
   tensor& add_(tensor const&, double alpha = 1, source_location = source_location::current());
   tensor& mul_(double, source_location = source_location::current());
   tensor& mul_(tensor const&, source_location = source_location::current());
   tensor& relu_(source_location = source_location::current());
 
-  // Of this dtype, device and kind of memory; contiguous. Values are converted.
+  // New tensors of this dtype, device and kind of memory; contiguous. Values are converted.
   tensor new_empty(weir::shape, source_location = source_location::current()) const;
   tensor new_zeros(weir::shape, source_location = source_location::current()) const;
   tensor new_ones(weir::shape, source_location = source_location::current()) const;
@@ -197,9 +194,9 @@ class tensor {
   tensor new_tensor(std::initializer_list<std::initializer_list<T>> rows,
                     source_location at = source_location::current()) const;
 
-  // As torch prints: widths and precision from the values, scientific where they are far apart, three at each
-  // edge beyond 1000 elements. Device and dtype by weir's names. Blocks:
-  // until what is shown has come from its device
+  // Formats as torch prints: width and precision follow the values, scientific if they are far apart, and
+  // three elements at each edge beyond 1000. Device and dtype have weir's names. Blocks: until the shown
+  // values have come from the device.
   std::string str(source_location = source_location::current()) const;
 
   struct state;
@@ -219,7 +216,7 @@ class tensor {
   std::shared_ptr<state const> state_;
 };
 
-// What a strided view touches lies between its first and its last element.
+// A strided view uses all bytes from its first to its last element.
 memory_use reads(tensor const&) noexcept;
 memory_use writes(tensor const&) noexcept;
 memory_use updates(tensor const&) noexcept;
@@ -230,12 +227,12 @@ tensor zeros(shape, tensor_options = {}, source_location = source_location::curr
 tensor ones(shape, tensor_options = {}, source_location = source_location::current());
 tensor full(shape, double, tensor_options = {}, source_location = source_location::current());
 tensor arange(std::int64_t n, tensor_options = {}, source_location = source_location::current());  // 0, 1, … n - 1
-// float32. Values follow from the seed and from what was drawn on that device since: devices that draw alike
-// get the same numbers, simulated or not (randn: to the last bit or two).
+// float32 only. Values follow from the seed and from earlier draws on that device: equal draws give equal
+// numbers on every device, simulated or not (randn: up to the last bit or two).
 tensor rand(shape, tensor_options = {}, source_location = source_location::current());  // uniform in [0, 1)
 tensor randn(shape, tensor_options = {}, source_location = source_location::current());  // normal, mean 0, variance 1
-// The same with a stream: it owns the memory, and the work that writes the values goes to it.
-// Throws also: invalid_use (options that name the cpu or another device)
+// The same on a stream: it becomes the home of the memory and writes the values. Throws also: invalid_use
+// (options that name the cpu or another device)
 tensor empty(stream_ref, shape, tensor_options = {}, source_location = source_location::current());
 tensor zeros(stream_ref, shape, tensor_options = {}, source_location = source_location::current());
 tensor ones(stream_ref, shape, tensor_options = {}, source_location = source_location::current());
@@ -243,13 +240,13 @@ tensor full(stream_ref, shape, double, tensor_options = {}, source_location = so
 tensor arange(stream_ref, std::int64_t n, tensor_options = {}, source_location = source_location::current());
 tensor rand(stream_ref, shape, tensor_options = {}, source_location = source_location::current());
 tensor randn(stream_ref, shape, tensor_options = {}, source_location = source_location::current());
-// of every device of the current runtime
+// Seeds every device of the current runtime.
 void manual_seed(std::uint64_t, source_location = source_location::current());
 namespace detail {
 tensor tensor_from(void const* values, shape, dtype, tensor_options, source_location);
 tensor tensor_from(stream_ref, void const* values, shape, dtype, tensor_options, source_location);
 [[noreturn]] void uneven_rows(size_t first, size_t other, source_location);
-template <class T> struct matrix {  // of a list of rows
+template <class T> struct matrix {  // from a list of rows
   std::unique_ptr<T[]> values;
   shape extents;
   matrix(std::initializer_list<std::initializer_list<T>> rows, source_location at) {
@@ -262,7 +259,7 @@ template <class T> struct matrix {  // of a list of rows
   }
 };
 }  // namespace detail
-// One dimension, or rows of the same length; of the values' dtype whatever the options' type.
+// One dimension, or rows of equal length. The dtype is that of the values, whatever the options say.
 template <class T>
 tensor tensor_of(std::initializer_list<T> values, tensor_options o = {},
                  source_location at = source_location::current()) {
@@ -313,26 +310,26 @@ tensor full_like(stream_ref, tensor const&, double, source_location = source_loc
 tensor rand_like(stream_ref, tensor const&, source_location = source_location::current());   // float32
 tensor randn_like(stream_ref, tensor const&, source_location = source_location::current());  // float32
 
-// float32, same shapes. Throws: invalid_use naming both shapes, or both devices.
+// float32 only, same shapes. Throws: invalid_use naming both shapes, or both devices.
 tensor add(tensor const&, tensor const&, source_location = source_location::current());
 tensor mul(tensor const&, tensor const&, source_location = source_location::current());
 tensor relu(tensor const&, source_location = source_location::current());
-// to the last bit or two the same on every machine
+// the same on every machine, up to the last bit or two
 tensor sin(tensor const&, source_location = source_location::current());
-// Of all elements, float32 or float64; no extents. Summed in float64 in an order that depends on the number
-// of elements alone: the same bits every time, on every machine.
+// Of all elements, float32 or float64; the result has no extents. Summed in float64 in an order that depends
+// only on the number of elements: the same bits on every machine.
 tensor sum(tensor const&, source_location = source_location::current());
 tensor mean(tensor const&, source_location = source_location::current());
 
-// Products of two dimensions. float32 in full precision; float16 and bfloat16 by float16 or bfloat16, summed
-// in float32. Which operand is read transposed; strides say the same:
-// views made by t() are read as they are, without a copy.
+// Products of two dimensions: float32 in full precision; float16 by float16 and bfloat16 by bfloat16, summed
+// in float32. `transposed` names the operands that are read transposed. A view made by t() is read without a
+// copy, too.
 enum class transposed : std::uint8_t { none, left, right, both };
 tensor matmul(tensor const&, tensor const&, transposed = transposed::none,
               source_location = source_location::current());
-// out = product + beta * out; beta 0: what is in out does not matter. Takes no memory of its own but, on a
-// GPU, the library's workspace. out has the operands' dtype (with beta, a GPU may round the product, too), or
-// float32. Requires: out shares no element with the operands.
+// Computes out = product + beta * out. With beta 0, out is not read. Allocates nothing, except the library's
+// workspace on a GPU. out has the operands' dtype (with beta, a GPU may also round the product) or float32.
+// Requires: out shares no element with the operands.
 void matmul_out(tensor& out, tensor const&, tensor const&, transposed = transposed::none, double beta = 0,
                 source_location = source_location::current());
 

@@ -1,4 +1,4 @@
-// weir/types.h: the words every other header uses. Values only, no state.
+// weir/types.h: the types that every other header uses. Values only, no state.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace weir {
 using std::size_t;
-// The caller's line: the last parameter of every call that can throw.
-// As std::source_location, which clang 14 has not.
+// The caller's line: the last parameter of every call that can throw. Replaces std::source_location, which
+// clang 14 lacks.
 class source_location {
  public:
   constexpr source_location() noexcept = default;
@@ -19,7 +19,7 @@ class source_location {
                                            unsigned line = __builtin_LINE()) noexcept {
     return {file, function, line};
   }
-  constexpr char const* file_name() const noexcept { return file_; }  // null: not known
+  constexpr char const* file_name() const noexcept { return file_; }  // null: unknown
   constexpr char const* function_name() const noexcept { return function_; }
   constexpr unsigned line() const noexcept { return line_; }
 
@@ -35,11 +35,10 @@ consteval size_t operator""_MiB(unsigned long long n) { return n << 20; }
 consteval size_t operator""_GiB(unsigned long long n) { return n << 30; }
 }
 
-// cpu, gpu (the thread's current one, resolved when used), gpu:i.
-// Says nothing about the driver: a simulated GPU is a gpu.
+// cpu, gpu (the thread's current GPU, resolved at use) or gpu:i. A simulated GPU is a gpu.
 class device {
  public:
-  constexpr device(int gpu_index) noexcept : index_(gpu_index) {}  // as torch: a bare int is a GPU ordinal
+  constexpr device(int gpu_index) noexcept : index_(gpu_index) {}  // as in torch: an int is a GPU ordinal
   // "cpu" "gpu" "gpu:1"; "cuda:1" means the same. Throws: invalid_use
   explicit device(std::string_view text, source_location = source_location::current());
   static constexpr device host() noexcept { return device(-2); }
