@@ -64,7 +64,7 @@ class communicator {
                        source_location = source_location::current());
 
   // Returns the path of this rank's last broadcast, scatter or gather, and why: "copies: 3 hops, 42 chunks of
-  // 25 MiB". Empty if there was none.
+  // 25600 KiB". Empty if there was none.
   std::string explain_last() const;
 
   // Waits for the threads of all ranks, not for devices. Blocks: the host.

@@ -1,5 +1,5 @@
-// The communicator: checks what a rank asks for against its memory and against the other ranks,
-// and hands it to the carrier.
+// The communicator: checks a rank's call against its memory and the other ranks, and passes it to the
+// carrier.
 // Threads: each rank by one thread at a time; abort by any.
 #include <algorithm>
 #include <cstdio>
@@ -105,7 +105,7 @@ void group::refuse_if_over(shared const& s, int rank, std::string const& operati
 std::uint64_t group::agree(int rank, request const& r, source_location at) {
   auto s = shared_.lock();
   refuse_if_over(*s, rank, std::string(name_of(r.what)), at);
-  // for this one, and for one that withdraw() opens again
+  // room for this collective, and for one that withdraw() reopens
   if (s->open.capacity() < s->open.size() + 2) s->open.reserve(2 * s->open.size() + 2);
   std::uint64_t& next = s->next[static_cast<std::size_t>(rank)];
   std::size_t const place = static_cast<std::size_t>(next - s->closed);
@@ -121,7 +121,7 @@ std::uint64_t group::agree(int rank, request const& r, source_location at) {
   }
   ++s->open[place].ranks;
   std::uint64_t const turn = next++;
-  if (s->open.front().ranks == size()) {  // only a front can be complete: this rank was the last of it
+  if (s->open.front().ranks == size()) {  // only the front can be complete; this rank was its last
     s->open.erase(s->open.begin());
     ++s->closed;
   }
@@ -131,13 +131,13 @@ std::uint64_t group::agree(int rank, request const& r, source_location at) {
 void group::withdraw(int rank, request const& r, source_location at) noexcept {
   auto s = shared_.lock();
   std::uint64_t const turn = --s->next[static_cast<std::size_t>(rank)];
-  if (turn < s->closed) {  // this rank had completed it: open it again for its second try
+  if (turn < s->closed) {  // this rank completed it: reopen it for the retry
     s->open.insert(s->open.begin(), {r, rank == 0 ? size() - 1 : 0, at, size() - 1});
     --s->closed;
     return;
   }
   std::size_t const place = static_cast<std::size_t>(turn - s->closed);
-  if (--s->open[place].ranks == 0) s->open.pop_back();  // nobody else got this far, so it is the last
+  if (--s->open[place].ranks == 0) s->open.pop_back();  // no other rank got this far, so it is the last entry
 }
 
 stamp group::issue(int rank, clock::timeline& on, request const& r, source_location at) {
@@ -250,11 +250,11 @@ void group::runtime_ends() noexcept {
 
 namespace {
 
-// The communicators of one runtime: a part. They are handed to threads, and may be kept longer than it lives.
+// A part of the runtime: all its communicators, which may outlive it.
 class groups {
  public:
-  // Streams and pinned memory wait at their end for work, which a rank that nobody follows would hold up for
-  // ever. A rank that leaves asks the clocks and the memory.
+  // At their end, streams and pinned memory wait for work; a collective with a missing rank would block them
+  // forever. A rank that leaves needs the clocks and the memory, so these parts must exist first.
   explicit groups(runtime::impl& r) {
     (void)r.part<clock::clocks>(), (void)r.part<memory::device_memory>();
     r.before_the_end(this, [](void* self) noexcept {
@@ -293,7 +293,7 @@ void use_on(clock::timeline& line, device_span what, std::string_view operation,
   auto const is = known_range::of(line.owner(), what.data, bytes);
   bool const known = is.require_inside(operation, role(), at).is == known_range::verdict::inside;
   int device = is.device;
-  if (!known) {  // the program's own, of the driver
+  if (!known) {  // the program's own driver memory
     auto const found = line.owner().machine().find(what.data);
     require(found.is, operation, named(), "The address is looked up in the driver", at);
     if (found.value.in == driver::where::device) device = found.value.device;
@@ -365,7 +365,7 @@ void require_rank(int root, int ranks, std::string_view operation, source_locati
   }
 }
 
-// `part` is either exactly the rank's slice of `whole` or apart from it.
+// Requires: `part` is the rank's slice of `whole`, or does not overlap it.
 void require_slice_or_apart(device_span whole, device_span part, int rank, int ranks, std::string_view operation,
                             source_location at) {
   std::string const op(operation);

@@ -1,9 +1,9 @@
-// The carrier before the others: ranks that ask for a large broadcast, scatter or gather meet on the host,
-// and the last of them has chains carry it, or lets all go on to the carrier behind.
-// Threads: each rank by one thread at a time; abort by any. A rank waits here for those of its turn.
+// The front carrier: ranks that call a large broadcast, scatter or gather meet on the host. The last rank
+// enqueues all copies, or passes the collective to the next carrier.
+// Threads: each rank by one thread at a time; abort by any. A rank waits here for the other ranks of its
+// turn.
 //
-// Invariant: while a meeting is full, none of its ranks' threads leaves before the last has given everything
-// to all their streams.
+// Invariant: while a meeting is full, no rank's thread leaves before the last rank has enqueued all copies.
 #include <map>
 
 #include "peer/collective/copy_chains.h"
@@ -20,7 +20,7 @@ struct meeting {
   bool over = false;
   bool carried = false;
   driver::status refused;
-  std::string way;  // in words
+  std::string way;  // the path, as text
 };
 
 std::string size_text(std::size_t bytes) {
@@ -38,7 +38,7 @@ class chained_carrier final : public carrier {
         name_(name),
         said_(devices_.size()) {
     if (devices_.size() < 2 || !chains_.ever()) return;
-    // later there may always be collectives under way, beside which nothing is tried
+    // links are not tested while collectives are under way, which later may always be so
     r.part<links>().prove_all(devices_, at);
     lanes_ = chains_.lease(devices_, at);
   }
@@ -95,15 +95,15 @@ class chained_carrier final : public carrier {
            " on gpu:" + std::to_string(devices_[static_cast<std::size_t>(rank)]);
   }
 
-  // Blocks: until all ranks are here, and the last of them has seen to it. Returns:
-  // null when somebody aborted before that.
+  // Blocks: until all ranks are here and the last one has processed the collective. Returns: null if it was
+  // aborted before.
   std::shared_ptr<meeting const> meet(int rank, rank_part const& mine, std::uint64_t turn, source_location at) {
     std::shared_ptr<meeting> here_is;
     {
       auto s = shared_.lock();
       if (s->aborted) return nullptr;
       auto& open = s->open[turn];
-      if (!open) {  // without host memory there is none: who comes next makes it
+      if (!open) {  // if host memory runs out here, the next rank makes it
         auto made = std::make_shared<meeting>();
         made->parts.resize(devices_.size());
         open = std::move(made);
@@ -134,7 +134,7 @@ class chained_carrier final : public carrier {
       std::string const why = chains_.why_not(m.parts, at);
       m.way = why.empty() ? chains_.text_of(m.parts) : by_others(why);
       m.carried = why.empty();
-    } catch (...) {}  // no memory for words
+    } catch (...) {}  // no host memory for the text
     if (!m.carried) return;
     m.refused = chains_.carry(*lanes_, m.parts, at);
     if (m.refused.what != driver::code::lost) return;
@@ -150,7 +150,7 @@ class chained_carrier final : public carrier {
   std::vector<int> const devices_;
   std::unique_ptr<carrier> const others_;
   char const* const name_;
-  std::vector<std::string> said_;     // of each rank, by its thread
+  std::vector<std::string> said_;     // by rank, written by its thread
   chains::lanes* lanes_ = nullptr;
   base::atomic<int> lost_{-1};
   base::atomic<int> left_{0};

@@ -1,5 +1,4 @@
-// Hops: which copies a collective with a root is made of,
-// whether their memory is open, and how they are ordered.
+// Hops: the copies of a collective with a root, access to their memory, and their order.
 // Threads: as copy_chains.h says. The lock is held over no driver call.
 #include "peer/collective/copy_chains.h"
 
@@ -16,7 +15,7 @@ namespace weir::peer {
 namespace {
 
 struct hop {
-  std::size_t by, from, to;  // ranks: whose stream it runs on, and between whose memories
+  std::size_t by, from, to;  // ranks: the stream's, the source's and the destination's
   std::byte* dst;
   std::byte const* src;
 };
@@ -95,7 +94,8 @@ struct chains::state {
     return open() ? "" : "memory of rank " + std::to_string(h.to) + " is not open to " + gpu(from) + " yet";
   }
 
-  // Nobody knows when a lost device stops: what it may still touch is given to nobody.
+  // A lost device stops at an unknown time: weir marks what it may still touch, so that the memory is never
+  // reused.
   void hold_back(void const* at, clock::timeline& line, source_location where) noexcept {
     try {
       if (auto* const its = memory.owner(at)) its->mark(at, line, where);
@@ -114,17 +114,17 @@ struct chains::state {
 
 namespace {
 
-// One collective on its way.
+// One collective in progress.
 template <class State>
 struct carrying {
   State& my;
   std::span<rank_part const> parts;
   std::vector<hop> const& hops;
-  std::size_t streams;                                                    // of each hop
-  std::array<std::vector<clock::timeline*>, chains::side_by_side> by{};  // of each hop, in turn
-  std::vector<bool> begun, ended;                                         // of each hop
+  std::size_t streams;                                                    // streams of each hop
+  std::array<std::vector<clock::timeline*>, chains::side_by_side> by{};  // by stream and hop
+  std::vector<bool> begun, ended;                                         // by hop
   source_location at;
-  driver::status refused{};          // the first
+  driver::status refused{};          // the first refusal
 
   clock::timeline& from(std::size_t k) const { return *parts[hops[k].from].line; }
   clock::timeline& to(std::size_t k) const { return *parts[hops[k].to].line; }
@@ -164,13 +164,13 @@ struct carrying {
         !went(root.line->note(my.owner.machine().copy(root.line->device(), root.line->handle(), scatters ? apart : part,
                                                       scatters ? part : apart, bytes))))
       return;
-    // A gather's hops wait for the root as it stands now, not for each other; a scatter's are one stream's,
-    // which no rank that comes late may hold up for those before it.
+    // A gather's hops all wait for the root's current work, not for each other. A scatter's hops share one
+    // stream: a late rank must not delay the ranks before it.
     for (std::size_t k = 0; !scatters && k < hops.size() && begin(k); ++k) {}
     for (std::size_t k = 0; k < hops.size() && refused.ok() && (begun[k] || begin(k)) && pass(k, 0, bytes); ++k) end(k);
   }
 
-  // Both ranks' lines go on after the hop.
+  // Orders both ranks' streams after the hop.
   void end(std::size_t k) noexcept {
     ended[k] = true;
     for (std::size_t s = 0; s < streams; ++s) {
@@ -199,13 +199,13 @@ chains::chains(runtime::impl& r)
             : r.machine().simulated()         ? never
                                               : as_usual) {}
 chains::~chains() {
-  // nothing to give back any more
+  // there is no driver left to return to
   if (process_is_ending() || process_was_forked()) static_cast<void>(state_.release());
 }
 
 chains::lanes* chains::lease(std::vector<int> const& devices, source_location at) {
   auto& my = *state_;
-  std::vector<lanes*> left;  // by communicators that have ended
+  std::vector<lanes*> left;  // left by communicators that have ended
   {
     auto all = my.all.lock();
     for (auto const& one : *all) {
@@ -237,7 +237,7 @@ void chains::give_back(lanes* one) noexcept {
 std::size_t chains::chunk_for(std::size_t bytes, std::size_t hops) const noexcept {
   if (std::size_t const set = chunk_.load(base::memory_order_relaxed)) return std::min(set, bytes);
   if (hops < 2) return bytes;
-  // (chunks + hops - 1) times what one costs: least for this.
+  // (chunks + hops - 1) * cost of a chunk is smallest at this chunk size.
   double const best =
       std::sqrt(static_cast<double>(bytes) * static_cast<double>(chunk_cost) / static_cast<double>(hops - 1));
   std::size_t const least = std::max(bytes / most_chunks, static_cast<std::size_t>(best));
@@ -249,12 +249,12 @@ std::string chains::why_not(std::span<rank_part const> parts, source_location at
     if (parts[rank].captured) return "the stream of rank " + std::to_string(rank) + " is captured";
   }
   std::string why;
-  for (hop const& h : hops_of(parts)) {  // all of them, so that each counts what flowed
+  for (hop const& h : hops_of(parts)) {  // all hops, so that each counts its bytes
     if (std::string one = state_->why_closed(h, parts, at); why.empty()) why = std::move(one);
   }
   return why;
 } catch (...) {
-  return "no host memory";  // short: words that need memory would end the process here
+  return "no host memory";  // fits without an allocation: one would end the process here
 }
 
 driver::status chains::carry(lanes& on, std::span<rank_part const> parts, source_location at) noexcept try {
@@ -276,7 +276,7 @@ driver::status chains::carry(lanes& on, std::span<rank_part const> parts, source
   all.end();
   return all.refused;
 } catch (...) {
-  return {driver::code::failed, 0};  // nothing was begun
+  return {driver::code::failed, 0};  // nothing was enqueued
 }
 
 std::string chains::text_of(std::span<rank_part const> parts) const {

@@ -1,8 +1,8 @@
-// Gradient buckets: one block holds [parameters | gradients], both laid out from the last added to the first,
-// so that a bucket is one range: the gradients that a backward pass finishes together.
+// Gradient buckets: one block holds [parameters | gradients], both laid out in reverse order of add(), so
+// that gradients that a backward pass finishes together form one range, the bucket.
 // Threads: as the communicator.
 //
-// Invariant: buckets are reduced in the order of their ranges on every rank, each once a step.
+// Invariant: every rank reduces the buckets in order of their ranges, each once a step.
 #include <algorithm>
 #include <exception>
 #include <optional>
@@ -17,7 +17,7 @@
 namespace weir {
 namespace {
 
-constexpr std::size_t gap = 512;  // each one begins at a multiple of this many bytes
+constexpr std::size_t gap = 512;  // alignment of each parameter and gradient, bytes
 constexpr std::size_t least_bucket = std::size_t{1} << 20, most_bucket = std::size_t{25} << 20;
 
 }  // namespace
@@ -27,7 +27,7 @@ struct gradient_buckets::state {
     std::string name;
     std::int64_t count;
     dtype type;
-    std::size_t offset = 0;  // bytes, from the start of the parameters as of the gradients
+    std::size_t offset = 0;  // bytes, from the start of the parameters and of the gradients
     int bucket = 0;
     bool was_ready = false;
   };
@@ -35,7 +35,7 @@ struct gradient_buckets::state {
     dtype type;
     std::size_t begin, end;  // bytes
     int members = 0, missing = 0;
-    std::vector<clock::stamp> written;  // one a stream
+    std::vector<clock::stamp> written;  // at most one a stream
   };
 
   std::shared_ptr<peer::group> all;
@@ -43,10 +43,10 @@ struct gradient_buckets::state {
   bucket_options options;
   std::vector<one> ones{};
   std::vector<bucket> buckets{};
-  std::size_t half = 0;          // bytes of all parameters added, gaps included
-  std::byte* block = nullptr;    // null: not built
+  std::size_t half = 0;          // bytes of all parameters, gaps included
+  std::byte* block = nullptr;    // null before build()
   std::optional<stream> side{};  // carries the reductions
-  std::size_t started = 0;       // buckets of this step
+  std::size_t started = 0;       // buckets reduced in this step
 
   memory::allocator& memory(source_location at) const {
     return all->owner("gradient_buckets", at).part<memory::device_memory>().on(all->device(rank), at);
@@ -57,13 +57,13 @@ struct gradient_buckets::state {
 
   ~state() {
     if (!block || all->ended() || process_is_ending() || process_was_forked()) return;
-    // A host without memory waits for whoever uses a block that is freed:
-    // not for a rank that this very thread may have to serve.
+    // If host memory is short, a free waits for the users of the block. That could be a rank that this thread
+    // must serve, so abort first.
     if (std::uncaught_exceptions() > 0 && all->waits(rank)) all->abort(rank);
     try {
       observe::note(observe::action::free, block, 0, 0, 0, 0, source_location::current());
       memory(source_location::current()).deallocate(block, nullptr, source_location::current());
-    } catch (...) {  // a device that is lost: its memory went with it
+    } catch (...) {  // the device is lost, and its memory with it
     }
   }
 
@@ -256,7 +256,7 @@ void gradient_buckets::finish(stream_ref reader, source_location at) {
                           " gradients never were ready: " + missing + (more > 8 ? ", …" : ""),
                       "Every gradient is ready once a step, also one that is zero", at);
   }
-  s.start_full_buckets(at);  // again, where a start was refused
+  s.start_full_buckets(at);  // again, if a start was refused before
   clock::timeline& side = streams::line_of(*s.side);
   require(line.wait(side.now()), "gradient_buckets::finish", "rank " + std::to_string(s.rank), "", at);
   for (state::one& o : s.ones) o.was_ready = false;

@@ -1,5 +1,4 @@
-// A collective as its ranks ask for it, what the ranks of one communicator share on the host,
-// and who carries it out.
+// A collective request, the host state that the ranks of one communicator share, and the carrier interface.
 // Threads: any; each rank by one thread at a time.
 #pragma once
 #include <array>
@@ -22,7 +21,8 @@ struct request {
   dtype type = float32;
   reduce_op how = reduce_op::sum;
   int root = 0;
-  // elements of one part: the whole buffer; all_gather's and gather's in; reduce_scatter's and scatter's out
+  // elements of one part: the whole buffer; `in` of all_gather and gather; `out` of reduce_scatter and
+  // scatter
   std::int64_t count = 0;
   void const* in = nullptr;  // equal to out for all_reduce and broadcast. Null: scatter, on a rank that is not its root
   void* out = nullptr;       // null: gather, on a rank that is not its root
@@ -30,47 +30,48 @@ struct request {
   bool reduces() const noexcept { return what == verb::all_reduce || what == verb::reduce_scatter; }
   bool has_root() const noexcept { return what == verb::broadcast || what == verb::scatter || what == verb::gather; }
   std::size_t part_bytes() const noexcept { return static_cast<std::size_t>(count) * size_of(type); }
-  bool matches(request const& other) const noexcept;  // but for the addresses
+  bool matches(request const& other) const noexcept;  // ignores the addresses
   std::string text() const;                           // "all_reduce of 12 float32 (sum)"
   struct own_touches {
     std::array<driver::touch, 2> all{};
     std::size_t first = 0, count = 0;
     operator std::span<driver::touch const>() const noexcept { return {all.data() + first, count}; }
   };
-  own_touches touches(std::size_t ranks) const noexcept;  // what one rank's part reads and writes of its own
+  own_touches touches(std::size_t ranks) const noexcept;  // own memory that one rank's part reads and writes
 };
 
-bool reducible(dtype) noexcept;  // all but int16 and boolean, for NCCL knows neither
+bool reducible(dtype) noexcept;  // all but int16 and boolean, which NCCL lacks
 
-// Carries out what all ranks have agreed on. NCCL's, or parts on simulated streams;
-// before it, one that has chains for large data.
+// Carries out a collective that all ranks agreed on: by NCCL, by simulated streams, or by copies for large
+// data.
 class carrier {
  public:
   virtual ~carrier() = default;
-  // Enqueues this rank's part of collective `turn` (0, 1, 2, … the same on all ranks).
-  // Blocks: only as NCCL does.
-  // Throws: device_lost, driver_error: then nothing is under way, or broken() says why no rank can go on.
+  // Enqueues this rank's part of collective `turn` (0, 1, 2, …, equal on all ranks).
+  // Blocks: only as NCCL does. Throws: device_lost, driver_error. After a throw nothing is under way, or
+  // broken() tells why no rank can continue.
   virtual void issue(int rank, clock::timeline& on, std::uint64_t turn, request const&, source_location) = 0;
-  // What keeps the ranks from going on, "" when nothing does: asked before each collective. Any thread.
+  // Why the ranks cannot continue; empty if they can. Checked before each collective. Threads: any
   virtual std::string broken(int rank) = 0;
-  virtual void abort() noexcept = 0;            // any thread; idempotent. Ensures: no stream waits for a rank any more
-  virtual void leave(int rank) noexcept = 0;    // the end of a rank. Requires: it issued nothing that others have not
-  // by what way the rank's last collective with a root went, and why. Threads: the rank's
+  virtual void abort() noexcept = 0;            // Threads: any. Idempotent. Ensures: no stream waits for a rank
+  virtual void leave(int rank) noexcept = 0;    // ends a rank. Requires: the other ranks issued all that it issued
+  // Path of the rank's last collective with a root, and why. Threads: the rank's
   virtual std::string said(int /*rank*/) const { return {}; }
 };
 std::unique_ptr<carrier> carried_by_streams(runtime::impl&, std::vector<int> const& devices);
-// Large broadcasts, scatters and gathers by weir's own copies, all else by that one. `name`: of that one.
+// Carries large broadcasts, scatters and gathers by copies, all else by the given carrier. `name`: of that
+// carrier.
 std::unique_ptr<carrier> carried_in_chains(runtime::impl&, std::vector<int> const& devices, std::unique_ptr<carrier>,
                                            char const* name, source_location);
 // Throws: not_supported, driver_error
 std::unique_ptr<carrier> carried_by_nccl(runtime::impl&, std::vector<int> const& devices, source_location);
 
-// The ranks' meeting place on the host.
-// Invariant: the i-th collective of every rank is the same but for its addresses.
+// The host state of a communicator.
+// Invariant: the i-th collective of every rank is the same, except for its addresses.
 class group {
  public:
   group(runtime::impl&, std::vector<int> devices, std::unique_ptr<carrier>);
-  // Throws: invalid_use, once the runtime has ended
+  // Throws: invalid_use after the runtime has ended
   runtime::impl& owner(std::string_view operation, source_location) const;
   bool ended() const noexcept { return ended_.load(base::memory_order_acquire); }
   int size() const noexcept { return static_cast<int>(devices_.size()); }
@@ -80,22 +81,22 @@ class group {
   void barrier(int rank, base::time_limit, source_location);
   void abort(int rank) noexcept;
   std::string said(int rank) const { return carrier_->said(rank); }
-  bool waits(int rank) const noexcept;  // it asked for something that others have not asked for yet
+  bool waits(int rank) const noexcept;  // the rank called a collective that others have not called yet
   void leave(int rank) noexcept;
-  void runtime_ends() noexcept;  // all ranks leave, while there is a machine to leave
+  void runtime_ends() noexcept;  // all ranks leave while the driver still exists
 
  private:
-  struct asked {       // one collective that not all ranks have asked for yet
+  struct asked {       // a collective that not all ranks have called yet
     request first;
     int first_rank;
     source_location at;
-    int ranks = 0;     // how many have
+    int ranks = 0;     // number of ranks that called it
   };
   struct shared {
     std::vector<asked> open;             // open[i] is turn closed + i
-    std::uint64_t closed = 0;            // turns that all ranks have asked for
-    std::vector<std::uint64_t> next;     // of each rank: its next turn
-    std::vector<bool> gone, at_barrier;  // of each rank
+    std::uint64_t closed = 0;            // turns that all ranks have called
+    std::vector<std::uint64_t> next;     // by rank: its next turn
+    std::vector<bool> gone, at_barrier;  // by rank
     std::uint64_t barriers = 0;          // completed
     int aborted_by = -1;
   };
@@ -103,7 +104,7 @@ class group {
   void withdraw(int rank, request const&, source_location) noexcept;  // the rank's last agreement, whose issue failed
   void refuse_if_over(shared const&, int rank, std::string const& operation, source_location) const;
 
-  runtime::impl& runtime_;           // dangles once ended_
+  runtime::impl& runtime_;           // invalid once ended_
   base::atomic<bool> ended_{false};
   std::vector<int> const devices_;
   std::unique_ptr<carrier> const carrier_;
@@ -113,8 +114,8 @@ class group {
 
 std::string address_text(void const*);  // "0x7f10…"
 
-// Throws invalid_use unless all of the elements lie in one block of that device.
-// Marks the block for the stream.
+// Marks the block for the stream. Throws: invalid_use unless all elements lie in one block of the stream's
+// device.
 void use_on(clock::timeline&, device_span, std::string_view operation, std::string_view operand, source_location);
 
 }  // namespace weir::peer
@@ -125,7 +126,7 @@ struct communicator::state {
   std::shared_ptr<peer::group> all;
   int rank;
 
-  // the thread's current stream of the rank's device
+  // The thread's current stream of the rank's device.
   clock::timeline& line(std::string_view operation, source_location) const;
   ~state();
 };

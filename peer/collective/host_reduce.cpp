@@ -1,4 +1,4 @@
-// Reductions by blocks that stay in the first cache: load, combine, store.
+// Reductions in blocks that fit the L1 cache: load, combine, store.
 // Threads: any, on ranges that do not overlap.
 #include "peer/collective/host_reduce.h"
 
@@ -24,7 +24,7 @@ float widen(half h) noexcept {
 }
 float widen(brain b) noexcept { return std::bit_cast<float>(static_cast<std::uint32_t>(b.bits) << 16); }
 
-// To the nearest, ties to even.
+// Rounds to nearest, ties to even.
 half narrow(float value, half) noexcept {
   std::uint32_t const bits = std::bit_cast<std::uint32_t>(value), sign = bits >> 16 & 0x8000u,
                       rest = bits & 0x7fffffffu;
@@ -43,7 +43,7 @@ brain narrow(float value, brain) noexcept {
   return {static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
 }
 
-// What elements of T are added as.
+// Type of the sums over T.
 template <class T>
 using wide = std::conditional_t<std::is_integral_v<T>, std::int64_t,
                                 std::conditional_t<std::is_same_v<T, double>, double, float>>;

@@ -1,8 +1,6 @@
-// Collectives on GPUs: NCCL, found at run time; the only file that sees its header.
-// Threads: each rank by one thread at a time; abort by any.
-// NCCL wants at most one thread at a time on communicators of one device.
-//
-// The environment is NCCL's own and is left as it is.
+// Collectives on GPUs by NCCL, loaded at run time. Only this file includes its header. weir does not change
+// NCCL's environment variables.
+// Threads: each rank by one thread at a time; abort by any. NCCL allows one thread at a time for each device.
 #include "peer/collective/group.h"
 #include "runtime/base/call_site.h"
 #include "runtime/core/parts.h"
@@ -16,7 +14,7 @@
 namespace weir::peer {
 namespace {
 
-// Every entry point used, by NCCL's own name and type.
+// Every entry point, by NCCL's name and type.
 #define WEIR_NCCL_CALLS(X)                                                                                       \
   X(GetVersion)                                                                                                  \
   X(CommInitAll) X(CommDestroy) X(CommAbort) X(CommGetAsyncError) X(GetErrorString) X(GetLastError) X(AllReduce) \
@@ -26,11 +24,11 @@ struct library {
 #define X(call) decltype(&::nccl##call) call = nullptr;
   WEIR_NCCL_CALLS(X)
 #undef X
-  std::string why;  // it cannot be used; "" when it can
+  std::string why;  // why it cannot be used; empty if it can
 };
 
-// Older ones let GPUs of one process write straight into each other's user buffers, registered or not: mapped
-// memory that was never granted to the peer does not allow it.
+// Older versions write directly into user buffers of peers in the same process, registered or not. That fails
+// on mapped memory without a grant to the peer.
 constexpr int oldest = 22600;
 
 library load() {
@@ -69,7 +67,7 @@ ncclDataType_t type_of(dtype type) noexcept {
     case float64: return ncclFloat64;
     case int8: return ncclInt8;
     case uint8:
-    case int16:  // moved, never reduced: as bytes
+    case int16:  // transferred as bytes, never reduced
     case boolean: return ncclUint8;
     case int32: return ncclInt32;
     case int64: return ncclInt64;
@@ -106,7 +104,7 @@ class nccl_carrier final : public carrier {
     for (std::size_t i = 0; i < made.size(); ++i) ranks_[i].comm = made[i];
   }
 
-  ~nccl_carrier() override { abort(); }  // of ranks that have not left
+  ~nccl_carrier() override { abort(); }  // ranks that have not left
 
   void issue(int rank, clock::timeline& on, std::uint64_t, request const& r, source_location at) override {
     if (r.count == 0) return;
@@ -126,7 +124,7 @@ class nccl_carrier final : public carrier {
       if (!mine.comm)
         throw driver_error(0, std::string(name_of(r.what)), operands() + ": the communicator was aborted",
                            "Make a new one with communicator::create_all", at);
-      bool const bytes = !r.reduces();  // nothing is added: element types do not matter
+      bool const bytes = !r.reduces();  // no arithmetic: element types do not matter
       std::size_t const count = static_cast<std::size_t>(r.count) * (bytes ? size_of(r.type) : 1);
       ncclDataType_t const type = bytes ? ncclUint8 : type_of(r.type);
       switch (r.what) {
@@ -145,7 +143,7 @@ class nccl_carrier final : public carrier {
       }
       if (answer != ncclSuccess) {
         text = words(answer, mine.comm);
-        // an invalid argument changes nothing; all else ends the communicator
+        // an invalid argument changes nothing; any other error ends the communicator
         if (answer != ncclInvalidArgument) mine.failed = text;
       }
     }
@@ -175,19 +173,19 @@ class nccl_carrier final : public carrier {
   }
 
   void abort() noexcept override {
-    if (process_is_ending() || process_was_forked()) return;  // the driver may be gone: the system takes all back
+    if (process_is_ending() || process_was_forked()) return;  // the driver may be gone: the system frees all
     auto const end = [](one& each) {
       if (ncclComm_t const comm = std::exchange(each.comm, nullptr)) nccl().CommAbort(comm);
     };
     for (one& each : ranks_) {
-      // its thread stands inside NCCL, perhaps connecting to a rank that never comes
+      // its thread is inside NCCL, perhaps connecting to a rank that never comes
       if (!each.calls.try_lock()) continue;
       end(each);
       each.calls.unlock();
     }
     constexpr std::int64_t patience_ns = 2'000'000'000, pause_ns = 1'000'000;
     std::int64_t const until = base::now_ns() + patience_ns;
-    for (one& each : ranks_) {  // and returns when the others are aborted
+    for (one& each : ranks_) {  // such a call returns after the other ranks are aborted
       bool locked = each.calls.try_lock();
       for (; !locked && base::now_ns() < until; locked = each.calls.try_lock()) base::sleep_ns(pause_ns);
       end(each);
@@ -198,7 +196,7 @@ class nccl_carrier final : public carrier {
   void leave(int rank) noexcept override {
     one& mine = ranks_[static_cast<std::size_t>(rank)];
     if (process_is_ending() || process_was_forked()) {
-      mine.comm = nullptr;  // the driver may be gone: the system takes all back
+      mine.comm = nullptr;  // the driver may be gone: the system frees all
       return;
     }
     driver::status done;
@@ -216,8 +214,8 @@ class nccl_carrier final : public carrier {
   }
 
  private:
-  // The ranks' parts from or to the root, as one group of sends and receives.
-  // The root's own is one of them, unless it lies in its place.
+  // Sends or receives the ranks' parts as one NCCL group. The root's own part is included, unless it is in
+  // place.
   ncclResult_t spread(int rank, request const& r, std::size_t bytes, ncclComm_t comm, CUstream_st* on) const {
     bool const scatters = r.what == verb::scatter;
     ncclResult_t worst = nccl().GroupStart();
@@ -242,9 +240,9 @@ class nccl_carrier final : public carrier {
   }
 
   struct one {
-    base::mutex calls;           // held inside every call on comm
-    ncclComm_t comm = nullptr;   // null: aborted, or left
-    std::string failed;          // under calls: what ended it
+    base::mutex calls;           // held during every call on comm
+    ncclComm_t comm = nullptr;   // null: aborted or left
+    std::string failed;          // under calls: the error that ended it
     base::atomic<std::uint64_t> last_stream{0}, last{0};  // the stamp after its last collective
   };
   runtime::impl& runtime_;
@@ -264,7 +262,7 @@ std::unique_ptr<carrier> carried_by_nccl(runtime::impl& owner, std::vector<int> 
 
 }  // namespace weir::peer
 
-#else  // no toolkit or no NCCL header at build time
+#else  // no CUDA toolkit or NCCL header at build time
 
 namespace weir::peer {
 

@@ -1,12 +1,12 @@
-// Collectives of a simulated machine: each rank's part is three pieces of work on its own stream,
-// and no thread ever waits.
-// Threads: each rank by one thread at a time; abort by any. Parts run on the machine's workers.
+// Collectives of a simulated machine: each rank's part is three operations on its own stream; no thread
+// waits.
+// Threads: each rank by one thread at a time; abort by any. The operations run on the machine's workers.
 //
-//   arrive   says that this rank's buffers may be read and written
-//   share    when all have arrived: does this rank's share of the elements, for all ranks
-//   depart   when all shares are done, or none will be any more: this rank's stream goes on
+//   arrive   allows other ranks to access this rank's buffers
+//   share    after all arrived: computes this rank's share of the elements, for all ranks
+//   depart   after all shares are done or cancelled: this rank's stream continues
 //
-// Invariant: a rank's buffers are touched by others only between its arrive and its depart.
+// Invariant: other ranks access a rank's buffers only between its arrive and its depart.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -20,11 +20,11 @@
 namespace weir::peer {
 namespace {
 
-// What all collectives of one communicator share with their parts, which may outlive it.
+// State shared by all collectives of a communicator and their parts, which may outlive it.
 struct fate {
-  base::atomic<bool> over{false};        // aborted, or a part was lost: what has not begun never will
-  base::atomic<int> lost_rank{-1};       // whose part was dropped before it ran
-  base::atomic<int> failed_rank{-1};     // whose part could be enqueued only in half
+  base::atomic<bool> over{false};        // aborted, or a part was lost: unstarted parts never run
+  base::atomic<int> lost_rank{-1};       // rank whose part was dropped before it ran
+  base::atomic<int> failed_rank{-1};     // rank whose part was only partly enqueued
 };
 
 struct meeting {
@@ -37,13 +37,13 @@ struct meeting {
         at(in.size()),
         over(std::move(f)) {}
   request const what;
-  std::vector<void const*> in;  // of each rank, written before its arrive is enqueued
+  std::vector<void const*> in;  // by rank, written before its arrive is enqueued
   std::vector<void*> out;
-  // A part that is dropped before it ran was refused (its enqueue says so) or is lost. Of each rank: how many
-  // were dropped, and whether all have been enqueued, after which none is a refused one.
+  // A part dropped before it ran was refused (its enqueue reports it) or lost. By rank: the number of dropped
+  // parts, and whether all are enqueued, after which a dropped part is a lost one.
   std::vector<base::atomic<int>> dropped;
   std::vector<base::atomic<bool>> given;
-  std::vector<source_location> at;  // of each rank's call, written before its arrive is enqueued
+  std::vector<source_location> at;  // by rank: the call, written before its arrive is enqueued
   std::shared_ptr<fate> const over;
   base::atomic<int> arrived{0}, working{0}, done{0};
 
@@ -64,7 +64,7 @@ void meeting::do_share(int rank) const noexcept {
   if (what.count == 0 || (ranks() == 1 && in[0] == out[0])) return;
   switch (what.what) {
     case verb::all_reduce: {
-      constexpr std::int64_t line = 64;  // elements: shares do not meet within a cache line of any type
+      constexpr std::int64_t line = 64;  // elements: no two shares meet in a cache line, for any type
       std::int64_t const lines = (what.count + line - 1) / line;
       auto const from = [&](int k) { return std::min(what.count, lines * k / ranks() * line); };
       return reduce(what.type, what.how, in, out, from(rank), from(rank + 1));
@@ -109,7 +109,8 @@ struct part {
     ran = true;
     if (does == step::arrive) where->arrived.fetch_add(1);
     if (does != step::share) return;
-    // before the look at `over`: a depart that saw `over` and nobody working is not overtaken
+    // Increment before reading `over`: otherwise a depart could see `over` and no worker while a share
+    // starts.
     where->working.fetch_add(1);
     if (!where->over->over.load()) {
       where->do_share(rank);
@@ -163,7 +164,7 @@ class streams_carrier final : public carrier {
 
   void issue(int rank, clock::timeline& on, std::uint64_t turn, request const& r, source_location at) override {
     std::size_t const mine = static_cast<std::size_t>(rank);
-    std::unique_ptr<part> parts[3];  // all or none: a host without memory for the last has not given the first
+    std::unique_ptr<part> parts[3];  // all or none, so that a part enqueued implies memory for the last
     for (auto const does : {part::step::arrive, part::step::share, part::step::depart})
       parts[static_cast<int>(does)] = std::make_unique<part>(part{nullptr, rank, does});
     std::shared_ptr<meeting> where;
@@ -187,8 +188,8 @@ class streams_carrier final : public carrier {
       return "rank " + std::to_string(rank) + " of " + std::to_string(ranks()) + ", " + r.text() +
              " on gpu:" + std::to_string(on.device());
     };
-    // Declared by arrive: until it has run nobody else looks at them,
-    // so a machine may even fill them with nonsense before.
+    // arrive declares the buffers: no other rank accesses them before it has run, and until then the machine
+    // may fill them with poison.
     base::call_site const in(runtime_.witness(), name_of(r.what).data(), at);
     driver::status s = enqueue(part::step::arrive, touches);
     if (!s.ok()) {
@@ -232,7 +233,7 @@ class streams_carrier final : public carrier {
   };
   int ranks() const noexcept { return static_cast<int>(devices_.size()); }
 
-  // The rank's part of that turn was refused before any of it was enqueued.
+  // Undoes the rank's part of a turn that was refused before anything was enqueued.
   void take_back(int rank, std::uint64_t turn, std::shared_ptr<meeting> const& where) {
     auto open = open_.lock();
     entry& e = (*open)[turn];

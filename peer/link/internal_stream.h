@@ -1,8 +1,7 @@
-// A stream of weir's own, with its clock: leased from the pool that the program's streams come from, so that
-// one that could not be given back to the driver is nobody's loss.
-// Threads: any; its end blocks until what it was given is done.
-//
-// Requires: the part it belongs to asks for the pool when it is made, and so ends before it.
+// An internal stream with its clock, leased from the program's stream pool: a stream that cannot be returned
+// to the driver stays in the pool.
+// Threads: any. The destructor blocks until the stream's work is done.
+// Requires: the owning part requests the pool at construction, and so ends before it.
 #pragma once
 #include <string_view>
 
@@ -19,7 +18,7 @@ class own_stream {
     line_ = &pool_.lease(device, priority::normal, where);
   }
   ~own_stream() {
-    static_cast<void>(line_->synchronize());  // a lost device's answers at once
+    static_cast<void>(line_->synchronize());  // a lost device answers at once
     pool_.give_back(*line_);
   }
   own_stream(own_stream const&) = delete;

@@ -1,5 +1,5 @@
-// Links: asking the driver, trying them out, granting what is worth it.
-// Threads: any. No lock is held over a driver call but the one that lets a single thread try links out.
+// Links: queries the driver, tests links and grants memory that is copied often.
+// Threads: any. No lock is held over a driver call, except `trying`, which admits one thread to link tests.
 #include "peer/link/links.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace {
 constexpr std::size_t proof_bytes = std::size_t{64} << 10;
 constexpr std::size_t most_flows = 4096;
 
-// Bytes that no stuck line, shifted copy or stale page looks like.
+// A pattern that no stuck line, shifted copy or stale page produces.
 void write_pattern(void* to, std::uint64_t salt) {
   auto* const words = static_cast<std::uint64_t*>(to);
   for (std::size_t i = 0; i < proof_bytes / 8; ++i) words[i] = (i + 1 + salt) * 0x9e3779b97f4a7c15u;
@@ -89,19 +89,19 @@ struct links::state {
   };
   struct known_pairs {
     std::vector<pair> pairs;
-    std::unordered_map<flow, std::size_t, hash_of_flow> flows;  // bytes since memory was last asked to be opened
-    std::vector<std::uint64_t> connected{};  // by device: the peers that memory was opened with, a bit each
-    std::vector<bool> met{};  // pairs: all memory of `to` is open to `from`, or never will be
-    std::vector<std::uint64_t> open{};  // by device: to whom all its memory is, or is about to be
-    std::vector<std::optional<bool>> maps{};                    // by device, once the driver has said
+    std::unordered_map<flow, std::size_t, hash_of_flow> flows;  // bytes since the block was last offered for a grant
+    std::vector<std::uint64_t> connected{};  // by device: peers that it is connected with, a bit each
+    std::vector<bool> met{};  // pairs: all memory of `to` is open to `from`, or never can be
+    std::vector<std::uint64_t> open{};  // by device: readers that all its memory is, or is about to be, open to
+    std::vector<std::optional<bool>> maps{};                    // by device; empty until the driver has answered
   };
   struct trial_page {
     mapped_handle memory;
     int from, to;
   };
-  struct look {  // at a stream that was not done with its collectives
-    clock::stamp at;       // what it had been given
-    std::uint64_t given;   // collectives, by then
+  struct look {  // at a stream whose collectives were not complete
+    clock::stamp at;       // work enqueued by then
+    std::uint64_t given;   // collectives enqueued by then
   };
 
   explicit state(runtime::impl& r)
@@ -126,19 +126,18 @@ struct links::state {
   int const devices;
   base::guarded<known_pairs> in;
   base::guarded<std::vector<look>> looks;
-  base::mutex trying;                   // held by the thread that tries a link out
-  // under trying: a stream a device for the trial alone, so that it waits for nobody's work
+  base::mutex trying;                   // held during a link test
+  // under trying: one stream a device, used by link tests only, so that a test waits for no other work
   std::vector<clock::timeline*> lines;
-  std::vector<trial_page> pages;        // under trying: between trials those that the driver did not take back
-  base::atomic<std::size_t> left_over{0};  // how many these are
-  base::atomic<std::uint64_t> trier{0};    // the thread that has `trying`, while it tries
+  std::vector<trial_page> pages;        // under trying; between tests, pages that the driver refused to take back
+  base::atomic<std::size_t> left_over{0};  // number of these pages
+  base::atomic<std::uint64_t> trier{0};    // the thread in a link test; 0: none
   std::uint64_t callback = 0;
 
   std::size_t index(int from, int to) const noexcept {
     return static_cast<std::size_t>(from) * static_cast<std::size_t>(devices) + static_cast<std::size_t>(to);
   }
 
-  // As it is once the driver was asked.
   driver::result<pair> look_at(int from, int to) {
     {
       auto p = in.lock();
@@ -153,7 +152,7 @@ struct links::state {
     return {{}, one};
   }
 
-  // Through a switch every device is reached, however many there are.
+  // A device behind a switch reaches any number of peers.
   bool switched(int from, int to) const {
     auto& machine = owner.machine();
     if (devices <= most_peers + 1 || machine.simulated()) return false;
@@ -165,7 +164,7 @@ struct links::state {
     return on_fabric(from) && on_fabric(to);
   }
 
-  // One connection serves both ways, and stays. false: one of the two has as many as it can.
+  // A connection serves both directions and stays. Returns: false if either device has the maximum.
   bool connect(int from, int to) {
     auto const bit = [](int device) { return std::uint64_t{1} << (device & 63); };
     bool const any_number = switched(from, to);
@@ -177,8 +176,8 @@ struct links::state {
     return true;
   }
 
-  // A stream that stands idle is answered for at once. One that never does is asked about what it had been
-  // given at an earlier look: a stamp of now would be behind new work at each.
+  // An idle stream is settled at once. A busy stream is checked against the stamp of an earlier look: a new
+  // stamp would always be behind new work.
   bool under_way(clock::timeline& line, std::vector<look>& before) const {
     auto const settled = [](driver::result<bool> const& done) {
       return done.ok() ? done.value : done.is.what == driver::code::lost;
@@ -200,7 +199,7 @@ struct links::state {
     for (clock::stamp s : clocks.collectives_given()) {
       if (auto* const line = clock::find(s.stream)) any |= under_way(*line, before);
     }
-    if (any) *looks.lock() = std::move(before);  // what is answered stays so until there is another collective
+    if (any) *looks.lock() = std::move(before);  // an answer holds until the next collective
     return any;
   }
 
@@ -220,8 +219,8 @@ struct links::state {
     return *line;
   }
 
-  // A handle of the trial's own on `to`, open to `from`: whatever else lay in it would go over a link of
-  // which nobody knows what it does.
+  // Maps a separate handle on `to`, open to `from`: other data in the handle would become accessible over an
+  // untested link.
   driver::status map_page(mapped_handle& page, std::size_t bytes, int to, int from) {
     auto& machine = owner.machine();
     auto const made = machine.create(to, bytes);
@@ -232,7 +231,7 @@ struct links::state {
     return s.ok() ? page.grant(from) : s;
   }
 
-  // What others only keep goes when memory is short.
+  // If memory is short, retries after freeing cached memory, then idle shared memory.
   driver::status make_page(mapped_handle& page, int to, int from, source_location at) {
     auto const its = owner.machine().info(to);
     if (!its.ok()) return its.is;
@@ -250,7 +249,7 @@ struct links::state {
     throw out_of_memory(std::move(r), at);
   }
 
-  // Blocks: until the work of trials whose pages are still here is done, on streams that have no other.
+  // Blocks: until the work of earlier link tests is complete, on streams that carry no other work.
   void give_pages_back() noexcept {
     auto const idle = [&](int device) {
       auto* const line = lines[static_cast<std::size_t>(device)];
@@ -261,7 +260,7 @@ struct links::state {
     left_over.store(pages.size());
   }
 
-  // For who is short of memory. Not for a trial that is: its page is not over.
+  // Called when memory is short. Does nothing on the thread of a running test, whose page is in use.
   bool give_left_over_back() noexcept {
     if (left_over.load() == 0 || trier.load() == base::this_thread_id()) return false;
     base::lock_guard const alone(trying);
@@ -270,7 +269,7 @@ struct links::state {
     return pages.size() < before;
   }
 
-  // Writes from `from` into memory of `to`, reads it back on both.
+  // Writes from `from` into memory of `to`, and reads it back on both devices.
   trust try_out(int from, int to, source_location at) {
     auto& near = line_on(from, at);
     auto& far = line_on(to, at);
@@ -379,7 +378,7 @@ bool links::may_be_opened(int device) {
   if (auto const said = state_->in.lock()->maps[at]) return *said;
   auto const info = state_->owner.machine().info(device);
   if (info.ok()) state_->in.lock()->maps[at] = info.value.maps;
-  return !info.ok() || info.value.maps;  // else whoever opens it finds out
+  return !info.ok() || info.value.maps;  // unknown: the grant itself will tell
 }
 
 bool links::may_try() { return !state_->collectives_under_way(); }
@@ -401,7 +400,7 @@ void links::prove_all(std::span<int const> devices, source_location at) noexcept
     for (int const to : devices) {
       try {
         if (known(from, to) == trust::claimed && may_try()) prove(from, to, at);
-      } catch (...) {}  // another time
+      } catch (...) {}  // tried again later
       if (from < to) (void)meet(from, to, at);
     }
   }
@@ -419,13 +418,13 @@ void links::flowed(int from, memory::allocator& of, memory::block const& block, 
       so_far += bytes;
       if (so_far < worth_times * std::max(block.bytes, least_handle)) return;
     }
-    // A trial waits. Streams that share a connection would make it wait for ranks that may wait for this
-    // thread: another time.
+    // A link test blocks. Streams that share a hardware queue could make it wait for ranks that wait for this
+    // thread, so it is postponed.
     if (known(from, of.device()) == trust::claimed && my.collectives_under_way()) return;
-    // what is refused now, or lies at this address later, is asked for after as much again
+    // A refused grant, or a later block at this address, is tried again after the same number of bytes.
     my.in.lock()->flows.erase(key);
     if (prove(from, of.device(), at) == trust::proven) static_cast<void>(of.grant(block.base, from));
-  } catch (...) {}  // copies work without
+  } catch (...) {}  // copies work without a grant
 }
 
 }  // namespace weir::peer

@@ -1,4 +1,4 @@
-// Physical memory mapped, granted and given back.
+// Maps, grants and releases physical memory.
 // Threads: as mapped_handle.h.
 #include "peer/link/mapped_handle.h"
 
@@ -53,7 +53,7 @@ bool mapped_handle::give_back() noexcept {
     handle_ = driver::memory_handle::none;
     return true;
   } catch (...) {
-    return false;  // no memory for a driver's books: later
+    return false;  // no host memory for the driver's records: tried again later
   }
 }
 

@@ -1,5 +1,5 @@
-// Physical memory and the addresses it has in this process.
-// Threads: one at a time, but for granted().
+// A handle of physical memory, mapped in this process.
+// Threads: one at a time, except granted().
 #pragma once
 #include "runtime/base/sync.h"
 #include "runtime/driver/driver.h"
@@ -7,7 +7,7 @@
 
 namespace weir::peer {
 
-// Given back step by step: what the driver refuses now is tried again later.
+// Returned step by step: a step that the driver refuses is tried again later.
 class mapped_handle {
  public:
   mapped_handle() noexcept = default;
@@ -18,9 +18,9 @@ class mapped_handle {
   driver::status map(std::size_t alignment);
   driver::status grant(int device);  // Requires: no other thread grants it
   bool granted(int device) const noexcept { return readers_.load() >> device & 1; }
-  // Requires: no work uses it. Returns: nothing is left.
+  // Requires: no work uses it. Returns: true if all is returned.
   bool give_back() noexcept;
-  // Requires: mapped, and known there from now on until it is unmapped.
+  // Registers the handle until it is unmapped. Requires: mapped
   void known_to(observe::memory_beside&, int device, observe::sharing) noexcept;
   void* data() const noexcept { return reinterpret_cast<void*>(at_); }
   driver::memory_handle handle() const noexcept { return handle_; }
@@ -33,7 +33,7 @@ class mapped_handle {
   std::size_t bytes_ = 0;
   base::atomic<std::uint64_t> readers_{0};  // a bit a device
   bool mapped_ = false;
-  observe::memory_beside* books_ = nullptr;  // who counts it
+  observe::memory_beside* books_ = nullptr;  // counts the handle; null: none
   int counted_for_ = -1;
   observe::sharing counted_as_ = observe::sharing::exported;
 };

@@ -1,5 +1,5 @@
-// NVML by its names: no header of it is needed, and without the library nothing is known.
-// Threads: any; the library says so of its calls.
+// NVML, loaded by symbol name: needs no header, and without the library nothing is known.
+// Threads: any; NVML is thread-safe.
 #include "peer/link/nvlinks.h"
 
 #include <algorithm>
@@ -30,7 +30,7 @@ constexpr unsigned most_links = 36, kind_gpu = 0, kind_switch = 2;
 
 library const& nvml() {
   static library const* const once = [] {
-    auto* const found = new library;  // never destroyed: threads may ask as the process ends
+    auto* const found = new library;  // never destroyed: threads may call it while the process ends
     void* const so = os::load_library("libnvidia-ml.so.1");
     auto const find = [&](auto& function, char const* name) {
       function = reinterpret_cast<std::decay_t<decltype(function)>>(so ? os::find_symbol(so, name) : nullptr);
@@ -45,7 +45,7 @@ library const& nvml() {
   return *once;
 }
 
-// "00000000:1B:00.0" and "0000:1b:00.0" are one place.
+// "00000000:1B:00.0" and "0000:1b:00.0" name the same device.
 std::string plain(std::string bus_id) {
   std::transform(bus_id.begin(), bus_id.end(), bus_id.begin(),
                  [](unsigned char c) { return static_cast<char>(c >= 'A' && c <= 'F' ? c - 'A' + 'a' : c); });
@@ -88,7 +88,7 @@ std::vector<nvlink_end> nvlink_ends(std::string const& pci_bus_id) {
       ends.push_back(
           {nvlink_end::is::gpu, std::string(there.bus_id.data(), strnlen(there.bus_id.data(), there.bus_id.size()))});
     else ends.push_back({nvlink_end::is::fabric, {}});  // where switches are hidden nobody names the other end
-  }
+  }  // hidden switches: the other end is unknown
   return ends;
 }
 

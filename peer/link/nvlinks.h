@@ -1,5 +1,5 @@
-// How many NVLinks two GPUs share, where NVIDIA's management library can tell:
-// it is found at run time, and nothing hangs on it.
+// Number of NVLinks between two GPUs, from NVIDIA's management library, loaded at run time. weir works
+// without it.
 // Threads: any.
 #pragma once
 #include <cstdint>
@@ -8,15 +8,15 @@
 
 namespace weir::peer {
 
-struct nvlink_end {                                   // of one active NVLink of a device, the other one
-  enum class is : std::uint8_t { gpu, fabric } what;  // fabric: a switch, through which every device on it is reached
+struct nvlink_end {                                   // the far end of one active NVLink of a device
+  enum class is : std::uint8_t { gpu, fabric } what;  // fabric: a switch that reaches every device on it
   std::string pci_bus_id;                             // of a gpu
 };
-// Links that lead straight to the other device; else as many as both have to the fabric.
+// Direct links; if there are none, the smaller number of links to the fabric.
 int nvlinks_between(std::vector<nvlink_end> const& of_first, std::string const& first,
                     std::vector<nvlink_end> const& of_second, std::string const& second);
 
-// Asked once for each device. Empty: none, or not known. Blocks: the first call loads the library, some 20 ms
+// Empty: none or unknown. Blocks: the first call loads the library, about 20 ms
 std::vector<nvlink_end> nvlink_ends(std::string const& pci_bus_id);
 
 }  // namespace weir::peer

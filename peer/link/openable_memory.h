@@ -1,4 +1,4 @@
-// Memory that is shared with other processes, as links know it: peers are let into it as a whole.
+// Memory shared with other processes, as links see it: opened to peers as a whole.
 // Threads: any.
 #pragma once
 #include <array>
@@ -11,17 +11,17 @@ namespace weir::peer {
 
 class openable_memory {
  public:
-  // Every handle of that device, or the one in which the address lies, is open to these devices, a bit each, but
-  // those that are lost. A handle that comes later asks links::readers() whom it is open to.
+  // Opens every handle of the device, or the handle that contains the address, to these devices (a bit each),
+  // except lost ones. A later handle queries links::readers().
   virtual driver::status open_to(int device, std::uint64_t readers) = 0;
   virtual driver::status open_to(void const* inside, int reader) = 0;
-  virtual std::size_t forget_idle() noexcept { return 0; }  // bytes given back of what no work of this process uses
+  virtual std::size_t forget_idle() noexcept { return 0; }  // returns memory unused by this process; Returns: bytes
 
  protected:
   ~openable_memory() = default;
 };
 
-// A part of the runtime: what this process exports and imports, each from when there is some.
+// A part of the runtime: exported and imported memory, each null until first used.
 class shared_memory {
  public:
   explicit shared_memory(runtime::impl&) {}

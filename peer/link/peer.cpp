@@ -1,4 +1,4 @@
-// weir/peer.h: the table of links, whether one device reaches another, and memory that is opened to it.
+// weir/peer.h: the table of links, access between two devices, and memory opened to a peer.
 // Threads: any.
 #include "weir/peer.h"
 
@@ -36,7 +36,7 @@ std::vector<peer_link> links(source_location at) {
       auto is = peer::links::trust::claimed;
       try {
         is = all.prove(from, to, at);
-      } catch (out_of_memory const&) {}  // not now
+      } catch (out_of_memory const&) {}  // tested by a later call
       auto told = all.told(from, to).value;
       auto const a = static_cast<std::size_t>(from), b = static_cast<std::size_t>(to);
       if (told.access && told.nvlinks == 0) told.nvlinks = peer::nvlinks_between(ends[a], buses[a], ends[b], buses[b]);
@@ -62,7 +62,7 @@ bool can_access_peer(device from, device to, source_location at) {
 void detail::enable_peer_access(void const* block, device reader, source_location at) {
   auto& r = streams::current_runtime(at);
   int const from = streams::resolve(reader, r, "enable_peer_access", at);
-  if (r.part<streams::pinned_memory>().find(block)) return;  // every device reads it as it is
+  if (r.part<streams::pinned_memory>().find(block)) return;  // every device reads it
   auto* const memory = r.part<memory::device_memory>().owner(block);
   auto const found = memory ? memory->find(block) : std::nullopt;
   auto const* const beside = found ? nullptr : r.part_if_made<observe::memory_beside>();

@@ -1,5 +1,4 @@
-// Memory that is open to peers as a whole:
-// a stream's, a device's, or all there is between devices that have met.
+// Opens all memory of a stream or a device to peers, or all memory between devices that have met.
 // Threads: any.
 #include <bit>
 #include <string>
@@ -40,7 +39,7 @@ bool links::meet(int a, int b, source_location at) noexcept {
       bool const proven = may_be_opened(to) && prove(from, to, at) == trust::proven;
       auto const opened = proven ? open_all(to, bit(from)) : driver::status{driver::code::not_supported};
       if (opened.ok() || opened.what == driver::code::not_supported) have_met(from, to);
-    } catch (...) {}  // another time: copies work without
+    } catch (...) {}  // tried again later: copies work without a grant
   }
   return news;
 }
