@@ -1,5 +1,5 @@
-// weir::copy: from two addresses to one way, and why; then onto the streams.
-// Threads: any; which route a guard forces is the thread's own.
+// weir::copy: selects a route for two addresses, gives the reason, and enqueues the copy.
+// Threads: any; a route_guard affects its own thread only.
 #include "weir/copy.h"
 
 #include <cstring>
@@ -26,7 +26,7 @@ struct plan {
   std::size_t bytes = 0;
   copy_route by = copy_route::automatic;
   char const* reason = "";
-  bool dst_open = false, src_open = false;  // to the other end's device
+  bool dst_open = false, src_open = false;  // to the device of the other end
 };
 
 std::string text_of(plan const& p) {
@@ -111,7 +111,8 @@ plan look(runtime::impl& r, asked a, source_location at) {
   return p;
 }
 
-// The same for a copy that is about to be made: devices that may see each other's memory do so from here on.
+// As look(), for a copy about to be made: with options::peer_access, the devices open their memory to each
+// other first.
 plan meet_and_look(runtime::impl& r, asked a, source_location at) {
   plan p = look(r, a, at);
   bool const between = !p.dst.on_host() && !p.src.on_host() && p.dst.device != p.src.device;
@@ -119,7 +120,7 @@ plan meet_and_look(runtime::impl& r, asked a, source_location at) {
   return p;
 }
 
-// without one given; host to host: -1
+// Device of the default stream; host to host: -1.
 int device_of_stream(plan const& p) {
   return p.src.on_host() || (p.src.foreign && !p.dst.on_host()) ? p.dst.device : p.src.device;
 }
@@ -134,15 +135,15 @@ void check_stream(plan const& p, clock::timeline const& line, source_location at
 void synchronize(runtime::impl& r, clock::timeline const& line, clock::stamp s, char const* operation, plan const& p,
                  source_location at) {
   auto waited = r.part<clock::clocks>().synchronize(s);
-  // The caller may free or reuse its memory once this throws:
-  // a refused wait is tried another way before that.
+  // After a throw the caller may free or reuse its memory, so a refused wait is retried on the driver's
+  // stream first.
   if (!waited.ok() && waited.what != driver::code::lost &&
       r.machine().synchronize_stream(line.device(), line.handle()).ok())
     waited = {};
   if (!waited.ok()) throw_refusal(waited, operation, text_of(p), "Waiting for the stream was refused", at);
 }
 
-// The block is used by that stream, which is not its home.
+// Marks the block for a stream other than its home.
 void mark(end const& e, clock::timeline& line, source_location at) {
   if (e.memory && e.block->home != &line) e.memory->mark(e.at, line, at);
 }
@@ -150,7 +151,7 @@ void mark_host(runtime::impl& r, end const& e, clock::timeline& line) {
   if (e.block && e.in == driver::where::pinned) r.part<streams::pinned_memory>().mark(e.at, line.now());
 }
 
-struct marks_host {  // whatever was enqueued uses it
+struct marks_host {  // at its end, marks pinned memory as used by the enqueued work
   runtime::impl& r;
   plan const& p;
   clock::timeline& line;
@@ -160,8 +161,8 @@ struct marks_host {  // whatever was enqueued uses it
   }
 };
 
-// Copies between a line's device and another one: they come after what the other's current stream was given
-// before this was made, and what that is given comes after them once it was made to follow.
+// Copies between the line's device and another one. They run after the work that the other device's current
+// stream had at construction. Its later work runs after them once other_follows() is called.
 class between {
  public:
   between(runtime::impl& r, plan const& first, clock::timeline& line, source_location at)
@@ -189,12 +190,11 @@ class between {
     }
     given_ = true;
   }
-  // Once something is enqueued the streams must come out ordered:
-  // if a wait is refused, the host waits for them instead.
+  // Orders the other stream after the copies. If the wait is refused, the host waits instead.
   void other_follows(plan const& last, source_location at) {
     if (!alone_ && given_) order_after(other_, line_, last, at);
   }
-  void count(plan const& p, std::size_t bytes, source_location at) const {  // towards opening the memory
+  void count(plan const& p, std::size_t bytes, source_location at) const {  // towards a grant of the memory
     auto const& there = far(p, line_);
     bool const open = &there == &p.dst ? p.dst_open : p.src_open;
     if (there.memory && p.by == copy_route::peer && !open)
@@ -205,9 +205,8 @@ class between {
   static end const& far(plan const& p, clock::timeline const& line) {
     return line.device() == p.src.device ? p.dst : p.src;
   }
-  // Another process's memory is ordered by what the two say to each other: no stream of its device here has
-  // to do with it, and work given there would make two processes take turns on that device (0.1 ms each
-  // time).
+  // Memory of another process is ordered by messages between the processes, not by a stream of its device
+  // here. Work enqueued there would make the two processes take turns on that device (0.1 ms each time).
   static bool needs_no_order(plan const& p, clock::timeline const& line) {
     return far(p, line).foreign && p.by == copy_route::peer;
   }
@@ -244,8 +243,8 @@ class between {
   bool given_ = false;
 };
 
-// The first of them, and those after it that lie between the same two devices. Returns:
-// how many, with those of zero bytes among them.
+// Enqueues the first copy and those after it between the same two devices. Returns: their number, zero-byte
+// items included.
 std::size_t between_devices(runtime::impl& r, std::span<plan const> plans, clock::timeline& line,
                             std::span<copy_item const> items, source_location at) {
   between both(r, plans.front(), line, at);
@@ -265,12 +264,12 @@ std::size_t between_devices(runtime::impl& r, std::span<plan const> plans, clock
   return n;
 }
 
-// Returns: what of it will still come to pageable memory.
+// Returns: the part that is still to arrive in pageable memory.
 streams::staging::coming carry_out(runtime::impl& r, plan const& p, clock::timeline& line, asked a, source_location at,
                                    bool caller_waits = false) {
   streams::staging::coming later;
   if (a.dst == a.src) return later;
-  observe::host_span const call("copy", at, a.bytes, line.id());  // one, in however many parts it goes
+  observe::host_span const call("copy", at, a.bytes, line.id());  // one span, however many parts the copy has
   if (between::concerns(p)) {
     copy_item const alone{a.dst, a.src, a.bytes};
     between_devices(r, {&p, 1}, line, {&alone, 1}, at);
@@ -321,7 +320,7 @@ stamp finish(runtime::impl& r, plan const& last, clock::timeline& line, bool hos
 stamp finish(runtime::impl& r, short_way const& way, asked const& a, bool host_waits, source_location const& at) {
   auto const done = way.line->now();
   if (!host_waits && !r.options().launch_blocking) return streams::public_stamp(done);
-  plan p;  // for what is said of a refusal
+  plan p;  // for the error text only
   p.bytes = a.bytes;
   p.dst.at = a.dst;
   p.src.at = a.src;
@@ -416,7 +415,7 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, source_lo
     bool const host_waits = b == blocking::yes && all.of_host();
     if (auto const refused = all.enqueue(items, done, at); !refused.ok()) [[unlikely]] {
       auto const& [dst, src, bytes] = items[done];
-      // the caller may touch the host's memory now
+      // the caller may access the host memory now
       if (host_waits) static_cast<void>(r.machine().synchronize_stream(line.device(), line.handle()));
       streams::throw_refused_copy(refused, line, dst, src, bytes, at);
     }
@@ -448,7 +447,7 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, source_lo
       ++i;
     }
     return peer::finish(r, plans.empty() ? peer::plan{} : plans.back(), line, host_waits, at);
-  } catch (...) {  // the caller may touch the host's memory now: those before it are done first, or never will be
+  } catch (...) {  // the caller may access the host memory now: pending parts must be complete or cancelled
     if (host_waits) static_cast<void>(r.machine().synchronize_stream(line.device(), line.handle()));
     for (auto const& one : later) one.cancel();
     throw;

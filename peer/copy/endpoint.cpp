@@ -1,4 +1,4 @@
-// Looking at addresses: what weir knows first; then the driver is asked.
+// Classifies an address: by weir's own records first, then by the driver.
 // Threads: any.
 #include "peer/copy/endpoint.h"
 
@@ -42,7 +42,7 @@ end look_at(runtime::impl& r, std::string_view operation, std::string_view role,
     found.readers = is.readers;
     return found;
   }
-  auto const ask = [&](void const* one) {  // pages of the program's own, too: they count whole
+  auto const ask = [&](void const* one) {  // also for pages that the program registered: they count whole
     auto const answer = r.machine().find(one);
     require(answer.is, operation, std::string(role) + " " + pointer_text(one),
             "The driver could not say where this lies", where);
@@ -54,7 +54,7 @@ end look_at(runtime::impl& r, std::string_view operation, std::string_view role,
   if (first.in == driver::where::unknown_device)
     refuse(pointer_text(at) + " is device memory of no device of this runtime",
            "Copy with the runtime whose memory it is");
-  if (first.in == driver::where::pinned) {  // a range that leaves its registration is pageable to an engine
+  if (first.in == driver::where::pinned) {  // a range that leaves its registration is pageable to a copy engine
     auto const last = ask(static_cast<std::byte const*>(at) + (bytes - 1));
     if (last.in != driver::where::pinned) found.in = driver::where::pageable;
   }

@@ -1,4 +1,4 @@
-// One end of a copy: what lies at an address, found without the caller's word for it.
+// One end of a copy: the memory at an address, found without help of the caller.
 // Threads: any.
 #pragma once
 #include <optional>
@@ -12,18 +12,18 @@ namespace weir::peer {
 struct end {
   void const* at = nullptr;
   driver::where in = driver::where::pageable;
-  int device = -1;                        // in == device
-  std::optional<memory::block> block;     // weir's
-  memory::allocator* memory = nullptr;    // of a device block of weir's
+  int device = -1;                        // if in == device
+  std::optional<memory::block> block;     // a block of weir
+  memory::allocator* memory = nullptr;    // of weir's device block
   bool foreign = false;                   // of another process, see weir/share.h
-  std::uint64_t readers = 0;              // of shared memory: who may use it, a bit each
+  std::uint64_t readers = 0;              // of shared memory: devices with access, a bit each
   bool open_to(int reader) const { return memory ? memory->granted(at, reader) : readers >> (reader & 63) & 1; }
   bool on_host() const noexcept { return in == driver::where::pageable || in == driver::where::pinned; }
   std::string text() const;               // "gpu:1 0x7f1000"
 };
 
-// Requires: bytes > 0. `role`: "dst" or "src".
-// Throws: invalid_use: null; what known_range refuses; a device that is not this machine's
+// Requires: bytes > 0. `role`: "dst" or "src". Throws: invalid_use (null, refused by known_range, a device
+// outside this machine)
 end look_at(runtime::impl&, std::string_view operation, std::string_view role, void const*, std::size_t bytes,
             source_location);
 

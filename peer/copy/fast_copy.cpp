@@ -1,4 +1,4 @@
-// Which copies go the short way: each test is a few loads, the blocks are found once.
+// Detects copies for the fast path: each test takes a few loads, and each block is found once.
 // Threads: any.
 #include "peer/copy/fast_copy.h"
 
@@ -23,7 +23,7 @@ bool short_way::find(runtime::impl& r, clock::timeline* given, asked const& a, s
   if (!on) return false;
   line = given ? given : &streams::current_line(r, on->device(), at);
 
-  up = !mine.down;  // mostly as the last one
+  up = !mine.down;  // first try the direction of the last copy
   for (int looks = 0; device_ = on->use(up ? a.dst : a.src, *line), !in_device(up ? a.dst : a.src, a.bytes); up = !up) {
     if (++looks == 2) return false;
   }
@@ -37,7 +37,7 @@ bool short_way::find(runtime::impl& r, clock::timeline* given, asked const& a, s
       return true;
     }
   }
-  pinned.last = nullptr;  // within the device, or no case
+  pinned.last = nullptr;  // within the device, or not a fast case
   return (to < from ? from - to : to - from) >= a.bytes && within(on->use(other, *line), other, a.bytes);
 }
 

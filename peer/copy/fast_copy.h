@@ -1,8 +1,8 @@
-// The short way of a copy: between a device and pinned memory that weir has, or within the device, by that
-// device's engine, with nothing wished of the route. No string, no allocation once the blocks are known, no
-// lock but perhaps that of the device's memory. What is not so plain, wrong arguments too, is left to
-// copy.cpp as if nobody had looked.
-// Threads: any; `wishes` are the thread's own.
+// The fast path of a copy between a device and weir's pinned memory, or within a device, by that device's
+// engine and without a route_guard. Builds no string, allocates nothing once the blocks are known, and takes
+// at most the lock of the device's memory. Every other case, wrong arguments included, is left to copy.cpp
+// without side effects.
+// Threads: any; `wishes` belong to one thread.
 #pragma once
 #include <boost/container/small_vector.hpp>
 #include <span>
@@ -17,9 +17,9 @@
 
 namespace weir::peer {
 
-struct wishes {  // of a thread, and what it remembers
+struct wishes {  // a thread's route settings, and a memo of its last copy
   copy_route by = copy_route::automatic;
-  bool down = false;        // its last short copy left the device
+  bool down = false;        // its last fast copy left the device
   std::vector<int> lent{};  // ordinals
   streams::pinned_uses known{};
 
@@ -40,20 +40,19 @@ struct asked {
 
 class short_way {
  public:
-  // Is it a case of it? Its blocks are found then, those of the device marked for the line;
-  // else one may be marked, and that is all.
-  // given: null: the current stream of the device that the copy concerns.
-  // Requires: bytes > 0. Throws: what the current stream of an opened device throws
+  // Whether the copy takes the fast path. If so, its blocks are found, and device blocks are marked for the
+  // line. If not, the only side effect is a possible mark.
+  // given: null: the current stream of the copy's device. Requires: bytes > 0. Throws: as current_line on an
+  // opened device
   bool find(runtime::impl&, clock::timeline* given, asked const&, source_location const&);
-  // Are these in the very blocks of the last find()?
+  // Whether both ranges lie in the blocks of the last find().
   bool holds(asked const& a) const noexcept {
     if (!pinned.last) return false;
     return up ? in_device(a.dst, a.bytes) && pinned.holds(number(a.src), a.bytes)
               : in_device(a.src, a.bytes) && pinned.holds(number(a.dst), a.bytes);
   }
 
-  // Ensures: the use of pinned memory is noted, also when the answer is no:
-  // nobody knows what an engine had begun.
+  // Ensures: the use of pinned memory is noted, also on a refusal: the engine may have begun.
   driver::status enqueue(asked const& a, source_location const& at) const {
     notes_use const at_the_end{*this};
     return streams::try_copy(*line, a.dst, a.src, a.bytes, at);
@@ -63,8 +62,8 @@ class short_way {
   }
 
   clock::timeline* line = nullptr;
-  streams::pinned_spot pinned{};         // last null: both lie on the device
-  bool up = false;                       // from the host to the device
+  streams::pinned_spot pinned{};         // last null: both ends are on the device
+  bool up = false;                       // from host to device
 
  private:
   struct notes_use {
@@ -80,23 +79,23 @@ class short_way {
   memory::allocator::range device_{};
 };
 
-// The same for bytes that are set: the current stream of the device whose live block holds them all,
-// marked for it. Null: no case of it.
+// The same for a fill. Returns: the given or current stream, for which the device block that holds the range
+// is marked; null: not a fast case.
 clock::timeline* find_to_fill(runtime::impl&, clock::timeline* given, void* dst, std::size_t bytes,
                               source_location const&);
 
-// Many on one line: all found before the first is enqueued.
+// Several copies on one stream: all are found before the first is enqueued.
 class short_ways {
  public:
-  // All of them are cases of it, or false. Zero bytes are, beside others.
+  // Whether all take the fast path. Zero-byte items do, if another item does.
   bool find(runtime::impl&, clock::timeline& line, std::span<copy_item const>, source_location const&);
-  // In order. Returns: why one was refused, which is the one after the first `done`
+  // Enqueues in order. Returns: the refusal of the item after the first `done`
   driver::status enqueue(std::span<copy_item const>, std::size_t& done, source_location const&);
   bool of_host() const noexcept { return of_host_; }
   short_way const& last() const noexcept { return all_.back(); }
 
  private:
-  boost::container::small_vector<short_way, 4> all_;  // one for all that lie in the same blocks as the one before
+  boost::container::small_vector<short_way, 4> all_;  // one for each run of items in the same blocks
   bool of_host_ = false;
 };
 

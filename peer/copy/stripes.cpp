@@ -1,4 +1,4 @@
-// Lanes over lent devices: making them, sharing a copy out among them, and bringing it together again.
+// Lanes over lent devices: creates them, splits a copy among them and joins it again.
 // Threads: any. The lock is held over no driver call.
 #include "peer/copy/stripes.h"
 
@@ -22,7 +22,7 @@ std::byte* at(void const* base, std::size_t offset) {
 }  // namespace
 
 struct stripes::state {
-  // Of one lent device, for one device that copies go to or come from.
+  // The lane of one lent device, for one device that copies.
   struct lane {
     lane(runtime::impl& r, int lent, int device, source_location where)
         : near(r, lent, "copy", where),
@@ -53,7 +53,7 @@ struct stripes::state {
     std::array<clock::stamp, slots> emptied{};
     bool works = true, given = false;  // in this copy
   };
-  struct set {  // what one copy needs
+  struct set {  // the lanes of one copy
     int device = -1;
     std::vector<int> lent;
     std::vector<std::unique_ptr<lane>> lanes;
@@ -62,7 +62,7 @@ struct stripes::state {
   };
   struct kept {
     std::vector<std::unique_ptr<set>> idle;
-    std::vector<int> made;  // sets of each device
+    std::vector<int> made;  // by device: number of its sets
   };
 
   explicit state(runtime::impl& r)
@@ -93,7 +93,7 @@ struct stripes::state {
     return line.covers(one.last) || clocks.complete(one.last);
   }
 
-  // One whose last copy is over, or ordered before the line anyway.
+  // Returns a set whose last copy is complete, or ordered before the line.
   std::unique_ptr<set> idle_for(clock::timeline& line, std::vector<int> const& lent) {
     std::vector<clock::stamp> busy;
     for (bool asked : {false, true}) {
@@ -113,8 +113,8 @@ struct stripes::state {
     return nullptr;
   }
 
-  // Sets that refused, and of too many those for other lent devices, once nothing runs on them.
-  // No lock is held while they go.
+  // Destroys idle sets in which a lane refused, and, if there are too many, sets for other lent devices. The
+  // sets end after the lock is released.
   void let_go_of_useless(int device, std::vector<int> const& lent) {
     std::vector<std::unique_ptr<set>> over;
     auto all = in.lock();
@@ -128,10 +128,10 @@ struct stripes::state {
     std::erase(all->idle, nullptr);
   }
 
-  // Returns: null when there are enough, or none of these devices can be used now.
+  // Returns: null if there are enough sets, or if none of these devices can be used now.
   std::unique_ptr<set> make(int device, std::vector<int> const& lent, source_location where) {
     let_go_of_useless(device, lent);
-    if (!ways.may_try()) return nullptr;  // what follows may wait for devices, and they for ranks of this thread
+    if (!ways.may_try()) return nullptr;  // the steps below may wait for devices, and those for ranks of this thread
     {
       auto all = in.lock();
       int& made = all->made[static_cast<std::size_t>(device)];
@@ -147,12 +147,12 @@ struct stripes::state {
           if (ways.prove(device, one, where) != links::trust::proven) continue;
           auto made = std::make_unique<lane>(owner, one, device, where);
           if (made->memory.grant(made->room, device).ok()) fresh->lanes.push_back(std::move(made));
-        } catch (error const&) {}  // the others carry, or the copy goes straight
+        } catch (error const&) {}  // other lanes carry it, or the copy goes direct
       }
     } catch (...) {}
     if (!fresh->lanes.empty()) {
       try {
-        fresh->lent = usable(device, lent);  // a link that was just found wrong is asked for no more
+        fresh->lent = usable(device, lent);  // without a link that was just found wrong
       } catch (...) {}
       return fresh;
     }
@@ -174,7 +174,7 @@ struct stripes::state {
 
 namespace {
 
-// One copy under way: what was given to which lane, and the line's part.
+// One copy in progress: the work on each lane, and the line's part.
 template <class Lane>
 struct sharing {
   runtime::impl& owner;
@@ -193,7 +193,7 @@ struct sharing {
     if (l.works && far_end().memory) far_end().memory->mark(far_end().at, l.far.line(), where);
   }
 
-  // Returns: false when the lane refused: that chunk is not on its way.
+  // Returns: false if the lane refused; the chunk is then not enqueued.
   bool pass(Lane& l, std::size_t offset, std::size_t bytes) noexcept {
     auto &first = up() ? l.near.line() : l.far.line(), &second = up() ? l.far.line() : l.near.line();
     clock::stamp& emptied = l.emptied[l.next];
@@ -203,7 +203,7 @@ struct sharing {
       l.given = true;
       if (up()) streams::enqueue_copy(first, slot, at(src.at, offset), bytes, where);
       else streams::enqueue_peer_copy(first, slot, l.memory.device(), at(src.at, offset), line.device(), bytes, where);
-      emptied = first.now();  // until the next line says more
+      emptied = first.now();  // until the second stream has the copy out
       if (!second.wait(first.now()).ok()) return false;
       if (up())
         streams::enqueue_peer_copy(second, at(dst.at, offset), line.device(), slot, l.memory.device(), bytes, where);
@@ -216,8 +216,7 @@ struct sharing {
     }
   }
 
-  // The line comes after all the lane was given, or the host waits for it.
-  // Returns: what stood in the way of both.
+  // Orders the line after the lane's work, or lets the host wait for it. Returns: the error if both failed.
   driver::status join(Lane& l) noexcept {
     driver::status worst;
     if (!l.given) return worst;
@@ -235,7 +234,7 @@ struct sharing {
 
 stripes::stripes(runtime::impl& r) : state_(std::make_unique<state>(r)) {}
 stripes::~stripes() {
-  // nothing to give back any more
+  // there is no driver left to return to
   if (process_is_ending() || process_was_forked()) static_cast<void>(state_.release());
 }
 
@@ -272,7 +271,7 @@ bool stripes::carry(clock::timeline& line, end const& dst, end const& src, std::
     if (auto const joined = all.join(*one); !joined.ok()) failed = joined;
     lanes->whole &= one->works && failed.ok();
   }
-  // the host may touch its memory now
+  // the caller may access the host memory now
   if (thrown) static_cast<void>(my.owner.machine().synchronize_stream(line.device(), line.handle()));
   lanes->last = line.now();
   my.keep(std::move(lanes));

@@ -1,13 +1,14 @@
-// Large copies between pinned memory and one device over several links at once: a part of the bytes goes
-// straight, the others through memory of lent devices, which pass them on from device to device.
-// Threads: any. What a copy needs of a lent device it has for itself until its stream is ordered after it:
-// copies of different streams never wait for each other here.
+// Large copies between pinned memory and one device over several links at once. One part goes direct, the
+// others through memory of lent devices, which forward them.
+// Threads: any. A copy owns its lanes until its stream is ordered after them, so that copies of different
+// streams never wait for each other here.
 //
-//   up    near: slot <- host    far: device <- slot        near is a stream of the lent device, far one of
-//                                                          the copy's device
+//   up    near: slot <- host    far: device <- slot        near: stream of the lent device, far: of the
+//   copy's
 //   down  far: slot <- device   near: host <- slot
 //
-// Invariant: a slot is filled when what emptied it is ordered before, and emptied when what filled it is.
+// Invariant: a slot is filled only after the work that emptied it, and emptied only after the work that
+// filled it.
 #pragma once
 #include <memory>
 #include <span>
@@ -21,20 +22,19 @@ class stripes {  // a part of the runtime
   static constexpr std::size_t worth = std::size_t{16} << 20;  // bytes: smaller copies are not faster
   static constexpr std::size_t largest_chunk = std::size_t{8} << 20;
   static constexpr std::size_t smallest_chunk = std::size_t{1} << 20;
-  static constexpr std::size_t slots = 3;                      // of a lane, of largest_chunk each
-  static constexpr int most_copies = 4;                        // of one device, that may be under way over lent links
+  static constexpr std::size_t slots = 3;                      // of a lane, largest_chunk bytes each
+  static constexpr int most_copies = 4;                        // concurrent striped copies of one device
 
   explicit stripes(runtime::impl&);
-  ~stripes();  // Blocks: until what was carried is done
+  ~stripes();  // Blocks: until all striped copies are done
 
-  // Could any of these carry for that device? No device work
+  // Whether any of these devices can carry for `device`. Makes no device work.
   bool any_reaches(int device, std::span<int const> lent);
-  // Requires: one end is pinned, the other lies on the line's device;
-  // both are marked for the line afterwards.
-  // Ensures: the line is ordered after all of it. A lane that refuses is left out, its part goes straight.
-  // Returns: false when no lane can be had now: nothing was enqueued.
-  // Throws: device_lost, driver_error: nothing touches the host's memory any more but what a lost device
-  // still may
+  // Requires: one end is pinned, the other is on the line's device. Both are marked for the line afterwards.
+  // Ensures: the line is ordered after the whole copy. If a lane refuses, its part goes direct.
+  // Returns: false if no lane is available: nothing was enqueued.
+  // Throws: device_lost, driver_error. Afterwards nothing accesses the host memory, except a lost device
+  // possibly.
   bool carry(clock::timeline& line, end const& dst, end const& src, std::size_t bytes, std::span<int const> lent,
              source_location);
 

@@ -1,4 +1,4 @@
-// Blocks that this process lends: making them, keeping those that came back, and when one may serve again.
+// Exported blocks: creates them, keeps returned ones, and decides when one may be reused.
 // Threads: any.
 #include <algorithm>
 #include <array>
@@ -19,7 +19,7 @@ os::heard say(owned_file const& life, word w) noexcept {
   return os::send_message(life.get(), text, {}, {});
 }
 
-// An importer has two words to say: one that goes on talking is not listened to for ever.
+// An importer sends at most two words; the limit ends the loop if it sends more.
 void loan::listen() noexcept {
   for (int words = 0; words < 8 && !closed_ && !released_; ++words) {
     std::array<std::byte, 8> text{};
@@ -36,7 +36,7 @@ driver::result<int> exported::descriptor(driver::driver& machine) noexcept {
   auto made = machine.export_handle(pages.handle());
   int before = -1;
   if (!made.ok() || file.compare_exchange(before, made.value)) return made;
-  os::close_file(made.value);  // another thread was faster
+  os::close_file(made.value);  // another thread was first
   return {{}, before};
 }
 
@@ -72,7 +72,7 @@ exports::~exports() {
     if (gone) continue;
     b->close_descriptor();
     auto const idle = machine().synchronize_device(b->device);
-    // else nobody knows what still runs: they stay
+    // On another error work may still run, so the pages stay mapped.
     if (idle.ok() || idle.what == driver::code::lost) b->pages.give_back();
     b->loans.clear();
   }
@@ -108,7 +108,7 @@ bool exports::complete(exported const& b) noexcept {
 
 bool exports::forget(exported& b) noexcept {
   b.going = true;
-  b.loans.clear();  // importers keep what they have mapped
+  b.loans.clear();  // importers keep their mappings
   b.close_descriptor();
   if (!b.pages.give_back()) return false;
   std::erase_if(*all_.lock(), [&](auto const& one) { return one.get() == &b; });
@@ -159,7 +159,7 @@ std::size_t exports::forget_idle() noexcept {
   return bytes;
 }
 
-// Of those that were given back, one that nobody uses any more. On the way, what never will be usable goes.
+// Returns a returned block without users, if any. Frees blocks that can never be reused on the way.
 std::shared_ptr<exported> exports::find_idle(int device, std::size_t bytes) noexcept {
   std::uint64_t last = 0;
   while (auto b = next_idle(last)) {
@@ -204,13 +204,13 @@ driver::status exports::grant_all(exported& b, std::uint64_t readers) {
   return {};
 }
 
-// Invariant: who opens a device's memory has noted so before he looks at what there is;
-// this looks at the note once the handle is there.
+// A thread that opens a device's memory records that before it looks at the existing handles; this function
+// reads the record after the handle exists. So one of the two opens it.
 void exports::open_as_device(exported& b, source_location at) {
   auto* const ways = runtime_.part_if_made<links>();
   for (std::uint64_t left = ways ? ways->readers(b.device) : 0; left; left &= left - 1) {
     auto const s = grant_all(b, left & (~left + 1));
-    // a link that has vanished since, a reader that is lost
+    // The link has vanished since, or the reader is lost.
     if (s.what == driver::code::not_supported || s.what == driver::code::lost) continue;
     require(s, "exportable_buffer",
             "gpu:" + std::to_string(std::countr_zero(left)) + " reads gpu:" + std::to_string(b.device), "Try again",
@@ -352,20 +352,20 @@ void exports::begun(exported& b, clock::timeline& home, source_location at) noex
   books_.taken(first, b.rounded(), b.bytes, at);
 }
 
-// For a checker: whose work the next owner comes after.
+// Tells the race checker which work the next owner is ordered after.
 void exports::tell_freed(exported& b) noexcept {
-  constexpr source_location its_end{"the end of its exportable_buffer", "", 0};  // nobody's line
+  constexpr source_location its_end{"the end of its exportable_buffer", "", 0};  // there is no caller's line
   try {
     std::vector<driver::witness::user> behind;
     for (clock::timeline const* user : b.users) behind.push_back({user->device(), user->handle()});
     runtime_.witness()->freed(reinterpret_cast<driver::address>(b.data()), b.bytes, {{}, behind}, its_end);
-  } catch (...) {}  // it is not heard of
+  } catch (...) {}  // the checker is not told
 }
 
 void exports::give_back(std::shared_ptr<exported> b) noexcept {
   if (!b || process_was_forked() || b->handle().ended) return;
   if (b->home->runtime_.witness()) [[unlikely]] b->home->tell_freed(*b);
-  for (clock::timeline const* user : b->users) b->last_uses.push_back(user->now());  // there is room, see users
+  for (clock::timeline const* user : b->users) b->last_uses.push_back(user->now());  // has room, see users
   b->home->books_.given_back(reinterpret_cast<std::uintptr_t>(b->data()));
   if (auto const pool = std::move(b->pool)) return pool->put_back(std::move(b));
   b->home->set(*b, exported::state::idle);

@@ -1,15 +1,14 @@
-// The two halves of sharing with other processes:
-// blocks this process lends, and blocks of others it has mapped.
-// Threads: any. No lock is held over a driver call but `opening_`, under which nobody allocates.
+// Sharing with other processes: blocks exported by this process, and imported blocks of others.
+// Threads: any. No lock is held over a driver call, except `granting_` and `opening_`, which no allocation
+// takes.
 //
-// A block is lent once for each time it is sent. With it goes one end of a socket, the loan's life:
-//   the owner says `lent` once, before it sends; to open, an importer takes that word, so that each loan is
-//   opened once; the importer says `opened` before it maps anything, and `released` when its work is done
-//   with the memory; the kernel closes its end when the process is gone, whatever killed it.
-// Invariant: a block serves another exportable_buffer only when each of its loans is over: released, or
-// closed without having been opened. One that was opened and then closed without a word belonged to a process
-// that was killed, and whose kernels may still run:
-// its memory goes to the driver instead, which keeps it as long as it is mapped anywhere.
+// Each send of a block is a loan. One end of a socket, the loan's life, goes with it:
+//   The owner writes `lent` before it sends. An importer reads that word to open the loan, so that it is
+//   opened once. The importer writes `opened` before it maps the memory, and `released` after its work with
+//   it. The kernel closes the importer's end when the process ends for any reason.
+// Invariant: a block is reused only when each of its loans is over: released, or closed without `opened`. A
+// loan that was opened and then closed without `released` belonged to a killed process, whose kernels may
+// still run. Its memory is returned to the driver, which keeps it while it is mapped anywhere.
 #pragma once
 #include <memory>
 #include <optional>
@@ -25,18 +24,18 @@
 
 namespace weir::peer {
 
-enum class word : std::uint8_t { lent = 'l', opened = 'o', released = 'r' };  // on a loan: the first is its owner's
+enum class word : std::uint8_t { lent = 'l', opened = 'o', released = 'r' };  // on a loan; the owner writes `lent`
 os::heard say(owned_file const& life, word) noexcept;
 
 class loan {
  public:
   explicit loan(owned_file life) noexcept : life_(std::move(life)) {}
   bool lend() noexcept { return say(life_, word::lent) == os::heard::message; }
-  void listen() noexcept;                                       // what the importer has said by now
+  void listen() noexcept;                                       // reads the importer's words
   bool over() const noexcept { return released_ || (closed_ && !opened_); }
   bool broken() const noexcept { return closed_ && opened_ && !released_; }
   bool alive() const noexcept { return !released_ && !closed_; }
-  // the importer keeps its end, released or not, and sees by it that the memory is still there
+  // The importer keeps its end, released or not, to see that the memory still exists.
   bool watched() noexcept;
 
  private:
@@ -46,34 +45,34 @@ class loan {
 
 class exports;
 class pool_books;
-struct exported {  // a block of this process: a handle of its own, or a range of a pool's
-  // of an exportable_buffer, or a handle of a pool; kept; by one thread
+struct exported {  // a block of this process: a handle, or a range of a pool's handle
+  // lent_out: in an exportable_buffer, or a handle of a pool; idle: kept; looked_at: held by one thread
   enum class state : std::uint8_t { lent_out, idle, looked_at };
-  mapped_handle pages;                  // nothing: it lies in another one's
+  mapped_handle pages;                  // empty: it lies in another block's handle
   std::shared_ptr<exported> within;
-  std::size_t offset = 0, room = 0;     // there; bytes
-  std::shared_ptr<pool_books> pool;     // while it is live
+  std::size_t offset = 0, room = 0;     // in the handle; bytes
+  std::shared_ptr<pool_books> pool;     // while the buffer is live
   exported& handle() noexcept { return within ? *within : *this; }
   void* data() noexcept { return static_cast<std::byte*>(handle().pages.data()) + offset; }
   std::size_t rounded() noexcept { return within ? room : pages.bytes(); }
-  // Of a handle: its descriptor, made once and kept while the handle is. A receiver then closes one of
-  // several, at once: closing the last one of a GPU's memory took 0.6 ms. Threads: any
+  // Returns the handle's descriptor, created once and kept with the handle. Receivers then close duplicates,
+  // which is fast: closing the last descriptor of GPU memory takes about 0.6 ms. Threads: any
   driver::result<int> descriptor(driver::driver&) noexcept;
-  void close_descriptor() noexcept;     // Requires: nobody sends it
+  void close_descriptor() noexcept;     // Requires: no thread sends it
 
   std::size_t bytes = 0;       // as requested
   int device = -1;
-  std::array<char, sizeof(message::device)> uuid{};  // of a handle: its device's
+  std::array<char, sizeof(message::device)> uuid{};  // of a handle: UUID of its device
   std::uint64_t serial = 0;
   base::atomic<int> file{-1};
   std::vector<loan> loans;
-  std::vector<clock::timeline*> users;       // streams; capacity of last_uses is never less
-  std::vector<clock::stamp> last_uses;       // idle: what must be complete before it serves again
+  std::vector<clock::timeline*> users;       // streams; last_uses has at least this capacity
+  std::vector<clock::stamp> last_uses;       // idle: must be complete before reuse
   state is = state::looked_at;
-  int guests = 0;                            // threads that open it to a peer: it is nobody's to look at meanwhile
-  bool going = false;                        // serves nobody any more; what is left of it is given back
-  bool ended = false;                        // its runtime has: nothing is here any more
-  exports* home = nullptr;                   // not ended
+  int guests = 0;                            // threads that open it to a peer; it is not looked at meanwhile
+  bool going = false;                        // never reused; still to be returned to the driver
+  bool ended = false;                        // its runtime has ended, and its memory with it
+  exports* home = nullptr;                   // valid until ended
 };
 
 class exports final : public openable_memory {  // a part of the runtime
@@ -91,35 +90,37 @@ class exports final : public openable_memory {  // a part of the runtime
 
   // For pools, which cut handles themselves ----
   void remember(std::weak_ptr<pool_books>);
-  std::vector<std::shared_ptr<pool_books>> pools() const;                     // that there are
-  // Throws: not_supported (it maps no memory), driver_error
+  std::vector<std::shared_ptr<pool_books>> pools() const;                     // the pools that still exist
+  // Throws: not_supported (the device maps no memory), driver_error
   driver::device_info about(int device, char const* operation, source_location) const;
-  // for this process's work on what was given back
+  // Whether to wait for this process's work on freed blocks.
   enum class when_short : std::uint8_t { refuses, waits };
-  // Lent out, and open to whom its device's memory is open. Throws: as take
+  // Returns a lent-out handle, open to all readers of its device's memory. Throws: as take
   std::shared_ptr<exported> make(int device, std::size_t bytes, when_short, source_location);
-  driver::status grant(exported&, int reader);                  // Requires: it is lent out, or a guest's
-  // what make() made: for any exportable_buffer once its loans and uses are over; going: for the driver then
+  driver::status grant(exported&, int reader);                  // Requires: it is lent out, or has a guest
+  // Takes back what make() returned. It is reused after its loans and uses; if going, returned to the driver
+  // then.
   void keep(exported&, bool going) noexcept;
-  // it serves somebody. Requires: one user, home
+  // The block is in use from now on. Requires: its one user is `home`
   void begun(exported&, clock::timeline& home, source_location) noexcept;
-  bool complete(exported const&) noexcept;                      // its last uses are
-  // Blocks: until all of them are complete;
-  // where ranks may be waiting for each other, for two seconds each at most. false: some are not
+  bool complete(exported const&) noexcept;                      // its last uses are complete
+  // Blocks: until all are complete; while collectives are under way, at most two seconds for each. Returns:
+  // false if some are not complete.
   bool wait_for(std::vector<clock::stamp> const& uses) noexcept;
   memory_report report(int device) { return memory_.on(device).report(); }
 
  private:
-  std::shared_ptr<exported> next_idle(std::uint64_t after) noexcept;  // looked at by the caller alone from now on
+  std::shared_ptr<exported> next_idle(std::uint64_t after) noexcept;  // the caller alone looks at it from then on
   void set(exported&, exported::state) noexcept;
-  bool forget(exported&) noexcept;          // Returns: nothing is left. Requires: looked at, and complete
+  bool forget(exported&) noexcept;          // Returns: true if nothing is left. Requires: looked at and complete
   void tell_freed(exported&) noexcept;
   std::shared_ptr<exported> find_idle(int device, std::size_t bytes) noexcept;
-  // what was given back, of pools too, and only waits for work of this process. false: there is none
+  // Blocks: until a freed block, of pools too, that waits only for this process is complete. false: there is
+  // none
   bool wait_for_kept(int device) noexcept;
   driver::status place(exported&, std::size_t handle_bytes, std::size_t alignment);
   driver::status grant_all(exported&, std::uint64_t readers);
-  // to whom all its memory is open. Throws: driver_error, out_of_memory
+  // Opens it to all readers of its device's memory. Throws: driver_error, out_of_memory
   void open_as_device(exported&, source_location);
   template <class Which>
   driver::status open_some(std::uint64_t readers, Which);
@@ -131,25 +132,25 @@ class exports final : public openable_memory {  // a part of the runtime
   std::uint64_t const origin_;
   std::uint64_t callback_ = 0;
   base::atomic<std::uint64_t> next_serial_{1};
-  base::mutex granting_;  // held over the driver's call: two grants of one handle at once are refused
+  base::mutex granting_;  // held over the driver call: it refuses two grants of one handle at once
   base::guarded<std::vector<std::shared_ptr<exported>>> all_;  // by serial
   base::guarded<std::vector<std::weak_ptr<pool_books>>> pools_;
 };
 
 struct imported {  // memory of another process, mapped here once
-  std::uint64_t origin = 0, serial = 0;  // as its message said
-  std::uint64_t line = 0;           // that it came over first
+  std::uint64_t origin = 0, serial = 0;  // from its message
+  std::uint64_t line = 0;           // number of the channel that first delivered it
   mapped_handle pages;
-  owned_file file;                  // the descriptor that came first: another one must be the same open file
+  owned_file file;                  // its first descriptor; others must be the same open file
   int device = -1;
-  int uses = 0;                     // imported_buffers
-  std::uint64_t last_closed = 0;    // unused: the count of closed buffers when it became so
-  owned_file life;  // unused: of its last loan. Closed at the other end: the memory is gone there, or its process
+  int uses = 0;                     // imported_buffers that use it
+  std::uint64_t last_closed = 0;    // unused: value of closed_ when it became unused
+  owned_file life;  // unused: of its last loan. Hung up: the memory or its process has ended
   bool going = false, ended = false;
 };
 
 class imports;
-struct opening {  // one imported_buffer
+struct opening {  // of one imported_buffer
   std::shared_ptr<imported> of;
   imports* home = nullptr;
   owned_file life;
@@ -163,16 +164,16 @@ class imports final : public openable_memory {  // a part of the runtime
   ~imports();
   struct loaned {  // what came with a message
     owned_file memory, life;
-    // its owner's word, and that this process opens it: each once, however often it is tried
+    // The owner's word was read, and `opened` was written: once each, also over retries.
     bool taken = false, opened = false;
   };
-  // `line`: the number of the line it came over. Takes the files only when it succeeds: what was refused for
-  // want of memory may be tried again with them.
+  // `line`: the number of the channel. Takes the files only on success, so that a call refused for lack of
+  // memory can be retried.
   std::unique_ptr<opening> open(message const&, loaned&, std::uint64_t line, int reader, source_location);
   driver::status open_to(int device, std::uint64_t readers) override;
   driver::status open_to(void const* inside, int reader) override;
-  bool at_rest(imported const&);         // Blocks: until all work of the devices that may use it is done
-  void close(opening&) noexcept;         // says `released`. Requires: no work uses it
+  bool at_rest(imported const&);         // Blocks: until all work of devices that may use it is done
+  void close(opening&) noexcept;         // writes `released`. Requires: no work uses it
   clock::clocks& clocks() noexcept { return clocks_; }
   std::size_t mapped() const { return all_.lock()->size(); }  // handles of other processes
 
@@ -182,16 +183,16 @@ class imports final : public openable_memory {  // a part of the runtime
   std::shared_ptr<imported> bring_in(message const&, owned_file const& memory, int device, source_location);
   void make_reachable(imported&, int reader, source_location);
   driver::status grant_all(imported&, std::uint64_t readers);  // Requires: opening_
-  void sweep() noexcept;                 // those not used, whose owner has them no more; the longest unused of too many
+  void sweep() noexcept;                 // unmaps unused handles that ended at their owner, or exceed most_unused
   int device_named(std::string const& uuid, source_location);  // Requires: opening_
 
   runtime::impl& runtime_;
   clock::clocks& clocks_;
   observe::memory_beside& books_;
-  base::mutex opening_;                  // one at a time: the same memory twice finds it
+  base::mutex opening_;                  // one open at a time, so that a second open of the same memory finds the first
   std::vector<std::string> uuids_;       // of this process's devices; under opening_
   base::guarded<std::vector<std::shared_ptr<imported>>> all_;
-  std::uint64_t closed_ = 0;             // imported_buffers; under all_
+  std::uint64_t closed_ = 0;             // number of closed imported_buffers; under all_
 };
 
 }  // namespace weir::peer

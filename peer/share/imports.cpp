@@ -1,5 +1,4 @@
-// Blocks of other processes: each mapped once, however often it is opened,
-// and kept until its owner has it no more.
+// Imported blocks: each is mapped once, however often it is opened, and kept until its owner frees it.
 // Threads: any.
 #include <algorithm>
 #include <array>
@@ -28,7 +27,7 @@ constexpr char const* operation = "share_channel::receive";
                      at);
 }
 
-// handles that stay mapped for the next time: each is a descriptor of three kinds
+// Unused handles that stay mapped for reuse; each takes up to three descriptors.
 constexpr std::size_t most_unused = 256;
 
 }  // namespace
@@ -70,8 +69,8 @@ int imports::device_named(std::string const& uuid, source_location at) {
                       "Let CUDA_VISIBLE_DEVICES name it in both processes", at);
 }
 
-// Names in a message prove nothing: the kernel must say that the two descriptors are the same open file.
-// Where it cannot, memory that came over the same line under the same names serves: its peer had it to give.
+// Names in a message are not trusted: the kernel must confirm that both descriptors are the same open file.
+// If it cannot, memory with the same names from the same channel matches: that peer had access to it.
 std::shared_ptr<imported> imports::find(message const& m, owned_file const& memory, std::uint64_t line, int device) {
   auto const all = all_.lock();
   auto const found = std::find_if(all->begin(), all->end(), [&](auto const& b) {
@@ -130,7 +129,7 @@ std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& 
   made->origin = m.origin;
   made->serial = m.serial;
   made->device = device;
-  made->going = true;  // until all of it is there
+  made->going = true;  // until it is complete
   all_.lock()->push_back(made);
   auto const h = machine.import_handle(device, m.handle_bytes, memory.get());
   driver::status is = h.is;
@@ -201,7 +200,7 @@ std::unique_ptr<opening> imports::open(message const& m, loaned& with, std::uint
     auto const opened = grant_all(*b, runtime_.part<links>().readers(device));
     if (opened.what != driver::code::not_supported)
       require(opened, operation, name, "Try again: it is still the next", at);
-  } catch (std::logic_error const&) {  // never: no work has seen it
+  } catch (std::logic_error const&) {  // released at once: no work has used it
     static_cast<void>(say(life, word::released));
     drop();
     throw;
@@ -219,8 +218,8 @@ std::unique_ptr<opening> imports::open(message const& m, loaned& with, std::uint
     auto const hold = all_.lock();
     ++b->uses;
     b->going = false;
-    // How much of the handle its owner holds for it is not said:
-    // all, if it begins there and nothing else has room behind it.
+    // The message omits the block's room in the handle. Assume the whole handle if the buffer begins there
+    // and no second one fits behind it.
     bool const whole = m.offset == 0 && m.handle_bytes - m.bytes < std::size_t{2} << 20;
     books_.taken(reinterpret_cast<std::uintptr_t>(b->pages.data()) + m.offset, whole ? m.handle_bytes : m.bytes,
                  m.bytes, at);
@@ -248,7 +247,7 @@ driver::status imports::grant_all(imported& b, std::uint64_t readers) {
 }
 
 driver::status imports::open_to(int device, std::uint64_t readers) {
-  base::lock_guard const alone(opening_);  // nobody comes or goes
+  base::lock_guard const alone(opening_);  // nothing is mapped or unmapped meanwhile
   std::vector<std::shared_ptr<imported>> const all = *all_.lock();
   driver::status worst;
   for (auto const& b : all) {
@@ -277,9 +276,9 @@ bool imports::at_rest(imported const& b) {
 
 void imports::close(opening& o) noexcept {
   if (o.of->ended || process_was_forked()) return;
-  // before its owner may put another one there
+  // Before the owner may put another buffer there.
   books_.given_back(reinterpret_cast<std::uintptr_t>(o.of->pages.data()) + o.offset);
-  static_cast<void>(say(o.life, word::released));  // not heard: then its owner takes it for broken, which is safe
+  static_cast<void>(say(o.life, word::released));  // if this fails, the owner treats the loan as broken, which is safe
   auto const hold = all_.lock();
   if (--o.of->uses == 0) o.of->life = std::move(o.life), o.of->last_closed = ++closed_;
 }

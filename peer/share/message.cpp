@@ -1,4 +1,4 @@
-// Judging what came over a line.
+// Validates a received message.
 // Threads: any.
 #include "peer/share/message.h"
 
@@ -9,7 +9,7 @@ namespace weir::peer {
 
 std::span<std::byte const> bytes_of(message const& m) noexcept { return std::as_bytes(std::span(&m, 1)); }
 
-// Each word is mixed in: bits that were swapped, moved or flipped show.
+// Mixes in every byte, so that swapped, moved or flipped bits change the sum.
 std::uint64_t checksum_of(message const& m) noexcept {
   std::uint64_t sum = 0x9e3779b97f4a7c15u;
   for (std::byte const b : bytes_of(m).first(offsetof(message, checksum))) {

@@ -1,4 +1,4 @@
-// weir/share.h: owners of shared memory, and the line between two processes.
+// weir/share.h: shared buffers, pools, and the channel between two processes.
 // Threads: as the header says.
 #include "peer/share/shared_pool.h"
 
@@ -98,8 +98,7 @@ void imported_buffer::release(stream_ref last_use, source_location at) {
   is_.reset();
 }
 
-// What cannot be waited for stays mapped, and its owner hears nothing:
-// the memory is not used for anything else.
+// If the wait fails, the buffer stays mapped and is not released, so the owner does not reuse its memory.
 void imported_buffer::reset() noexcept {
   auto const is = std::move(is_);
   if (!is || is->of->ended || process_was_forked()) return;
@@ -164,7 +163,7 @@ struct share_channel::state {
     peer::message what;
     peer::imports::loaned with;
   };
-  std::optional<arrived> next;  // judged, and not yet taken
+  std::optional<arrived> next;  // validated and not yet returned
   std::uint64_t of_process = os::fork_generation();
   std::uint64_t const id = next_id();
 
@@ -189,7 +188,7 @@ struct share_channel::state {
     throw driver_error(0, operation, "the system does not send it", "Close descriptors, and try again", at);
   }
 
-  // Ensures: `next` is there, and of that kind.
+  // Ensures: `next` is present and of that kind.
   void expect(char const* operation, peer::said kind, source_location at) {
     if (!next) next = receive(operation, at);
     if (next->what.kind == kind) return;
@@ -273,7 +272,7 @@ void share_channel::send(exportable_buffer const& b, stream_ref last_write, sour
     throw invalid_use(operation, "an empty buffer", "Send one that is held, of a runtime that has not ended", at);
   wait_for(streams::line_or_throw(last_write, operation, at), operation, at);
   peer::exported &is = *b.is_, &whole = is.handle();
-  if (is.loans.size() > 8) {  // the last ones stay: importers see by them that the memory is still there
+  if (is.loans.size() > 8) {  // keeps the last loan: it shows importers that the memory still exists
     for (auto& l : is.loans) l.listen();
     auto const last = std::prev(is.loans.end());
     is.loans.erase(std::remove_if(is.loans.begin(), last, [](auto const& l) { return l.over(); }), last);
@@ -323,7 +322,7 @@ imported_buffer share_channel::receive(device reader, source_location at) {
   } catch (std::logic_error const&) {
     forget();
     throw;
-  }  // of all else it stays the next
+  }  // any other error: it stays next
   forget();
   return out;
 }

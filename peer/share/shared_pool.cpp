@@ -1,4 +1,4 @@
-// Cutting handles into blocks, and when a range serves again.
+// Cuts handles into blocks, and decides when a range is reused.
 // Threads: any.
 #include "peer/share/shared_pool.h"
 
@@ -12,7 +12,7 @@
 namespace weir::peer {
 namespace {
 
-constexpr int most_rounds = 1000;  // for one block: other threads may keep on taking what came back
+constexpr int most_rounds = 1000;  // of one search: other threads may keep taking what becomes free
 constexpr std::size_t first_handle = std::size_t{32} << 20, largest_handle = std::size_t{256} << 20;
 
 std::size_t whole_pages(std::size_t handle_bytes, std::size_t page, source_location at) {
@@ -49,13 +49,13 @@ pool_books::~pool_books() {
   for (auto& [serial, h] : b->handles) exports_.keep(*h.pages, h.spoilt);
 }
 
-// What the block waits for, its handle waits for from now on.
+// Moves the block's pending uses and loans to its handle.
 void pool_books::hand_down(exported& from, exported& to) noexcept {
   try {
     to.last_uses.insert(to.last_uses.end(), from.last_uses.begin(), from.last_uses.end());
     std::move(from.loans.begin(), from.loans.end(), std::back_inserter(to.loans));
   } catch (...) {
-    to.going = true;  // nobody can say when it might serve again
+    to.going = true;  // its pending uses are unknown: never reuse it
   }
 }
 
@@ -87,7 +87,7 @@ bool pool_books::cut(books& b, exported& block) {
   return true;
 }
 
-// Beside what is free next to it. No memory is asked for: the range is there already.
+// Merges the range with free neighbours. Allocates nothing: the range exists already.
 void pool_books::set_free(books& b, handle& h, std::size_t offset) noexcept {
   auto at = h.ranges.find(offset);
   auto const leave = [&](range& r) {
@@ -109,14 +109,14 @@ void pool_books::set_free(books& b, handle& h, std::size_t offset) noexcept {
   if (!h.spoilt) b.free.insert(at->second);
 }
 
-// It serves nobody from now on.
+// Removes the handle's ranges from reuse.
 void pool_books::shut(books& b, handle& h) noexcept {
   for (auto& [offset, r] : h.ranges) {
     if (r.size.is_linked()) b.free.erase(b.free.iterator_to(r));
   }
 }
 
-// Requires: nobody else looks at it.
+// Requires: no other thread looks at the block.
 pool_books::now pool_books::look(exported& b) noexcept {
   for (loan& l : b.loans) l.listen();
   if (!exports_.complete(b)) return now::in_use;
@@ -151,9 +151,9 @@ void pool_books::collect() noexcept try {
     take_out(*b, over, [](handle const& h) { return h.spoilt && h.blocks == 0; });
   }
   for (handle const& h : over) exports_.keep(*h.pages, true);
-} catch (...) {}  // no memory to look with: what was looked at is not looked at again, and goes with its pool
+} catch (...) {}  // no host memory: blocks already marked stay looked_at until their pool ends
 
-// lent_out: it is held no more.
+// lent_out: no longer held.
 void pool_books::settle(books& b, exported& block, now is) noexcept {
   block.is = is == now::in_use ? exported::state::idle : exported::state::lent_out;
   if (is == now::in_use) return;
@@ -166,13 +166,13 @@ void pool_books::settle(books& b, exported& block, now is) noexcept {
     b.lost += block.room, h.lost += block.room;
   } else {
     set_free(b, h, block.offset);
-    hand_down(block, *h.pages);  // importers see by the last loans that the memory is still there
+    hand_down(block, *h.pages);  // the last loans show importers that the memory still exists
     auto& kept = h.pages->loans;
     if (kept.size() > h.most_kept) {
       std::erase_if(kept, [](loan& l) { return !l.watched(); });
       h.most_kept = 2 * kept.size() + 32;
     }
-    h.pages->last_uses.clear();  // they are complete
+    h.pages->last_uses.clear();  // all complete
   }
 }
 
@@ -234,7 +234,7 @@ bool pool_books::wait_for_held(search& s) noexcept try {
   {
     auto b = books_.lock();
     if (has_more(b, s)) return true;
-    add_held(*b, all);  // in one look: nobody is in motion, so what is held is all there
+    add_held(*b, all);  // under one lock with nothing in motion, so that all held blocks are seen
   }
   return std::ranges::any_of(all, [&](auto const& uses) { return exports_.wait_for(uses); });
 } catch (...) {
@@ -253,7 +253,7 @@ void pool_books::grow(std::size_t bytes, std::size_t room, search& s, source_loc
     if (left < least) {
       if (least <= limit_ && has_more(b, s)) return;
       std::size_t const reserved = b->reserved;
-      b.lock().unlock();  // a report looks at the device
+      b.lock().unlock();  // report() queries the device
       refuse(bytes, reserved, at);
     }
     want = std::min(want, left / page_ * page_);
@@ -315,7 +315,7 @@ std::shared_ptr<exported> pool_books::allocate(std::shared_ptr<pool_books> const
     bool had = false, many = false;
     {
       auto books = self->books_.lock();
-      books->held.reserve(books->held.size() + books->live + 1);  // put_back() asks for no memory
+      books->held.reserve(books->held.size() + books->live + 1);  // so that put_back() allocates nothing
       had = self->cut(*books, b);
       many = books->held.size() > books->look_again;
       if (collects) s.seen = books->changes;
@@ -329,7 +329,7 @@ std::shared_ptr<exported> pool_books::allocate(std::shared_ptr<pool_books> const
     try {
       self->grow(bytes, b.room, s, at);
     } catch (out_of_memory const&) {
-      // what is held of it by this process's own work is waited for; then what is kept elsewhere
+      // Wait for this process's work on held blocks first, then for blocks kept elsewhere.
       bool const never = self->limit_ && base::round_up(b.room, self->page_) > self->limit_;
       if (never ||
           (!self->wait_for_held(s) && std::exchange(s.then, exports::when_short::waits) == exports::when_short::waits))

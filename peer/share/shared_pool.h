@@ -1,16 +1,12 @@
-// A share_pool's books: handles that can be exported, cut into blocks;
-// which range serves whom, which waits for an importer or a stream.
-// Threads: any. The lock is held over no driver call and,
-// but for looking at loans that are over, no call of the system.
+// The books of a share_pool: exportable handles cut into blocks, and the state of each range.
+// Threads: any. The lock is held over no driver call, and over no system call except on loans that are over.
 //
-// Invariants: the free and taken ranges of a handle lie side by side and are all of it,
-// no two free ones next to each other;
-//             what is free of a handle that is not spoilt is in the order by size, from which the tightest is
-//             taken; reserved = allocated + held + cached + lost, in bytes;
-//             a range is free only when each loan of the block that was there is over and its own streams are
-//             there.
-// A block whose importer was killed with it open is lost: kernels of that process may still write there. Its
-// handle serves no new block from then on, and goes to the driver after its last one.
+// Invariants: the ranges of a handle cover it without overlap; no two free ranges are adjacent;
+//             the free ranges of unspoilt handles are ordered by size, and the tightest is taken;
+//             reserved = allocated + held + cached + lost, in bytes;
+//             a range is free only after each loan of its block is over and its streams' uses are complete.
+// A block is lost if its importer was killed while it was open: kernels of that process may still write. Its
+// handle then serves no new block, and is returned to the driver after its last one.
 #pragma once
 #include <boost/intrusive/set.hpp>
 #include <map>
@@ -24,7 +20,7 @@ class pool_books {
  public:
   // Throws: as share_pool
   pool_books(exports&, runtime::impl&, int device, share_pool_options const&, source_location);
-  ~pool_books();  // after its last block: its handles are exports' from now on, with what their blocks wait for
+  ~pool_books();  // after its last block: passes its handles to exports, with their blocks' pending uses
   pool_books(pool_books const&) = delete;
 
   // Throws: as exports::take; out_of_memory also beyond the pool's limit
@@ -32,13 +28,13 @@ class pool_books {
                                             std::size_t bytes, source_location);
   void put_back(std::shared_ptr<exported>) noexcept;  // Blocks: no
   share_pool_statistics statistics();
-  std::size_t let_go() noexcept;             // handles that serve nobody are exports' from now on. Returns: bytes
+  std::size_t let_go() noexcept;             // passes unused handles to exports. Returns: bytes
   std::size_t let_go_to_driver() noexcept { return static_cast<void>(let_go()), exports_.forget_idle(); }
-  void end() noexcept { ended_.store(true); }  // the runtime does: nothing is here any more
+  void end() noexcept { ended_.store(true); }  // the runtime ends: no memory is left
   bool ended() const noexcept { return ended_.load(); }
-  // the last uses of each block that was given back and no importer has, the oldest first
+  // Appends the last uses of each freed block without an open loan, oldest first.
   void add_held(std::vector<std::vector<clock::stamp>>& all) const { add_held(*books_.lock(), all); }
-  std::vector<std::string> validate() const;   // what of the invariants does not hold
+  std::vector<std::string> validate() const;   // violated invariants
   int device() const noexcept { return device_; }
   weir::runtime::impl& owner() const noexcept { return runtime_; }
 
@@ -47,11 +43,11 @@ class pool_books {
   struct range {
     handle* of;
     std::size_t offset, bytes;
-    bool free;                                // else: taken by what is live, held or lost
+    bool free;                                // false: taken by a live, held or lost block
     boost::intrusive::set_member_hook<> size{};
   };
   struct tighter {
-    // the smaller; of equals the lowest of the oldest handle
+    // Smaller first; equal sizes: the oldest handle, then the lowest offset.
     bool operator()(range const& a, range const& b) const noexcept;
     bool operator()(range const& a, std::size_t bytes) const noexcept { return a.bytes < bytes; }
   };
@@ -60,44 +56,44 @@ class pool_books {
                             boost::intrusive::member_hook<range, boost::intrusive::set_member_hook<>, &range::size>,
                             boost::intrusive::compare<tighter>, boost::intrusive::constant_time_size<false>>;
   struct handle {
-    std::shared_ptr<exported> pages;          // of the whole, with the last loans of its blocks
+    std::shared_ptr<exported> pages;          // the whole handle, with the last loans of its blocks
     std::map<std::size_t, range> ranges;      // by offset
     std::size_t blocks = 0, lost = 0;         // live and held; bytes
-    std::size_t most_kept = 32;               // loans, before those that nobody watches are looked for
-    bool spoilt = false;                      // something of it is lost
+    std::size_t most_kept = 32;               // number of loans beyond which unwatched ones are dropped
+    bool spoilt = false;                      // a block of it is lost
   };
   struct books {
     std::map<std::uint64_t, handle> handles;      // by serial
-    by_size free;                                 // ends before them
-    std::vector<std::shared_ptr<exported>> held;  // given back, and not yet free; with room for all that are live
-    std::size_t look_again = 32;                  // at what is held, when it is more
-    std::uint64_t changes = 0;                    // there is more room, or may be once somebody looks
-    std::size_t in_motion = 0;  // threads that make a handle or look at what is held: nobody else finds that
+    by_size free;                                 // destroyed before the handles
+    std::vector<std::shared_ptr<exported>> held;  // freed, not yet reusable; has capacity for all live blocks
+    std::size_t look_again = 32;                  // number of held blocks beyond which an allocation collects
+    std::uint64_t changes = 0;                    // increases when room appears, or may appear by a collect()
+    std::size_t in_motion = 0;  // threads that create a handle, or look at held blocks and hide them meanwhile
     std::size_t live = 0, reserved = 0, allocated = 0, requested = 0, held_bytes = 0, lost = 0;
   };
   enum class now : std::uint8_t { in_use, free, lost };
 
   now look(exported&) noexcept;
-  void collect() noexcept;                      // what is held, and is free or lost by now
+  void collect() noexcept;                      // settles held blocks that are free or lost by now
   static void settle(books&, exported&, now) noexcept;
   static void set_free(books&, handle&, std::size_t offset) noexcept;
-  static void shut(books&, handle&) noexcept;   // its ranges leave the order by size
+  static void shut(books&, handle&) noexcept;   // removes its ranges from the order by size
   static void hand_down(exported& from, exported& to) noexcept;
-  static bool cut(books&, exported&);  // from the smallest free range that it fits in, found in some log n steps
+  static bool cut(books&, exported&);  // takes the smallest free range that fits, in O(log n)
   template <class Which>
   static void take_out(books&, std::vector<handle>& into, Which);
   struct search {
-    std::uint64_t seen = 0;  // changes, before it looked at what is held
+    std::uint64_t seen = 0;  // `changes` before the look at held blocks
     int rounds = 0;
     exports::when_short then = exports::when_short::refuses;
   };
   static void add_held(books const&, std::vector<std::vector<clock::stamp>>&);
-  // Blocks: until what is held of one block is complete. false: that would not help
+  // Blocks: until one held block is complete. Returns: false if that would not help
   bool wait_for_held(search&) noexcept;
-  // or nothing, when there may be room since it looked
+  // Adds a handle; does nothing if room may have appeared since the search looked.
   void grow(std::size_t bytes, std::size_t room, search&, source_location);
-  // Blocks: while other threads are in motion, who wait for none of this pool. Returns:
-  // there may be room since it looked.
+  // Blocks: while other threads are in motion; they wait for no thread of this pool. Returns: true if room
+  // may have appeared since the search looked.
   bool has_more(base::guarded<books>::access&, search&);
   [[noreturn]] void refuse(std::size_t bytes, std::size_t reserved, source_location);
 
@@ -108,7 +104,7 @@ class pool_books {
   std::vector<int> readers_;
   base::atomic<bool> ended_{false};
   base::guarded<books> books_;
-  base::condition moved_;  // fewer are in motion
+  base::condition moved_;  // in_motion has decreased
 };
 
 }  // namespace weir::peer
