@@ -1,11 +1,11 @@
-// Arithmetic on tensors: what may meet what, then the kernel where the tensors are.
+// Arithmetic on tensors: checks the operands, then runs the kernel on their device.
 // Threads: as weir/tensor.h.
 #include "tensor/state.h"
 
 namespace weir {
 namespace {
 
-// out = op(a, b, scalar); `other` is what a two-operand form calls b, null for one operand.
+// out = op(a, b, scalar); `other` is b of a two-operand form, null for one operand.
 void apply(tensor const& out, ops::elementwise op, tensor const& a, tensor const* other, double scalar,
            std::string_view operation, source_location at) {
   char const* const first = other ? "left" : "tensor";
@@ -25,7 +25,7 @@ void apply(tensor const& out, ops::elementwise op, tensor const& a, tensor const
 
 tensor applied(ops::elementwise op, tensor const& a, tensor const* b, std::string_view operation, source_location at) {
   tensors::require_defined(a, operation, b ? "left" : "tensor", at);
-  if (b) {  // before memory is taken
+  if (b) {  // before memory is allocated
     tensors::require_defined(*b, operation, "right", at);
     tensors::require_same_device(a, *b, operation, "left", "right", at);
     tensors::require_same_shape(a, *b, operation, "left", "right", at);

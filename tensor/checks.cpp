@@ -1,4 +1,4 @@
-// The questions that operations on tensors ask before they begin, and the words in which they refuse.
+// The checks that tensor operations make before they begin, and their error texts.
 // Threads: any.
 #include <algorithm>
 #include <limits>
@@ -56,8 +56,8 @@ base::byte_range memory_of(tensor const& t) noexcept {
 
 namespace {
 
-// Bytes of two tensors are the same where a sum of terms is the distance between their first ones:
-// a step times a whole number.
+// Two tensors share a byte if the distance between their first bytes is a sum of terms, each a step times an
+// integer in a range.
 struct term { std::int64_t step, low, high; };
 class sums {
  public:
@@ -81,8 +81,7 @@ class sums {
   }
 
  private:
-  // The widest step first: what those behind it can add leaves few numbers of it,
-  // in tensors that are cut from one.
+  // Widest step first: the later terms then leave few candidates for it, if both tensors are views of one.
   bool search(size_t k, std::int64_t distance) {
     if (k == all_.size()) return distance == 0;
     if (++tried_ > most_tried) return true;
@@ -98,7 +97,7 @@ class sums {
     return false;
   }
 
-  static constexpr int most_tried = 4096;  // beyond these they are taken to share some
+  static constexpr int most_tried = 4096;  // beyond this, the tensors are assumed to overlap
   std::vector<term> all_;
   int tried_ = 0;
 };
@@ -133,14 +132,14 @@ strides row_major(shape const& s) noexcept {
   std::int64_t step = 1;
   for (int i = s.rank() - 1; i >= 0; --i) {
     by[i] = step;
-    // of no elements
+    // Overflow means that another extent is 0.
     if (s[i] > 0 && __builtin_mul_overflow(step, s[i], &step)) step = std::numeric_limits<std::int64_t>::max();
   }
   return by;
 }
 
-// Runs of dimensions that lie together without gaps are cut anew;
-// a run that the new extents do not fill exactly forbids the view.
+// Splits each run of adjacent dimensions without gaps anew. The view is impossible if the new extents do not
+// fill a run exactly.
 std::optional<strides> strides_of_view(tensor const& t, shape const& s) noexcept {
   if (t.numel() == 0 || t.is_contiguous()) return row_major(s);
   strides by = s;

@@ -1,4 +1,4 @@
-// Elements from one tensor to another: in place, to other devices, dtypes and layouts, and to the host.
+// Copies of tensors: in place, to other devices, dtypes and layouts, and to the host.
 // Threads: as weir/tensor.h.
 #include <cstring>
 
@@ -14,7 +14,7 @@ bool are_same_elements(tensor const& a, tensor const& b) {
          a.dtype() == b.dtype();
 }
 
-// The bytes as they stand. Requires: both contiguous, of one dtype.
+// Copies bytes without conversion. Requires: both contiguous, of one dtype.
 stamp copy_bytes(tensor const& to, tensor const& from, blocking b, source_location at) {
   int const target = tensors::device_of(to), source = tensors::device_of(from);
   if (target < 0 && source < 0) {
@@ -22,7 +22,7 @@ stamp copy_bytes(tensor const& to, tensor const& from, blocking b, source_locati
     std::memcpy(to.data(), from.data(), to.nbytes());
     return {};
   }
-  // between devices it orders both current streams
+  // Between devices, copy() orders both current streams.
   return copy(*tensors::place_of(target >= 0 ? to : from, at), to.data(), from.data(), to.nbytes(), b, at);
 }
 
@@ -42,11 +42,11 @@ stamp tensor::copy_(tensor const& src, blocking b, source_location at) {
     ops::place const where = tensors::place_of(*this, at);
     ops::copy(where, tensors::operand_of(*this), tensors::operand_of(src), at);
     if (where) done = where->stamp();
-  } else if (src.is_contiguous() && !is_contiguous()) {  // across as it is, then laid out where it belongs
+  } else if (src.is_contiguous() && !is_contiguous()) {  // transfer first, then lay out on the target
     tensor across = tensors::empty_at(*this, shape(), src.dtype(), at);
     across.copy_(src, device().is_cpu() ? blocking::yes : b, at);
     return copy_(across, b, at);
-  } else {  // made whole where it is, then across
+  } else {  // make contiguous on the source, then transfer
     tensor whole = tensors::empty_at(src, shape(), dtype(), at);
     whole.copy_(src, b, at);
     return copy_(whole, b, at);
@@ -71,7 +71,7 @@ tensor tensor::to(weir::device on, blocking b, source_location at) const {
   tensors::require_defined(*this, "tensor::to", "tensor", at);
   if (on.is_cpu()) {
     if (device().is_cpu()) return *this;
-    // Memory that somebody may still write to must come from a pool that waits before it hands it out again.
+    // Memory that a pending copy may still write must come from a pool that waits before reuse.
     auto const kind = b == blocking::no ? memory_kind::pinned : memory_kind::pageable;
     tensor there = tensors::make_at(tensor_access::block_of(*this).owner.if_alive(), -1, kind, shape(), dtype(), at);
     there.copy_(*this, b, at);
@@ -116,7 +116,7 @@ element only_element(tensor const& t, source_location at) {
   if (t.device().is_cpu()) {
     tensors::on_host({reads(t)}, "tensor::item", at);
     std::memcpy(e.bytes, t.data(), size_of(t.dtype()));
-  } else {  // straight to a pinned block: no staging for a few bytes
+  } else {  // directly to a pinned block: no staging for a few bytes
     tensor const landed =
         tensors::make_at(tensor_access::block_of(t).owner.if_alive(), -1, memory_kind::pinned, {}, t.dtype(), at);
     copy(*tensors::place_of(t, at), landed.data(), t.data(), size_of(t.dtype()), blocking::yes, at);

@@ -1,5 +1,5 @@
-// New tensors: where their memory comes from, and what is in it at first.
-// Threads: any. Draws on one device are given out in the order of the calls.
+// New tensors: allocates their memory and sets their first values.
+// Threads: any. Draws on one device follow the order of the calls.
 #include <new>
 #include <vector>
 
@@ -47,7 +47,7 @@ tensor make_at(runtime::impl* owner, int device, memory_kind kind, shape const& 
 
 tensor empty_at(tensor const& like, shape const& s, dtype type, source_location at) {
   storage::state const& block = tensor_access::block_of(like);
-  // borrowed pinned memory
+  // Borrowed pinned memory has no owner.
   auto const kind = block.kind == memory_kind::pinned && !block.owner.any() ? memory_kind::pageable : block.kind;
   runtime::impl* const owner =
       block.owner.any() ? &block.owner.get("empty", "memory like that of " + describe(like), at) : nullptr;
@@ -77,7 +77,7 @@ tensor filled(tensor t, double value, source_location at) {
   return t;
 }
 
-class generators {  // where each device stands in its sequence of random numbers: a part of the runtime
+class generators {  // a part of the runtime: position of each device in its random sequence
  public:
   explicit generators(runtime::impl& r) : at_(std::in_place, static_cast<size_t>(r.device_count()) + 1) {}
   struct position { std::uint64_t seed = 0, group = 0; };
@@ -96,7 +96,7 @@ class generators {  // where each device stands in its sequence of random number
   base::guarded<std::vector<position>> at_;
 };
 
-// contiguous float32
+// Requires: contiguous float32.
 void draw_into(tensor const& t, ops::draw how, double mean, double deviation, source_location at) {
   known_runtime const& owner = tensor_access::block_of(t).owner;
   auto const from =
@@ -150,7 +150,7 @@ void manual_seed(std::uint64_t value, source_location at) {
 }
 
 namespace {
-// While it lives, the stream is current.
+// Makes the stream current during its lifetime.
 class on_stream {
  public:
   on_stream(stream_ref s, weir::device where, std::string_view operation, source_location at)
@@ -165,7 +165,7 @@ class on_stream {
   }
   stream_guard in_;
 };
-// The same for a tensor like that one.
+// The same for a tensor like the given one.
 class on_stream_like : on_stream {
  public:
   on_stream_like(stream_ref s, tensor const& like, std::string_view operation, source_location at)
@@ -210,7 +210,7 @@ tensor& tensor::normal_(double mean, double deviation, source_location at) {
   if (is_contiguous()) {
     draw_into(*this, ops::draw::normal, mean, deviation, at);
     tensors::changed(*this);
-  } else {  // the numbers in row-major order, wherever the elements lie
+  } else {  // draw in row-major order, whatever the strides
     tensor const numbers = empty_like(*this, at);
     draw_into(numbers, ops::draw::normal, mean, deviation, at);
     copy_(numbers, blocking::yes, at);
@@ -220,7 +220,7 @@ tensor& tensor::normal_(double mean, double deviation, source_location at) {
 
 namespace {
 tensor borrowed(void const* values, shape const& s, dtype type, source_location at) {
-  static char none;  // lists may be empty
+  static char none;  // a valid address for empty lists
   return tensor::from_blob(values ? const_cast<void*>(values) : &none, s, type, cpu, at);
 }
 }  // namespace

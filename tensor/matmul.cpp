@@ -1,4 +1,4 @@
-// Products of matrices: shapes and strides in, what a BLAS can read out.
+// Products of matrices: converts shapes and strides to operands that a BLAS can read.
 // Threads: as weir/tensor.h.
 #include <climits>
 
@@ -7,12 +7,12 @@
 namespace weir {
 namespace {
 
-struct matrix {  // as a BLAS sees it
-  bool transposed;  // columns lie together instead of rows
+struct matrix {  // in a BLAS's terms
+  bool transposed;  // columns are contiguous, not rows
   std::int64_t ld;
 };
 
-std::optional<matrix> as_matrix(tensor const& t) {  // none: gaps both ways, or steps too wide for a BLAS
+std::optional<matrix> as_matrix(tensor const& t) {  // none: gaps in both dimensions, or strides too wide for a BLAS
   std::int64_t const rows = t.shape()[0], columns = t.shape()[1], down = t.strides()[0], across = t.strides()[1];
   if (columns == 1 || across == 1) {
     if (rows == 1) return matrix{false, columns};
@@ -25,7 +25,7 @@ std::optional<matrix> as_matrix(tensor const& t) {  // none: gaps both ways, or 
   return {};
 }
 
-struct readable { tensor t; matrix as; };  // a view where a BLAS can read it, else a copy
+struct readable { tensor t; matrix as; };  // a view if a BLAS can read it, otherwise a copy
 readable readable_of(tensor const& t, source_location at) {
   if (auto const as = as_matrix(t)) return {t, *as};
   tensor const copy = t.clone(at);
@@ -93,7 +93,7 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
                       "Give it memory of its own", at);
   }
   std::optional<matrix> const c = as_matrix(out);
-  if (!c) {  // no BLAS writes with gaps both ways
+  if (!c) {  // no BLAS writes a result with gaps in both dimensions
     tensor whole = tensors::empty_at(out, out.shape(), out.dtype(), at);
     if (beta != 0) whole.copy_(out, blocking::yes, at);
     matmul_out(whole, left, right, how, beta, at);
@@ -108,7 +108,8 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
   void* const pc = out.data();
   dtype const in = left.dtype(), to = out.dtype();
   auto const scale = static_cast<float>(beta);
-  // Columns of `out` together: its transpose, which is right' x left', has its rows together.
+  // If the columns of `out` are contiguous, computes its transpose, right' x left', whose rows are
+  // contiguous.
   ops::product const p =
       c->transposed
           ? ops::product{e.n, e.m, e.k, in, pb, b.as.ld, !b_turned, pa, a.as.ld, !a_turned, to, pc, c->ld, scale}

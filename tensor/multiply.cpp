@@ -1,6 +1,6 @@
-// A product by the library of the place: cuBLAS on a GPU, a CBLAS on the simulated machine and on the host;
-// each loaded with the first product.
-// Threads: any; calls for one GPU take turns while they are given to the stream.
+// Multiplies by cuBLAS on a GPU, and by a CBLAS on the host and on simulated devices. Each library is loaded
+// at the first product.
+// Threads: any. Calls for one GPU are enqueued one at a time.
 #include <cblas.h>
 
 #include <algorithm>
@@ -18,8 +18,8 @@
 namespace weir::ops {
 namespace {
 
-// cuBLAS, as much of it as is used. Its header is not needed:
-// handles are opaque, enumerators numbers of its ABI.
+// The cuBLAS functions in use. They need no header: handles are opaque, and enumerators are numbers of the
+// ABI.
 struct cublas_functions {
   using handle = void*;
   int (*create)(handle*) = nullptr;
@@ -54,13 +54,13 @@ struct cublas_functions {
 };
 constexpr int not_turned = 0, turned = 1;  // CUBLAS_OP_N, CUBLAS_OP_T
 constexpr int compute_float32 = 68;         // CUBLAS_COMPUTE_32F
-// CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: else a sum's parts may be rounded to halves
+// CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: otherwise partial sums may be rounded to 16 bits.
 constexpr int sums_in_full = 16;
 constexpr int any_algorithm = -1;           // CUBLAS_GEMM_DEFAULT
 // CUDA_R_16F, CUDA_R_16BF, CUDA_R_32F
 constexpr int code_of(dtype t) { return t == float16 ? 2 : t == bfloat16 ? 14 : 0; }
 
-class cublas {  // a part of the runtime: a handle a GPU, made on first use
+class cublas {  // a part of the runtime: one handle a GPU, created at first use
  public:
   explicit cublas(runtime::impl& r) : runtime_(r), devices_(static_cast<size_t>(r.device_count())) {
     for (auto& d : devices_) d = std::make_unique<of_device>();
@@ -71,7 +71,7 @@ class cublas {  // a part of the runtime: a handle a GPU, made on first use
         functions_.destroy(devices_[i]->made);
     }
   }
-  size_t workspace_bytes(int device) {  // what NVIDIA recommends: 32 MiB from compute capability 9 on, 4 MiB before
+  size_t workspace_bytes(int device) {  // as NVIDIA recommends: 32 MiB from compute capability 9, 4 MiB before
     of_device& its = *devices_[static_cast<size_t>(device)];
     base::lock_guard const lock(its.turn);
     if (!its.workspace) {
@@ -98,10 +98,10 @@ class cublas {  // a part of the runtime: a handle a GPU, made on first use
       require(functions_.create(&its.made), "cublasCreate");
       require(functions_.set_math_mode(its.made, sums_in_full), "cublasSetMathMode");
     }
-    require(functions_.set_stream(its.made, s), "cublasSetStream");  // takes the library's own workspace again
+    require(functions_.set_stream(its.made, s), "cublasSetStream");  // resets to cuBLAS's own workspace
     require(functions_.set_workspace(its.made, workspace, bytes), "cublasSetWorkspace");
     float const one = 1;
-    // Its matrices have their columns together: the transpose of c is op(b)' x op(a)'.
+    // cuBLAS matrices are column-major: computes the transpose of c, op(b)' x op(a)'.
     int const in = code_of(p.in);
     require(functions_.gemm(its.made, p.b_transposed ? turned : not_turned, p.a_transposed ? turned : not_turned,
                             static_cast<int>(p.n), static_cast<int>(p.m), static_cast<int>(p.k), &one, p.b, in,
@@ -121,17 +121,15 @@ class cublas {  // a part of the runtime: a handle a GPU, made on first use
   std::vector<std::unique_ptr<of_device>> devices_;
 };
 
-// The CBLAS that was found when this was built, or one of its name. Not linked: OpenBLAS starts a thread a
-// core when it is loaded, and all of them spin for tens of milliseconds,
-// also beside a program that never multiplies on the host.
+// The CBLAS found at build time, or one of its name. It is not linked, because OpenBLAS starts a spinning
+// thread on every core when it is loaded, even in programs that never multiply on the host.
 struct host_functions {
   decltype(&cblas_sgemm) gemm = nullptr;
-  void (*set_threads)(int) = nullptr;  // OpenBLAS's own; another CBLAS has none and none is called
+  void (*set_threads)(int) = nullptr;  // OpenBLAS only
 };
 base::guarded<host_functions> loaded_host_functions;
 
-// Simulated devices multiply at the same time:
-// each on its share of the cores, or the library's threads fight for them.
+// Simulated devices multiply concurrently, so each gets a share of the cores.
 decltype(&cblas_sgemm) host_gemm(int devices, source_location at) {
   auto f = loaded_host_functions.lock();
   if (f->gemm) return f->gemm;
@@ -172,7 +170,7 @@ std::vector<float> floats_of(dtype type, void const* from, std::int64_t rows, st
   return to;
 }
 
-// No CBLAS multiplies halves: floats do, and the sum is rounded once, as on a GPU.
+// No CBLAS multiplies 16-bit floats: float32 does, and the sum is rounded once, as on a GPU.
 void multiply_on_host(gemm_function gemm, product const& p) {
   if (p.in == float32)
     return multiply_floats(gemm, p, static_cast<float const*>(p.a), p.lda, static_cast<float const*>(p.b), p.ldb,
@@ -209,7 +207,7 @@ void multiply(place const& where, product const& p, void* workspace, size_t work
       reads(p.a, p.a_transposed ? bytes_of(p.in, p.k, p.m, p.lda) : bytes_of(p.in, p.m, p.k, p.lda)),
       reads(p.b, p.b_transposed ? bytes_of(p.in, p.n, p.k, p.ldb) : bytes_of(p.in, p.k, p.n, p.ldb)),
       writes(workspace, workspace_bytes)};
-  // the caller's thread alone
+  // Only the calling thread multiplies.
   if (!where) return on_host(all, at), multiply_on_host(host_gemm(os::usable_processors(), at), p);
   clock::timeline const& line = streams::line_of(*where);
   runtime::impl& r = line.owner();

@@ -1,4 +1,4 @@
-// One element of any dtype, read and written on the host and on devices alike. Values only.
+// Reads and writes one element of any dtype, on hosts and devices. Values only.
 // Threads: any.
 #pragma once
 #include <cstdint>
@@ -36,7 +36,7 @@ WEIR_HOST_DEVICE inline double load(dtype type, void const* p, std::int64_t i) n
   }
 }
 
-// the low bits; boolean: is it not 0
+// Stores the low bits; for boolean, value != 0.
 WEIR_HOST_DEVICE inline void store_integer(dtype type, void* p, std::int64_t i, std::int64_t value) noexcept {
   switch (type) {
     case int16: static_cast<std::int16_t*>(p)[i] = static_cast<std::int16_t>(value); break;
@@ -47,8 +47,7 @@ WEIR_HOST_DEVICE inline void store_integer(dtype type, void* p, std::int64_t i, 
   }
 }
 
-// Numbers outside an integer dtype's range, and NaN,
-// become the nearest bound of int64 and 0, then its low bits.
+// NaN becomes 0. Values outside int64 become its nearest bound; narrower types then take the low bits.
 WEIR_HOST_DEVICE inline std::int64_t integer_of(double value) noexcept {
   if (!(value > -0x1p63)) return value != value ? 0 : INT64_MIN;
   return value >= 0x1p63 ? INT64_MAX : static_cast<std::int64_t>(value);

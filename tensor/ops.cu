@@ -1,10 +1,9 @@
-// Kernels on tensors' memory, but for products:
-// fill, copy and convert, element by element, random numbers, sums.
+// Kernels on tensors' memory, except products: fill, copy and conversion, elementwise, random numbers, sums.
 // Threads: any.
 //
-// Compiled by nvcc, or by the host compiler where there is no toolkit. Few and general kernels: where memory
-// is the limit a switch on the dtype inside the loop costs nothing, and each instance costs compile time five
-// times, once for each architecture.
+// Compiled by nvcc, or by the host compiler without a CUDA toolkit. The kernels are few and general: they are
+// memory-bound, so a switch on the dtype in the loop is free, and each instance is compiled for every
+// architecture.
 #include "tensor/ops.h"
 
 #include <cmath>
@@ -27,7 +26,8 @@ memory_use used(operand const& o, access_mode how) noexcept {
   return {o.data, how, static_cast<size_t>(last + 1) * size_of(o.type)};
 }
 
-// A walk over N operands of the same extents: neighbours that lie together in all of them are one dimension.
+// Iterates over N operands of equal extents. Adjacent dimensions that are contiguous in all operands are
+// merged.
 template <int N>
 struct walk {
   std::int64_t n = 1;
@@ -130,7 +130,7 @@ struct counting {
   }
 };
 
-// No fused multiply-add: a GPU and the simulated machine are to give the same bits.
+// No fused multiply-add, so that a GPU and the simulated machine give the same bits.
 #if defined(__CUDA_ARCH__)
 WEIR_HOST_DEVICE inline float plus_scaled(float a, float s, float b) { return __fadd_rn(a, __fmul_rn(s, b)); }
 #else
@@ -213,9 +213,8 @@ struct apply_strided {
   }
 };
 
-// sum: tiles of 32 lanes x 128 steps. Lane l of a tile adds its elements l, l + 32, l + 64, … in that order,
-// whoever runs it: neighbouring threads of a GPU read neighbouring elements,
-// a host vectorises over the lanes, and both round alike.
+// sum: tiles of 32 lanes x 128 steps. Lane l of a tile adds elements l, l + 32, l + 64, … in this order. GPU
+// threads then read adjacent elements, a host vectorizes over the lanes, and both round alike.
 constexpr std::int64_t lanes = 32, steps = 128, tile = lanes * steps, few = 256;
 std::int64_t partials_of(std::int64_t n) noexcept { return (n + tile - 1) / tile * lanes; }
 
@@ -362,7 +361,7 @@ void sum(place const& where, operand const& out, operand const& in, void* worksp
   dtype type = in.type;
   double* to = static_cast<double*>(workspace);
   double* other = to + (n > few ? partials_of(n) : 0);
-  while (n > few) {  // each level has the place of the one before the last
+  while (n > few) {  // each level reuses the space of the level before the last
     if (type == float32) sum_level(where, to, static_cast<float const*>(from), n, at);
     else sum_level(where, to, static_cast<double const*>(from), n, at);
     from = to;

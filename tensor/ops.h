@@ -1,5 +1,5 @@
 // Kernels on tensors' memory: one source for GPUs, simulated devices and the calling thread.
-// Callers have checked everything.
+// Requires: arguments that the caller has checked.
 // Threads: any.
 #pragma once
 #include <optional>
@@ -9,8 +9,8 @@
 
 namespace weir::ops {
 
-using place = std::optional<stream_ref>;  // empty: on the calling thread, at once
-void on_host(memory_uses, source_location) noexcept;  // what the calling thread is about to use: for a checker
+using place = std::optional<stream_ref>;  // empty: the calling thread, at once
+void on_host(memory_uses, source_location) noexcept;  // declares uses by the calling thread to the race checker
 
 struct operand {
   void* data;
@@ -20,17 +20,17 @@ struct operand {
 };
 
 void fill(place const&, operand const& out, double value, source_location);
-// any strides, any dtypes, same extents
+// Any strides and dtypes, same extents.
 void copy(place const&, operand const& out, operand const& in, source_location);
 void count_up(place const&, operand const& out, source_location);      // contiguous: 0, 1, 2, …
 
 enum class draw : std::uint8_t { uniform, normal };
-inline std::int64_t groups_of(std::int64_t n) noexcept { return (n + 3) / 4; }  // draws count in groups of four numbers
+inline std::int64_t groups_of(std::int64_t n) noexcept { return (n + 3) / 4; }  // four numbers a group
 struct distribution {
   draw how;
   double mean, deviation;  // of normal numbers: mean + deviation * number, each step rounded to float32
 };
-// contiguous float32
+// Requires: contiguous float32.
 void random(place const&, operand const& out, distribution, std::uint64_t seed, std::uint64_t first_group,
             source_location);
 
@@ -39,19 +39,19 @@ enum class elementwise : std::uint8_t {
   mul,    // a * b
   scale,  // a * scalar (b is a)
   relu,   // max(a, 0), NaN stays (b is a)
-  sine,   // of a (b is a)
+  sine,   // sin(a) (b is a)
 };
-// float32, any strides
+// float32, any strides.
 void apply(place const&, elementwise, operand const& out, operand const& a, operand const& b, double scalar,
            source_location);
 
-// sum of `in` (contiguous, float32 or float64) / divisor to the one element of `out`.
-// Workspace: sum_workspace(n) float64.
+// Writes the sum of `in` (contiguous, float32 or float64) / divisor to the one element of `out`. Workspace:
+// sum_workspace(n) float64.
 std::int64_t sum_workspace(std::int64_t n) noexcept;
 void sum(place const&, operand const& out, operand const& in, void* workspace, double divisor, source_location);
 
-// c (m x n) = op(a) (m x k) * op(b) (k x n) + beta * c;
-// row-major; ld in elements. m, n, k > 0. Sums are float32.
+// c (m x n) = op(a) (m x k) * op(b) (k x n) + beta * c. Row-major; ld in elements. m, n, k > 0. Sums are
+// float32.
 struct product {
   std::int64_t m, n, k;
   dtype in;   // of a and b: float32, float16, bfloat16
@@ -61,7 +61,7 @@ struct product {
   void* c; std::int64_t ldc;
   float beta;
 };
-size_t product_workspace(place const&);  // bytes the GPU's library wants; 0 on the simulated machine
+size_t product_workspace(place const&);  // bytes for the GPU's library; 0 on the simulated machine
 void multiply(place const&, product const&, void* workspace, size_t workspace_bytes, source_location);
 
 }  // namespace weir::ops

@@ -1,5 +1,4 @@
-// Tensors as text, by torch's rules: one width and one way of writing for all elements,
-// found from those that are shown.
+// Tensors as text, by torch's rules: one width and format for all elements, from those shown.
 // Threads: as weir/tensor.h.
 #include <algorithm>
 #include <cmath>
@@ -13,7 +12,7 @@
 namespace weir {
 namespace {
 
-// more elements are summarised: so many at each end of each dimension
+// More elements than all_shown are summarized: `edge` at each end of each dimension.
 constexpr std::int64_t all_shown = 1000, edge = 3;
 constexpr size_t line_width = 80;
 
@@ -24,7 +23,7 @@ std::string printed(char const* format, int precision, double value) {
   return text;
 }
 
-// The elements that are shown, on the host: a dimension longer than two edges keeps its edges alone.
+// The shown elements, on the host: a dimension longer than two edges keeps only its edges.
 tensor shown(tensor const& t, bool summarised, source_location at) {
   shape s = t.shape();
   if (summarised) {
@@ -47,7 +46,7 @@ tensor shown(tensor const& t, bool summarised, source_location at) {
   return there;
 }
 
-class writing {  // how every element is written
+class writing {  // the format of all elements
  public:
   explicit writing(tensor const& t) : type_(t.dtype()), at_(t.data()) {
     std::int64_t const n = t.numel();
@@ -63,7 +62,7 @@ class writing {  // how every element is written
       most = std::max(most, std::fabs(v));
       whole_ &= v == std::ceil(v);
     }
-    if (most == 0) return;  // nothing to measure
+    if (most == 0) return;  // all elements are 0 or not finite
     scientific_ = most / least > 1000 || most > 1e8 || (!whole_ && least < 1e-4);
     for (std::int64_t i = 0; i < n; ++i) {
       double const v = ops::load(type_, at_, i);
@@ -97,7 +96,7 @@ class page {
   std::string text() const { return part(0, 0, sizeof "tensor(" - 1); }
 
  private:
-  // Of dimension d, from that element on.
+  // Text of dimension d, from element `first` on.
   std::string part(int d, std::int64_t first, size_t indent) const {
     if (d == shown_.rank()) return as_.element(first);
     std::vector<std::string> all;
@@ -148,7 +147,7 @@ std::string tensor::str(source_location at) const {
   return text + ")";
 }
 
-// nobody's line
+// There is no caller's line.
 std::ostream& operator<<(std::ostream& out, tensor const& t) { return out << t.str({nullptr, nullptr, 0}); }
 
 }  // namespace weir

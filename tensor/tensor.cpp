@@ -1,4 +1,4 @@
-// Storages, tensors as ways to read them, and the checks that everything of this floor shares.
+// Storages, tensors as views of them, and uses.
 // Threads: as weir/tensor.h.
 #include <algorithm>
 #include <cstring>
@@ -47,7 +47,7 @@ storage::state::~state() {
     } else if (how == held::block && !process_is_ending() && !process_was_forked() && owner.if_alive()) {
       deallocate(data, {"the end of its tensor", "", 0});  // by address
     }
-  } catch (...) {  // the device is lost, or somebody else freed the block: nothing is left to give back
+  } catch (...) {  // the device is lost, or the program freed the block: nothing is left to free
   }
 }
 
@@ -172,7 +172,7 @@ tensor tensor::peer_view(weir::device reader, source_location at) const {
   if (reader.is_cpu())
     throw invalid_use("tensor::peer_view", tensors::describe(*this) + " as seen from the cpu",
                       "Use cpu(): the host reads no device memory in place", at);
-  // none: borrowed pinned memory
+  // Borrowed pinned memory has no owner.
   auto& owner = block.owner.any() ? block.owner.get("tensor::peer_view", tensors::describe(*this), at)
                                   : streams::current_runtime(at);
   weir::device const on(streams::resolve(reader, owner, "tensor::peer_view", at));
@@ -197,8 +197,8 @@ weir::storage const& tensor::storage() const noexcept { return (state_ ? *state_
 std::int64_t tensor::storage_offset() const noexcept { return state_ ? state_->offset : 0; }
 bool tensor::is_pinned() const noexcept { return storage().kind() == memory_kind::pinned; }
 
-std::int64_t tensor::numel() const noexcept {  // counted once, where the shape was checked
-  std::uint64_t n = 1;  // before an extent of 0 comes there may be more than fit
+std::int64_t tensor::numel() const noexcept {  // overflow was checked with the shape
+  std::uint64_t n = 1;  // unsigned: extents before a 0 may overflow
   for (std::int64_t const e : shape()) n *= static_cast<std::uint64_t>(e);
   return static_cast<std::int64_t>(n);
 }
@@ -335,7 +335,7 @@ void tensor::record_stream(stream_ref user, source_location at) const {
   if (!state_ || storage().kind() == memory_kind::pageable || !storage().data()) return;
   storage::state const& block = tensor_access::block_of(*this);
   if (block.owner.any()) (void)block.owner.get("tensor::record_stream", tensors::describe(*this), at);
-  // not weir's: the caller keeps it alive
+  // Memory unknown to weir: the caller keeps it alive.
   if (block.how == storage::state::held::borrowed && !streams::block_of_allocator(block.data)) return;
   weir::record_stream(block.data, user, at);
 }
