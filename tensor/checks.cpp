@@ -56,8 +56,7 @@ base::byte_range memory_of(tensor const& t) noexcept {
 
 namespace {
 
-// Two tensors share a byte if the distance between their first bytes is a sum of terms, each a step times an
-// integer in a range.
+// Two tensors share a byte if their first bytes' distance is a sum of terms: step * n, n in [low, high].
 struct term { std::int64_t step, low, high; };
 class sums {
  public:
@@ -138,8 +137,7 @@ strides row_major(shape const& s) noexcept {
   return by;
 }
 
-// Splits each run of adjacent dimensions without gaps anew. The view is impossible if the new extents do not
-// fill a run exactly.
+// Splits each run of gapless dimensions anew; new extents that do not fill a run forbid the view.
 std::optional<strides> strides_of_view(tensor const& t, shape const& s) noexcept {
   if (t.numel() == 0 || t.is_contiguous()) return row_major(s);
   strides by = s;

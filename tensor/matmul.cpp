@@ -108,8 +108,7 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
   void* const pc = out.data();
   dtype const in = left.dtype(), to = out.dtype();
   auto const scale = static_cast<float>(beta);
-  // If the columns of `out` are contiguous, computes its transpose, right' x left', whose rows are
-  // contiguous.
+  // If the columns of `out` are contiguous, its transpose, right' x left', has contiguous rows.
   ops::product const p =
       c->transposed
           ? ops::product{e.n, e.m, e.k, in, pb, b.as.ld, !b_turned, pa, a.as.ld, !a_turned, to, pc, c->ld, scale}

@@ -1,5 +1,4 @@
-// Multiplies by cuBLAS on a GPU, and by a CBLAS on the host and on simulated devices. Each library is loaded
-// at the first product.
+// Products by cuBLAS on a GPU, by a CBLAS elsewhere, each loaded at the first product.
 // Threads: any. Calls for one GPU are enqueued one at a time.
 #include <cblas.h>
 
@@ -18,8 +17,7 @@
 namespace weir::ops {
 namespace {
 
-// The cuBLAS functions in use. They need no header: handles are opaque, and enumerators are numbers of the
-// ABI.
+// The cuBLAS functions in use, without its header: handles are opaque, enumerators are numbers of the ABI.
 struct cublas_functions {
   using handle = void*;
   int (*create)(handle*) = nullptr;

@@ -1,9 +1,8 @@
 // Kernels on tensors' memory, except products: fill, copy and conversion, elementwise, random numbers, sums.
 // Threads: any.
 //
-// Compiled by nvcc, or by the host compiler without a CUDA toolkit. The kernels are few and general: they are
-// memory-bound, so a switch on the dtype in the loop is free, and each instance is compiled for every
-// architecture.
+// Compiled by nvcc, or by the host compiler without a CUDA toolkit. The kernels are few and general: a switch
+// on the dtype in a memory-bound loop is free, and each instance costs compile time for every architecture.
 #include "tensor/ops.h"
 
 #include <cmath>
@@ -26,8 +25,7 @@ memory_use used(operand const& o, access_mode how) noexcept {
   return {o.data, how, static_cast<size_t>(last + 1) * size_of(o.type)};
 }
 
-// Iterates over N operands of equal extents. Adjacent dimensions that are contiguous in all operands are
-// merged.
+// Iterates over N operands of equal extents; dimensions that are contiguous in all are merged.
 template <int N>
 struct walk {
   std::int64_t n = 1;

@@ -45,13 +45,12 @@ enum class elementwise : std::uint8_t {
 void apply(place const&, elementwise, operand const& out, operand const& a, operand const& b, double scalar,
            source_location);
 
-// Writes the sum of `in` (contiguous, float32 or float64) / divisor to the one element of `out`. Workspace:
+// Writes sum(in) / divisor to the one element of `out`. in: contiguous, float32 or float64. Workspace:
 // sum_workspace(n) float64.
 std::int64_t sum_workspace(std::int64_t n) noexcept;
 void sum(place const&, operand const& out, operand const& in, void* workspace, double divisor, source_location);
 
-// c (m x n) = op(a) (m x k) * op(b) (k x n) + beta * c. Row-major; ld in elements. m, n, k > 0. Sums are
-// float32.
+// c (m x n) = op(a) (m x k) * op(b) (k x n) + beta * c. Row-major, ld in elements, m, n, k > 0.
 struct product {
   std::int64_t m, n, k;
   dtype in;   // of a and b: float32, float16, bfloat16

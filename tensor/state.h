@@ -47,8 +47,7 @@ struct tensor_access {  // access for functions of tensor/ that are no members
 
 namespace tensors {
 
-// Every operation calls this first. Throws: invalid_use (undefined, or its runtime has ended). `name`:
-// "source".
+// Called first by every operation. Throws: invalid_use (undefined, its runtime has ended). `name`: "source".
 void require_defined(tensor const&, std::string_view operation, char const* name, source_location);
 void require_same_shape(tensor const&, tensor const&, std::string_view operation, char const* first, char const* second,
                         source_location);

@@ -1,5 +1,4 @@
-// weir/collective.h: collectives over the GPUs of one program, by NCCL on GPUs and by weir on a simulated
-// machine.
+// weir/collective.h: collectives over one program's GPUs, by NCCL, or by weir if simulated.
 // Threads: a communicator is one rank, used by one thread at a time (abort: any). All ranks make the same
 // calls in the same order.
 #pragma once
@@ -28,9 +27,8 @@ struct device_span {  // elements in the memory of one device
 // ranks have called; the returned stamp completes with it. Afterwards all ranks hold the same bits.
 // Blocks: NCCL may make a first call wait for the other ranks. On GPUs, large broadcasts, scatters and
 // gathers wait until all ranks have called (docs/collectives.md).
-// Throws: invalid_use (memory of another device, too small, or a rank that calls something else: both are
-// named and nothing has changed), not_supported (an element type), device_lost, driver_error (also after an
-// abort).
+// Throws: invalid_use (memory of another device or too small; a rank calls something else: both are named,
+// nothing has changed), not_supported (an element type), device_lost, driver_error (also after abort).
 class communicator {
  public:
   // Creates one rank a device of the thread's current runtime, in this order, for one thread each.
@@ -52,8 +50,7 @@ class communicator {
   // read on the root only. The root's `out` may be its part of `in`; otherwise they must not overlap.
   stamp scatter(device_span out, device_span in, int root, source_location = source_location::current());
   // Collects every rank's `in`, in order of rank, in the root's `out`. `out` holds size() times the elements
-  // of `in` and is used on the root only. The root's `in` may be its part of `out`; otherwise they must not
-  // overlap.
+  // of `in` and is used on the root only. Its `in` may be its part of `out`; otherwise they must not overlap.
   stamp gather(device_span out, device_span in, int root, source_location = source_location::current());
   // Collects every rank's `in`, in order of rank, in every rank's `out`, which holds size() times the
   // elements of `in`. `in` may be this rank's part of `out`; otherwise they must not overlap.
@@ -100,11 +97,9 @@ class gradient_buckets {
 
   // Requires: before build(). Returns: 0, 1, 2, …
   int add(std::string name, std::int64_t count, dtype = float32, source_location = source_location::current());
-  // Allocates the memory on the thread's current stream of the rank's device, or on `home`, and fills it with
-  // zeros.
+  // Allocates the memory, zeroed, on the thread's current stream of the rank's device or on `home`.
   // Requires: other streams wait for that stream before they use the memory.
-  // Throws: invalid_use (built before, nothing added), not_supported (a type that cannot be reduced),
-  // out_of_memory.
+  // Throws: invalid_use (built before, nothing added), not_supported (an element type), out_of_memory.
   void build(source_location = source_location::current());
   void build(stream_ref home, source_location = source_location::current());
   int size() const noexcept;
@@ -112,19 +107,16 @@ class gradient_buckets {
   // Throws: invalid_use (no such index, not built)
   device_span parameter(int, source_location = source_location::current()) const;
   device_span gradient(int, source_location = source_location::current()) const;
-  // Returns the whole block, gaps included (zeros): element i of the parameters belongs to element i of the
-  // gradients.
+  // Return all, with gaps (zeros) between: element i of the parameters belongs to element i of the gradients.
   // Throws: invalid_use (types differ, not built)
   device_span parameters(source_location = source_location::current()) const;
   device_span gradients(source_location = source_location::current()) const;
 
-  // Declares the gradient written by the work enqueued on `writer` so far. If its bucket and all buckets
-  // before it are ready, starts the bucket's reduction on a separate stream. Throws: invalid_use (ready twice
-  // in one step).
+  // Declares the gradient written by the work enqueued on `writer` so far. Once a bucket and all before it
+  // are ready, their reduction starts on a separate stream. Throws: invalid_use (ready twice in a step).
   void mark_ready(int gradient, stream_ref writer, source_location = source_location::current());
   // Makes `reader` wait for all reductions of this step, and begins the next step.
-  // Throws: invalid_use naming gradients that are not ready. Nothing has changed; they may still become
-  // ready.
+  // Throws: invalid_use naming gradients that are not ready. Nothing has changed; they may still come.
   void finish(stream_ref reader, source_location = source_location::current());
 
  private:

@@ -14,8 +14,7 @@ namespace weir {
 // Copies `bytes` on the stream. Default: the current stream of the device that the copy concerns; between two
 // devices, the source's. A copy between devices is ordered after the current streams of both, and before
 // their next work. Zero bytes are valid at any address.
-// Requires: no part of the ranges is freed before this call. They may be freed directly after it: weir delays
-// reuse.
+// Requires: no part of the ranges is freed before this call. Afterwards they may be: weir delays reuse.
 // Ensures: with blocking::yes the host may use both ranges on return. A copy between devices returns at once.
 // Throws: invalid_use (null, past the end of a known block, ranges that overlap, freed memory, another
 // device's stream), out_of_memory (no room for staging), device_lost, driver_error, not_supported.
@@ -52,8 +51,7 @@ struct route_choice {
   copy_route by;
   std::string reason;
 };
-// Returns the route that copy would choose, and the reason. Enqueues nothing. Throws: what copy throws before
-// it enqueues.
+// Returns the route that copy would choose, and why. Enqueues nothing. Throws: as copy before it enqueues.
 route_choice explain_copy(void const* dst, void const* src, size_t bytes, source_location = source_location::current());
 
 class [[nodiscard]] route_guard {  // copies of this thread use this route; throws invalid_use if a copy cannot

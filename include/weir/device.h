@@ -1,6 +1,5 @@
-// weir/device.h: torch.cuda's device functions. weir keeps its own current device for each thread.
-// weir::set_device also sets CUDA's; weir does not see a bare cudaSetDevice, because a query costs more than
-// an allocation.
+// weir/device.h: torch.cuda's device functions. weir keeps a current device for each thread. weir::set_device
+// also sets CUDA's; weir does not see a bare cudaSetDevice (a query costs more than an allocation).
 // Threads: any. `gpu` means the calling thread's current device; every thread begins with gpu:0.
 #pragma once
 #include "weir/runtime.h"
@@ -21,8 +20,7 @@ struct memory_info {  // bytes of the whole device, other processes included
 
 bool is_available() noexcept;  // real or simulated; false if device_count() throws
 // Honours CUDA_VISIBLE_DEVICES, on simulated devices too. Creates no context.
-// Throws: invalid_use (WEIR_CONF, WEIR_DEVICES: unknown word), not_supported (WEIR_DEVICES=cuda without a
-// usable GPU)
+// Throws: invalid_use (unknown word in WEIR_CONF or WEIR_DEVICES), not_supported (cuda without a usable GPU)
 int device_count(source_location = source_location::current());
 device current_device(source_location = source_location::current());
 

@@ -1,7 +1,5 @@
-// weir/half.h: element types of float16 and bfloat16 tensors, for kernels. Stored in 16 bits, computed as
-// float.
-// Threads: any. Rounding: to nearest, ties to even. NaN stays NaN; values too large become infinity (IEEE
-// 754-2019, 4.3.1).
+// weir/half.h: element types of float16 and bfloat16 tensors, for kernels. Computed as float.
+// Threads: any. Rounds to nearest, ties to even; NaN stays NaN, too large is infinity (IEEE 754-2019, 4.3.1).
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -59,8 +57,7 @@ struct bfloat16_t {
   WEIR_HOST_DEVICE operator float() const noexcept { return detail::float_of_bfloat16(bits); }
 };
 
-// tensor::data<weir::float16_t>() accepts float16 only; data<std::uint16_t>() accepts both types and returns
-// their bits.
+// tensor::data<weir::float16_t>() accepts float16 only; data<std::uint16_t>() gives either type's bits.
 template <> inline constexpr bool has_dtype<float16_t> = true;
 template <> inline constexpr bool has_dtype<bfloat16_t> = true;
 template <> inline constexpr dtype dtype_of<float16_t> = float16;

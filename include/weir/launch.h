@@ -74,13 +74,11 @@ void end_work(stream_ref, std::span<memory_use const>, source_location);  // wai
 // work: <<<>>>, cuBLAS, NCCL, cuFFT. Its exceptions pass through.
 // on_host() runs on a thread of the simulated machine, in stream order. An exception from it ends the
 // process; the message names this call's line, the stream and what().
-// Requires of on_host: captures by value, accesses device memory only as `uses` declares, makes no weir call,
-// throws nothing.
+// Requires of on_host: captures by value, accesses only declared device memory, makes no weir call, no throw.
 // Uses: device blocks of this runtime and pinned blocks. Also memory that the caller keeps alive: exportable
 // and imported buffers, registered host memory, and other memory if its size is given.
 // Throws: invalid_use (a freed block; more than a block holds; a block of another device without peer access;
-// memory unknown to weir without a size; an external stream that is no longer registered), device_lost,
-// driver_error.
+// unknown memory without a size; an external stream that is unregistered), device_lost, driver_error.
 // Blocks: only with options::launch_blocking.
 template <class OnGpu, class OnHost>
 void launch(stream_ref s, memory_uses u, OnGpu&& on_gpu, OnHost&& on_host,

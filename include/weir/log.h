@@ -16,8 +16,7 @@ struct log_line {
   std::string_view text;
   std::string str() const;  // "weir 14:03:22.123456 warning gpu:0 stream 7, 3 GiB: …"
 };
-// Sets the callback for log lines, of any thread, one at a time. An empty one restores the default, standard
-// error.
+// Sets the callback for log lines of all threads, one at a time. Empty: the default, standard error.
 // Requires: it makes no weir call (locks may be held) and throws nothing.
 void on_log(std::function<void(log_line const&)>);
 

@@ -1,5 +1,4 @@
-// weir/memory.h: blocks of device and host memory. `buffer` owns one block; `allocate` and `deallocate` are
-// the raw calls.
+// weir/memory.h: blocks of device and host memory. `buffer` owns one; `allocate` returns a raw one.
 // Threads: any; one block is changed by one thread at a time.
 #pragma once
 #include <functional>
@@ -15,8 +14,8 @@ inline constexpr size_t default_alignment = 0;
 // Allocates device memory of the stream's device. The stream becomes the block's home: its work may use the
 // block at once. After a free, the home stream's next allocations may reuse the memory at once, even if work
 // is still running. Zero bytes are valid and can be freed. Default stream: the current one.
-// Throws: invalid_use (alignment no power of two or above 2 MiB, a size that overflowed), out_of_memory,
-// device_lost, driver_error.
+// Throws: invalid_use (alignment no power of two or above 2 MiB, overflow), out_of_memory, device_lost,
+// driver_error.
 void* allocate(size_t bytes, size_t alignment = default_alignment, source_location = source_location::current());
 inline void* allocate(stream_ref, size_t bytes, size_t alignment = default_alignment,
                       source_location = source_location::current());
@@ -26,12 +25,10 @@ inline void deallocate(void*, source_location = source_location::current());
 // The same, after declaring that `last_use` has used the block up to this call.
 void deallocate(stream_ref last_use, void*, source_location = source_location::current());
 // Declares that the stream uses the block. After the block is freed, its memory is reused only after the work
-// that was enqueued on that stream by then. Interior addresses are valid. Makes no driver call. Throws:
-// invalid_use (no live block).
+// enqueued on that stream by then. Interior addresses are valid. No driver call. Throws: invalid_use.
 void record_stream(void const*, stream_ref, source_location = source_location::current());
 
-// Fast path: small blocks from this thread's cache. It runs only while no history is recorded, because it
-// drops the caller's line.
+// Fast path: small blocks from this thread's cache, while no history records the caller's line.
 namespace detail {
 void* allocate_quickly(stream_ref, size_t bytes, size_t alignment) noexcept;  // null: not served here
 bool deallocate_quickly(void*) noexcept;                                      // false: not served here
@@ -116,8 +113,7 @@ buffer pin_memory(std::span<std::byte const>, source_location = source_location:
 // Reserves pinned memory, so that the next blocks of this total size need no system call. Throws:
 // out_of_memory; keeps what it reserved.
 void reserve_pinned_memory(size_t bytes, source_location = source_location::current());
-// Returns cached pinned memory to the system. Blocks: possibly until all work of all devices is done.
-// Returns: bytes returned.
+// Returns cached pinned memory to the system, in bytes. Blocks: possibly until all devices' work is done.
 size_t empty_pinned_cache(source_location = source_location::current());
 // Page-locks host memory of the caller during this object's lifetime, so that copy engines access it as
 // pinned memory. Rounded out to whole pages.
@@ -126,10 +122,8 @@ class [[nodiscard]] registered_host_memory {
   // Throws: invalid_use (null, a page that is pinned already, not host memory), device_lost, driver_error
   // (the system locks no more)
   explicit registered_host_memory(std::span<std::byte>, source_location = source_location::current());
-  // Unlocks the pages. If the driver refuses, weir tries again before it pins the next range. A runtime that
-  // ends first unlocks them.
-  // Requires: the memory still exists, also at its runtime's end. Blocks: until all work of all devices is
-  // done.
+  // Unlocks the pages; on a refusal weir retries before the next range. A runtime that ends first does it.
+  // Requires: the memory exists, also at its runtime's end. Blocks: until all devices' work is done.
   ~registered_host_memory();
   registered_host_memory(registered_host_memory const&) = delete;
   registered_host_memory& operator=(registered_host_memory const&) = delete;
@@ -139,8 +133,7 @@ class [[nodiscard]] registered_host_memory {
   std::unique_ptr<state> state_;  // null for zero bytes
 };
 
-// Allocator for containers that copy engines access at full speed: std::vector<float,
-// weir::pinned_allocator<float>>.
+// Container memory for full-speed copies: std::vector<float, weir::pinned_allocator<float>>.
 namespace detail {
 // Throws: out_of_memory, invalid_use (a size that overflows)
 void* allocate_pinned(size_t count, size_t size, size_t alignment, source_location);
@@ -157,8 +150,7 @@ template <class T> struct pinned_allocator {
   friend bool operator==(pinned_allocator, pinned_allocator) noexcept = default;
 };
 
-// Returns cached memory of the device to the driver. Blocks: until freed memory is complete. Returns: bytes
-// returned.
+// Returns cached memory of the device to the driver, in bytes. Blocks: until freed memory is complete.
 size_t empty_cache(device = gpu, source_location = source_location::current());
 // Limits reserved bytes; 0: no limit
 void set_memory_limit(size_t bytes, device = gpu, source_location = source_location::current());

@@ -35,8 +35,7 @@ void reset_accumulated_memory_stats(device = gpu, source_location = source_locat
 std::string memory_summary(device = gpu, source_location = source_location::current());
 // Returns all devices of the current runtime and page-locked memory (device="cpu") as Prometheus text 0.0.4.
 std::string memory_metrics(source_location = source_location::current());
-// Returns the memory by stream, the most bytes first. Cached memory of an idle stream serves other streams
-// that run short.
+// Returns the memory by stream, the most bytes first. Idle streams' cached memory serves others if short.
 std::vector<stream_memory_use> memory_by_stream(device = gpu, source_location = source_location::current());
 // Returns where the device's memory is now, with the remedies of an out_of_memory.
 memory_report current_memory_report(device = gpu, source_location = source_location::current());
@@ -67,12 +66,11 @@ struct memory_segment {
 std::vector<memory_segment> memory_snapshot(device = gpu, source_location = source_location::current());
 // Writes all devices of the current runtime and the recorded history (newest events as traces) in the pickle
 // format of torch.cuda.memory._dump_snapshot. PyTorch's viewer opens it (its web page, or python -m
-// torch.cuda._memory_viz). If other threads allocate meanwhile, traces and segments may differ by their
-// changes.
+// torch.cuda._memory_viz). Traces and segments differ by what other threads allocate meanwhile.
 // Throws: invalid_use (the file cannot be written, and why).
 void dump_memory_snapshot(std::string const& path, source_location = source_location::current());
-// Writes the same as one HTML file that needs no network: memory over time, and the layout at any moment.
-// Throws: as dump_memory_snapshot.
+// Writes the same as one HTML file without network access: memory over time, the layout at any time. Throws:
+// likewise.
 void dump_memory_page(std::string const& path, std::string const& title = {},
                       source_location = source_location::current());
 
@@ -84,8 +82,7 @@ struct history_options {
   size_t events = size_t{1} << 16;
   bool stacks = false;              // call stacks, up to 32 deep: microseconds an allocation
 };
-// Starts recording and discards what was recorded before. Throws: invalid_use (no events, or more than 2^32),
-// bad_alloc
+// Starts recording, discards older records. Throws: invalid_use (no events, or more than 2^32), bad_alloc
 void record_memory_history(history_options = {}, source_location = source_location::current());
 void stop_memory_history();  // keeps what was recorded
 
@@ -113,8 +110,7 @@ struct line_statistics {  // of one source line: blocks allocated there since th
 std::vector<line_statistics> memory_by_line(device = gpu, source_location = source_location::current());
 std::string format(std::vector<line_statistics> const&);  // a table, one row for each line
 
-// Prints what was allocated and freed between two points of a program, by line. Starts a history if none is
-// recorded.
+// Prints what was allocated and freed between two points, by line. Starts a history if none is recorded.
 class memory_tracker {
  public:
   explicit memory_tracker(std::ostream& out, device = gpu, source_location = source_location::current());
@@ -128,9 +124,8 @@ class memory_tracker {
   std::unique_ptr<state> state_;
 };
 
-// A finding of options::check_races in the current runtime: a defect of the program, rarely of weir. Reports
-// do not depend on the order that the devices chose, except for polls, unordered host threads and host
-// functions (docs/testing.md).
+// A finding of options::check_races: a defect of the program, rarely of weir. It does not depend on the order
+// that devices chose, except for polls, unordered host threads and host functions (docs/testing.md).
 struct race_report {
   // "race", "use after free", "freed in use", "source changed", "host too early", "undeclared use", "stuck";
   // of weir: "handed out too early", "unmapped in use"
@@ -139,8 +134,8 @@ struct race_report {
   source_location first, second;  // file_name() null: unknown, or there is only one use
   std::uint64_t times;   // how often it occurred at these two places
 };
-// All reports so far; empty without check_races. Reports that are never queried are printed when the runtime
-// or the process ends.
+// All reports of the current runtime; none without check_races. Unqueried ones are printed when it or the
+// process ends.
 std::vector<race_report> race_reports(source_location = source_location::current());
 // Throws: race_found with the first report, if any
 void require_no_races(source_location = source_location::current());

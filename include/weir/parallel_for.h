@@ -11,8 +11,7 @@
 //   itself     no `auto` parameter; not `mutable`, because f(i) is a const call;
 //   around it  a named function whose address can be taken: no constructor, no private or protected member
 //              function (a TEST_F's or TEST_P's body is one), no function with a deduced return type, no
-//              template with an unnamed parameter, no generic lambda, no other lambda marked
-//              WEIR_HOST_DEVICE.
+//              template with an unnamed parameter, no generic lambda, no other WEIR_HOST_DEVICE lambda.
 //              An enclosing lambda must itself be in a function.
 // For a functor only one rule holds: its type is not local to a function. A lambda that captures [this]
 // compiles, but on a GPU dereferences a host pointer.

@@ -21,8 +21,7 @@ struct peer_link {
 };
 // Returns all pairs, row by row. Opens every device. Blocks: the first call tests each link, about 1 ms each.
 std::vector<peer_link> links(source_location = source_location::current());
-// Whether the driver reports access and no link test failed. Opens nothing. Throws: invalid_use (no such
-// device), driver_error.
+// Whether the driver reports access and no test failed. Opens nothing. Throws: invalid_use, driver_error.
 bool can_access_peer(device from, device to, source_location = source_location::current());
 namespace detail {
 void enable_peer_access(void const* block, device reader, source_location);
@@ -41,9 +40,8 @@ T* enable_peer_access(T* block, device reader, source_location at = source_locat
 // readers. A device also opens its exportable memory. A later handle is opened before a block of it is handed
 // out, so kernels read in place at once, without a first copy. weir does not move such memory, and these
 // streams take over no memory from streams that have not opened theirs.
-// Ends with the stream: the next lease of the stream begins with the device's readers. Memory opened until
-// then stays open. Blocks that the stream already took over from other streams are not opened. A reader lost
-// later is dropped.
+// Ends with the stream: its next lease begins with the device's readers. Memory opened until then stays open.
+// Blocks already taken over from other streams are not opened. A reader lost later is dropped.
 // Blocks: about 0.15 ms for each handle, and 50 us more for each reader after the first.
 // Throws: not_supported naming the pair (no link, a link that gives wrong bytes, a ninth peer, memory in
 // segments), invalid_use, out_of_memory, device_lost, driver_error. Nothing new is opened later then.

@@ -1,5 +1,4 @@
-// weir/runtime.h: the runtime, which owns a driver, its devices and their pools, and how a thread selects
-// one.
+// weir/runtime.h: the owner of a driver, its devices and their pools; and how a thread selects one.
 // Threads: any. Requires: the runtime outlives every use of it.
 #pragma once
 #include <chrono>
@@ -24,11 +23,9 @@ struct simulated {  // a machine inside this process; weir/sim.h steps, breaks a
   } schedule = scheduling::threads;
   std::uint64_t seed = 0;  // 0: a new one for each runtime
   enum class links : std::uint8_t { all, none, pairs } peers = links::all;  // pairs: 0-1, 2-3, …
-  // false: devices without virtual memory management, as some virtual GPUs are; memory comes in whole
-  // segments
+  // false: no virtual memory management, as on some virtual GPUs; memory comes in whole segments
   bool virtual_memory = true;
-  // How much of the freedom that CUDA leaves a device this machine uses (F1 to F10,
-  // docs/simulated-machine.md).
+  // Which freedoms that CUDA leaves a device this machine uses: docs/simulated-machine.md, F1 to F10.
   enum class allowed : std::uint8_t {  // seeded: all that a correct program cannot notice; else none
     usual,  // seeded: orders only
     none,   // also out of memory although memory is free, and links that corrupt bytes
@@ -39,8 +36,7 @@ struct simulated {  // a machine inside this process; weir/sim.h steps, breaks a
   int connections = 0;
   // Makes device memory inaccessible, except to work that declares it, while that work runs. Host code that
   // touches it is named and the process ends; AddressSanitizer builds stop at the byte. options::check_races
-  // sets this and also guards pinned pages: a host access before the wait for their copy is reported, and the
-  // program continues.
+  // sets this and also guards pinned pages: a host access before their copy is waited for is only reported.
   bool protect_memory = false;
 };
 
@@ -52,14 +48,12 @@ struct options {
   // Bytes of page-locked host memory. 0: the host memory available to this process and its control group when
   // weir needs more, minus a reserve for others: an eighth of the host's memory, at most 8 GiB.
   size_t pinned_limit = 0;
-  // Unused page-locked memory is returned to the system after this time, at a later pinned allocation; 0:
-  // never
+  // time after which a pinned allocation returns unused page-locked memory to the system; 0: never
   std::chrono::milliseconds pinned_idle{0};
   size_t address_space = 0;      // bytes of addresses reserved for each device; 0: 16 TiB, halved until it fits
   // Finds races: two declared uses of a byte (launch, copy, tensors) that nothing orders, and memory used
-  // before or after its lifetime. race_reports() of weir/observe.h returns them; reports never queried are
-  // printed at the end. Costs 0.1 to 0.8 us a call (docs/testing.md). WEIR_CHECK_RACES=1 sets it for every
-  // runtime of the process.
+  // before or after its lifetime. race_reports() of weir/observe.h returns them; unqueried ones are printed
+  // at the end. Costs 0.1 to 0.8 us a call (docs/testing.md). WEIR_CHECK_RACES=1 sets it for all runtimes.
   bool check_races = false;
   // Every launch waits for its work, so that errors name the right line. CUDA_LAUNCH_BLOCKING=1 sets it too.
   bool launch_blocking = false;
@@ -68,8 +62,7 @@ struct options {
   bool nvtx_memory = false;
 
   // Reserved device memory exceeds the peak in use by at most this share, as long as weir can move free
-  // memory instead of reserving more. A smaller value leaves less memory idle and moves more. See
-  // docs/memory.md
+  // memory instead of growing. Smaller: less idle memory, more moves (docs/memory.md).
   double epsilon = 0.019;
 
   // Reuse of memory that other streams used: docs/decisions/reuse.md.
@@ -80,16 +73,14 @@ struct options {
     // also before growth, if at least four blocks that fit wait for a stream that is behind
     before_growth,
   } device_waits = wait_policy::before_growth;
-  // bytes freed between two events while a second stream is active; 0: 16 MiB, or a share of the stream's
-  // memory
+  // bytes freed between two events if a second stream is active; 0: 16 MiB, or a part of the stream's memory
   size_t fence_interval = 0;
-  // Block addresses depend only on the program's calls, not on when work is seen to be complete. If the calls
-  // come in one order, every run has the same addresses, relative to the device's first. Costs memory and
+  // Block addresses depend only on the program's calls, not on when work is seen to be complete. If their
+  // order is fixed, every run has the same addresses, relative to the device's first. Costs memory and
   // overlap.
   bool deterministic = false;
-  // Total bytes from which weir's copies, not NCCL, carry a broadcast, scatter or gather; 0: the size from
-  // which they measured faster, never on simulated devices. Such a call waits until all ranks have called:
-  // docs/collectives.md
+  // Total bytes from which weir's copies, not NCCL, carry a broadcast, scatter or gather; 0: from where they
+  // are faster, on simulated devices never. Such a call waits for all ranks' calls: docs/collectives.md
   size_t copy_collectives_from = 0;
   // After a first copy between two devices or enable_peer_access, opens all their memory to each other if the
   // link test passed: the memory held then, and each later handle before a block of it is handed out.
@@ -98,24 +89,22 @@ struct options {
   log_level log = log_level::silent;  // see weir/log.h
 
   // Reads the file that WEIR_CONF_FILE names, then WEIR_CONF=key:value,key:value, with the names above; sizes
-  // take KiB, MiB, GiB, TiB (docs/options.md). Throws: invalid_use (unknown key or value), with its place and
-  // the nearest match
+  // take KiB, MiB, GiB, TiB (docs/options.md). Throws: invalid_use (unknown key or value) with place and
+  // nearest match
   static options from_environment(source_location = source_location::current());
 };
 
 class runtime {
  public:
   // Opens the machine that WEIR_DEVICES names: auto (GPUs if any, else simulated), cuda, sim[:N[:GiB]].
-  // Throws: invalid_use (WEIR_DEVICES is none of these), not_supported (cuda without a usable GPU, with the
-  // reason)
+  // Throws: invalid_use (WEIR_DEVICES is none of these), not_supported (cuda without a usable GPU: why)
   explicit runtime(options = options::from_environment(), source_location = source_location::current());
   explicit runtime(simulated, options = {}, source_location = source_location::current());
   // Blocks: until its own streams are done. Memory still held is reported and not freed.
   ~runtime();
   runtime(runtime const&) = delete;
 
-  // This thread's runtime, from a runtime_guard; otherwise the process default, created at first use and
-  // never destroyed.
+  // This thread's, by a runtime_guard; otherwise the process default, created at first use, never destroyed.
   // Throws: as runtime(), while there is no default
   static runtime& current(source_location = source_location::current());
   bool is_simulated() const noexcept;

@@ -1,7 +1,6 @@
 // weir/share.h: device memory shared by two processes over a Unix socket. docs/sharing.md says what blocks,
 // what holds if the other process is killed or stopped, and what sharing costs.
-// Threads: any; one object is used by one thread at a time. An exportable_buffer is not changed while it is
-// sent.
+// Threads: any; one object by one thread at a time. An exportable_buffer is not changed while it is sent.
 #pragma once
 #include <chrono>
 #include <memory>
@@ -26,16 +25,16 @@ class peer_disconnected : public std::runtime_error, public error {
 // Device memory in a handle of its own that other processes may open. It takes whole pages (2 MiB on GPUs)
 // and about 1 ms to make: keep and reuse it. For many or small buffers use share_pool. A freed handle is
 // reused for a buffer of its size, but never while an importer may use it. Other devices of this process read
-// it after enable_peer_access(), or if all memory of its device is open to them. set_memory_limit does not
-// count it; memory_stats().exported_bytes does.
+// it after enable_peer_access(), or if its device's memory is open to them. Counted by
+// memory_stats().exported_bytes, not by set_memory_limit.
 // Requires: destroyed before its runtime. Later calls do nothing.
 class exportable_buffer {
  public:
   exportable_buffer() noexcept = default;
   // Allocates on `home`, or on the device's current stream, as if by record_stream. Any stream of the device
   // may use it at once.
-  // Throws: invalid_use (cpu, a size that overflowed, zero bytes), not_supported (the device cannot export),
-  // out_of_memory, device_lost, driver_error.
+  // Throws: invalid_use (cpu, zero bytes, overflow), not_supported (cannot export), out_of_memory,
+  // device_lost, driver_error.
   explicit exportable_buffer(size_t bytes, device = gpu, source_location = source_location::current());
   explicit exportable_buffer(stream_ref home, size_t bytes, source_location = source_location::current());
   ~exportable_buffer() { reset(); }
@@ -45,8 +44,7 @@ class exportable_buffer {
   template <class T> T* data() const noexcept { return static_cast<T*>(data()); }
   size_t size() const noexcept;  // bytes, as requested
   weir::device device() const;   // Requires: not empty
-  // Returns the number of importers that were sent the buffer and have neither released it nor ended, in
-  // transit included. Blocks: no.
+  // Number of sends neither released nor ended with their process; in transit counts. Blocks: no.
   int importers() const;
   // Declares that `stream` uses the buffer. After the buffer is freed, its memory is reused only after the
   // work enqueued on `stream` by then.
@@ -82,15 +80,15 @@ struct share_pool_statistics {  // bytes: reserved = allocated + held + cached +
 // Threads: any
 class share_pool {
  public:
-  // Throws: invalid_use (cpu, a size that overflowed), not_supported (the device cannot export, a reader has
-  // no access), device_lost, driver_error.
+  // Throws: invalid_use (cpu, overflow), not_supported (no export, a reader without access), device_lost,
+  // driver_error.
   explicit share_pool(share_pool_options = {}, source_location = source_location::current());
   ~share_pool();  // its buffers stay valid
   share_pool(share_pool&&) noexcept;
   share_pool& operator=(share_pool&&) noexcept;
   // Allocates at a multiple of 512 B, on `home` or on the device's current stream, as if by record_stream.
-  // Blocks: before out_of_memory, for this process's work on freed buffers; exportable_buffer's constructor
-  // too.
+  // Blocks: before out_of_memory, for this process's work on freed buffers, as exportable_buffer's
+  // constructor.
   // Throws: as exportable_buffer's constructor; also out_of_memory beyond the limit.
   exportable_buffer allocate(size_t bytes, source_location = source_location::current());
   exportable_buffer allocate(stream_ref home, size_t bytes, source_location = source_location::current());
@@ -116,7 +114,7 @@ class imported_buffer {
   template <class T> T* data() const noexcept { return static_cast<T*>(data()); }
   size_t size() const noexcept;   // bytes, as its owner requested
   weir::device device() const;    // of the memory. Requires: not empty
-  // Returns the buffer to its owner, who may then write or reuse the memory. The buffer is empty afterwards.
+  // Returns the buffer to its owner, which may then write or reuse the memory. Empty afterwards.
   // Requires: no other stream uses it. Blocks: until the work enqueued on `last_use` is complete.
   void release(stream_ref last_use, source_location = source_location::current());
   void reset() noexcept;  // As release. Blocks: until all work of its device, and of devices that may read it, is done
@@ -140,8 +138,7 @@ class share_channel {
   share_channel(share_channel&&) noexcept;
   share_channel& operator=(share_channel&&) noexcept;
 
-  // Lets the other process open the buffer, after the work enqueued on `last_write` so far. May be called
-  // repeatedly.
+  // Lets the other process open the buffer after the work enqueued on `last_write` so far. Repeatable.
   // Blocks: until that work is complete, and while the other process does not read.
   // Throws: timed_out (it did not read for the whole timeout), peer_disconnected, device_lost, driver_error
   // (the system has no descriptors left).
@@ -156,10 +153,8 @@ class share_channel {
   // `after` so far, or up to the event's last record. Blocks, Throws: as send.
   void signal(std::uint64_t number, stream_ref after, source_location = source_location::current());
   void signal(std::uint64_t number, event const& after, source_location = source_location::current());
-  // Receives the next number. Work enqueued on any stream afterwards sees what was done before signal().
-  // Blocks: until it arrives.
-  // Throws: timed_out, peer_disconnected, invalid_use (damaged; or a buffer comes first: receive it, nothing
-  // has changed).
+  // Receives the next number. Later work sees what was done before signal(). Blocks: until it arrives.
+  // Throws: timed_out, peer_disconnected, invalid_use (damaged; a buffer comes first: receive it).
   std::uint64_t wait(source_location = source_location::current());
   std::chrono::milliseconds timeout(source_location = source_location::current()) const;
   // Throws: invalid_use (not positive); the timeout is unchanged

@@ -20,8 +20,8 @@ class simulation {  // a view of a runtime's machine, valid during the runtime's
   // Throws: invalid_use on a real machine
   static simulation of(runtime&, source_location = source_location::current());
 
-  // Runs the next operation of the stream. Returns: false if nothing can run. Throws: invalid_use under
-  // scheduling::threads.
+  // Runs the stream's next operation. Returns: false if none can run. Throws: invalid_use
+  // (scheduling::threads).
   bool step(stream_ref, source_location = source_location::current());
   // Runs all work. Throws: invalid_use naming the cycle if all remaining work waits
   void run(source_location = source_location::current());

@@ -1,5 +1,4 @@
-// weir/stats.h: counters and reports, as plain values. They depend on nothing, so that out_of_memory can
-// carry them.
+// weir/stats.h: counters and reports as plain values, which out_of_memory can carry.
 // Threads: values.
 #pragma once
 #include <array>

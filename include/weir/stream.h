@@ -18,12 +18,10 @@ namespace detail {
 struct stream_access;
 }
 
-// All work enqueued on a stream up to one moment. 16 bytes, copyable; making one needs no driver call. A
-// default stamp is complete.
+// All work enqueued on a stream so far. 16 bytes, copyable, made without a driver call. Default: complete.
 class stamp {
  public:
-  // Whether the work is complete. At most a few driver calls, none after it returned true. Blocks: no.
-  // Throws: device_lost, driver_error
+  // Whether it is complete. A few driver calls, none once true. Blocks: no. Throws: device_lost, driver_error
   bool query(source_location = source_location::current()) const;
   // Blocks: host. Throws: device_lost, driver_error
   void synchronize(source_location = source_location::current()) const;
@@ -50,8 +48,8 @@ class stream_ref {
   // known. Blocks: the stream, not the host.
   // In a capture, a stream can wait for streams and events of the same capture; such a wait captures this
   // stream too. Other work must be known to be complete: synchronize with it first.
-  // Throws: invalid_use (another runtime, an external stream that has ended, a wait into or out of a
-  // capture), device_lost, driver_error
+  // Throws: invalid_use (another runtime, an ended external stream, into or out of a capture), device_lost,
+  // driver_error
   void wait(weir::stamp, source_location = source_location::current()) const;
   void wait(event const&, source_location = source_location::current()) const;  // torch: wait_event
   void wait(stream_ref, source_location = source_location::current()) const;  // torch: wait_stream
@@ -71,8 +69,7 @@ class stream_ref {
 
 class stream {  // leased from the device's pool: live `stream`s are always distinct, unlike torch's 33rd
  public:
-  // Without a device: of the current device. Throws: invalid_use (cpu, no such device), device_lost,
-  // driver_error
+  // Default: the current device. Throws: invalid_use (cpu, no such device), device_lost, driver_error
   explicit stream(weir::priority = priority::normal, source_location = source_location::current());
   explicit stream(weir::device, weir::priority = priority::normal, source_location = source_location::current());
   ~stream();  // returns it; its work continues, and other streams may use its memory. Blocks: no
@@ -120,12 +117,10 @@ class external_stream {
 stream_ref default_stream(device = gpu, source_location = source_location::current());
 // The default stream, unless the thread has set another.
 stream_ref current_stream(device = gpu, source_location = source_location::current());
-// Makes the stream and its device current for this thread. Throws: invalid_use (of another runtime than the
-// thread's)
+// Makes the stream and its device current for this thread. Throws: invalid_use (of another runtime)
 void set_stream(stream_ref, source_location = source_location::current());
 
-// Sets the stream and its device, and restores both, as with torch.cuda.stream(s). Out of order: as
-// device_guard
+// Sets the stream and its device and restores both: with torch.cuda.stream(s). Out of order: as device_guard
 class [[nodiscard]] stream_guard {
  public:
   explicit stream_guard(stream_ref, source_location = source_location::current());  // Throws: as set_stream
@@ -147,14 +142,11 @@ class event {  // the driver's event is created at the first record, on that str
   event(event&&) noexcept;
   event& operator=(event&&) noexcept;
   // Captures all work enqueued on the stream so far. Waits enqueued on an earlier record are unaffected, as
-  // with cudaEventRecord. After a record in a capture, only waits inside that capture are valid, until it is
-  // recorded outside again.
-  // Throws: invalid_use (recorded on another device before), device_lost, driver_error: the earlier record
-  // stays valid
+  // with cudaEventRecord. Recorded in a capture, it serves waits inside only, until recorded outside.
+  // Throws: invalid_use (recorded on another device), device_lost, driver_error: the old record stays
   void record(stream_ref, source_location = source_location::current());
   void record(source_location = source_location::current());  // on the current stream
-  // Whether the recorded work is complete; true if never recorded, as in torch. Blocks: no. Throws:
-  // device_lost
+  // Whether the recorded work is complete; true if none, as in torch. Blocks: no. Throws: device_lost
   bool query(source_location = source_location::current()) const;
   void synchronize(source_location = source_location::current()) const;  // Blocks: host, until query() is true
   // Throws: invalid_use unless both have timing, were recorded on one device, and are complete

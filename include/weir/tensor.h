@@ -1,5 +1,4 @@
-// weir/tensor.h: tensors over weir's memory: a shared storage, a shape and strides. No autograd, no
-// broadcasting.
+// weir/tensor.h: tensors: a shared storage, a shape and strides. No autograd, no broadcasting.
 // Threads: a tensor is a handle. Copies may be used on any thread, one object on one thread at a time.
 //
 // Work runs on the current stream of the tensor's device, whatever device is current. On cpu tensors it runs
@@ -127,8 +126,7 @@ class tensor {
     std::int64_t at;
     source_location from;
   };
-  // Views share the storage. One extent may be -1. Throws: invalid_use, naming the strides that forbid the
-  // view
+  // Views share the storage. One extent may be -1. Throws: invalid_use with the strides that forbid it
   tensor view(weir::shape, source_location = source_location::current()) const;
   // a view if possible, otherwise a copy
   tensor reshape(weir::shape, source_location = source_location::current()) const;
@@ -149,8 +147,7 @@ class tensor {
   // Operations run on `reader` and access the memory over the link, without a copy. The reader's current
   // stream waits for the work enqueued so far on the owner's current stream; the program orders all other
   // work. The view shares ownership, its operations count as uses, and it has its own version.
-  // Throws: invalid_use (pageable memory, no block of weir, reader is the cpu), not_supported (no link); see
-  // enable_peer_access of weir/peer.h
+  // Throws: invalid_use (pageable, no block of weir, reader is cpu), not_supported (no link): see peer.h
   tensor peer_view(weir::device reader, source_location = source_location::current()) const;
   tensor gpu(blocking b = blocking::yes, source_location at = source_location::current()) const {
     return to(weir::gpu, b, at);
@@ -322,8 +319,7 @@ tensor sum(tensor const&, source_location = source_location::current());
 tensor mean(tensor const&, source_location = source_location::current());
 
 // Products of two dimensions: float32 in full precision; float16 by float16 and bfloat16 by bfloat16, summed
-// in float32. `transposed` names the operands that are read transposed. A view made by t() is read without a
-// copy, too.
+// in float32. `transposed` names the operands read transposed. A t() view is read without a copy, too.
 enum class transposed : std::uint8_t { none, left, right, both };
 tensor matmul(tensor const&, tensor const&, transposed = transposed::none,
               source_location = source_location::current());

@@ -1,5 +1,4 @@
-// weir/timeline.h: records what a program did on its devices over time, for Perfetto (ui.perfetto.dev) and
-// chrome://tracing.
+// weir/timeline.h: records device work over time, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 // Threads: any; a profile_range belongs to one thread.
 #pragma once
 #include <string>
@@ -30,12 +29,10 @@ struct timeline_options {
 void record_timeline(timeline_options = {}, source_location = source_location::current());
 void stop_timeline();                         // keeps what was recorded
 // Writes the records of the current runtime's devices and of all threads as trace-event JSON.
-// Blocks: until the devices have finished the recorded work. Throws: invalid_use (the file cannot be written,
-// and why).
+// Blocks: until the recorded work is complete. Throws: invalid_use (the file cannot be written, and why).
 void dump_timeline(std::string const& path, source_location = source_location::current());
 // Returns, for each device of the current runtime, how long its streams copied, computed and waited, how much
-// copying overlapped kernels, and the source line with the longest copies that did not overlap. Blocks: as
-// dump_timeline.
+// copying overlapped kernels, and the line with the longest other copies. Blocks: as dump_timeline.
 std::string timeline_summary(source_location = source_location::current());
 
 }  // namespace weir

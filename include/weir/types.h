@@ -7,8 +7,7 @@
 
 namespace weir {
 using std::size_t;
-// The caller's line: the last parameter of every call that can throw. Replaces std::source_location, which
-// clang 14 lacks.
+// The caller's line: the last parameter of every call that can throw. clang 14 lacks std::source_location.
 class source_location {
  public:
   constexpr source_location() noexcept = default;

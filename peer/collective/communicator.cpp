@@ -1,5 +1,4 @@
-// The communicator: checks a rank's call against its memory and the other ranks, and passes it to the
-// carrier.
+// The communicator: checks a call against its memory and the other ranks, and passes it to the carrier.
 // Threads: each rank by one thread at a time; abort by any.
 #include <algorithm>
 #include <cstdio>

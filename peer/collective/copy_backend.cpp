@@ -1,7 +1,6 @@
 // The front carrier: ranks that call a large broadcast, scatter or gather meet on the host. The last rank
 // enqueues all copies, or passes the collective to the next carrier.
-// Threads: each rank by one thread at a time; abort by any. A rank waits here for the other ranks of its
-// turn.
+// Threads: each rank by one thread at a time; abort by any. A rank waits here for its turn's other ranks.
 //
 // Invariant: while a meeting is full, no rank's thread leaves before the last rank has enqueued all copies.
 #include <map>
@@ -95,8 +94,7 @@ class chained_carrier final : public carrier {
            " on gpu:" + std::to_string(devices_[static_cast<std::size_t>(rank)]);
   }
 
-  // Blocks: until all ranks are here and the last one has processed the collective. Returns: null if it was
-  // aborted before.
+  // Blocks: until all ranks are here and the last has processed it. Returns: null if aborted before.
   std::shared_ptr<meeting const> meet(int rank, rank_part const& mine, std::uint64_t turn, source_location at) {
     std::shared_ptr<meeting> here_is;
     {

@@ -94,8 +94,7 @@ struct chains::state {
     return open() ? "" : "memory of rank " + std::to_string(h.to) + " is not open to " + gpu(from) + " yet";
   }
 
-  // A lost device stops at an unknown time: weir marks what it may still touch, so that the memory is never
-  // reused.
+  // A lost device stops at an unknown time: memory that it may still access is marked, never reused.
   void hold_back(void const* at, clock::timeline& line, source_location where) noexcept {
     try {
       if (auto* const its = memory.owner(at)) its->mark(at, line, where);

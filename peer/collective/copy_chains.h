@@ -61,8 +61,7 @@ class chains {  // a part of the runtime
   void give_back(lanes*) noexcept;                      // Blocks: no
 
   // Requires, for both: part k is rank k's, the lanes are of their devices, all parts match and have bytes.
-  // Returns: why they cannot be carried; empty if they can. Counts the bytes, so that memory often copied to
-  // is opened.
+  // Returns: why they cannot be carried; empty if they can. Counts the bytes towards a grant.
   std::string why_not(std::span<rank_part const>, source_location) noexcept;
   // Ensures: every rank's stream is ordered after all accesses to its memory, also on a refusal. A lost
   // device is the exception: memory that it may still access is never reused.

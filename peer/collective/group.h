@@ -21,8 +21,7 @@ struct request {
   dtype type = float32;
   reduce_op how = reduce_op::sum;
   int root = 0;
-  // elements of one part: the whole buffer; `in` of all_gather and gather; `out` of reduce_scatter and
-  // scatter
+  // elements of one part: the buffer; `in` of all_gather and gather; `out` of reduce_scatter and scatter
   std::int64_t count = 0;
   void const* in = nullptr;  // equal to out for all_reduce and broadcast. Null: scatter, on a rank that is not its root
   void* out = nullptr;       // null: gather, on a rank that is not its root
@@ -42,8 +41,7 @@ struct request {
 
 bool reducible(dtype) noexcept;  // all but int16 and boolean, which NCCL lacks
 
-// Carries out a collective that all ranks agreed on: by NCCL, by simulated streams, or by copies for large
-// data.
+// Carries out a collective that all ranks agreed on: by NCCL, simulated streams, or copies if large.
 class carrier {
  public:
   virtual ~carrier() = default;
@@ -59,8 +57,7 @@ class carrier {
   virtual std::string said(int /*rank*/) const { return {}; }
 };
 std::unique_ptr<carrier> carried_by_streams(runtime::impl&, std::vector<int> const& devices);
-// Carries large broadcasts, scatters and gathers by copies, all else by the given carrier. `name`: of that
-// carrier.
+// Carries large broadcasts, scatters and gathers by copies, all else by the given carrier, `name`.
 std::unique_ptr<carrier> carried_in_chains(runtime::impl&, std::vector<int> const& devices, std::unique_ptr<carrier>,
                                            char const* name, source_location);
 // Throws: not_supported, driver_error
@@ -114,8 +111,7 @@ class group {
 
 std::string address_text(void const*);  // "0x7f10…"
 
-// Marks the block for the stream. Throws: invalid_use unless all elements lie in one block of the stream's
-// device.
+// Marks the block for the stream. Throws: invalid_use unless all elements are in one block of its device.
 void use_on(clock::timeline&, device_span, std::string_view operation, std::string_view operand, source_location);
 
 }  // namespace weir::peer

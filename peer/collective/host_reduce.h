@@ -7,9 +7,8 @@
 
 namespace weir::peer {
 
-// Reduces the inputs in order for each element of [begin, end), and writes the result to every output, so
-// that all hold the same bits. Outputs may be inputs. 16-bit floats are summed as float32, narrower integers
-// as int64.
+// Reduces the inputs in order for each element of [begin, end), and writes the same bits to every output.
+// Outputs may be inputs. 16-bit floats are summed as float32, narrower integers as int64.
 // Requires: reducible(type).
 void reduce(dtype type, reduce_op how, std::span<void const* const> in, std::span<void* const> out, std::int64_t begin,
             std::int64_t end);

@@ -1,5 +1,4 @@
-// Collectives on GPUs by NCCL, loaded at run time. Only this file includes its header. weir does not change
-// NCCL's environment variables.
+// Collectives by NCCL, loaded at run time; only this file includes its header. Leaves its environment alone.
 // Threads: each rank by one thread at a time; abort by any. NCCL allows one thread at a time for each device.
 #include "peer/collective/group.h"
 #include "runtime/base/call_site.h"
@@ -214,8 +213,7 @@ class nccl_carrier final : public carrier {
   }
 
  private:
-  // Sends or receives the ranks' parts as one NCCL group. The root's own part is included, unless it is in
-  // place.
+  // Sends or receives the ranks' parts as one NCCL group, the root's own too unless it is in place.
   ncclResult_t spread(int rank, request const& r, std::size_t bytes, ncclComm_t comm, CUstream_st* on) const {
     bool const scatters = r.what == verb::scatter;
     ncclResult_t worst = nccl().GroupStart();

@@ -1,5 +1,4 @@
-// Collectives of a simulated machine: each rank's part is three operations on its own stream; no thread
-// waits.
+// Collectives of a simulated machine: a rank's part is three operations on its stream; no thread waits.
 // Threads: each rank by one thread at a time; abort by any. The operations run on the machine's workers.
 //
 //   arrive   allows other ranks to access this rank's buffers
@@ -109,8 +108,7 @@ struct part {
     ran = true;
     if (does == step::arrive) where->arrived.fetch_add(1);
     if (does != step::share) return;
-    // Increment before reading `over`: otherwise a depart could see `over` and no worker while a share
-    // starts.
+    // Before reading `over`: otherwise a depart could see `over` and no worker while a share starts.
     where->working.fetch_add(1);
     if (!where->over->over.load()) {
       where->do_share(rank);

@@ -111,8 +111,7 @@ plan look(runtime::impl& r, asked a, source_location at) {
   return p;
 }
 
-// As look(), for a copy about to be made: with options::peer_access, the devices open their memory to each
-// other first.
+// As look(), for a copy to be made: with options::peer_access, the devices first open their memory.
 plan meet_and_look(runtime::impl& r, asked a, source_location at) {
   plan p = look(r, a, at);
   bool const between = !p.dst.on_host() && !p.src.on_host() && p.dst.device != p.src.device;
@@ -135,8 +134,7 @@ void check_stream(plan const& p, clock::timeline const& line, source_location at
 void synchronize(runtime::impl& r, clock::timeline const& line, clock::stamp s, char const* operation, plan const& p,
                  source_location at) {
   auto waited = r.part<clock::clocks>().synchronize(s);
-  // After a throw the caller may free or reuse its memory, so a refused wait is retried on the driver's
-  // stream first.
+  // After a throw the caller may free its memory, so a refused wait is retried on the driver's stream first.
   if (!waited.ok() && waited.what != driver::code::lost &&
       r.machine().synchronize_stream(line.device(), line.handle()).ok())
     waited = {};
@@ -243,8 +241,7 @@ class between {
   bool given_ = false;
 };
 
-// Enqueues the first copy and those after it between the same two devices. Returns: their number, zero-byte
-// items included.
+// Enqueues the first copy and those after it between the same devices or empty. Returns: their number.
 std::size_t between_devices(runtime::impl& r, std::span<plan const> plans, clock::timeline& line,
                             std::span<copy_item const> items, source_location at) {
   between both(r, plans.front(), line, at);

@@ -22,8 +22,7 @@ struct end {
   std::string text() const;               // "gpu:1 0x7f1000"
 };
 
-// Requires: bytes > 0. `role`: "dst" or "src". Throws: invalid_use (null, refused by known_range, a device
-// outside this machine)
+// Requires: bytes > 0. `role`: "dst" or "src". Throws: invalid_use (null, as known_range, unknown device)
 end look_at(runtime::impl&, std::string_view operation, std::string_view role, void const*, std::size_t bytes,
             source_location);
 

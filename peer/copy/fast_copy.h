@@ -1,7 +1,6 @@
-// The fast path of a copy between a device and weir's pinned memory, or within a device, by that device's
-// engine and without a route_guard. Builds no string, allocates nothing once the blocks are known, and takes
-// at most the lock of the device's memory. Every other case, wrong arguments included, is left to copy.cpp
-// without side effects.
+// The fast path of a copy between a device and weir's pinned memory, or within a device, without a
+// route_guard. Builds no string, allocates nothing once the blocks are known, and takes at most the lock of
+// the device's memory. Every other case, wrong arguments included, is left to copy.cpp.
 // Threads: any; `wishes` belong to one thread.
 #pragma once
 #include <boost/container/small_vector.hpp>
@@ -42,8 +41,7 @@ class short_way {
  public:
   // Whether the copy takes the fast path. If so, its blocks are found, and device blocks are marked for the
   // line. If not, the only side effect is a possible mark.
-  // given: null: the current stream of the copy's device. Requires: bytes > 0. Throws: as current_line on an
-  // opened device
+  // given: null: the current stream of the copy's device. Requires: bytes > 0. Throws: as current_line
   bool find(runtime::impl&, clock::timeline* given, asked const&, source_location const&);
   // Whether both ranges lie in the blocks of the last find().
   bool holds(asked const& a) const noexcept {

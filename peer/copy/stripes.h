@@ -3,12 +3,11 @@
 // Threads: any. A copy owns its lanes until its stream is ordered after them, so that copies of different
 // streams never wait for each other here.
 //
-//   up    near: slot <- host    far: device <- slot        near: stream of the lent device, far: of the
-//   copy's
+//   up    near: slot <- host    far: device <- slot        near: lent device's stream, far: copy's
 //   down  far: slot <- device   near: host <- slot
 //
-// Invariant: a slot is filled only after the work that emptied it, and emptied only after the work that
-// filled it.
+// Invariant: in stream order, a slot is filled only after it was emptied, and emptied only after it was
+// filled.
 #pragma once
 #include <memory>
 #include <span>
@@ -33,8 +32,7 @@ class stripes {  // a part of the runtime
   // Requires: one end is pinned, the other is on the line's device. Both are marked for the line afterwards.
   // Ensures: the line is ordered after the whole copy. If a lane refuses, its part goes direct.
   // Returns: false if no lane is available: nothing was enqueued.
-  // Throws: device_lost, driver_error. Afterwards nothing accesses the host memory, except a lost device
-  // possibly.
+  // Throws: device_lost, driver_error. Afterwards only a lost device may still access the host memory.
   bool carry(clock::timeline& line, end const& dst, end const& src, std::size_t bytes, std::span<int const> lent,
              source_location);
 

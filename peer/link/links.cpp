@@ -219,8 +219,7 @@ struct links::state {
     return *line;
   }
 
-  // Maps a separate handle on `to`, open to `from`: other data in the handle would become accessible over an
-  // untested link.
+  // Maps a separate handle on `to`, open to `from`: other data in it would be open to an untested link.
   driver::status map_page(mapped_handle& page, std::size_t bytes, int to, int from) {
     auto& machine = owner.machine();
     auto const made = machine.create(to, bytes);

@@ -18,8 +18,7 @@ class links {  // a part of the runtime
     proven,   // and a link test passed
     wrong,    // and a link test read back wrong bytes
   };
-  // A block is opened to a peer after the peer has copied this many times its size: a grant costs about 0.2
-  // ms a handle.
+  // A peer that has copied this many times a block's size gets it opened: a grant costs 0.2 ms a handle.
   static constexpr std::size_t worth_times = 8;
   static constexpr std::size_t least_handle = std::size_t{2} << 20;  // bytes
   // Maximum number of peers of a device without a switch, in either direction: a limit of the driver.
@@ -37,22 +36,18 @@ class links {  // a part of the runtime
   // false for memory in segments. Queries the driver once.
   bool may_be_opened(int device);
   // Whether no collectives are under way. A link test and the creation of a stream may wait for work of all
-  // devices; a collective could wait for a rank of the same thread. Makes no driver call unless there are
-  // collectives.
+  // devices; a collective may wait for a rank of this thread. Makes no driver call without collectives.
   bool may_try();
-  // Tests every claimed pair, unless collectives are under way. An untested pair stays claimed. Blocks: the
-  // first time.
+  // Tests every claimed pair, unless collectives are under way. Blocks: the first time.
   void prove_all(std::span<int const> devices, source_location) noexcept;
   // With options::peer_access, opens all memory of either device to the other if the link passes its test.
   // Tries again at the next call after a failure. Blocks: the first time.
   // Returns: true if a link state or a grant may have changed.
   bool meet(int a, int b, source_location) noexcept;
   std::uint64_t readers(int device);  // readers that all memory is open to or about to be, a bit each
-  // Opens all memory that this stream of `to` allocates from (null: all its streams). Throws: as
-  // enable_peer_access
+  // Opens all memory of this stream of `to` (null: of all its streams). Throws: as enable_peer_access
   void enable_peer_access(int to, clock::timeline* home, std::span<int const> readers, source_location);
-  // Throws: not_supported naming the pair (no link, wrong bytes, no connection left, memory in segments); as
-  // prove()
+  // Throws: not_supported naming the pair (no link, wrong bytes, no connection, segments); as prove()
   void must_reach(int from, int to, std::string_view operation, source_location);
   // Counts bytes copied between `from` and a block of another device. After enough bytes, grants the block to
   // `from` if the link passes its test. A refusal is no error: copies work without a grant.

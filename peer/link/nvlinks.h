@@ -1,5 +1,4 @@
-// Number of NVLinks between two GPUs, from NVIDIA's management library, loaded at run time. weir works
-// without it.
+// Number of NVLinks between two GPUs, from NVML, loaded at run time. weir works without it.
 // Threads: any.
 #pragma once
 #include <cstdint>

@@ -1,6 +1,5 @@
 // Sharing with other processes: blocks exported by this process, and imported blocks of others.
-// Threads: any. No lock is held over a driver call, except `granting_` and `opening_`, which no allocation
-// takes.
+// Threads: any. Only `opening_` and `granting_` are held over driver calls; weir::allocate takes neither.
 //
 // Each send of a block is a loan. One end of a socket, the loan's life, goes with it:
 //   The owner writes `lent` before it sends. An importer reads that word to open the loan, so that it is
@@ -98,8 +97,7 @@ class exports final : public openable_memory {  // a part of the runtime
   // Returns a lent-out handle, open to all readers of its device's memory. Throws: as take
   std::shared_ptr<exported> make(int device, std::size_t bytes, when_short, source_location);
   driver::status grant(exported&, int reader);                  // Requires: it is lent out, or has a guest
-  // Takes back what make() returned. It is reused after its loans and uses; if going, returned to the driver
-  // then.
+  // Takes back what make() returned, for reuse after its loans and uses; going: for the driver then.
   void keep(exported&, bool going) noexcept;
   // The block is in use from now on. Requires: its one user is `home`
   void begun(exported&, clock::timeline& home, source_location) noexcept;
@@ -115,8 +113,7 @@ class exports final : public openable_memory {  // a part of the runtime
   bool forget(exported&) noexcept;          // Returns: true if nothing is left. Requires: looked at and complete
   void tell_freed(exported&) noexcept;
   std::shared_ptr<exported> find_idle(int device, std::size_t bytes) noexcept;
-  // Blocks: until a freed block, of pools too, that waits only for this process is complete. false: there is
-  // none
+  // Blocks: for freed blocks, of pools too, that wait only for this process. false: there is none
   bool wait_for_kept(int device) noexcept;
   driver::status place(exported&, std::size_t handle_bytes, std::size_t alignment);
   driver::status grant_all(exported&, std::uint64_t readers);
@@ -167,8 +164,7 @@ class imports final : public openable_memory {  // a part of the runtime
     // The owner's word was read, and `opened` was written: once each, also over retries.
     bool taken = false, opened = false;
   };
-  // `line`: the number of the channel. Takes the files only on success, so that a call refused for lack of
-  // memory can be retried.
+  // `line`: the number of the channel. Takes the files only on success, for a retry.
   std::unique_ptr<opening> open(message const&, loaned&, std::uint64_t line, int reader, source_location);
   driver::status open_to(int device, std::uint64_t readers) override;
   driver::status open_to(void const* inside, int reader) override;

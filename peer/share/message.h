@@ -38,8 +38,7 @@ inline constexpr std::size_t granule = 512;  // bytes: alignment of a buffer in 
 std::uint64_t checksum_of(message const&) noexcept;
 std::span<std::byte const> bytes_of(message const&) noexcept;
 std::string uuid_of(message const&);
-// Returns: the error as text; empty if valid. `bytes`: received length; `files`: received descriptors; `cut`:
-// more were sent.
+// Returns: the error; empty if valid. `bytes`, `files`: received; `cut`: more descriptors were sent.
 std::string judge(message const&, std::size_t bytes, std::size_t files, bool cut);
 
 }  // namespace weir::peer
