@@ -18,7 +18,7 @@ struct memory_info {  // bytes of the whole device, other processes included
   size_t free = 0, total = 0;
 };
 
-bool is_available() noexcept;  // real or simulated; false if device_count() throws
+bool is_available() noexcept;  // a GPU, real or simulated; false if device_count() throws
 // Honours CUDA_VISIBLE_DEVICES, on simulated devices too. Creates no context.
 // Throws: invalid_use (unknown word in WEIR_CONF or WEIR_DEVICES), not_supported (cuda without a usable GPU)
 int device_count(source_location = source_location::current());

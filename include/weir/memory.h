@@ -24,8 +24,8 @@ inline void* allocate(stream_ref, size_t bytes, size_t alignment = default_align
 inline void deallocate(void*, source_location = source_location::current());
 // The same, after declaring that `last_use` has used the block up to this call.
 void deallocate(stream_ref last_use, void*, source_location = source_location::current());
-// Declares that the stream uses the block. After the block is freed, its memory is reused only after the work
-// enqueued on that stream by then. Interior addresses are valid. No driver call. Throws: invalid_use.
+// Declares that the stream uses the block: after a free, its memory is reused only after the work enqueued on
+// that stream by then. Interior addresses are valid. No driver call. Throws: invalid_use (no live block).
 void record_stream(void const*, stream_ref, source_location = source_location::current());
 
 // Fast path: small blocks from this thread's cache, while no history records the caller's line.

@@ -66,7 +66,7 @@ struct memory_segment {
 std::vector<memory_segment> memory_snapshot(device = gpu, source_location = source_location::current());
 // Writes all devices of the current runtime and the recorded history (newest events as traces) in the pickle
 // format of torch.cuda.memory._dump_snapshot. PyTorch's viewer opens it (its web page, or python -m
-// torch.cuda._memory_viz). Traces and segments differ by what other threads allocate meanwhile.
+// torch.cuda._memory_viz). Traces and segments may differ by what other threads allocate meanwhile.
 // Throws: invalid_use (the file cannot be written, and why).
 void dump_memory_snapshot(std::string const& path, source_location = source_location::current());
 // Writes the same as one HTML file without network access: memory over time, the layout at any time. Throws:

@@ -29,7 +29,7 @@ namespace weir {
 namespace detail {
 
 [[noreturn]] void no_device_code(source_location);           // this file was compiled without nvcc
-void check_native_launch(stream_ref, int native_code, source_location);  // 0: success. Throws: as a CUDA call
+void check_native_launch(stream_ref, int native_code, source_location);  // 0: ok. Throws: device_lost, driver_error
 
 // The body is a local by value: the compiler then knows that no store of the loop changes the body, and
 // vectorizes the blocks of fixed length at -O2.

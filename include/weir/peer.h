@@ -21,7 +21,8 @@ struct peer_link {
 };
 // Returns all pairs, row by row. Opens every device. Blocks: the first call tests each link, about 1 ms each.
 std::vector<peer_link> links(source_location = source_location::current());
-// Whether the driver reports access and no test failed. Opens nothing. Throws: invalid_use, driver_error.
+// Whether the driver reports access and no link test failed. Opens nothing.
+// Throws: invalid_use (no such device), driver_error.
 bool can_access_peer(device from, device to, source_location = source_location::current());
 namespace detail {
 void enable_peer_access(void const* block, device reader, source_location);

@@ -26,10 +26,10 @@ struct simulated {  // a machine inside this process; weir/sim.h steps, breaks a
   // false: no virtual memory management, as on some virtual GPUs; memory comes in whole segments
   bool virtual_memory = true;
   // Which freedoms that CUDA leaves a device this machine uses: docs/simulated-machine.md, F1 to F10.
-  enum class allowed : std::uint8_t {  // seeded: all that a correct program cannot notice; else none
-    usual,  // seeded: orders only
-    none,   // also out of memory although memory is free, and links that corrupt bytes
-    all,    // also memory that is refused although there was room, and links that change bytes
+  enum class allowed : std::uint8_t {
+    usual,  // seeded: all that a correct program cannot notice; else none
+    none,   // seeded: orders only
+    all,    // also out of memory although memory is free, and links that corrupt bytes
   } nondeterminism = allowed::usual;
   // Hardware queues that a device's streams share: work that cannot start yet blocks the streams behind it.
   // 0: one for each stream; seeded: the seed decides.

@@ -46,7 +46,7 @@ struct gradient_buckets::state {
   std::size_t half = 0;          // bytes of all parameters, gaps included
   std::byte* block = nullptr;    // null before build()
   std::optional<stream> side{};  // carries the reductions
-  std::size_t started = 0;       // buckets reduced in this step
+  std::size_t started = 0;       // reductions started in this step
 
   memory::allocator& memory(source_location at) const {
     return all->owner("gradient_buckets", at).part<memory::device_memory>().on(all->device(rank), at);

@@ -87,8 +87,8 @@ std::vector<nvlink_end> nvlink_ends(std::string const& pci_bus_id) {
     else if (knows_place)
       ends.push_back(
           {nvlink_end::is::gpu, std::string(there.bus_id.data(), strnlen(there.bus_id.data(), there.bus_id.size()))});
-    else ends.push_back({nvlink_end::is::fabric, {}});  // where switches are hidden nobody names the other end
-  }  // hidden switches: the other end is unknown
+    else ends.push_back({nvlink_end::is::fabric, {}});  // hidden switches: the other end is unknown
+  }
   return ends;
 }
 
