@@ -86,7 +86,7 @@ control* control_of(driver& d) noexcept {
   return nullptr;
 }
 
-checked::checked(std::unique_ptr<driver> inner) : inner_(std::move(inner)), machine_(sim::controls_of(*inner_)) {
+checked::checked(std::unique_ptr<driver> inner) : driver_front(std::move(inner)), machine_(sim::controls_of(*inner_)) {
   judge_.lock()->machine = machine_;
   auto all = alive().lock();
   static int const registered =
