@@ -2,7 +2,6 @@
 // and hands it to the carrier.
 // Threads: each rank by one thread at a time; abort by any.
 #include <algorithm>
-#include <cstdio>
 
 #include "peer/collective/group.h"
 #include "runtime/core/parts.h"
@@ -64,12 +63,6 @@ request::own_touches request::touches(std::size_t ranks) const noexcept {
                 2};
   t.count = part == 0 ? 0 : std::size_t{in != nullptr} + std::size_t{out != nullptr};
   return t;
-}
-
-std::string address_text(void const* p) {
-  char digits[24];
-  std::snprintf(digits, sizeof digits, "%p", p);
-  return digits;
 }
 
 bool reducible(dtype type) noexcept { return type != int16 && type != boolean; }
@@ -283,7 +276,7 @@ void use_on(clock::timeline& line, device_span what, std::string_view operation,
     return std::string(operand) + " of " + std::to_string(what.count) + " " + std::string(weir::name_of(what.dtype)) +
            " at";
   };
-  auto const named = [&] { return role() + " " + address_text(what.data); };
+  auto const named = [&] { return role() + " " + base::address_text(what.data); };
   if (what.count < 0) throw invalid_use(op, named() + ": a negative count", "Counts are of elements, from 0 up", at);
   std::size_t bytes = 0;
   if (__builtin_mul_overflow(static_cast<std::size_t>(what.count), size_of(what.dtype), &bytes))
@@ -300,8 +293,8 @@ void use_on(clock::timeline& line, device_span what, std::string_view operation,
   }
   if (device != line.device()) {
     std::string const whose =
-        device < 0 ? "not memory of " : "memory of gpu:" + std::to_string(device) + ", the rank's device is ";
-    throw invalid_use(op, named() + " is " + whose + "gpu:" + std::to_string(line.device()),
+        device < 0 ? "not memory of " : "memory of " + base::gpu_name(device) + ", the rank's device is ";
+    throw invalid_use(op, named() + " is " + whose + base::gpu_name(line.device()),
                       "Each rank gives memory of its own device, from weir::allocate, a buffer or a tensor", at);
   }
   if (is.memory && is.block.home != &line) is.memory->mark(what.data, line, at);
@@ -326,7 +319,7 @@ std::vector<communicator> communicator::create_all(std::span<weir::device const>
   for (weir::device const d : devices) {
     int const ordinal = streams::resolve(d, owner, "communicator::create_all", at);
     if (std::find(ordinals.begin(), ordinals.end(), ordinal) != ordinals.end()) {
-      throw invalid_use("communicator::create_all", "gpu:" + std::to_string(ordinal) + " is named twice",
+      throw invalid_use("communicator::create_all", base::gpu_name(ordinal) + " is named twice",
                         "Each rank has its own device", at);
     }
     ordinals.push_back(ordinal);
@@ -387,8 +380,8 @@ void require_slice_or_apart(device_span whole, device_span part, int rank, int r
   bool const slice = begin(part) == begin(whole) + static_cast<std::uintptr_t>(rank) * bytes(part);
   if (!apart && !slice) {
     throw invalid_use(op,
-                      "the part at " + peer::address_text(part.data) + " overlaps the whole at " +
-                          peer::address_text(whole.data) + ", and is not rank " + std::to_string(rank) +
+                      "the part at " + base::address_text(part.data) + " overlaps the whole at " +
+                          base::address_text(whole.data) + ", and is not rank " + std::to_string(rank) +
                           "'s slice of it",
                       "Give that slice, or memory apart", at);
   }

@@ -111,8 +111,6 @@ class group {
   base::condition changed_;
 };
 
-std::string address_text(void const*);  // "0x7f10…"
-
 // Throws invalid_use unless all of the elements lie in one block of that device.
 // Marks the block for the stream.
 void use_on(clock::timeline&, device_span, std::string_view operation, std::string_view operand, source_location);

@@ -68,8 +68,6 @@ class pinned_block {
 
 }  // namespace
 
-std::string pair_text(int from, int to) { return "gpu:" + std::to_string(from) + " -> gpu:" + std::to_string(to); }
-
 struct links::state {
   struct pair {
     bool asked = false;
@@ -209,7 +207,7 @@ struct links::state {
     if (!line) {
       owner.open(device, "links", at);
       auto const made = owner.machine().create_stream(device, driver::stream_kind::independent, 0);
-      if (!made.ok()) throw_refusal(made.is, "links", "a stream on gpu:" + std::to_string(device), "Try again", at);
+      if (!made.ok()) throw_refusal(made.is, "links", "a stream on " + base::gpu_name(device), "Try again", at);
       try {
         line = &clocks.make(device, made.value, clock::life::own);
       } catch (...) {
@@ -281,7 +279,7 @@ struct links::state {
     trier.store(base::this_thread_id());
     device_block const start(memory.on(from), near, at), back(memory.on(from), near, at);
     pinned_block const sent(pinned, at), came_back(pinned, at), arrived(pinned, at);
-    auto const must = [&](driver::status s) { require(s, "links", pair_text(from, to), "Try again", at); };
+    auto const must = [&](driver::status s) { require(s, "links", base::pair_text(from, to), "Try again", at); };
     mapped_handle& page = pages.emplace_back(trial_page{{}, from, to}).memory;
     if (auto const made = make_page(page, to, from, at); !made.ok()) {
       if (made.what == driver::code::not_supported || made.what == driver::code::invalid) return trust::refused;
@@ -336,7 +334,7 @@ links::trust links::known(int from, int to) {
 }
 
 links::trust links::prove(int from, int to, source_location at) {
-  if (from != to) require(told(from, to).is, "links", pair_text(from, to), "Try again", at);
+  if (from != to) require(told(from, to).is, "links", base::pair_text(from, to), "Try again", at);
   auto is = known(from, to);
   if (is != trust::claimed || !may_be_opened(to)) return is;
   auto& my = *state_;
@@ -391,9 +389,9 @@ void links::must_reach(int from, int to, std::string_view operation, source_loca
       is == trust::wrong     ? "This link changed bytes when it was tried: copy instead"
       : is == trust::refused ? "These devices do not reach each other: copy instead"
       : !may_be_opened(to)
-          ? "Memory of gpu:" + std::to_string(to) + " comes in segments, which cannot be opened: copy instead"
+          ? "Memory of " + base::gpu_name(to) + " comes in segments, which cannot be opened: copy instead"
           : "One of them has memory open with " + std::to_string(most_peers) + " devices already: copy instead";
-  throw not_supported(std::string(operation), pair_text(from, to), why, at);
+  throw not_supported(std::string(operation), base::pair_text(from, to), why, at);
 }
 
 void links::prove_all(std::span<int const> devices, source_location at) noexcept {

@@ -61,7 +61,7 @@ int imports::device_named(std::string const& uuid, source_location at) {
   while (uuids_.size() < static_cast<std::size_t>(runtime_.device_count())) {
     int const d = static_cast<int>(uuids_.size());
     auto info = runtime_.machine().info(d);
-    require(info.is, operation, "gpu:" + std::to_string(d), "Try again", at);
+    require(info.is, operation, base::gpu_name(d), "Try again", at);
     uuids_.push_back(std::move(info.value.uuid));
   }
   auto const found = std::find(uuids_.begin(), uuids_.end(), uuid);
@@ -155,15 +155,15 @@ std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& 
 
 void imports::make_reachable(imported& b, int reader, source_location at) {
   if (b.pages.granted(reader)) return;
-  std::string const pair = "gpu:" + std::to_string(reader) + " -> gpu:" + std::to_string(b.device);
+  std::string const pair = base::pair_text(reader, b.device);
   runtime_.open(reader, operation, at);
   auto const is = runtime_.part<links>().prove(reader, b.device, at);
   if (is != links::trust::proven)
     throw not_supported(
         operation, pair + (is == links::trust::wrong ? ": this link changed bytes when it was tried" : ": no link"),
-        "Open it for gpu:" + std::to_string(b.device) + " and copy", at);
-  require(b.pages.grant(reader), operation, pair,
-          "Open it for gpu:" + std::to_string(b.device) + " and copy, or try again", at);
+        "Open it for " + base::gpu_name(b.device) + " and copy", at);
+  require(b.pages.grant(reader), operation, pair, "Open it for " + base::gpu_name(b.device) + " and copy, or try again",
+          at);
 }
 
 std::unique_ptr<opening> imports::open(message const& m, loaned& with, std::uint64_t line, int reader,

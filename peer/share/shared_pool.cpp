@@ -33,7 +33,7 @@ pool_books::pool_books(exports& e, runtime::impl& r, int device, share_pool_opti
   for (weir::device const one : o.readers) {
     int const reader = streams::resolve(one, r, "share_pool", at);
     if (reader == device) continue;
-    std::string const pair = "gpu:" + std::to_string(reader) + " -> gpu:" + std::to_string(device);
+    std::string const pair = base::pair_text(reader, device);
     r.open(reader, "share_pool", at);
     if (r.part<links>().prove(reader, device, at) != links::trust::proven)
       throw not_supported("share_pool", "a reader without a link: " + pair,
@@ -280,8 +280,8 @@ void pool_books::grow(std::size_t bytes, std::size_t room, search& s, source_loc
       made = exports_.make(device_, want, s.then, at);
     }
     for (int const reader : readers_)
-      require(exports_.grant(*made, reader), "share_pool",
-              "gpu:" + std::to_string(reader) + " reads gpu:" + std::to_string(device_), "Try again", at);
+      require(exports_.grant(*made, reader), "share_pool", base::gpu_name(reader) + " reads " + base::gpu_name(device_),
+              "Try again", at);
     auto b = books_.lock();
     auto& h = b->handles[made->serial];
     try {

@@ -45,14 +45,12 @@ class writer {
   void memory(int device, memory_event const& e, std::int64_t live) {
     begin(std::string(e.what) + (e.bytes ? " " + bytes_text(e.bytes) : ""), "i", 0, e.thread);
     time("ts", e.ns - origin_);
-    char at[24];
-    std::snprintf(at, sizeof at, "0x%llx", static_cast<unsigned long long>(e.address));
     out_ += ",\"s\":\"t\",\"args\":{\"device\":" + std::to_string(device) + ",\"stream\":" + std::to_string(e.stream) +
-            ",\"bytes\":" + std::to_string(e.bytes) + ",\"address\":\"" + at + '"';
+            ",\"bytes\":" + std::to_string(e.bytes) + ",\"address\":\"" + base::address_text(e.address) + '"';
     if (e.where.file_name())
       out_ += ",\"line\":" + json_text(std::string(e.where.file_name()) + ":" + std::to_string(e.where.line()));
     out_ += "}}";
-    begin("memory of gpu:" + std::to_string(device), "C", 1 + device, 0);
+    begin("memory of " + base::gpu_name(device), "C", 1 + device, 0);
     time("ts", e.ns - origin_);
     out_ += ",\"args\":{\"live bytes\":" + std::to_string(live) + "}}";
   }
@@ -128,7 +126,7 @@ std::string trace_events(std::span<observe::span const> spans, std::span<device_
     }
   }
   out.name("process_name", 0, 0, "host");
-  for (int const d : devices) out.name("process_name", 1 + d, 0, "gpu:" + std::to_string(d));
+  for (int const d : devices) out.name("process_name", 1 + d, 0, base::gpu_name(d));
   return std::move(out).finish();
 }
 

@@ -7,6 +7,7 @@
 
 #include "runtime/base/call_site.h"
 #include "runtime/base/os.h"
+#include "runtime/base/text.h"
 #include "simulator/machine/memory.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -76,14 +77,6 @@ void unpoison_bytes(address at, std::size_t n) noexcept { ASAN_UNPOISON_MEMORY_R
 void poison_bytes(address, std::size_t) noexcept {}
 void unpoison_bytes(address, std::size_t) noexcept {}
 #endif
-
-namespace {
-std::string text_of(address at) {
-  char text[24];
-  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(at));
-  return text;
-}
-}  // namespace
 
 bool memory::reach(std::map<address, mapping>::value_type const& m, bool open) const {
   return os::protect(reinterpret_cast<void*>(m.first), m.second.bytes, open ? os::reach::all : os::reach::nothing);
@@ -272,8 +265,8 @@ std::string memory::owner_of(address at) const {
   if (!lock.owns_lock() || !in_one_reservation(at, 1)) return {};
   auto const m = mapping_before(at);
   bool const mapped = m != mappings_.end() && at - m->first < m->second.bytes;
-  return text_of(at) + (mapped ? ", memory of gpu:" + std::to_string(handles_[m->second.handle].device)
-                               : ", an address where no device memory is mapped");
+  return base::address_text(at) + (mapped ? ", memory of " + base::gpu_name(handles_[m->second.handle].device)
+                                          : ", an address where no device memory is mapped");
 }
 
 }  // namespace weir::driver::sim

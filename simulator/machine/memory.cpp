@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "runtime/base/os.h"
+#include "runtime/base/text.h"
 #include "simulator/machine/guard.h"
 #include "simulator/machine/left_behind.h"
 
@@ -29,16 +30,6 @@ bool overlaps(Map const& map, address at, std::size_t bytes) {
   if (before != map.end() && at - before->first < before->second.bytes) return true;
   auto const after = map.lower_bound(at);
   return after != map.end() && after->first - at < bytes;
-}
-
-std::string hex(address at) {
-  char text[2 * sizeof at + 3] = "0x";
-  char* out = text + 2;
-  int shift = 8 * sizeof at - 4;
-  while (shift > 0 && (at >> shift) == 0) shift -= 4;
-  for (; shift >= 0; shift -= 4) *out++ = "0123456789abcdef"[(at >> shift) & 15];
-  *out = 0;
-  return text;
 }
 
 }  // namespace
@@ -416,7 +407,7 @@ std::string memory::judge_locked(use const& u) const {
   auto const verb = u.what.writes ? "writes" : "reads";
   auto const who = [&] {
     return "device " + std::to_string(u.device) + " " + verb + " " + std::to_string(u.what.bytes) + " bytes at " +
-           hex(u.what.at);
+           base::address_text(u.what.at);
   };
   if (at == end) return {};
   auto const p = entry_before(pins_, at);

@@ -102,7 +102,7 @@ bool ended_elsewhere(std::uint64_t number) {
 
 void set(seat& s, runtime::impl& r, int device, std::string_view operation, source_location at) {
   r.open(device, operation, at);
-  require(r.machine().make_current(device), operation, "gpu:" + std::to_string(device), "", at);
+  require(r.machine().make_current(device), operation, base::gpu_name(device), "", at);
   s.device = device;
   s.cuda = true;
 }
@@ -129,7 +129,7 @@ int resolve(device d, runtime::impl& r, std::string_view operation, source_locat
   if (d.index() == -1) return seat_in(r).device;
   if (d.index() < 0 || d.index() >= r.device_count()) {
     throw invalid_use(std::string(operation),
-                      "gpu:" + std::to_string(d.index()) + " of " + std::to_string(r.device_count()) + " devices",
+                      base::gpu_name(d.index()) + " of " + std::to_string(r.device_count()) + " devices",
                       "Devices count from gpu:0 to gpu:" + std::to_string(r.device_count() - 1), at);
   }
   return d.index();

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "runtime/driver/allocation_observer.h"
-#include "runtime/memory/blocks/hex.h"
 
 namespace weir::memory {
 
@@ -120,7 +119,7 @@ void device_allocator::set_stream(void* p, clock::timeline& to, source_location 
   }
   for (clock::stamp s : before) {
     if (s.stream == to.id()) continue;
-    require(to.wait(s), "set_stream", hex(p), "The block stays with its stream", at);
+    require(to.wait(s), "set_stream", base::address_text(p), "The block stays with its stream", at);
   }
   base::owned_lock hold(m.lock);
   block_ref const b = of_.must_locate(p, r, "set_stream", at);
