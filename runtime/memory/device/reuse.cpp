@@ -265,7 +265,7 @@ held_block const* block_reuse::worth_a_wait(stream_heap& mine, alloc_request con
 
 // Its own blocks: wait for what other streams still do with one that is large enough alone,
 // the smallest and oldest; else with all.
-void* block_reuse::behind_own(stream_heap& mine, alloc_request const& r, std::size_t& gave) {
+std::size_t block_reuse::behind_own(stream_heap& mine, alloc_request const& r) {
   std::vector<clock::stamp> stamps;
   struct wanted_block {
     clock::stamp behind;
@@ -298,10 +298,9 @@ void* block_reuse::behind_own(stream_heap& mine, alloc_request const& r, std::si
       if (b.behind.stream == s.stream) tell_wait(mine, s, b.at, b.bytes);
     }
   }
-  if (stamps.empty()) return nullptr;
+  if (stamps.empty()) return 0;
   section const hold(mine);
-  gave += mine.settle();
-  return nullptr;  // searched again by the caller
+  return mine.settle();
 }
 
 void* block_reuse::after_a_wait(stream_heap& mine, alloc_request const& r, std::size_t& gave) {
@@ -309,7 +308,7 @@ void* block_reuse::after_a_wait(stream_heap& mine, alloc_request const& r, std::
   // A part of a collective that comes late holds up all other ranks, and what it would be put behind may wait
   // for one of them, through streams in between: a stream that carries collectives is never made to wait.
   if (home.carries_collectives()) return nullptr;
-  (void)behind_own(mine, r, gave);
+  gave = behind_own(mine, r);
   if (gave) return nullptr;
 
   // Others' free pieces: the one freed first, of those of a stream that were looked at.
@@ -332,7 +331,6 @@ void* block_reuse::after_a_wait(stream_heap& mine, alloc_request const& r, std::
     if (oldest.n == 0 || put_behind(mine, oldest) != behind::waits) return false;
     if (!(out = from_others(mine, r, ~std::size_t{0}))) return false;
     tell_wait(mine, oldest, reinterpret_cast<address>(out), bytes);
-    gave += bytes;
     return true;
   });
   return out;
