@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "runtime/observe/stat_math.h"
+
 namespace weir::observe {
 namespace {
 
@@ -36,19 +38,14 @@ void memory_beside::appeared(int device, sharing kind, std::uintptr_t at, std::s
     if (b->devices.size() <= static_cast<std::size_t>(device)) b->devices.resize(static_cast<std::size_t>(device) + 1);
     b->mapped.insert_or_assign(at, pages{device, bytes, kind});
   } catch (...) {}
-  if (statistic* const s = of(*b, device, kind)) {
-    auto const n = static_cast<std::int64_t>(bytes);
-    s->current += n, s->allocated += n;
-    s->peak = std::max(s->peak, s->current);
-  }
+  if (statistic* const s = of(*b, device, kind)) add(*s, static_cast<std::int64_t>(bytes));
 }
 
 void memory_beside::vanished(int device, sharing kind, std::uintptr_t at, std::size_t bytes) noexcept {
   auto b = books_.lock();
   b->mapped.erase(at);
   b->blocks.erase(b->blocks.lower_bound(at), b->blocks.lower_bound(at + bytes));
-  if (statistic* const s = of(*b, device, kind))
-    s->current -= static_cast<std::int64_t>(bytes), s->freed += static_cast<std::int64_t>(bytes);
+  if (statistic* const s = of(*b, device, kind)) add(*s, -static_cast<std::int64_t>(bytes));
 }
 
 void memory_beside::taken(std::uintptr_t at, std::size_t bytes, std::size_t requested, source_location from) noexcept {
