@@ -38,6 +38,17 @@ auto node_for(Range const& r) {
 
 }  // namespace
 
+// A call about a range is over: it is busy no more, and stays in the books or leaves them.
+void cuda_driver::over(ranges books::*which, address at, bool stays) {
+  auto b = books_.lock();
+  if (stays) {
+    ((*b).*which).find(at)->second.busy = false;
+    return;
+  }
+  if (which != &books::reservations) outdate();
+  ((*b).*which).erase(at);
+}
+
 result<address> cuda_driver::reserve(std::size_t bytes, std::size_t alignment) {
   if (status const may = may_call(); !may.ok()) return {may};
   bool const power = (alignment & (alignment - 1)) == 0;
@@ -45,11 +56,9 @@ result<address> cuda_driver::reserve(std::size_t bytes, std::size_t alignment) {
     return {invalid};
   auto node = node_for<ranges>(range{.bytes = bytes});
   CUdeviceptr at = 0;
-  {
-    relaxed const mode(api_);
-    if (CUresult const r = api_.cuMemAddressReserve(&at, bytes, std::max(alignment, granularity_), 0, 0))
-      return {to_status(r)};
-  }
+  auto const place = std::max(alignment, granularity_);
+  if (CUresult const r = in_relaxed([&] { return api_.cuMemAddressReserve(&at, bytes, place, 0, 0); }))
+    return {to_status(r)};
   node.key() = at;
   books_.lock()->reservations.insert(std::move(node));
   return {{}, static_cast<address>(at)};
@@ -64,17 +73,8 @@ status cuda_driver::unreserve(address at, std::size_t bytes) {
     if (overlaps(b->mappings, at, bytes)) return invalid;
     found->second.busy = true;
   }
-  CUresult r;
-  {
-    relaxed const mode(api_);
-    r = api_.cuMemAddressFree(at, bytes);
-  }
-  auto b = books_.lock();
-  if (r == CUDA_SUCCESS) {
-    b->reservations.erase(at);
-  } else {
-    b->reservations.find(at)->second.busy = false;
-  }
+  CUresult const r = in_relaxed([&] { return api_.cuMemAddressFree(at, bytes); });
+  over(&books::reservations, at, r != CUDA_SUCCESS);
   return to_status(r);
 }
 
@@ -113,11 +113,7 @@ status cuda_driver::release(memory_handle handle) {
   if (status const may = may_call(); !may.ok()) return may;
   auto node = books_.lock()->handles.extract(static_cast<std::uint64_t>(handle));
   if (node.empty()) return invalid;
-  CUresult r;
-  {
-    relaxed const mode(api_);
-    r = api_.cuMemRelease(node.mapped().handle);
-  }
+  CUresult const r = in_relaxed([&] { return api_.cuMemRelease(node.mapped().handle); });
   status const said = to_status(r);
   if (said.what == code::lost) found_lost(node.mapped().device, r);
   if (!said.ok()) books_.lock()->handles.insert(std::move(node));
@@ -137,20 +133,8 @@ status cuda_driver::map(address at, std::size_t bytes, memory_handle handle) {
     if (bytes > home->second.bytes - (at - home->first) || overlaps(b->mappings, at, bytes)) return invalid;
     b->mappings.emplace(at, range{.bytes = bytes, .device = page.device, .busy = true});
   }
-  CUresult r;
-  {
-    relaxed const mode(api_);
-    r = api_.cuMemMap(at, bytes, 0, page.handle, 0);
-  }
-  {
-    auto b = books_.lock();
-    if (r == CUDA_SUCCESS) {
-      b->mappings.find(at)->second.busy = false;
-    } else {
-      outdate();
-      b->mappings.erase(at);
-    }
-  }
+  CUresult const r = in_relaxed([&] { return api_.cuMemMap(at, bytes, 0, page.handle, 0); });
+  over(&books::mappings, at, r == CUDA_SUCCESS);
   status const said = to_status(r);
   if (said.what == code::lost) found_lost(page.device, r);
   return said;
@@ -167,20 +151,8 @@ status cuda_driver::unmap(address at, std::size_t bytes) {
     device = found->second.device;
   }
   if (announcer_) announcer_->unusable(at);
-  CUresult r;
-  {
-    relaxed const mode(api_);
-    r = api_.cuMemUnmap(at, bytes);
-  }
-  {
-    auto b = books_.lock();
-    if (r == CUDA_SUCCESS) {
-      outdate();
-      b->mappings.erase(at);
-    } else {
-      b->mappings.find(at)->second.busy = false;
-    }
-  }
+  CUresult const r = in_relaxed([&] { return api_.cuMemUnmap(at, bytes); });
+  over(&books::mappings, at, r != CUDA_SUCCESS);
   status const said = to_status(r);
   if (said.what == code::lost) found_lost(device, r);
   return said;
@@ -270,15 +242,7 @@ status cuda_driver::pin(void* host, std::size_t bytes) {
     b->pins.emplace(at, range{.bytes = bytes, .busy = true});
   }
   CUresult const r = api_.cuMemHostRegister(host, bytes, CU_MEMHOSTREGISTER_PORTABLE);
-  {
-    auto b = books_.lock();
-    if (r == CUDA_SUCCESS) {
-      b->pins.find(at)->second.busy = false;
-    } else {
-      outdate();
-      b->pins.erase(at);
-    }
-  }
+  over(&books::pins, at, r == CUDA_SUCCESS);
   // What the system refuses here is memory it will not lock.
   if (r == CUDA_ERROR_OPERATING_SYSTEM) return {code::out_of_memory, r};
   return in.answer(r);
@@ -296,15 +260,7 @@ status cuda_driver::unpin(void* host) {
     found->second.busy = true;
   }
   CUresult const r = api_.cuMemHostUnregister(host);
-  {
-    auto b = books_.lock();
-    if (r == CUDA_SUCCESS) {
-      outdate();
-      b->pins.erase(at);
-    } else {
-      b->pins.find(at)->second.busy = false;
-    }
-  }
+  over(&books::pins, at, r != CUDA_SUCCESS);
   return in.answer(r);
 }
 
