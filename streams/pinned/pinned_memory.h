@@ -35,6 +35,16 @@ class pinned_memory {  // a part of the runtime
   // memory is held back (counted as pending).
   // Throws: invalid_use (foreign, interior, freed twice); nothing has changed then
   void deallocate(void*, source_location);
+  struct frees_block {
+    pinned_memory* of;
+    void operator()(void* block) const noexcept {
+      try {
+        of->deallocate(block, source_location::current());
+      } catch (...) {}
+    }
+  };
+  using scoped_block = std::unique_ptr<void, frees_block>;  // freed at its end
+  scoped_block allocate_scoped(std::size_t bytes, source_location at) { return {allocate(bytes, 0, at), {this}}; }
   // used by work given to that stream; interior addresses are fine
   void mark(void const*, clock::timeline& user) noexcept;
   void mark(void const*, clock::stamp) noexcept;            // the same for work up to an exact stamp
