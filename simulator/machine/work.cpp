@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "runtime/driver/words.h"
-
 namespace weir::driver::sim {
 namespace {
 void fill(void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t bytes) {
