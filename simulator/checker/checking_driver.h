@@ -30,7 +30,6 @@ class checked final : public driver_front<checked>, public control, public witne
   status map(address, std::size_t bytes, memory_handle) override;
   status unmap(address, std::size_t bytes) override;
   result<memory_handle> create_shared(int device, std::size_t bytes) override;
-  result<int> export_handle(memory_handle) override;
   result<memory_handle> import_handle(int device, std::size_t bytes, int file) override;
   result<address> create_segment(int device, std::size_t bytes) override;
   status release_segment(int device, address) override;
@@ -97,6 +96,7 @@ class checked final : public driver_front<checked>, public control, public witne
   status after(status, int device, moment const&, std::span<range const>, char const* operation);
   status seen(status, int device, moment const&);  // of a call that is ok when that is complete
   status note(status, int device);                 // a lost device
+  result<memory_handle> created(result<memory_handle>, int device, std::size_t bytes);
   template <class T> result<T> noted(result<T> r, int device) {
     (void)note(r.is, device);
     return r;
