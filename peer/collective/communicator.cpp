@@ -47,7 +47,7 @@ bool request::matches(request const& other) const noexcept {
 }
 
 std::string request::text() const {
-  std::string s = std::string(name_of(what)) + " of " + std::to_string(count) + " " + std::string(weir::name_of(type));
+  std::string s = base::text(name_of(what), " of ", count, " ", weir::name_of(type));
   if (reduces()) s += " (" + std::string(weir::name_of(how)) + ")";
   if (has_root()) s += (what == verb::gather ? " to rank " : " from rank ") + std::to_string(root);
   return s;
@@ -83,14 +83,14 @@ runtime::impl& group::owner(std::string_view operation, source_location at) cons
 }
 
 void group::refuse_if_over(shared const& s, int rank, std::string const& operation, source_location at) const {
-  std::string const who = "rank " + std::to_string(rank) + " of " + std::to_string(size());
+  std::string const who = base::text("rank ", rank, " of ", size());
   if (s.aborted_by >= 0) {
-    throw driver_error(0, operation, who + ": rank " + std::to_string(s.aborted_by) + " aborted this communicator",
-                       make_anew, at);
+    throw driver_error(0, operation, base::text(who, ": rank ", s.aborted_by, " aborted this communicator"), make_anew,
+                       at);
   }
   for (std::size_t other = 0; other < s.gone.size(); ++other) {
     if (s.gone[other])
-      throw invalid_use(operation, who + ": rank " + std::to_string(other) + "'s communicator is destroyed",
+      throw invalid_use(operation, base::text(who, ": rank ", other, "'s communicator is destroyed"),
                         "Keep all ranks' communicators until the last collective was asked for", at);
   }
 }
@@ -106,10 +106,10 @@ std::uint64_t group::agree(int rank, request const& r, source_location at) {
     s->open.push_back({r, rank, at, 0});
   } else if (asked const& first = s->open[place]; !r.matches(first.first)) {
     std::string const there =
-        first.at.file_name() ? std::string(" at ") + first.at.file_name() + ":" + std::to_string(first.at.line()) : "";
+        first.at.file_name() ? base::text(" at ", first.at.file_name(), ":", first.at.line()) : "";
     throw invalid_use(std::string(name_of(r.what)),
-                      "rank " + std::to_string(rank) + " asks for " + r.text() + " where rank " +
-                          std::to_string(first.first_rank) + " asked for " + first.first.text() + there,
+                      base::text("rank ", rank, " asks for ", r.text(), " where rank ", first.first_rank, " asked for ",
+                                 first.first.text(), there),
                       "All ranks ask for the same collectives in the same order", at);
   }
   ++s->open[place].ranks;
@@ -137,8 +137,8 @@ stamp group::issue(int rank, clock::timeline& on, request const& r, source_locat
   auto const refuse_if_broken = [&] {
     if (std::string why = carrier_->broken(rank); !why.empty()) {
       abort(rank);
-      throw driver_error(0, std::string(name_of(r.what)),
-                         "rank " + std::to_string(rank) + " of " + std::to_string(size()) + ": " + why, make_anew, at);
+      throw driver_error(0, std::string(name_of(r.what)), base::text("rank ", rank, " of ", size(), ": ", why),
+                         make_anew, at);
     }
   };
   {
@@ -190,10 +190,8 @@ void group::barrier(int rank, base::time_limit limit, source_location at) {
   }
   s->at_barrier[static_cast<std::size_t>(rank)] = false;
   refuse_if_over(*s, rank, "barrier", at);
-  throw timed_out(
-      "barrier",
-      "rank " + std::to_string(rank) + " waited " + std::to_string(limit.ns() / 1'000'000) + " ms for " + missing,
-      "See where the thread of that rank stands, or allow a longer limit", at);
+  throw timed_out("barrier", base::text("rank ", rank, " waited ", limit.ns() / 1'000'000, " ms for ", missing),
+                  "See where the thread of that rank stands, or allow a longer limit", at);
 }
 
 void group::abort(int rank) noexcept {
@@ -272,10 +270,7 @@ class groups {
 void use_on(clock::timeline& line, device_span what, std::string_view operation, std::string_view operand,
             source_location at) {
   std::string const op(operation);
-  auto const role = [&] {
-    return std::string(operand) + " of " + std::to_string(what.count) + " " + std::string(weir::name_of(what.dtype)) +
-           " at";
-  };
+  auto const role = [&] { return base::text(operand, " of ", what.count, " ", weir::name_of(what.dtype), " at"); };
   auto const named = [&] { return role() + " " + base::address_text(what.data); };
   if (what.count < 0) throw invalid_use(op, named() + ": a negative count", "Counts are of elements, from 0 up", at);
   std::size_t bytes = 0;
@@ -352,8 +347,7 @@ void require_reducible(dtype type, std::string_view operation, source_location a
 
 void require_rank(int root, int ranks, std::string_view operation, source_location at) {
   if (root < 0 || root >= ranks) {
-    throw invalid_use(std::string(operation),
-                      "root " + std::to_string(root) + " of " + std::to_string(ranks) + " ranks",
+    throw invalid_use(std::string(operation), base::text("root ", root, " of ", ranks, " ranks"),
                       "Ranks count from 0 to " + std::to_string(ranks - 1), at);
   }
 }
@@ -370,8 +364,7 @@ void require_slice_or_apart(device_span whole, device_span part, int rank, int r
   std::int64_t product = 0;
   if (__builtin_mul_overflow(part.count, static_cast<std::int64_t>(ranks), &product) || product != whole.count) {
     throw invalid_use(op,
-                      "parts of " + std::to_string(part.count) + " elements from " + std::to_string(ranks) +
-                          " ranks do not make " + std::to_string(whole.count),
+                      base::text("parts of ", part.count, " elements from ", ranks, " ranks do not make ", whole.count),
                       "The whole holds as many parts as there are ranks", at);
   }
   auto const begin = [](device_span s) { return reinterpret_cast<std::uintptr_t>(s.data); };
@@ -380,9 +373,8 @@ void require_slice_or_apart(device_span whole, device_span part, int rank, int r
   bool const slice = begin(part) == begin(whole) + static_cast<std::uintptr_t>(rank) * bytes(part);
   if (!apart && !slice) {
     throw invalid_use(op,
-                      "the part at " + base::address_text(part.data) + " overlaps the whole at " +
-                          base::address_text(whole.data) + ", and is not rank " + std::to_string(rank) +
-                          "'s slice of it",
+                      base::text("the part at ", base::address_text(part.data), " overlaps the whole at ",
+                                 base::address_text(whole.data), ", and is not rank ", rank, "'s slice of it"),
                       "Give that slice, or memory apart", at);
   }
 }

@@ -120,12 +120,12 @@ void imports::sweep() noexcept {
 
 std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& memory, int device,
                                             source_location at) {
-  auto const text = std::to_string(m.handle_bytes) + " B of gpu:" + std::to_string(device);
+  auto const text = base::text(m.handle_bytes, " B of gpu:", device);
   auto& machine = runtime_.machine();
   auto const info = machine.info(device);
   require(info.is, operation, text, "Try again", at);
   if (m.handle_bytes > info.value.total_memory)
-    refuse(text + ": that device has " + std::to_string(info.value.total_memory) + " B", at);
+    refuse(base::text(text, ": that device has ", info.value.total_memory, " B"), at);
   auto made = std::make_shared<imported>();
   made->origin = m.origin;
   made->serial = m.serial;
@@ -173,15 +173,13 @@ std::unique_ptr<opening> imports::open(message const& m, loaned& with, std::uint
   int const device = device_named(uuid_of(m), at);
   runtime_.open(device, operation, at);
   auto made = std::make_unique<opening>();
-  std::string const name = "a buffer in handle " + std::to_string(m.serial) + " of its owner";
+  std::string const name = base::text("a buffer in handle ", m.serial, " of its owner");
   if (!os::is_message_socket(life.get()))
     refuse(name + ": a damaged loan, its descriptor is no socket that keeps messages apart", at);
   take_word(with, name, at);
   auto b = find(m, memory, line, device);
   if (b && b->pages.bytes() != m.handle_bytes)
-    refuse(name + ": " + std::to_string(m.handle_bytes) + " B, but that memory has " +
-               std::to_string(b->pages.bytes()) + " B",
-           at);
+    refuse(base::text(name, ": ", m.handle_bytes, " B, but that memory has ", b->pages.bytes(), " B"), at);
   switch (os::has_hung_up(life.get()) ? os::heard::closed
           : with.opened               ? os::heard::message
                                       : say(life, word::opened)) {

@@ -373,25 +373,21 @@ std::vector<std::string> pool_books::validate() const {
     bool last_free = false;
     for (auto const& [offset, r] : h.ranges) {
       if (offset != next || r.offset != offset || r.of != &h)
-        wrong.push_back("handle " + std::to_string(serial) + ": a gap or an overlap before " + std::to_string(offset));
+        wrong.push_back(base::text("handle ", serial, ": a gap or an overlap before ", offset));
       if (r.free && last_free)
-        wrong.push_back("handle " + std::to_string(serial) + ": two free ranges side by side at " +
-                        std::to_string(offset));
+        wrong.push_back(base::text("handle ", serial, ": two free ranges side by side at ", offset));
       if (r.size.is_linked() != (r.free && !h.spoilt))
-        wrong.push_back("handle " + std::to_string(serial) + ": what serves is in order by size, at " +
-                        std::to_string(offset));
+        wrong.push_back(base::text("handle ", serial, ": what serves is in order by size, at ", offset));
       next = offset + r.bytes;
       (r.free ? free : taken) += r.bytes;
       last_free = r.free;
     }
-    if (next != h.pages->pages.bytes())
-      wrong.push_back("handle " + std::to_string(serial) + ": its ranges end at " + std::to_string(next));
+    if (next != h.pages->pages.bytes()) wrong.push_back(base::text("handle ", serial, ": its ranges end at ", next));
     reserved += h.pages->pages.bytes();
   }
-  if (reserved != b->reserved)
-    wrong.push_back("reserved " + std::to_string(b->reserved) + ", handles have " + std::to_string(reserved));
+  if (reserved != b->reserved) wrong.push_back(base::text("reserved ", b->reserved, ", handles have ", reserved));
   if (taken != b->allocated + b->held_bytes + b->lost)
-    wrong.push_back("taken " + std::to_string(taken) + " is not allocated + held + lost");
+    wrong.push_back(base::text("taken ", taken, " is not allocated + held + lost"));
   if (reserved != taken + free) wrong.push_back("reserved is not taken + free");
   return wrong;
 }

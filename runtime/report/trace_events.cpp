@@ -32,35 +32,32 @@ class writer {
     bool first = true;
     if (s.bytes) arg(first, "bytes", std::to_string(s.bytes));
     if (s.stream) arg(first, s.where == observe::span::on::thread ? "stream" : "for stream", std::to_string(s.stream));
-    if (s.at.file_name())
-      arg(first, "line", json_text(std::string(s.at.file_name()) + ":" + std::to_string(s.at.line())));
+    if (s.at.file_name()) arg(first, "line", json_text(base::text(s.at.file_name(), ":", s.at.line())));
     out_ += "}}";
     // to the first part of it
     if (!s.link || (s.where == observe::span::on::stream && !arrived_.insert(s.link).second)) return;
     // an arrow from the call to its work
     begin("given", s.where == observe::span::on::thread ? "s" : "f", process, s.number);
     time("ts", from - origin_);
-    out_ += ",\"cat\":\"given\",\"bp\":\"e\",\"id\":" + std::to_string(s.link) + "}";
+    out_ += base::text(",\"cat\":\"given\",\"bp\":\"e\",\"id\":", s.link, "}");
   }
   void memory(int device, memory_event const& e, std::int64_t live) {
     begin(std::string(e.what) + (e.bytes ? " " + bytes_text(e.bytes) : ""), "i", 0, e.thread);
     time("ts", e.ns - origin_);
-    out_ += ",\"s\":\"t\",\"args\":{\"device\":" + std::to_string(device) + ",\"stream\":" + std::to_string(e.stream) +
-            ",\"bytes\":" + std::to_string(e.bytes) + ",\"address\":\"" + base::address_text(e.address) + '"';
-    if (e.where.file_name())
-      out_ += ",\"line\":" + json_text(std::string(e.where.file_name()) + ":" + std::to_string(e.where.line()));
+    out_ += base::text(",\"s\":\"t\",\"args\":{\"device\":", device, ",\"stream\":", e.stream, ",\"bytes\":", e.bytes,
+                       ",\"address\":\"", base::address_text(e.address), '"');
+    if (e.where.file_name()) out_ += ",\"line\":" + json_text(base::text(e.where.file_name(), ":", e.where.line()));
     out_ += "}}";
     begin("memory of " + base::gpu_name(device), "C", 1 + device, 0);
     time("ts", e.ns - origin_);
-    out_ += ",\"args\":{\"live bytes\":" + std::to_string(live) + "}}";
+    out_ += base::text(",\"args\":{\"live bytes\":", live, "}}");
   }
   std::string finish() && { return "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[" + out_ + "\n]}\n"; }
 
  private:
   void begin(std::string_view name, char const* phase, int process, std::uint64_t track) {
     out_ += out_.empty() ? "\n{" : ",\n{";
-    out_ += "\"name\":" + json_text(name) + ",\"ph\":\"" + phase + "\",\"pid\":" + std::to_string(process) +
-            ",\"tid\":" + std::to_string(track);
+    out_ += base::text("\"name\":", json_text(name), ",\"ph\":\"", phase, "\",\"pid\":", process, ",\"tid\":", track);
   }
   void time(char const* name, std::int64_t ns) {
     char text[48];

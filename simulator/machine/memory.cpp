@@ -193,16 +193,21 @@ void memory::drop_mapping(std::map<address, mapping>::iterator m) {
   drop_if_dead(index);
 }
 
+// The entry once nothing uses it, or the end: it has gone meanwhile.
+template <class Map>
+auto memory::unused(base::unique_lock& lock, Map& map, address at) {
+  ++waiting_to_unmap_;
+  auto found = map.find(at);
+  for (; found != map.end() && found->second.users > 0; found = map.find(at)) unused_.wait(lock);
+  --waiting_to_unmap_;
+  return found;
+}
+
 status memory::unmap(address at, std::size_t bytes) {
   base::unique_lock lock(mutex_);
   auto found = mappings_.find(at);
   if (found == mappings_.end() || found->second.bytes != bytes || found->second.segment) return invalid;
-  ++waiting_to_unmap_;
-  while (found != mappings_.end() && found->second.users > 0) {
-    unused_.wait(lock);
-    found = mappings_.find(at);
-  }
-  --waiting_to_unmap_;
+  found = unused(lock, mappings_, at);
   if (found == mappings_.end() || found->second.bytes != bytes) return invalid;  // another thread was quicker
   os::unmap_to_nothing(pointer(at), bytes);
   drop_mapping(found);
@@ -256,12 +261,7 @@ status memory::release_segment(int device, address at) {
   auto found = mappings_.find(at);
   if (found == mappings_.end() || !found->second.segment || handles_[found->second.handle].device != device)
     return invalid;
-  ++waiting_to_unmap_;
-  while (found != mappings_.end() && found->second.users > 0) {
-    unused_.wait(lock);
-    found = mappings_.find(at);
-  }
-  --waiting_to_unmap_;
+  found = unused(lock, mappings_, at);
   if (found == mappings_.end() || !found->second.segment) return invalid;
   std::size_t const bytes = reservations_.at(at).bytes;  // whole pages
   os::unmap_to_nothing(pointer(at), bytes);
@@ -287,12 +287,7 @@ status memory::unpin(void* host) {
   auto const at = reinterpret_cast<address>(host);
   auto found = pins_.find(at);
   if (found == pins_.end()) return invalid;
-  ++waiting_to_unmap_;
-  while (found != pins_.end() && found->second.users > 0) {
-    unused_.wait(lock);
-    found = pins_.find(at);
-  }
-  --waiting_to_unmap_;
+  found = unused(lock, pins_, at);
   if (found == pins_.end()) return invalid;
   shields_.forget(at, found->second.bytes);
   os::advise(host, found->second.bytes, os::advice::to_children);
@@ -406,8 +401,7 @@ std::string memory::judge_locked(use const& u) const {
   address const end = at + u.what.bytes;
   auto const verb = u.what.writes ? "writes" : "reads";
   auto const who = [&] {
-    return "device " + std::to_string(u.device) + " " + verb + " " + std::to_string(u.what.bytes) + " bytes at " +
-           base::address_text(u.what.at);
+    return base::text("device ", u.device, " ", verb, " ", u.what.bytes, " bytes at ", base::address_text(u.what.at));
   };
   if (at == end) return {};
   auto const p = entry_before(pins_, at);
@@ -421,8 +415,7 @@ std::string memory::judge_locked(use const& u) const {
     auto const m = entry_before(mappings_, at);
     if (m != mappings_.end() && at - m->first < m->second.bytes) {
       if (!reaches(m->second, u.device))
-        return who() + ", memory of device " + std::to_string(handles_[m->second.handle].device) +
-               " that it was not granted";
+        return base::text(who(), ", memory of device ", handles_[m->second.handle].device, " that it was not granted");
       at = m->first + m->second.bytes;
       continue;
     }
@@ -464,7 +457,7 @@ std::string memory::begin(std::span<use const> uses) {
   for (use const& u : uses) open &= open_to(u);
   if (open) return {};
   end_locked(uses);
-  return "device " + std::to_string(uses.front().device) + " cannot be let at its pages: the system refused";
+  return base::text("device ", uses.front().device, " cannot be let at its pages: the system refused");
 }
 
 void memory::end(std::span<use const> uses) {
@@ -493,8 +486,7 @@ std::uint64_t memory::name_of(address at) const {
 void memory::census(std::vector<std::string>& found, std::vector<bool> const& lost) const {
   base::lock_guard lock(mutex_);
   for (auto const& [at, r] : reservations_) {
-    if (!r.of_segment)
-      found.push_back("reservation " + std::to_string(r.ordinal) + " of " + std::to_string(r.bytes) + " bytes");
+    if (!r.of_segment) found.push_back(base::text("reservation ", r.ordinal, " of ", r.bytes, " bytes"));
   }
   for (auto const& [at, m] : mappings_) {
     int const owner = handles_[m.handle].device;
@@ -506,12 +498,10 @@ void memory::census(std::vector<std::string>& found, std::vector<bool> const& lo
   for (std::size_t i = 0; i < handles_.size(); ++i) {
     physical const& p = handles_[i];
     if (p.device >= 0 && !p.released)
-      found.push_back("memory handle " + std::to_string(i + 1) + " of " + std::to_string(p.bytes) +
-                      " bytes of device " + std::to_string(p.device));
+      found.push_back(base::text("memory handle ", i + 1, " of ", p.bytes, " bytes of device ", p.device));
   }
   if (std::find(lost.begin(), lost.end(), false) == lost.end()) return;
-  for (auto const& [at, p] : pins_)
-    found.push_back("pin " + std::to_string(p.ordinal) + " of " + std::to_string(p.bytes) + " bytes");
+  for (auto const& [at, p] : pins_) found.push_back(base::text("pin ", p.ordinal, " of ", p.bytes, " bytes"));
 }
 
 }  // namespace weir::driver::sim

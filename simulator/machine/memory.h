@@ -177,6 +177,8 @@ class memory {
 
   shape const shape_;
   mutable base::mutex mutex_{base::quiet};
+  template <class Map>
+  auto unused(base::unique_lock&, Map&, address);
   base::condition unused_;
   int waiting_to_unmap_ = 0;
   std::vector<std::unique_ptr<bank>> banks_;

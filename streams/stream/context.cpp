@@ -129,7 +129,7 @@ int resolve(device d, runtime::impl& r, std::string_view operation, source_locat
   if (d.index() == -1) return seat_in(r).device;
   if (d.index() < 0 || d.index() >= r.device_count()) {
     throw invalid_use(std::string(operation),
-                      base::gpu_name(d.index()) + " of " + std::to_string(r.device_count()) + " devices",
+                      base::text(base::gpu_name(d.index()), " of ", r.device_count(), " devices"),
                       "Devices count from gpu:0 to gpu:" + std::to_string(r.device_count() - 1), at);
   }
   return d.index();
@@ -156,9 +156,7 @@ clock::timeline& current_line(runtime::impl& r, source_location const& at) {
 }
 int current_ordinal(runtime::impl& r) { return seat_in(r).device; }
 
-std::string describe(clock::timeline const& t) {
-  return "stream " + std::to_string(t.id()) + " of gpu:" + std::to_string(t.device());
-}
+std::string describe(clock::timeline const& t) { return base::text("stream ", t.id(), " of gpu:", t.device()); }
 
 void throw_forked(std::string_view operation, source_location at) {
   throw_refusal({driver::code::forked}, operation, "a child", "", at);
@@ -168,8 +166,8 @@ void throw_not_valid(stream_ref s, std::string_view operation, source_location a
   std::uint64_t const tenure = weir::detail::stream_access::tenure(s);
   if (!tenure)
     throw invalid_use(std::string(operation), "a stream that was moved from", "Use the stream it was moved to", at);
-  std::string const what = "stream " + std::to_string(clock::tenure_word::id(tenure)) +
-                           " of gpu:" + std::to_string(clock::tenure_word::device(tenure));
+  std::string const what =
+      base::text("stream ", clock::tenure_word::id(tenure), " of gpu:", clock::tenure_word::device(tenure));
   clock::timeline const* const line = clock::find(clock::tenure_word::id(tenure));
   if (!line)
     throw invalid_use(std::string(operation), what + ", whose runtime has ended", "A runtime outlives every use of it",
