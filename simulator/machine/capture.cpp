@@ -215,22 +215,18 @@ result<graph_handle> machine::end_capture(int device, stream_handle h) {
 }
 
 void machine::forget_captures() {
-  for (auto const& d : all_.devices) {
-    for (auto const& s : d.live) s->in.reset();
-  }
+  for (auto const& s : all_.live()) s->in.reset();
 }
 
 bool machine::unsafe_call() {
   if (!may_call().ok()) return false;
   base::lock_guard lock(all_.mutex);
   bool permitted = true;
-  for (auto const& d : all_.devices) {
-    for (auto const& s : d.live) {
-      if (!s->in || s->in->mode == capture_mode::relaxed) continue;
-      if (s->in->mode == capture_mode::this_thread && s->in->thread != base::this_thread_id()) continue;
-      s->in->spoiled = true;
-      permitted = false;
-    }
+  for (auto const& s : all_.live()) {
+    if (!s->in || s->in->mode == capture_mode::relaxed) continue;
+    if (s->in->mode == capture_mode::this_thread && s->in->thread != base::this_thread_id()) continue;
+    s->in->spoiled = true;
+    permitted = false;
   }
   return permitted;
 }

@@ -126,12 +126,10 @@ machine::~machine() {
   }
   schedule_.reset();
   forget_captures();
-  for (auto const& d : all_.devices) {
-    for (auto const& s : d.live) {
-      s->busy = false;
-      all_.forget_queue(*s);
-      s->followers.clear();
-    }
+  for (auto const& s : all_.live()) {
+    s->busy = false;
+    all_.forget_queue(*s);
+    s->followers.clear();
   }
   drop_all(all_.dropped);
 }

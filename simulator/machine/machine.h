@@ -14,6 +14,9 @@
 namespace weir::base {
 class relay;
 }
+namespace weir::driver {
+class faulty;
+}
 
 namespace weir::driver::sim {
 
@@ -35,6 +38,7 @@ class controls {
   virtual std::uint64_t fail_call(std::string_view call, std::uint64_t k, code) = 0;
   virtual bool cancel_failure(std::uint64_t number) = 0;               // Returns: it was still to come
   virtual void clear_failures() = 0;
+  virtual faulty& refusing() noexcept = 0;                             // where these are kept
   virtual void lose_device(int device) = 0;                            // a sticky error, now
   virtual void disconnect(int from, int to) = 0;                       // the peer link from -> to vanishes
   // the peer link from -> to changes bytes from now on; the driver goes on offering it

@@ -88,6 +88,7 @@ class machine final : public driver, public controls {
   }
   bool cancel_failure(std::uint64_t number) override { return front_->cancel(number); }
   void clear_failures() override { front_->forget_orders(); }
+  faulty& refusing() noexcept override { return *front_; }
   void refused_by(faulty& front) noexcept { front_ = &front; }  // what stands in front of this, see make()
   int device_of(event_handle) const;                         // -1: no such event
   void lose_device(int device) override;

@@ -163,10 +163,9 @@ void queues::lose(int device) {
     if (abandon) abandon(*s);
     forget_queue(*s);
   }
-  for (auto const& each : devices) {  // waiters of other devices look whether their wait became hopeless
-    for (auto const& s : each.live) {
-      for (host_waiter* h : s->hosts) h->wake.notify_one();
-    }
+  // waiters of other devices look whether their wait became hopeless
+  for (auto const& s : live()) {
+    for (host_waiter* h : s->hosts) h->wake.notify_one();
   }
 }
 
@@ -220,13 +219,11 @@ bool queues::hopeless(stream const& s, std::uint64_t position) const {
 }
 
 stream const* queues::who_has_what(operation const& waits, words const& known, work& found) const {
-  for (auto const& d : devices) {
-    for (auto const& s : d.live) {
-      for (operation const& o : s->queue) {
-        if (o.job.ready != waits.job.ready || !known.needs(waits.job.state, o.job.state)) continue;
-        found = o.job;
-        return s.get();
-      }
+  for (auto const& s : live()) {
+    for (operation const& o : s->queue) {
+      if (o.job.ready != waits.job.ready || !known.needs(waits.job.state, o.job.state)) continue;
+      found = o.job;
+      return s.get();
     }
   }
   return nullptr;
