@@ -385,17 +385,15 @@ stamp communicator::all_reduce(device_span what, reduce_op how, source_location 
   require_reducible(what.dtype, "all_reduce", at);
   clock::timeline& on = state_->line("all_reduce", at);
   peer::use_on(on, what, "all_reduce", "the buffer", at);
-  return state_->all->issue(state_->rank, on,
-                            {peer::verb::all_reduce, what.dtype, how, 0, what.count, what.data, what.data}, at);
+  return state_->issue(on, {peer::verb::all_reduce, what.dtype, how, 0, what.count, what.data, what.data}, at);
 }
 
 stamp communicator::broadcast(device_span what, int root, source_location at) {
   require_rank(root, size(), "broadcast", at);
   clock::timeline& on = state_->line("broadcast", at);
   peer::use_on(on, what, "broadcast", "the buffer", at);
-  return state_->all->issue(state_->rank, on,
-                            {peer::verb::broadcast, what.dtype, reduce_op::sum, root, what.count, what.data, what.data},
-                            at);
+  return state_->issue(on, {peer::verb::broadcast, what.dtype, reduce_op::sum, root, what.count, what.data, what.data},
+                       at);
 }
 
 stamp communicator::scatter(device_span out, device_span in, int root, source_location at) {
@@ -407,9 +405,8 @@ stamp communicator::scatter(device_span out, device_span in, int root, source_lo
     peer::use_on(on, in, "scatter", "in", at);
   }
   peer::use_on(on, out, "scatter", "out", at);
-  return state_->all->issue(
-      state_->rank, on,
-      {peer::verb::scatter, out.dtype, reduce_op::sum, root, out.count, mine ? in.data : nullptr, out.data}, at);
+  return state_->issue(
+      on, {peer::verb::scatter, out.dtype, reduce_op::sum, root, out.count, mine ? in.data : nullptr, out.data}, at);
 }
 
 stamp communicator::gather(device_span out, device_span in, int root, source_location at) {
@@ -421,9 +418,8 @@ stamp communicator::gather(device_span out, device_span in, int root, source_loc
     peer::use_on(on, out, "gather", "out", at);
   }
   peer::use_on(on, in, "gather", "in", at);
-  return state_->all->issue(
-      state_->rank, on,
-      {peer::verb::gather, in.dtype, reduce_op::sum, root, in.count, in.data, mine ? out.data : nullptr}, at);
+  return state_->issue(
+      on, {peer::verb::gather, in.dtype, reduce_op::sum, root, in.count, in.data, mine ? out.data : nullptr}, at);
 }
 
 stamp communicator::all_gather(device_span out, device_span in, source_location at) {
@@ -431,8 +427,7 @@ stamp communicator::all_gather(device_span out, device_span in, source_location 
   require_slice_or_apart(out, in, rank(), size(), "all_gather", at);
   peer::use_on(on, in, "all_gather", "in", at);
   peer::use_on(on, out, "all_gather", "out", at);
-  return state_->all->issue(state_->rank, on,
-                            {peer::verb::all_gather, in.dtype, reduce_op::sum, 0, in.count, in.data, out.data}, at);
+  return state_->issue(on, {peer::verb::all_gather, in.dtype, reduce_op::sum, 0, in.count, in.data, out.data}, at);
 }
 
 stamp communicator::reduce_scatter(device_span out, device_span in, reduce_op how, source_location at) {
@@ -441,8 +436,7 @@ stamp communicator::reduce_scatter(device_span out, device_span in, reduce_op ho
   require_slice_or_apart(in, out, rank(), size(), "reduce_scatter", at);
   peer::use_on(on, in, "reduce_scatter", "in", at);
   peer::use_on(on, out, "reduce_scatter", "out", at);
-  return state_->all->issue(state_->rank, on,
-                            {peer::verb::reduce_scatter, in.dtype, how, 0, out.count, in.data, out.data}, at);
+  return state_->issue(on, {peer::verb::reduce_scatter, in.dtype, how, 0, out.count, in.data, out.data}, at);
 }
 
 void communicator::barrier(std::chrono::milliseconds limit, source_location at) {

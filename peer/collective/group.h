@@ -125,6 +125,7 @@ struct communicator::state {
 
   // the thread's current stream of the rank's device
   clock::timeline& line(std::string_view operation, source_location) const;
+  stamp issue(clock::timeline& on, peer::request const& r, source_location at) { return all->issue(rank, on, r, at); }
   ~state();
 };
 

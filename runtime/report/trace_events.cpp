@@ -109,15 +109,14 @@ std::string trace_events(std::span<observe::span const> spans, std::span<device_
     out.span(*s, from, to);
   }
   for (device_memory_events const& d : memory) {
+    auto const change = [](memory_event const& e) {
+      auto const bytes = static_cast<std::int64_t>(e.bytes);
+      return e.what == "alloc" ? bytes : e.what == "free" ? -bytes : 0;
+    };
     std::int64_t live = d.live_bytes;
-    for (memory_event const& e : d.events)
-      live -= e.what == "alloc"  ? static_cast<std::int64_t>(e.bytes)
-              : e.what == "free" ? -static_cast<std::int64_t>(e.bytes)
-                                 : 0;
+    for (memory_event const& e : d.events) live -= change(e);
     for (memory_event const& e : d.events) {
-      live += e.what == "alloc"  ? static_cast<std::int64_t>(e.bytes)
-              : e.what == "free" ? -static_cast<std::int64_t>(e.bytes)
-                                 : 0;
+      live += change(e);
       out.memory(d.device, e, live);
       devices.insert(d.device);
     }
