@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "runtime/base/byte_range.h"
 #include "runtime/base/os.h"
 #include "runtime/base/text.h"
 #include "simulator/machine/guard.h"
@@ -18,19 +19,8 @@ bool wraps(address at, std::size_t bytes) { return at + bytes < at; }
 constexpr std::uint64_t bit(int device) { return std::uint64_t{1} << device; }
 
 // The last entry that begins at or before `at`.
-template <class Map>
-auto entry_before(Map& map, address at) {
-  auto it = map.upper_bound(at);
-  return it == map.begin() ? map.end() : std::prev(it);
-}
-
-template <class Map>
-bool overlaps(Map const& map, address at, std::size_t bytes) {
-  auto const before = entry_before(map, at);
-  if (before != map.end() && at - before->first < before->second.bytes) return true;
-  auto const after = map.lower_bound(at);
-  return after != map.end() && after->first - at < bytes;
-}
+using base::holder_of;
+using base::overlaps;
 
 }  // namespace
 
@@ -154,8 +144,8 @@ status memory::release(memory_handle h) {
 }
 
 bool memory::in_one_reservation(address at, std::size_t bytes) const {
-  auto const r = entry_before(reservations_, at);
-  return r != reservations_.end() && at - r->first < r->second.bytes && bytes <= r->second.bytes - (at - r->first);
+  auto const r = holder_of(reservations_, at);
+  return r != reservations_.end() && bytes <= r->second.bytes - (at - r->first);
 }
 
 status memory::place_handle(address at, std::uint32_t index) {
@@ -297,11 +287,10 @@ status memory::unpin(void* host) {
 
 place memory::find(address at) const {
   base::lock_guard lock(mutex_);
-  auto const m = entry_before(mappings_, at);
-  if (m != mappings_.end() && at - m->first < m->second.bytes)
-    return {where::device, handles_[m->second.handle].device};
-  auto const p = entry_before(pins_, at);
-  if (p != pins_.end() && at - p->first < p->second.bytes) return {where::pinned, -1};
+  auto const m = holder_of(mappings_, at);
+  if (m != mappings_.end()) return {where::device, handles_[m->second.handle].device};
+  auto const p = holder_of(pins_, at);
+  if (p != pins_.end()) return {where::pinned, -1};
   if (in_one_reservation(at, 1) || left_behind::has(at)) return {where::unknown_device, -1};
   return {};
 }
@@ -344,8 +333,8 @@ void memory::corrupt(int from, int to) {
 }
 
 memory::mapping const* memory::mapping_at(address at) const {
-  auto const m = entry_before(mappings_, at);
-  return m != mappings_.end() && at - m->first < m->second.bytes ? &m->second : nullptr;
+  auto const m = holder_of(mappings_, at);
+  return m != mappings_.end() ? &m->second : nullptr;
 }
 
 // Does `by` reach that memory over a corrupt link?
@@ -404,16 +393,16 @@ std::string memory::judge_locked(use const& u) const {
     return base::text("device ", u.device, " ", verb, " ", u.what.bytes, " bytes at ", base::address_text(u.what.at));
   };
   if (at == end) return {};
-  auto const p = entry_before(pins_, at);
-  if (p != pins_.end() && at - p->first < p->second.bytes) {
+  auto const p = holder_of(pins_, at);
+  if (p != pins_.end()) {
     if (u.what.bytes <= p->second.bytes - (at - p->first)) return {};
     return who() + ", past the end of a pinned range";
   }
   if (!in_one_reservation(at, 1)) return who() + ", pageable host memory";
   if (!in_one_reservation(at, u.what.bytes)) return who() + ", past the end of a reservation";
   while (at < end) {
-    auto const m = entry_before(mappings_, at);
-    if (m != mappings_.end() && at - m->first < m->second.bytes) {
+    auto const m = holder_of(mappings_, at);
+    if (m != mappings_.end()) {
       if (!reaches(m->second, u.device))
         return base::text(who(), ", memory of device ", handles_[m->second.handle].device, " that it was not granted");
       at = m->first + m->second.bytes;
@@ -433,10 +422,10 @@ template <class F>
 void memory::each_part(touch const& t, F visit) {
   address at = t.at;
   while (at < t.at + t.bytes) {
-    if (auto const m = entry_before(mappings_, at); m != mappings_.end() && at - m->first < m->second.bytes) {
+    if (auto const m = holder_of(mappings_, at); m != mappings_.end()) {
       visit(m->second.users);
       at = m->first + m->second.bytes;
-    } else if (auto const p = entry_before(pins_, at); p != pins_.end() && at - p->first < p->second.bytes) {
+    } else if (auto const p = holder_of(pins_, at); p != pins_.end()) {
       visit(p->second.users);
       at = p->first + p->second.bytes;
     } else {
@@ -476,10 +465,9 @@ void memory::end_locked(std::span<use const> uses) {
 
 std::uint64_t memory::name_of(address at) const {
   base::lock_guard lock(mutex_);
-  if (auto const r = entry_before(reservations_, at); r != reservations_.end() && at - r->first < r->second.bytes)
+  if (auto const r = holder_of(reservations_, at); r != reservations_.end())
     return r->second.ordinal << 44 ^ (at - r->first);
-  if (auto const p = entry_before(pins_, at); p != pins_.end() && at - p->first < p->second.bytes)
-    return p->second.ordinal << 44 ^ (at - p->first);
+  if (auto const p = holder_of(pins_, at); p != pins_.end()) return p->second.ordinal << 44 ^ (at - p->first);
   return 0;
 }
 

@@ -168,7 +168,6 @@ class memory {
   void return_addresses(address, std::size_t bytes);
 
   bool reach(std::map<address, mapping>::value_type const&, bool open) const;  // false: the system refused
-  std::map<address, mapping>::const_iterator mapping_before(address) const;  // that starts at or before it; end(): none
   bool open_to(use const&);
   void close_to(use const&);
   void open_bytes(use const&) const;

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 
+#include "runtime/base/byte_range.h"
 #include "runtime/driver/cuda/cuda_driver.h"
 
 namespace weir::driver::cuda {
@@ -11,20 +12,8 @@ namespace {
 
 constexpr std::size_t host_page = 4096;  // the smallest page of any host CUDA runs on
 
-template <class Ranges>
-auto containing(Ranges& in, address at) {
-  auto after = in.upper_bound(at);
-  if (after == in.begin()) return in.end();
-  auto const before = std::prev(after);
-  return at - before->first < before->second.bytes ? before : in.end();
-}
-
-template <class Ranges>
-bool overlaps(Ranges const& in, address at, std::size_t bytes) {
-  if (containing(in, at) != in.end()) return true;
-  auto const next = in.lower_bound(at);
-  return next != in.end() && next->first - at < bytes;
-}
+using base::holder_of;
+using base::overlaps;
 
 bool wraps(address at, std::size_t bytes) { return at + bytes < at; }
 
@@ -128,7 +117,7 @@ status cuda_driver::map(address at, std::size_t bytes, memory_handle handle) {
     auto const found = b->handles.find(static_cast<std::uint64_t>(handle));
     if (found == b->handles.end() || found->second.handle == 0 || found->second.bytes != bytes) return invalid;
     page = found->second;
-    auto const home = containing(b->reservations, at);
+    auto const home = holder_of(b->reservations, at);
     if (home == b->reservations.end() || home->second.busy || at % granularity_ != 0) return invalid;
     if (bytes > home->second.bytes - (at - home->first) || overlaps(b->mappings, at, bytes)) return invalid;
     b->mappings.emplace(at, range{.bytes = bytes, .device = page.device, .busy = true});
@@ -269,12 +258,12 @@ result<place> cuda_driver::find(void const* p) {
   address const at = reinterpret_cast<address>(p);
   {
     auto b = books_.lock();
-    if (containing(b->pins, at) != b->pins.end()) return {{}, {.in = where::pinned}};
+    if (holder_of(b->pins, at) != b->pins.end()) return {{}, {.in = where::pinned}};
     for (ranges const* in : {&b->mappings, &b->segments}) {
-      if (auto const found = containing(*in, at); found != in->end())
+      if (auto const found = holder_of(*in, at); found != in->end())
         return {{}, {.in = where::device, .device = found->second.device}};
     }
-    if (containing(b->reservations, at) != b->reservations.end()) return {{}, {.in = where::unknown_device}};
+    if (holder_of(b->reservations, at) != b->reservations.end()) return {{}, {.in = where::unknown_device}};
   }
   int const device = any_device();
   if (device < 0) return {{}, {}};  // no context of ours: nothing is known of foreign memory
@@ -298,7 +287,7 @@ result<place> cuda_driver::find(void const* p) {
 // and dies of a reserved address where nothing is mapped.
 std::optional<bool> cuda_driver::in_books(books const& b, address at, std::size_t bytes, extent* where) noexcept {
   for (ranges const* in : {&b.pins, &b.mappings, &b.segments}) {
-    auto found = containing(*in, at);
+    auto found = holder_of(*in, at);
     if (found == in->end()) continue;
     address const begin = found->first;
     address next = begin + found->second.bytes;
@@ -381,8 +370,8 @@ void cuda_driver::block_given_back(address at) {
 
 int cuda_driver::device_of_segment(address at) noexcept {
   auto const b = books_.lock();
-  auto const after = b->segments.upper_bound(at);
-  return after == b->segments.begin() ? 0 : std::prev(after)->second.device;
+  auto const in = base::at_or_before(b->segments, at);
+  return in == b->segments.end() ? 0 : in->second.device;
 }
 
 bool cuda_driver::copyable(void const* p, std::size_t bytes) noexcept {
