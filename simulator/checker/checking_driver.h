@@ -102,6 +102,8 @@ class checked final : public driver_front<checked>, public control, public witne
     return r;
   }
   status note_of_recorder(status, moment const&);
+  template <class Ask>
+  status of_event(event_handle, Ask);
   status note_stuck(status);                       // of a host that waited
   status after_copy(status, int device, moment const&, void* dst, void const* src, std::size_t bytes);
   void saw_complete(moment const&);

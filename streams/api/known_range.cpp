@@ -3,8 +3,6 @@
 // Threads: any.
 #include "streams/api/known_range.h"
 
-#include <cstdio>
-
 #include "runtime/base/byte_range.h"
 #include "runtime/core/parts.h"
 #include "runtime/observe/external_memory.h"

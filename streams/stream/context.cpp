@@ -163,19 +163,17 @@ void throw_forked(std::string_view operation, source_location at) {
 }
 
 void throw_not_valid(stream_ref s, std::string_view operation, source_location at) {
+  auto const refuse = [&](std::string what, char const* remedy) {
+    throw invalid_use(std::string(operation), std::move(what), remedy, at);
+  };
   std::uint64_t const tenure = weir::detail::stream_access::tenure(s);
-  if (!tenure)
-    throw invalid_use(std::string(operation), "a stream that was moved from", "Use the stream it was moved to", at);
+  if (!tenure) refuse("a stream that was moved from", "Use the stream it was moved to");
   std::string const what =
       base::text("stream ", clock::tenure_word::id(tenure), " of gpu:", clock::tenure_word::device(tenure));
   clock::timeline const* const line = clock::find(clock::tenure_word::id(tenure));
-  if (!line)
-    throw invalid_use(std::string(operation), what + ", whose runtime has ended", "A runtime outlives every use of it",
-                      at);
-  if (line->alive() == clock::life::retired) {
-    throw invalid_use(std::string(operation), what + ", whose registration has ended",
-                      "Keep the external_stream object while its stream is used", at);
-  }
+  if (!line) refuse(what + ", whose runtime has ended", "A runtime outlives every use of it");
+  if (line->alive() == clock::life::retired)
+    refuse(what + ", whose registration has ended", "Keep the external_stream object while its stream is used");
   throw invalid_use(std::string(operation), what + ", which was given back",
                     "Keep the stream object while its references are used", at);
 }
