@@ -87,10 +87,8 @@ class cublas {  // a part of the runtime: one handle a GPU, created at first use
     base::lock_guard const lock(its.turn);
     auto const require = [&](int code, char const* what) {
       if (code != 0)
-        throw driver_error(
-            code, "matmul",
-            std::string(what) + " on gpu:" + std::to_string(device) + ": cuBLAS status " + std::to_string(code),
-            "An earlier kernel may be the cause: CUDA_LAUNCH_BLOCKING=1 finds the line", at);
+        throw driver_error(code, "matmul", base::text(what, " on gpu:", device, ": cuBLAS status ", code),
+                           "An earlier kernel may be the cause: CUDA_LAUNCH_BLOCKING=1 finds the line", at);
     };
     if (!its.made) {
       require(functions_.create(&its.made), "cublasCreate");

@@ -63,7 +63,7 @@ std::uint64_t storage::version() const noexcept {
 storage storage::pin_memory(source_location at) const {
   if (!state_) throw invalid_use("storage::pin_memory", "no storage", "Take it of a defined tensor: t.storage()", at);
   if (kind() == memory_kind::device) {
-    throw invalid_use("storage::pin_memory", std::to_string(nbytes()) + " B on " + device().str(),
+    throw invalid_use("storage::pin_memory", base::text(nbytes(), " B on ", device().str()),
                       "Only host memory can be pinned: cpu() of its tensor first", at);
   }
   if (kind() == memory_kind::pinned) return *this;
@@ -98,14 +98,13 @@ tensor tensor::from_buffer(buffer b, weir::shape s, weir::dtype type, source_loc
   auto block = std::make_shared<storage::state>();
   size_t bytes = 0;
   if (__builtin_mul_overflow(static_cast<size_t>(s.numel(at)), size_of(type), &bytes) || bytes > b.size()) {
-    throw invalid_use(
-        "tensor::from_buffer",
-        "a buffer of " + std::to_string(b.size()) + " B for " + std::string(name_of(type)) + " " + s.str(),
-        "Ask for no more elements than the buffer holds", at);
+    throw invalid_use("tensor::from_buffer",
+                      base::text("a buffer of ", b.size(), " B for ", name_of(type), " ", s.str()),
+                      "Ask for no more elements than the buffer holds", at);
   }
   block_info const info = b.info();
   if (b.data() && info.kind == memory_kind::device && !info.home) {
-    throw invalid_use("tensor::from_buffer", "a buffer of " + std::to_string(b.size()) + " B, whose runtime has ended",
+    throw invalid_use("tensor::from_buffer", base::text("a buffer of ", b.size(), " B, whose runtime has ended"),
                       "A runtime outlives every use of it", at);
   }
   block->data = b.data();
@@ -127,8 +126,8 @@ tensor tensor::from_storage(weir::storage of, weir::shape s, weir::dtype type, s
              room = of.nbytes() / size_of(type);
   if (offset < 0 || first > room || count > room - first) {
     throw invalid_use("tensor::from_storage",
-                      "a storage of " + std::to_string(of.nbytes()) + " B for " + std::string(name_of(type)) + " " +
-                          s.str() + " from element " + std::to_string(offset) + " on",
+                      base::text("a storage of ", of.nbytes(), " B for ", name_of(type), " ", s.str(), " from element ",
+                                 offset, " on"),
                       "Ask for no more elements than the storage holds", at);
   }
   return tensor_access::make(tensor_access::shared(of), s, tensors::row_major(s), offset, type);
@@ -222,7 +221,7 @@ namespace {
 int dimension(tensor const& t, int dim, std::string_view operation, source_location at) {
   int const d = dim < 0 ? dim + t.dim() : dim;
   if (d < 0 || d >= t.dim()) {
-    throw invalid_use(std::string(operation), "dimension " + std::to_string(dim) + " of " + t.shape().str(),
+    throw invalid_use(std::string(operation), base::text("dimension ", dim, " of ", t.shape().str()),
                       "Dimensions count from 0, or from -1 backwards", at);
   }
   return d;
@@ -306,9 +305,7 @@ tensor tensor::slice(int dim, std::int64_t from, std::int64_t to, source_locatio
   std::int64_t const extent = shape()[d];
   std::int64_t const first = from < 0 ? from + extent : from, last = to < 0 ? to + extent : to;
   if (first < 0 || last > extent || first > last) {
-    throw invalid_use("tensor::slice",
-                      "[" + std::to_string(from) + ", " + std::to_string(to) + ") of dimension " + std::to_string(d) +
-                          " of " + shape().str(),
+    throw invalid_use("tensor::slice", base::text("[", from, ", ", to, ") of dimension ", d, " of ", shape().str()),
                       "Stay within the extent, from not behind to", at);
   }
   weir::shape s = shape();
@@ -322,7 +319,7 @@ tensor tensor::operator[](index which) const {
   tensors::require_defined(*this, "tensor[]", "tensor", at);
   std::int64_t const k = dim() && i < 0 ? i + shape()[0] : i;
   if (dim() == 0 || k < 0 || k >= shape()[0]) {
-    throw invalid_use("tensor[]", "index " + std::to_string(i) + " of " + shape().str(),
+    throw invalid_use("tensor[]", base::text("index ", i, " of ", shape().str()),
                       "Indices count from 0, or from -1 backwards", at);
   }
   auto const rest = static_cast<size_t>(dim() - 1);

@@ -1,7 +1,6 @@
 // The communicator: checks a call against its memory and the other ranks, and passes it to the carrier.
 // Threads: each rank by one thread at a time; abort by any.
 #include <algorithm>
-#include <cstdio>
 
 #include "peer/collective/group.h"
 #include "runtime/core/parts.h"
@@ -47,7 +46,7 @@ bool request::matches(request const& other) const noexcept {
 }
 
 std::string request::text() const {
-  std::string s = std::string(name_of(what)) + " of " + std::to_string(count) + " " + std::string(weir::name_of(type));
+  std::string s = base::text(name_of(what), " of ", count, " ", weir::name_of(type));
   if (reduces()) s += " (" + std::string(weir::name_of(how)) + ")";
   if (has_root()) s += (what == verb::gather ? " to rank " : " from rank ") + std::to_string(root);
   return s;
@@ -63,12 +62,6 @@ request::own_touches request::touches(std::size_t ranks) const noexcept {
                 2};
   t.count = part == 0 ? 0 : std::size_t{in != nullptr} + std::size_t{out != nullptr};
   return t;
-}
-
-std::string address_text(void const* p) {
-  char digits[24];
-  std::snprintf(digits, sizeof digits, "%p", p);
-  return digits;
 }
 
 bool reducible(dtype type) noexcept { return type != int16 && type != boolean; }
@@ -89,14 +82,14 @@ runtime::impl& group::owner(std::string_view operation, source_location at) cons
 }
 
 void group::refuse_if_over(shared const& s, int rank, std::string const& operation, source_location at) const {
-  std::string const who = "rank " + std::to_string(rank) + " of " + std::to_string(size());
+  std::string const who = base::text("rank ", rank, " of ", size());
   if (s.aborted_by >= 0) {
-    throw driver_error(0, operation, who + ": rank " + std::to_string(s.aborted_by) + " aborted this communicator",
-                       make_anew, at);
+    throw driver_error(0, operation, base::text(who, ": rank ", s.aborted_by, " aborted this communicator"), make_anew,
+                       at);
   }
   for (std::size_t other = 0; other < s.gone.size(); ++other) {
     if (s.gone[other])
-      throw invalid_use(operation, who + ": rank " + std::to_string(other) + "'s communicator is destroyed",
+      throw invalid_use(operation, base::text(who, ": rank ", other, "'s communicator is destroyed"),
                         "Keep all ranks' communicators until the last collective was asked for", at);
   }
 }
@@ -112,10 +105,10 @@ std::uint64_t group::agree(int rank, request const& r, source_location at) {
     s->open.push_back({r, rank, at, 0});
   } else if (asked const& first = s->open[place]; !r.matches(first.first)) {
     std::string const there =
-        first.at.file_name() ? std::string(" at ") + first.at.file_name() + ":" + std::to_string(first.at.line()) : "";
+        first.at.file_name() ? base::text(" at ", first.at.file_name(), ":", first.at.line()) : "";
     throw invalid_use(std::string(name_of(r.what)),
-                      "rank " + std::to_string(rank) + " asks for " + r.text() + " where rank " +
-                          std::to_string(first.first_rank) + " asked for " + first.first.text() + there,
+                      base::text("rank ", rank, " asks for ", r.text(), " where rank ", first.first_rank, " asked for ",
+                                 first.first.text(), there),
                       "All ranks ask for the same collectives in the same order", at);
   }
   ++s->open[place].ranks;
@@ -143,8 +136,8 @@ stamp group::issue(int rank, clock::timeline& on, request const& r, source_locat
   auto const refuse_if_broken = [&] {
     if (std::string why = carrier_->broken(rank); !why.empty()) {
       abort(rank);
-      throw driver_error(0, std::string(name_of(r.what)),
-                         "rank " + std::to_string(rank) + " of " + std::to_string(size()) + ": " + why, make_anew, at);
+      throw driver_error(0, std::string(name_of(r.what)), base::text("rank ", rank, " of ", size(), ": ", why),
+                         make_anew, at);
     }
   };
   {
@@ -196,10 +189,8 @@ void group::barrier(int rank, base::time_limit limit, source_location at) {
   }
   s->at_barrier[static_cast<std::size_t>(rank)] = false;
   refuse_if_over(*s, rank, "barrier", at);
-  throw timed_out(
-      "barrier",
-      "rank " + std::to_string(rank) + " waited " + std::to_string(limit.ns() / 1'000'000) + " ms for " + missing,
-      "See where the thread of that rank stands, or allow a longer limit", at);
+  throw timed_out("barrier", base::text("rank ", rank, " waited ", limit.ns() / 1'000'000, " ms for ", missing),
+                  "See where the thread of that rank stands, or allow a longer limit", at);
 }
 
 void group::abort(int rank) noexcept {
@@ -278,11 +269,8 @@ class groups {
 void use_on(clock::timeline& line, device_span what, std::string_view operation, std::string_view operand,
             source_location at) {
   std::string const op(operation);
-  auto const role = [&] {
-    return std::string(operand) + " of " + std::to_string(what.count) + " " + std::string(weir::name_of(what.dtype)) +
-           " at";
-  };
-  auto const named = [&] { return role() + " " + address_text(what.data); };
+  auto const role = [&] { return base::text(operand, " of ", what.count, " ", weir::name_of(what.dtype), " at"); };
+  auto const named = [&] { return role() + " " + base::address_text(what.data); };
   if (what.count < 0) throw invalid_use(op, named() + ": a negative count", "Counts are of elements, from 0 up", at);
   std::size_t bytes = 0;
   if (__builtin_mul_overflow(static_cast<std::size_t>(what.count), size_of(what.dtype), &bytes))
@@ -299,8 +287,8 @@ void use_on(clock::timeline& line, device_span what, std::string_view operation,
   }
   if (device != line.device()) {
     std::string const whose =
-        device < 0 ? "not memory of " : "memory of gpu:" + std::to_string(device) + ", the rank's device is ";
-    throw invalid_use(op, named() + " is " + whose + "gpu:" + std::to_string(line.device()),
+        device < 0 ? "not memory of " : "memory of " + base::gpu_name(device) + ", the rank's device is ";
+    throw invalid_use(op, named() + " is " + whose + base::gpu_name(line.device()),
                       "Each rank gives memory of its own device, from weir::allocate, a buffer or a tensor", at);
   }
   if (is.memory && is.block.home != &line) is.memory->mark(what.data, line, at);
@@ -325,7 +313,7 @@ std::vector<communicator> communicator::create_all(std::span<weir::device const>
   for (weir::device const d : devices) {
     int const ordinal = streams::resolve(d, owner, "communicator::create_all", at);
     if (std::find(ordinals.begin(), ordinals.end(), ordinal) != ordinals.end()) {
-      throw invalid_use("communicator::create_all", "gpu:" + std::to_string(ordinal) + " is named twice",
+      throw invalid_use("communicator::create_all", base::gpu_name(ordinal) + " is named twice",
                         "Each rank has its own device", at);
     }
     ordinals.push_back(ordinal);
@@ -358,8 +346,7 @@ void require_reducible(dtype type, std::string_view operation, source_location a
 
 void require_rank(int root, int ranks, std::string_view operation, source_location at) {
   if (root < 0 || root >= ranks) {
-    throw invalid_use(std::string(operation),
-                      "root " + std::to_string(root) + " of " + std::to_string(ranks) + " ranks",
+    throw invalid_use(std::string(operation), base::text("root ", root, " of ", ranks, " ranks"),
                       "Ranks count from 0 to " + std::to_string(ranks - 1), at);
   }
 }
@@ -376,8 +363,7 @@ void require_slice_or_apart(device_span whole, device_span part, int rank, int r
   std::int64_t product = 0;
   if (__builtin_mul_overflow(part.count, static_cast<std::int64_t>(ranks), &product) || product != whole.count) {
     throw invalid_use(op,
-                      "parts of " + std::to_string(part.count) + " elements from " + std::to_string(ranks) +
-                          " ranks do not make " + std::to_string(whole.count),
+                      base::text("parts of ", part.count, " elements from ", ranks, " ranks do not make ", whole.count),
                       "The whole holds as many parts as there are ranks", at);
   }
   auto const begin = [](device_span s) { return reinterpret_cast<std::uintptr_t>(s.data); };
@@ -386,9 +372,8 @@ void require_slice_or_apart(device_span whole, device_span part, int rank, int r
   bool const slice = begin(part) == begin(whole) + static_cast<std::uintptr_t>(rank) * bytes(part);
   if (!apart && !slice) {
     throw invalid_use(op,
-                      "the part at " + peer::address_text(part.data) + " overlaps the whole at " +
-                          peer::address_text(whole.data) + ", and is not rank " + std::to_string(rank) +
-                          "'s slice of it",
+                      base::text("the part at ", base::address_text(part.data), " overlaps the whole at ",
+                                 base::address_text(whole.data), ", and is not rank ", rank, "'s slice of it"),
                       "Give that slice, or memory apart", at);
   }
 }
@@ -399,17 +384,15 @@ stamp communicator::all_reduce(device_span what, reduce_op how, source_location 
   require_reducible(what.dtype, "all_reduce", at);
   clock::timeline& on = state_->line("all_reduce", at);
   peer::use_on(on, what, "all_reduce", "the buffer", at);
-  return state_->all->issue(state_->rank, on,
-                            {peer::verb::all_reduce, what.dtype, how, 0, what.count, what.data, what.data}, at);
+  return state_->issue(on, {peer::verb::all_reduce, what.dtype, how, 0, what.count, what.data, what.data}, at);
 }
 
 stamp communicator::broadcast(device_span what, int root, source_location at) {
   require_rank(root, size(), "broadcast", at);
   clock::timeline& on = state_->line("broadcast", at);
   peer::use_on(on, what, "broadcast", "the buffer", at);
-  return state_->all->issue(state_->rank, on,
-                            {peer::verb::broadcast, what.dtype, reduce_op::sum, root, what.count, what.data, what.data},
-                            at);
+  return state_->issue(on, {peer::verb::broadcast, what.dtype, reduce_op::sum, root, what.count, what.data, what.data},
+                       at);
 }
 
 stamp communicator::scatter(device_span out, device_span in, int root, source_location at) {
@@ -421,9 +404,8 @@ stamp communicator::scatter(device_span out, device_span in, int root, source_lo
     peer::use_on(on, in, "scatter", "in", at);
   }
   peer::use_on(on, out, "scatter", "out", at);
-  return state_->all->issue(
-      state_->rank, on,
-      {peer::verb::scatter, out.dtype, reduce_op::sum, root, out.count, mine ? in.data : nullptr, out.data}, at);
+  return state_->issue(
+      on, {peer::verb::scatter, out.dtype, reduce_op::sum, root, out.count, mine ? in.data : nullptr, out.data}, at);
 }
 
 stamp communicator::gather(device_span out, device_span in, int root, source_location at) {
@@ -435,9 +417,8 @@ stamp communicator::gather(device_span out, device_span in, int root, source_loc
     peer::use_on(on, out, "gather", "out", at);
   }
   peer::use_on(on, in, "gather", "in", at);
-  return state_->all->issue(
-      state_->rank, on,
-      {peer::verb::gather, in.dtype, reduce_op::sum, root, in.count, in.data, mine ? out.data : nullptr}, at);
+  return state_->issue(
+      on, {peer::verb::gather, in.dtype, reduce_op::sum, root, in.count, in.data, mine ? out.data : nullptr}, at);
 }
 
 stamp communicator::all_gather(device_span out, device_span in, source_location at) {
@@ -445,8 +426,7 @@ stamp communicator::all_gather(device_span out, device_span in, source_location 
   require_slice_or_apart(out, in, rank(), size(), "all_gather", at);
   peer::use_on(on, in, "all_gather", "in", at);
   peer::use_on(on, out, "all_gather", "out", at);
-  return state_->all->issue(state_->rank, on,
-                            {peer::verb::all_gather, in.dtype, reduce_op::sum, 0, in.count, in.data, out.data}, at);
+  return state_->issue(on, {peer::verb::all_gather, in.dtype, reduce_op::sum, 0, in.count, in.data, out.data}, at);
 }
 
 stamp communicator::reduce_scatter(device_span out, device_span in, reduce_op how, source_location at) {
@@ -455,8 +435,7 @@ stamp communicator::reduce_scatter(device_span out, device_span in, reduce_op ho
   require_slice_or_apart(in, out, rank(), size(), "reduce_scatter", at);
   peer::use_on(on, in, "reduce_scatter", "in", at);
   peer::use_on(on, out, "reduce_scatter", "out", at);
-  return state_->all->issue(state_->rank, on,
-                            {peer::verb::reduce_scatter, in.dtype, how, 0, out.count, in.data, out.data}, at);
+  return state_->issue(on, {peer::verb::reduce_scatter, in.dtype, how, 0, out.count, in.data, out.data}, at);
 }
 
 void communicator::barrier(std::chrono::milliseconds limit, source_location at) {

@@ -64,8 +64,7 @@ class chained_carrier final : public carrier {
   }
 
   std::string broken(int rank) override {
-    if (int const device = lost_.load(); device >= 0)
-      return "gpu:" + std::to_string(device) + " is lost, and copies with it";
+    if (int const device = lost_.load(); device >= 0) return base::gpu_name(device) + " is lost, and copies with it";
     return others_->broken(rank);
   }
   void abort() noexcept override {

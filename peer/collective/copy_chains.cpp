@@ -49,8 +49,6 @@ std::vector<hop> hops_of(std::span<rank_part const> parts) {
   return all;
 }
 
-std::string gpu(int device) { return "gpu:" + std::to_string(device); }
-
 }  // namespace
 
 struct chains::lanes {
@@ -82,16 +80,16 @@ struct chains::state {
     auto& ways = owner.part<links>();
     int const from = parts[h.from].line->device(), to = parts[h.to].line->device();
     auto const is = ways.known(from, to);
-    if (is == links::trust::refused) return gpu(from) + " does not reach memory of " + gpu(to);
+    if (is == links::trust::refused) return base::gpu_name(from) + " does not reach memory of " + base::gpu_name(to);
     if (is == links::trust::wrong)
-      return "the link from " + gpu(from) + " to " + gpu(to) + " changed bytes when it was tried";
-    if (!ways.may_be_opened(to)) return "memory of " + gpu(to) + " comes in segments, which are not opened";
+      return "the link from " + base::gpu_name(from) + " to " + base::gpu_name(to) + " changed bytes when it was tried";
+    if (!ways.may_be_opened(to)) return "memory of " + base::gpu_name(to) + " comes in segments, which are not opened";
     auto* const its = memory.owner(h.dst);
     auto const block = its ? its->find(h.dst) : std::nullopt;
     if (!block) return "rank " + std::to_string(h.to) + " gave memory that is not weir's";
     auto const open = [&] { return its->granted(h.dst, from) && ways.known(from, to) == links::trust::proven; };
     if (!open()) ways.flowed(from, *its, *block, parts[h.to].what.part_bytes(), at);
-    return open() ? "" : "memory of rank " + std::to_string(h.to) + " is not open to " + gpu(from) + " yet";
+    return open() ? "" : "memory of rank " + std::to_string(h.to) + " is not open to " + base::gpu_name(from) + " yet";
   }
 
   // A lost device stops at an unknown time: memory that it may still access is marked, never reused.

@@ -52,7 +52,7 @@ struct gradient_buckets::state {
     return all->owner("gradient_buckets", at).part<memory::device_memory>().on(all->device(rank), at);
   }
   std::string named(int i) const {
-    return "\"" + ones[static_cast<std::size_t>(i)].name + "\" (gradient " + std::to_string(i) + ")";
+    return base::text("\"", ones[static_cast<std::size_t>(i)].name, "\" (gradient ", i, ")");
   }
 
   ~state() {
@@ -78,8 +78,7 @@ gradient_buckets::state::one& gradient_buckets::state::find(int i, std::string_v
     throw invalid_use(op, std::to_string(ones.size()) + " gradients are added, none is built",
                       "Call build() after the last add()", at);
   if (i < 0 || static_cast<std::size_t>(i) >= ones.size()) {
-    throw invalid_use(op, "gradient " + std::to_string(i) + " of " + std::to_string(ones.size()),
-                      "add() returned their numbers, from 0", at);
+    throw invalid_use(op, base::text("gradient ", i, " of ", ones.size()), "add() returned their numbers, from 0", at);
   }
   return ones[static_cast<std::size_t>(i)];
 }
@@ -104,8 +103,7 @@ void gradient_buckets::state::start_full_buckets(source_location at) {
   while (started < buckets.size() && buckets[started].missing == 0) {
     bucket& b = buckets[started];
     for (clock::stamp const s : b.written)
-      require(on.wait(s), "gradient_buckets::mark_ready",
-              "bucket " + std::to_string(started) + " of rank " + std::to_string(rank), "", at);
+      require(on.wait(s), "gradient_buckets::mark_ready", base::text("bucket ", started, " of rank ", rank), "", at);
     std::byte* const data = block + half + b.begin;
     std::int64_t const count = static_cast<std::int64_t>((b.end - b.begin) / size_of(b.type));
     peer::use_on(on, {data, count, b.type}, "gradient_buckets::mark_ready", "bucket " + std::to_string(started), at);
@@ -126,17 +124,16 @@ int gradient_buckets::add(std::string name, std::int64_t count, dtype type, sour
     throw invalid_use("gradient_buckets::add", "\"" + name + "\" after build()", "Add everything first", at);
   constexpr std::int64_t most = std::int64_t{1} << 56;
   if (count < 0 || count > most)
-    throw invalid_use("gradient_buckets::add", "\"" + name + "\" of " + std::to_string(count) + " elements",
+    throw invalid_use("gradient_buckets::add", base::text("\"", name, "\" of ", count, " elements"),
                       "Counts are of elements, from 0 up", at);
   if (!peer::reducible(type))
     throw not_supported("gradient_buckets::add", "\"" + name + "\" of " + std::string(name_of(type)),
                         "Reduce float32, float64, float16, bfloat16, int8, uint8, int32 or int64", at);
   std::size_t const bytes = base::round_up(static_cast<std::size_t>(count) * size_of(type), gap);
   if (bytes > ~std::size_t{0} / 2 - state_->half) {
-    std::string const what = "\"" + name + "\" of " + std::to_string(count) + " " + std::string(name_of(type)) + " (" +
-                             std::to_string(bytes) + " B)";
+    std::string const what = base::text("\"", name, "\" of ", count, " ", name_of(type), " (", bytes, " B)");
     throw invalid_use(
-        "gradient_buckets::add", what + " beside " + std::to_string(state_->half) + " B: twice as much has no address",
+        "gradient_buckets::add", base::text(what, " beside ", state_->half, " B: twice as much has no address"),
         "One block holds all parameters and gradients: check the product that the count was made from", at);
   }
   state_->ones.push_back({std::move(name), count, type});
@@ -159,8 +156,7 @@ void gradient_buckets::build(stream_ref on, source_location at) {
   int const device = s.all->device(s.rank);
   clock::timeline& home = streams::line_or_throw(on, "gradient_buckets::build", at);
   if (&home.owner() != &owner || home.device() != device)
-    throw invalid_use("gradient_buckets::build",
-                      streams::describe(home) + " for the rank of gpu:" + std::to_string(device),
+    throw invalid_use("gradient_buckets::build", base::text(streams::describe(home), " for the rank of gpu:", device),
                       "Pass a stream of the rank's device", at);
   s.buckets.clear();
   s.lay_out();
@@ -169,7 +165,7 @@ void gradient_buckets::build(stream_ref on, source_location at) {
   void* const block = s.memory(at).allocate(home, bytes, gap, at);
   try {
     require(owner.machine().fill(device, home.handle(), block, 0, 4, bytes / 4), "gradient_buckets::build",
-            std::to_string(bytes) + " B to be filled with zeros on gpu:" + std::to_string(device), "", at);
+            base::text(bytes, " B to be filled with zeros on gpu:", device), "", at);
     s.memory(at).mark(block, streams::line_of(*s.side), at);
   } catch (...) {
     s.memory(at).deallocate(block, nullptr, at);
@@ -214,8 +210,8 @@ void gradient_buckets::mark_ready(int i, stream_ref writer, source_location at) 
   clock::timeline& line = streams::line_or_throw(writer, "gradient_buckets::mark_ready", at);
   if (line.device() != s.all->device(s.rank)) {
     throw invalid_use("gradient_buckets::mark_ready",
-                      s.named(i) + " from a stream of gpu:" + std::to_string(line.device()) +
-                          ", the rank's device is gpu:" + std::to_string(s.all->device(s.rank)),
+                      base::text(s.named(i), " from a stream of gpu:", line.device(),
+                                 ", the rank's device is gpu:", s.all->device(s.rank)),
                       "Give the stream that wrote the gradient", at);
   }
   if (o.was_ready) {
@@ -252,8 +248,7 @@ void gradient_buckets::finish(stream_ref reader, source_location at) {
   }
   if (more) {
     throw invalid_use("gradient_buckets::finish",
-                      std::to_string(more) + " of " + std::to_string(size()) +
-                          " gradients never were ready: " + missing + (more > 8 ? ", …" : ""),
+                      base::text(more, " of ", size(), " gradients never were ready: ", missing, more > 8 ? ", …" : ""),
                       "Every gradient is ready once a step, also one that is zero", at);
   }
   s.start_full_buckets(at);  // again, if a start was refused before

@@ -109,8 +109,6 @@ class group {
   base::condition changed_;
 };
 
-std::string address_text(void const*);  // "0x7f10…"
-
 // Marks the block for the stream. Throws: invalid_use unless all elements are in one block of its device.
 void use_on(clock::timeline&, device_span, std::string_view operation, std::string_view operand, source_location);
 
@@ -124,6 +122,7 @@ struct communicator::state {
 
   // The thread's current stream of the rank's device.
   clock::timeline& line(std::string_view operation, source_location) const;
+  stamp issue(clock::timeline& on, peer::request const& r, source_location at) { return all->issue(rank, on, r, at); }
   ~state();
 };
 

@@ -47,8 +47,7 @@ library load() {
   if (!missing.empty()) {
     found.why = "libnccl.so.2 lacks" + missing;
   } else if (found.GetVersion(&version) != ncclSuccess || version < oldest) {
-    found.why = "libnccl.so.2 is version " + std::to_string(version) + ", weir needs " + std::to_string(oldest) +
-                " (2.26) or newer";
+    found.why = base::text("libnccl.so.2 is version ", version, ", weir needs ", oldest, " (2.26) or newer");
   }
   return found;
 }
@@ -84,7 +83,7 @@ ncclRedOp_t operation_of(reduce_op how) noexcept {
 }
 
 std::string words(ncclResult_t r, ncclComm_t on) {
-  std::string text = std::string(nccl().GetErrorString(r)) + " (" + std::to_string(static_cast<int>(r)) + ")";
+  std::string text = base::text(nccl().GetErrorString(r), " (", static_cast<int>(r), ")");
   if (char const* const last = nccl().GetLastError(on); last && *last) text += ": " + std::string(last);
   return text;
 }
@@ -97,7 +96,7 @@ class nccl_carrier final : public carrier {
     ncclResult_t const answer = nccl().CommInitAll(made.data(), static_cast<int>(made.size()), devices_.data());
     if (answer != ncclSuccess) {
       throw driver_error(static_cast<int>(answer), "communicator::create_all",
-                         std::to_string(devices_.size()) + " GPUs: NCCL answers " + words(answer, nullptr),
+                         base::text(devices_.size(), " GPUs: NCCL answers ", words(answer, nullptr)),
                          "NCCL_DEBUG=INFO makes NCCL say more", at);
     }
     for (std::size_t i = 0; i < made.size(); ++i) ranks_[i].comm = made[i];
@@ -110,8 +109,7 @@ class nccl_carrier final : public carrier {
     one& mine = ranks_[static_cast<std::size_t>(rank)];
     driver::driver& machine = runtime_.machine();
     auto const operands = [&] {
-      return "rank " + std::to_string(rank) + " of " + std::to_string(devices_.size()) + ", " + r.text() +
-             " on gpu:" + std::to_string(on.device());
+      return base::text("rank ", rank, " of ", devices_.size(), ", ", r.text(), " on gpu:", on.device());
     };
     require(machine.make_current(on.device()), name_of(r.what), operands(), "", at);
     auto const native = machine.native(on.device(), on.handle());
@@ -252,7 +250,7 @@ class nccl_carrier final : public carrier {
 
 std::unique_ptr<carrier> carried_by_nccl(runtime::impl& owner, std::vector<int> const& devices, source_location at) {
   if (std::string const& why = nccl().why; !why.empty()) {
-    throw not_supported("communicator::create_all", "NCCL for " + std::to_string(devices.size()) + " GPUs: " + why,
+    throw not_supported("communicator::create_all", base::text("NCCL for ", devices.size(), " GPUs: ", why),
                         "Install NCCL (libnccl2), or put its folder on LD_LIBRARY_PATH", at);
   }
   return std::make_unique<nccl_carrier>(owner, devices, at);
@@ -266,7 +264,7 @@ namespace weir::peer {
 
 std::unique_ptr<carrier> carried_by_nccl(runtime::impl&, std::vector<int> const& devices, source_location at) {
   throw not_supported("communicator::create_all",
-                      "NCCL for " + std::to_string(devices.size()) + " GPUs: this weir was built without <nccl.h>",
+                      base::text("NCCL for ", devices.size(), " GPUs: this weir was built without <nccl.h>"),
                       "Install NCCL's development package (libnccl-dev) and the CUDA toolkit, and build again", at);
 }
 

@@ -14,7 +14,6 @@
 #include "peer/collective/host_reduce.h"
 #include "runtime/base/call_site.h"
 #include "runtime/core/parts.h"
-#include "runtime/driver/words.h"
 
 namespace weir::peer {
 namespace {
@@ -127,8 +126,8 @@ struct part {
   std::string name() const {
     source_location const& at = where->at[static_cast<std::size_t>(rank)];
     std::string_view const file = at.file_name() ? at.file_name() : "?";
-    return "rank " + std::to_string(rank) + "'s part of " + where->what.text() + " (" +
-           std::string(file.substr(file.rfind('/') + 1)) + ":" + std::to_string(at.line()) + ")";
+    return base::text("rank ", rank, "'s part of ", where->what.text(), " (", file.substr(file.rfind('/') + 1), ":",
+                      at.line(), ")");
   }
   bool needs(part const& other) const noexcept {
     if (other.where != where || other.rank == rank || other.ran) return false;
@@ -183,8 +182,7 @@ class streams_carrier final : public carrier {
                                         work_of(std::move(parts[static_cast<int>(does)])));
     };
     auto const operands = [&] {
-      return "rank " + std::to_string(rank) + " of " + std::to_string(ranks()) + ", " + r.text() +
-             " on gpu:" + std::to_string(on.device());
+      return base::text("rank ", rank, " of ", ranks(), ", ", r.text(), " on gpu:", on.device());
     };
     // arrive declares the buffers: no other rank accesses them before it has run, and until then the machine
     // may fill them with poison.
@@ -210,11 +208,10 @@ class streams_carrier final : public carrier {
   std::string broken(int) override {
     if (!fate_->over.load()) return {};
     if (int const rank = fate_->lost_rank.load(); rank >= 0)
-      return "a part of rank " + std::to_string(rank) +
-             " never ran: gpu:" + std::to_string(devices_[static_cast<std::size_t>(rank)]) + " is lost";
+      return base::text("a part of rank ", rank, " never ran: gpu:", devices_[static_cast<std::size_t>(rank)],
+                        " is lost");
     if (int const rank = fate_->failed_rank.load(); rank >= 0)
-      return "a part of rank " + std::to_string(rank) +
-             " was refused by gpu:" + std::to_string(devices_[static_cast<std::size_t>(rank)]);
+      return base::text("a part of rank ", rank, " was refused by gpu:", devices_[static_cast<std::size_t>(rank)]);
     return "the communicator was aborted";
   }
 

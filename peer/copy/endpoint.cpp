@@ -2,24 +2,12 @@
 // Threads: any.
 #include "peer/copy/endpoint.h"
 
-#include <cstdio>
-
 namespace weir::peer {
-namespace {
-
-std::string pointer_text(void const* p) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%p", p);
-  return text;
-}
-
-}  // namespace
-
 std::string end::text() const {
-  std::string const where = in == driver::where::device   ? "gpu:" + std::to_string(device)
+  std::string const where = in == driver::where::device   ? base::gpu_name(device)
                             : in == driver::where::pinned ? "pinned"
                                                           : "pageable";
-  return where + " " + pointer_text(at);
+  return where + " " + base::address_text(at);
 }
 
 end look_at(runtime::impl& r, std::string_view operation, std::string_view role, void const* at, std::size_t bytes,
@@ -44,7 +32,7 @@ end look_at(runtime::impl& r, std::string_view operation, std::string_view role,
   }
   auto const ask = [&](void const* one) {  // also for pages that the program registered: they count whole
     auto const answer = r.machine().find(one);
-    require(answer.is, operation, std::string(role) + " " + pointer_text(one),
+    require(answer.is, operation, std::string(role) + " " + base::address_text(one),
             "The driver could not say where this lies", where);
     return answer.value;
   };
@@ -52,7 +40,7 @@ end look_at(runtime::impl& r, std::string_view operation, std::string_view role,
   found.in = first.in;
   found.device = first.device;
   if (first.in == driver::where::unknown_device)
-    refuse(pointer_text(at) + " is device memory of no device of this runtime",
+    refuse(base::address_text(at) + " is device memory of no device of this runtime",
            "Copy with the runtime whose memory it is");
   if (first.in == driver::where::pinned) {  // a range that leaves its registration is pageable to a copy engine
     auto const last = ask(static_cast<std::byte const*>(at) + (bytes - 1));

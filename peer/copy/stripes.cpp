@@ -28,27 +28,14 @@ struct stripes::state {
         : near(r, lent, "copy", where),
           far(r, device, "copy", where),
           memory(r.part<memory::device_memory>().on(lent, where)),
-          room(memory.allocate(near.line(), slots * largest_chunk, 0, where)) {
-      try {
-        memory.mark(room, far.line(), where);
-      } catch (...) {
-        give_back();
-        throw;
-      }
+          room(allocate_scoped(memory, near.line(), slots * largest_chunk, where)) {
+      memory.mark(room.get(), far.line(), where);
     }
-    ~lane() { give_back(); }
-    lane(lane const&) = delete;
-    lane& operator=(lane const&) = delete;
-    void give_back() noexcept {
-      try {
-        memory.deallocate(room, nullptr, source_location::current());
-      } catch (...) {}
-    }
-    void* slot() const noexcept { return at(room, next * largest_chunk); }
+    void* slot() const noexcept { return at(room.get(), next * largest_chunk); }
 
     own_stream near, far;
     memory::allocator& memory;
-    void* room;
+    memory::scoped_block room;
     std::size_t next = 0;
     std::array<clock::stamp, slots> emptied{};
     bool works = true, given = false;  // in this copy
@@ -146,7 +133,7 @@ struct stripes::state {
         try {
           if (ways.prove(device, one, where) != links::trust::proven) continue;
           auto made = std::make_unique<lane>(owner, one, device, where);
-          if (made->memory.grant(made->room, device).ok()) fresh->lanes.push_back(std::move(made));
+          if (made->memory.grant(made->room.get(), device).ok()) fresh->lanes.push_back(std::move(made));
         } catch (error const&) {}  // other lanes carry it, or the copy goes direct
       }
     } catch (...) {}

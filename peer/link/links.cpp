@@ -30,45 +30,7 @@ void write_pattern(void* to, std::uint64_t salt) {
   for (std::size_t i = 0; i < proof_bytes / 8; ++i) words[i] = (i + 1 + salt) * 0x9e3779b97f4a7c15u;
 }
 
-
-class device_block {
- public:
-  device_block(memory::allocator& m, clock::timeline& home, source_location at)
-      : memory_(m), data_(m.allocate(home, proof_bytes, 0, at)) {}
-  ~device_block() {
-    try {
-      memory_.deallocate(data_, nullptr, source_location::current());
-    } catch (...) {}
-  }
-  device_block(device_block const&) = delete;
-  device_block& operator=(device_block const&) = delete;
-  void* data() const noexcept { return data_; }
-
- private:
-  memory::allocator& memory_;
-  void* const data_;
-};
-
-class pinned_block {
- public:
-  pinned_block(streams::pinned_memory& m, source_location at) : memory_(m), data_(m.allocate(proof_bytes, 0, at)) {}
-  ~pinned_block() {
-    try {
-      memory_.deallocate(data_, source_location::current());
-    } catch (...) {}
-  }
-  pinned_block(pinned_block const&) = delete;
-  pinned_block& operator=(pinned_block const&) = delete;
-  void* data() const noexcept { return data_; }
-
- private:
-  streams::pinned_memory& memory_;
-  void* const data_;
-};
-
 }  // namespace
-
-std::string pair_text(int from, int to) { return "gpu:" + std::to_string(from) + " -> gpu:" + std::to_string(to); }
 
 struct links::state {
   struct pair {
@@ -208,7 +170,7 @@ struct links::state {
     if (!line) {
       owner.open(device, "links", at);
       auto const made = owner.machine().create_stream(device, driver::stream_kind::independent, 0);
-      if (!made.ok()) throw_refusal(made.is, "links", "a stream on gpu:" + std::to_string(device), "Try again", at);
+      if (!made.ok()) throw_refusal(made.is, "links", "a stream on " + base::gpu_name(device), "Try again", at);
       try {
         line = &clocks.make(device, made.value, clock::life::own);
       } catch (...) {
@@ -277,30 +239,32 @@ struct links::state {
       ~trial() { of.give_pages_back(), of.trier.store(0); }
     } const its_end{*this};
     trier.store(base::this_thread_id());
-    device_block const start(memory.on(from), near, at), back(memory.on(from), near, at);
-    pinned_block const sent(pinned, at), came_back(pinned, at), arrived(pinned, at);
-    auto const must = [&](driver::status s) { require(s, "links", pair_text(from, to), "Try again", at); };
+    auto const start = allocate_scoped(memory.on(from), near, proof_bytes, at);
+    auto const back = allocate_scoped(memory.on(from), near, proof_bytes, at);
+    auto const sent = pinned.allocate_scoped(proof_bytes, at), came_back = pinned.allocate_scoped(proof_bytes, at),
+               arrived = pinned.allocate_scoped(proof_bytes, at);
+    auto const must = [&](driver::status s) { require(s, "links", base::pair_text(from, to), "Try again", at); };
     mapped_handle& page = pages.emplace_back(trial_page{{}, from, to}).memory;
     if (auto const made = make_page(page, to, from, at); !made.ok()) {
       if (made.what == driver::code::not_supported || made.what == driver::code::invalid) return trust::refused;
       must(made);
     }
     void* const there = page.data();
-    write_pattern(sent.data(), index(from, to));
-    std::memset(came_back.data(), 0, proof_bytes);
-    std::memset(arrived.data(), 0, proof_bytes);
+    write_pattern(sent.get(), index(from, to));
+    std::memset(came_back.get(), 0, proof_bytes);
+    std::memset(arrived.get(), 0, proof_bytes);
     must(near.wait(far.now()));
-    for (auto const* one : {&sent, &came_back}) pinned.mark(one->data(), near);
-    pinned.mark(arrived.data(), far);
-    streams::enqueue_copy(near, start.data(), sent.data(), proof_bytes, at);
-    streams::enqueue_peer_copy(near, there, to, start.data(), from, proof_bytes, at);
-    streams::enqueue_peer_copy(near, back.data(), from, there, to, proof_bytes, at);
-    streams::enqueue_copy(near, came_back.data(), back.data(), proof_bytes, at);
+    for (auto const* one : {&sent, &came_back}) pinned.mark(one->get(), near);
+    pinned.mark(arrived.get(), far);
+    streams::enqueue_copy(near, start.get(), sent.get(), proof_bytes, at);
+    streams::enqueue_peer_copy(near, there, to, start.get(), from, proof_bytes, at);
+    streams::enqueue_peer_copy(near, back.get(), from, there, to, proof_bytes, at);
+    streams::enqueue_copy(near, came_back.get(), back.get(), proof_bytes, at);
     must(far.wait(near.now()));
-    streams::enqueue_copy(far, arrived.data(), there, proof_bytes, at);
+    streams::enqueue_copy(far, arrived.get(), there, proof_bytes, at);
     must(clocks.synchronize(far.now()));
-    bool const right = !std::memcmp(came_back.data(), sent.data(), proof_bytes) &&
-                       !std::memcmp(arrived.data(), sent.data(), proof_bytes);
+    bool const right =
+        !std::memcmp(came_back.get(), sent.get(), proof_bytes) && !std::memcmp(arrived.get(), sent.get(), proof_bytes);
     return right ? trust::proven : trust::wrong;
   }
 };
@@ -334,7 +298,7 @@ links::trust links::known(int from, int to) {
 }
 
 links::trust links::prove(int from, int to, source_location at) {
-  if (from != to) require(told(from, to).is, "links", pair_text(from, to), "Try again", at);
+  if (from != to) require(told(from, to).is, "links", base::pair_text(from, to), "Try again", at);
   auto is = known(from, to);
   if (is != trust::claimed || !may_be_opened(to)) return is;
   auto& my = *state_;
@@ -389,9 +353,9 @@ void links::must_reach(int from, int to, std::string_view operation, source_loca
       is == trust::wrong     ? "This link changed bytes when it was tried: copy instead"
       : is == trust::refused ? "These devices do not reach each other: copy instead"
       : !may_be_opened(to)
-          ? "Memory of gpu:" + std::to_string(to) + " comes in segments, which cannot be opened: copy instead"
+          ? "Memory of " + base::gpu_name(to) + " comes in segments, which cannot be opened: copy instead"
           : "One of them has memory open with " + std::to_string(most_peers) + " devices already: copy instead";
-  throw not_supported(std::string(operation), pair_text(from, to), why, at);
+  throw not_supported(std::string(operation), base::pair_text(from, to), why, at);
 }
 
 void links::prove_all(std::span<int const> devices, source_location at) noexcept {

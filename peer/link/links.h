@@ -62,6 +62,4 @@ class links {  // a part of the runtime
   std::unique_ptr<state> state_;
 };
 
-std::string pair_text(int from, int to);  // "gpu:0 -> gpu:1"
-
 }  // namespace weir::peer

@@ -54,7 +54,7 @@ bool can_access_peer(device from, device to, source_location at) {
   auto& r = streams::current_runtime(at);
   int const reader = streams::resolve(from, r, "can_access_peer", at),
             owner = streams::resolve(to, r, "can_access_peer", at);
-  require(links_of(r).told(reader, owner).is, "can_access_peer", peer::pair_text(reader, owner), "Try again", at);
+  require(links_of(r).told(reader, owner).is, "can_access_peer", base::pair_text(reader, owner), "Try again", at);
   auto const known = links_of(r).known(reader, owner);
   return known == peer::links::trust::claimed || known == peer::links::trust::proven;
 }

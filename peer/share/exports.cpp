@@ -212,9 +212,8 @@ void exports::open_as_device(exported& b, source_location at) {
     auto const s = grant_all(b, left & (~left + 1));
     // The link has vanished since, or the reader is lost.
     if (s.what == driver::code::not_supported || s.what == driver::code::lost) continue;
-    require(s, "exportable_buffer",
-            "gpu:" + std::to_string(std::countr_zero(left)) + " reads gpu:" + std::to_string(b.device), "Try again",
-            at);
+    require(s, "exportable_buffer", base::gpu_name(std::countr_zero(left)) + " reads " + base::gpu_name(b.device),
+            "Try again", at);
   }
 }
 
@@ -250,9 +249,9 @@ driver::status exports::open_to(void const* inside, int reader) {
 
 driver::device_info exports::about(int device, char const* operation, source_location at) const {
   auto const info = machine().info(device);
-  require(info.is, operation, "gpu:" + std::to_string(device), "Try again", at);
+  require(info.is, operation, base::gpu_name(device), "Try again", at);
   if (!info.value.maps)
-    throw not_supported(operation, "gpu:" + std::to_string(device) + ": this device maps no memory",
+    throw not_supported(operation, base::gpu_name(device) + ": this device maps no memory",
                         "Copy through the host instead", at);
   return info.value;
 }
@@ -279,7 +278,7 @@ void exports::keep(exported& b, bool going) noexcept {
 }
 
 std::shared_ptr<exported> exports::make(int device, std::size_t bytes, when_short then, source_location at) {
-  std::string const what = std::to_string(bytes) + " B on gpu:" + std::to_string(device);
+  std::string const what = std::to_string(bytes) + " B on " + base::gpu_name(device);
   auto const its = about(device, "exportable_buffer", at);
   std::size_t const page = its.granularity, handle_bytes = base::round_up(bytes, page);
   auto made = std::make_shared<exported>();

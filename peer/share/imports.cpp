@@ -60,7 +60,7 @@ int imports::device_named(std::string const& uuid, source_location at) {
   while (uuids_.size() < static_cast<std::size_t>(runtime_.device_count())) {
     int const d = static_cast<int>(uuids_.size());
     auto info = runtime_.machine().info(d);
-    require(info.is, operation, "gpu:" + std::to_string(d), "Try again", at);
+    require(info.is, operation, base::gpu_name(d), "Try again", at);
     uuids_.push_back(std::move(info.value.uuid));
   }
   auto const found = std::find(uuids_.begin(), uuids_.end(), uuid);
@@ -119,12 +119,12 @@ void imports::sweep() noexcept {
 
 std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& memory, int device,
                                             source_location at) {
-  auto const text = std::to_string(m.handle_bytes) + " B of gpu:" + std::to_string(device);
+  auto const text = base::text(m.handle_bytes, " B of gpu:", device);
   auto& machine = runtime_.machine();
   auto const info = machine.info(device);
   require(info.is, operation, text, "Try again", at);
   if (m.handle_bytes > info.value.total_memory)
-    refuse(text + ": that device has " + std::to_string(info.value.total_memory) + " B", at);
+    refuse(base::text(text, ": that device has ", info.value.total_memory, " B"), at);
   auto made = std::make_shared<imported>();
   made->origin = m.origin;
   made->serial = m.serial;
@@ -154,15 +154,15 @@ std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& 
 
 void imports::make_reachable(imported& b, int reader, source_location at) {
   if (b.pages.granted(reader)) return;
-  std::string const pair = "gpu:" + std::to_string(reader) + " -> gpu:" + std::to_string(b.device);
+  std::string const pair = base::pair_text(reader, b.device);
   runtime_.open(reader, operation, at);
   auto const is = runtime_.part<links>().prove(reader, b.device, at);
   if (is != links::trust::proven)
     throw not_supported(
         operation, pair + (is == links::trust::wrong ? ": this link changed bytes when it was tried" : ": no link"),
-        "Open it for gpu:" + std::to_string(b.device) + " and copy", at);
-  require(b.pages.grant(reader), operation, pair,
-          "Open it for gpu:" + std::to_string(b.device) + " and copy, or try again", at);
+        "Open it for " + base::gpu_name(b.device) + " and copy", at);
+  require(b.pages.grant(reader), operation, pair, "Open it for " + base::gpu_name(b.device) + " and copy, or try again",
+          at);
 }
 
 std::unique_ptr<opening> imports::open(message const& m, loaned& with, std::uint64_t line, int reader,
@@ -172,15 +172,13 @@ std::unique_ptr<opening> imports::open(message const& m, loaned& with, std::uint
   int const device = device_named(uuid_of(m), at);
   runtime_.open(device, operation, at);
   auto made = std::make_unique<opening>();
-  std::string const name = "a buffer in handle " + std::to_string(m.serial) + " of its owner";
+  std::string const name = base::text("a buffer in handle ", m.serial, " of its owner");
   if (!os::is_message_socket(life.get()))
     refuse(name + ": a damaged loan, its descriptor is no socket that keeps messages apart", at);
   take_word(with, name, at);
   auto b = find(m, memory, line, device);
   if (b && b->pages.bytes() != m.handle_bytes)
-    refuse(name + ": " + std::to_string(m.handle_bytes) + " B, but that memory has " +
-               std::to_string(b->pages.bytes()) + " B",
-           at);
+    refuse(base::text(name, ": ", m.handle_bytes, " B, but that memory has ", b->pages.bytes(), " B"), at);
   switch (os::has_hung_up(life.get()) ? os::heard::closed
           : with.opened               ? os::heard::message
                                       : say(life, word::opened)) {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "runtime/base/text.h"
+
 namespace weir::peer {
 
 std::span<std::byte const> bytes_of(message const& m) noexcept { return std::as_bytes(std::span(&m, 1)); }
@@ -22,20 +24,17 @@ std::uint64_t checksum_of(message const& m) noexcept {
 std::string uuid_of(message const& m) { return {m.device.begin(), std::find(m.device.begin(), m.device.end(), '\0')}; }
 
 std::string judge(message const& m, std::size_t bytes, std::size_t files, bool cut) {
-  if (bytes < sizeof(m.magic) || m.magic != message::mark)
-    return "a foreign message of " + std::to_string(bytes) + " B";
+  if (bytes < sizeof(m.magic) || m.magic != message::mark) return base::text("a foreign message of ", bytes, " B");
   if (bytes >= offsetof(message, kind) && m.version != message::this_version) {
-    return "a message of version " + std::to_string(m.version) + ", this is version " +
-           std::to_string(message::this_version);
+    return base::text("a message of version ", m.version, ", this is version ", message::this_version);
   }
-  if (bytes != sizeof m)
-    return "a message of " + std::to_string(bytes) + " B, " + std::to_string(sizeof m) + " are whole";
+  if (bytes != sizeof m) return base::text("a message of ", bytes, " B, ", sizeof m, " are whole");
   if (m.checksum != checksum_of(m)) return "a damaged message: its checksum is wrong";
   if (m.kind != said::number && m.kind != said::buffer) return "a message of an unknown kind";
   std::size_t const wanted = m.kind == said::buffer ? 2 : 0;
   if (cut && files <= wanted)
     return "a message whose descriptors did not all arrive: this process has as many open as it may";
-  if (files != wanted) return "a message with " + std::to_string(files) + " descriptors";
+  if (files != wanted) return base::text("a message with ", files, " descriptors");
   if (m.kind == said::number) return {};
   bool const fits =
       m.bytes > 0 && m.bytes <= m.handle_bytes && m.offset <= m.handle_bytes - m.bytes && m.offset % granule == 0;

@@ -13,9 +13,8 @@ namespace weir {
 
 peer_disconnected::peer_disconnected(std::string operation, std::string operands, std::string remedy,
                                      source_location at)
-    : std::runtime_error(
-          "weir: " + operation + ": " + operands + ". " + remedy +
-          (at.file_name() ? std::string(" [") + at.file_name() + ":" + std::to_string(at.line()) + "]" : "")),
+    : std::runtime_error("weir: " + operation + ": " + operands + ". " + remedy +
+                         (at.file_name() ? base::text(" [", at.file_name(), ":", at.line(), "]") : "")),
       error(std::move(operation), std::move(operands), std::move(remedy), at) {}
 
 namespace {
@@ -142,7 +141,7 @@ exportable_buffer share_pool::allocate(stream_ref home, size_t bytes, source_loc
   constexpr char const* operation = "share_pool::allocate";
   auto& line = streams::line_or_throw(home, operation, at);
   if (int const device = live(is_, at).device(); line.device() != device || &line.owner() != &is_->owner()) {
-    throw invalid_use(operation, streams::describe(line) + ", the pool is of gpu:" + std::to_string(device),
+    throw invalid_use(operation, base::text(streams::describe(line), ", the pool is of gpu:", device),
                       "Pass a stream of the pool's device", at);
   }
   check_size(operation, bytes, at);
@@ -171,7 +170,7 @@ struct share_channel::state {
     static constinit base::atomic<std::uint64_t> ids{0};
     return ids.fetch_add(1) + 1;
   }
-  std::string timeout_text() const { return "nothing for " + std::to_string(timeout.count()) + " ms"; }
+  std::string timeout_text() const { return base::text("nothing for ", timeout.count(), " ms"); }
 
   void send(char const* operation, peer::message& m, std::span<int const> files, source_location at) {
     m.checksum = peer::checksum_of(m);
@@ -223,7 +222,7 @@ struct share_channel::state {
 namespace {
 void check_timeout(char const* operation, std::chrono::milliseconds timeout, source_location at) {
   if (timeout.count() <= 0)
-    throw invalid_use(operation, "a timeout of " + std::to_string(timeout.count()) + " ms",
+    throw invalid_use(operation, base::text("a timeout of ", timeout.count(), " ms"),
                       "Say how long to wait for the other process", at);
 }
 }  // namespace
@@ -231,7 +230,7 @@ void check_timeout(char const* operation, std::chrono::milliseconds timeout, sou
 share_channel::share_channel(int socket, std::chrono::milliseconds timeout, source_location at) {
   if (!os::is_message_socket(socket)) {
     throw invalid_use("share_channel",
-                      "descriptor " + std::to_string(socket) + " is no Unix socket that keeps messages apart",
+                      base::text("descriptor ", socket, " is no Unix socket that keeps messages apart"),
                       "Make it with socketpair(AF_UNIX, SOCK_SEQPACKET, ...), or bind, listen, accept", at);
   }
   check_timeout("share_channel", timeout, at);
@@ -289,8 +288,7 @@ void share_channel::send(exportable_buffer const& b, stream_ref last_write, sour
   if (!ours.lend()) throw driver_error(0, operation, "the system passes no word on", "Try again", at);
   auto const memory = whole.descriptor(is.home->machine());
   if (memory.is.what == driver::code::out_of_memory) no_files();
-  require(memory.is, operation, std::to_string(whole.pages.bytes()) + " B of gpu:" + std::to_string(is.device),
-          "Try again", at);
+  require(memory.is, operation, base::text(whole.pages.bytes(), " B of gpu:", is.device), "Try again", at);
   peer::message m{.kind = peer::said::buffer,
                   .bytes = is.bytes,
                   .handle_bytes = whole.pages.bytes(),

@@ -33,7 +33,7 @@ pool_books::pool_books(exports& e, runtime::impl& r, int device, share_pool_opti
   for (weir::device const one : o.readers) {
     int const reader = streams::resolve(one, r, "share_pool", at);
     if (reader == device) continue;
-    std::string const pair = "gpu:" + std::to_string(reader) + " -> gpu:" + std::to_string(device);
+    std::string const pair = base::pair_text(reader, device);
     r.open(reader, "share_pool", at);
     if (r.part<links>().prove(reader, device, at) != links::trust::proven)
       throw not_supported("share_pool", "a reader without a link: " + pair,
@@ -280,8 +280,8 @@ void pool_books::grow(std::size_t bytes, std::size_t room, search& s, source_loc
       made = exports_.make(device_, want, s.then, at);
     }
     for (int const reader : readers_)
-      require(exports_.grant(*made, reader), "share_pool",
-              "gpu:" + std::to_string(reader) + " reads gpu:" + std::to_string(device_), "Try again", at);
+      require(exports_.grant(*made, reader), "share_pool", base::gpu_name(reader) + " reads " + base::gpu_name(device_),
+              "Try again", at);
     auto b = books_.lock();
     auto& h = b->handles[made->serial];
     try {
@@ -373,25 +373,21 @@ std::vector<std::string> pool_books::validate() const {
     bool last_free = false;
     for (auto const& [offset, r] : h.ranges) {
       if (offset != next || r.offset != offset || r.of != &h)
-        wrong.push_back("handle " + std::to_string(serial) + ": a gap or an overlap before " + std::to_string(offset));
+        wrong.push_back(base::text("handle ", serial, ": a gap or an overlap before ", offset));
       if (r.free && last_free)
-        wrong.push_back("handle " + std::to_string(serial) + ": two free ranges side by side at " +
-                        std::to_string(offset));
+        wrong.push_back(base::text("handle ", serial, ": two free ranges side by side at ", offset));
       if (r.size.is_linked() != (r.free && !h.spoilt))
-        wrong.push_back("handle " + std::to_string(serial) + ": what serves is in order by size, at " +
-                        std::to_string(offset));
+        wrong.push_back(base::text("handle ", serial, ": what serves is in order by size, at ", offset));
       next = offset + r.bytes;
       (r.free ? free : taken) += r.bytes;
       last_free = r.free;
     }
-    if (next != h.pages->pages.bytes())
-      wrong.push_back("handle " + std::to_string(serial) + ": its ranges end at " + std::to_string(next));
+    if (next != h.pages->pages.bytes()) wrong.push_back(base::text("handle ", serial, ": its ranges end at ", next));
     reserved += h.pages->pages.bytes();
   }
-  if (reserved != b->reserved)
-    wrong.push_back("reserved " + std::to_string(b->reserved) + ", handles have " + std::to_string(reserved));
+  if (reserved != b->reserved) wrong.push_back(base::text("reserved ", b->reserved, ", handles have ", reserved));
   if (taken != b->allocated + b->held_bytes + b->lost)
-    wrong.push_back("taken " + std::to_string(taken) + " is not allocated + held + lost");
+    wrong.push_back(base::text("taken ", taken, " is not allocated + held + lost"));
   if (reserved != taken + free) wrong.push_back("reserved is not taken + free");
   return wrong;
 }

@@ -1,9 +1,10 @@
-// A byte range is a run of bytes at an address.
+// A byte range is a run of bytes at an address, and ranges that do not meet lie in maps by their first address.
 // Whether a part lies inside one is asked here, without a sum that could wrap.
 // Threads: any.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 namespace weir::base {
 
@@ -19,5 +20,23 @@ struct byte_range {
     return from - at <= bytes && n <= bytes - (from - at);
   }
 };
+
+// The last of the map that begins at or before `at`; its end: none.
+template <class Map>
+auto at_or_before(Map& map, std::uintptr_t at) {
+  auto const next = map.upper_bound(at);
+  return next == map.begin() ? map.end() : std::prev(next);
+}
+// The one of the map that holds `at`; its end: none.
+template <class Map>
+auto holder_of(Map& map, std::uintptr_t at) {
+  auto const one = at_or_before(map, at);
+  return one != map.end() && at - one->first < one->second.bytes ? one : map.end();
+}
+template <class Map>
+bool overlaps(Map& map, std::uintptr_t at, std::size_t bytes) {
+  auto const next = map.lower_bound(at);
+  return holder_of(map, at) != map.end() || (next != map.end() && next->first - at < bytes);
+}
 
 }  // namespace weir::base

@@ -20,6 +20,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "runtime/base/os_file.h"
 #include "runtime/base/sync.h"
 
 namespace weir::os {
@@ -231,14 +232,8 @@ std::vector<int> processors_near(int numa_node) {
   std::vector<int> found;
   if (numa_node < 0) return found;
   std::string const path = "/sys/devices/system/node/node" + std::to_string(numa_node) + "/cpulist";
-  int const file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) return found;
-  char text[4096];
-  ssize_t const length = ::read(file, text, sizeof text - 1);
-  ::close(file);
-  if (length <= 0) return found;
-  text[length] = 0;
-  char* at = text;
+  std::string text = read_text(path.c_str(), 65536).text.value_or("");
+  char* at = text.data();
   while (*at >= '0' && *at <= '9') {  // "0-3,8,10-11"
     long const first = std::strtol(at, &at, 10);
     long const last = *at == '-' ? std::strtol(at + 1, &at, 10) : first;

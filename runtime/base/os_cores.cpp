@@ -2,13 +2,13 @@
 // Threads: any.
 #include "runtime/base/os_cores.h"
 
-#include <fcntl.h>
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <string>
+
+#include "runtime/base/os_file.h"
 
 namespace weir::os {
 namespace {
@@ -16,14 +16,8 @@ namespace {
 // The lowest processor of the same core; -1: not known.
 int core_of(int processor) {
   std::string const path = "/sys/devices/system/cpu/cpu" + std::to_string(processor) + "/topology/thread_siblings_list";
-  int const file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) return -1;
-  char text[256];
-  ssize_t const length = ::read(file, text, sizeof text - 1);  // "3,35" or "6-7"
-  ::close(file);
-  if (length <= 0 || text[0] < '0' || text[0] > '9') return -1;
-  text[length] = 0;
-  return static_cast<int>(std::strtol(text, nullptr, 10));
+  auto const text = read_text(path.c_str(), 256).text.value_or("");  // "3,35" or "6-7"
+  return text.empty() || text[0] < '0' || text[0] > '9' ? -1 : static_cast<int>(std::strtol(text.c_str(), nullptr, 10));
 }
 
 }  // namespace

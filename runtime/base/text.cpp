@@ -54,6 +54,15 @@ std::string all_of(std::span<std::string_view const> words) {
   return all;
 }
 
+std::string gpu_name(int device) { return "gpu:" + std::to_string(device); }
+std::string pair_text(int from, int to) { return gpu_name(from) + " -> " + gpu_name(to); }
+
+std::string address_text(std::uintptr_t at) {
+  char text[24];
+  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(at));
+  return text;
+}
+
 namespace {
 // Bytes of the character that begins the text, as UTF-8 has it; 0: none that a terminal only shows.
 std::size_t shown_bytes(std::string_view s) {

@@ -241,6 +241,14 @@ driver::status clocks::ask_for_a_while(stamp s) {
   return {driver::code::not_ready};
 }
 
+bool clocks::have_passed(std::vector<stamp>& all) {
+  std::erase_if(all, [&](stamp s) {
+    auto const done = poll(s);
+    return done.ok() ? done.value : done.is.what == driver::code::lost;
+  });
+  return all.empty();
+}
+
 driver::status clocks::synchronize_device(int device) try {
   if (auto const s = state_->shared->state_of(device); !s.ok()) return s;
   struct one {

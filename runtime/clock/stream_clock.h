@@ -228,6 +228,7 @@ class clocks {
   // and again. Blocks: for 2 s at most; where nothing moves by itself, for 64 questions.
   // not_ready: not complete by then
   driver::status ask_for_a_while(stamp);
+  bool have_passed(std::vector<stamp>&);           // drops those that are complete, or of a lost device: none is left
   driver::status synchronize_device(int device);   // Blocks: until all streams of the device are done, foreign ones too
   // somebody saw the event of this fence complete; nothing is concluded when it is stale or given away
   void note_complete(timeline&, fence_ref const&);

@@ -93,13 +93,13 @@ void* runtime::impl::make_part(int slot, void* (*make)(impl&), void (*destroy)(v
 void runtime::impl::open(int device, std::string_view operation, source_location at) {
   if (device < 0 || device >= device_count_) {
     throw invalid_use(
-        std::string(operation), "gpu:" + std::to_string(device) + " of " + std::to_string(device_count_) + " devices",
+        std::string(operation), base::gpu_name(device) + " of " + std::to_string(device_count_) + " devices",
         device_count_ ? "Devices count from gpu:0 to gpu:" + std::to_string(device_count_ - 1) : "There is no GPU here",
         at);
   }
   auto& opened = opened_[static_cast<std::size_t>(device)];
   if (opened.load(base::memory_order_acquire)) return;
-  require(driver_->open(device), operation, "gpu:" + std::to_string(device),
+  require(driver_->open(device), operation, base::gpu_name(device),
           "`nvidia-smi` shows whether the GPU is healthy and free", at);
   opened.store(true, base::memory_order_release);
   if (logs(*this, log_level::info)) {

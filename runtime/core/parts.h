@@ -8,6 +8,7 @@
 
 #include "runtime/base/process.h"
 #include "runtime/base/sync.h"
+#include "runtime/base/text.h"
 #include "runtime/driver/driver.h"
 #include "weir/runtime.h"
 

@@ -13,7 +13,6 @@
 // bytes is above that of what was reserved.
 // Peaks of what is pending, cached or in pieces are the sum of the tallies' own peaks.
 #pragma once
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -21,8 +20,8 @@
 #include <span>
 
 #include "runtime/base/sync.h"
+#include "runtime/observe/stat_math.h"
 #include "runtime/observe/untold.h"
-#include "weir/stats.h"
 
 namespace weir::observe {
 
@@ -408,16 +407,22 @@ class counters {
   void gave(std::size_t bytes, std::size_t refused) {  // Requires: both were charged
     lock_guard hold(lock_);
     under_way_ -= bytes + refused;
-    if (bytes) both(now_.reserved_bytes, size_pool::large, as(bytes));
+    if (bytes) add(now_.reserved_bytes, false, as(bytes));
   }
   void refund(std::size_t bytes) {  // the driver has it back
     lock_guard hold(lock_);
-    both(now_.reserved_bytes, size_pool::large, -as(bytes));
+    add(now_.reserved_bytes, false, -as(bytes));
   }
-  void handle_mapped() { edit([](memory_statistics& n) { both(n.segment, size_pool::large, 1), ++n.pages_mapped; }); }
+  void handle_mapped() {
+    edit([](memory_statistics& n) { add(n.segment, false, 1), ++n.pages_mapped; });
+  }
   // it was gone, and is mapped elsewhere
-  void handle_moved() { edit([](memory_statistics& n) { both(n.segment, size_pool::large, 1); }); }
-  void handle_gone() { edit([](memory_statistics& n) { both(n.segment, size_pool::large, -1); }); }
+  void handle_moved() {
+    edit([](memory_statistics& n) { add(n.segment, false, 1); });
+  }
+  void handle_gone() {
+    edit([](memory_statistics& n) { add(n.segment, false, -1); });
+  }
   void run_cut(std::size_t bytes) { move_run(as(bytes)); }        // a stretch of the arena becomes a slab's run
   void run_returned(std::size_t bytes) { move_run(-as(bytes)); }
   void retried() { edit([](memory_statistics& n) { ++n.num_alloc_retries; }); }
@@ -454,7 +459,7 @@ class counters {
   void reset_peak() {
     edit([this](memory_statistics& n) {
       for (statistic_by_size* s : {&n.segment, &n.reserved_bytes}) {
-        for (statistic* t : {&s->all, &s->small, &s->large}) t->peak = t->current;
+        for (statistic* t : parts(*s)) t->peak = t->current;
       }
       shared_.lower();
     });
@@ -471,20 +476,6 @@ class counters {
  private:
   using lock_guard = base::lock_guard;
   static std::int64_t as(std::size_t bytes) noexcept { return static_cast<std::int64_t>(bytes); }
-  static void add(statistic& s, std::int64_t change) noexcept {
-    s.current += change;
-    (change > 0 ? s.allocated : s.freed) += change > 0 ? change : -change;
-    if (s.current > s.peak) s.peak = s.current;
-  }
-  static void both(statistic_by_size& s, size_pool p, std::int64_t change) noexcept {
-    add(s.all, change);
-    add(p == size_pool::small ? s.small : s.large, change);
-  }
-  static std::array<statistic*, 3> parts(statistic_by_size& s) noexcept { return {&s.small, &s.large, &s.all}; }
-  static std::array<statistic_by_size*, 10> each(memory_statistics& n) noexcept {
-    return {&n.allocation,      &n.segment,        &n.active,       &n.inactive,      &n.allocated_bytes,
-            &n.requested_bytes, &n.reserved_bytes, &n.active_bytes, &n.pending_bytes, &n.cached_bytes};
-  }
   // The same with the totals counted from `base` on.
   static memory_statistics since(memory_statistics n, memory_statistics base) noexcept {
     auto const now = each(n), then = each(base);

@@ -4,19 +4,15 @@
 
 #include <algorithm>
 
+#include "runtime/base/byte_range.h"
+#include "runtime/observe/stat_math.h"
+
 namespace weir::observe {
 namespace {
 
 base::guarded<std::vector<memory_beside const*>>& in_process() {
   static auto* const all = new base::guarded<std::vector<memory_beside const*>>;  // outlives every runtime
   return *all;
-}
-
-// The last that begins at or before `at`.
-template <class Map>
-auto before(Map& map, std::uintptr_t at) {
-  auto const next = map.upper_bound(at);
-  return next == map.begin() ? map.end() : std::prev(next);
 }
 
 }  // namespace
@@ -36,19 +32,14 @@ void memory_beside::appeared(int device, sharing kind, std::uintptr_t at, std::s
     if (b->devices.size() <= static_cast<std::size_t>(device)) b->devices.resize(static_cast<std::size_t>(device) + 1);
     b->mapped.insert_or_assign(at, pages{device, bytes, kind});
   } catch (...) {}
-  if (statistic* const s = of(*b, device, kind)) {
-    auto const n = static_cast<std::int64_t>(bytes);
-    s->current += n, s->allocated += n;
-    s->peak = std::max(s->peak, s->current);
-  }
+  if (statistic* const s = of(*b, device, kind)) add(*s, static_cast<std::int64_t>(bytes));
 }
 
 void memory_beside::vanished(int device, sharing kind, std::uintptr_t at, std::size_t bytes) noexcept {
   auto b = books_.lock();
   b->mapped.erase(at);
   b->blocks.erase(b->blocks.lower_bound(at), b->blocks.lower_bound(at + bytes));
-  if (statistic* const s = of(*b, device, kind))
-    s->current -= static_cast<std::int64_t>(bytes), s->freed += static_cast<std::int64_t>(bytes);
+  if (statistic* const s = of(*b, device, kind)) add(*s, -static_cast<std::int64_t>(bytes));
 }
 
 void memory_beside::taken(std::uintptr_t at, std::size_t bytes, std::size_t requested, source_location from) noexcept {
@@ -59,9 +50,9 @@ void memory_beside::taken(std::uintptr_t at, std::size_t bytes, std::size_t requ
     auto const next = std::next(is);
     bool const inside = is != b->blocks.begin() && at - std::prev(is)->first < std::prev(is)->second.requested;
     if (!inside && (next == b->blocks.end() || next->first - at >= requested)) return;
-    if (auto const in = before(b->mapped, at); in != b->mapped.end()) in->second.overlaps = true;
+    if (auto const in = base::at_or_before(b->mapped, at); in != b->mapped.end()) in->second.overlaps = true;
   } catch (...) {
-    if (auto const in = before(b->mapped, at); in != b->mapped.end()) in->second.partly_known = true;
+    if (auto const in = base::at_or_before(b->mapped, at); in != b->mapped.end()) in->second.partly_known = true;
   }
 }
 
@@ -98,12 +89,12 @@ void memory_beside::opened(std::uintptr_t at, int reader) noexcept {
 std::optional<memory_beside::place> memory_beside::find(void const* where) const noexcept {
   auto const at = reinterpret_cast<std::uintptr_t>(where);
   auto const b = books_.lock();
-  if (auto const pin = before(b->pins, at); pin != b->pins.end() && at - pin->first < pin->second.bytes)
+  if (auto const pin = base::holder_of(b->pins, at); pin != b->pins.end())
     return place{.in_use = true, .at = pin->first, .bytes = pin->second.bytes};
-  auto const in = before(b->mapped, at);
-  if (in == b->mapped.end() || at - in->first >= in->second.bytes) return std::nullopt;
+  auto const in = base::holder_of(b->mapped, at);
+  if (in == b->mapped.end()) return std::nullopt;
   auto const& its = in->second;
-  auto is = before(b->blocks, at);
+  auto is = base::at_or_before(b->blocks, at);
   auto const end_of = [](auto const& one) { return one->first + one->second.requested; };
   for (auto one = is;
        its.overlaps && one != b->blocks.end() && one != b->blocks.begin() && std::prev(one)->first >= in->first;) {

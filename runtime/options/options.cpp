@@ -117,34 +117,26 @@ size_t set_option(options& into, std::string_view key, std::string_view value, s
       ++number;
       continue;
     }
+    std::string const name(key);
+    auto const required = [&](auto const& given, char const* is_none, std::string remedy) {
+      if (!given) refuse(std::string(where), name + ":" + in_quotes(value) + is_none, std::move(remedy), at);
+      return *given;
+    };
     if (auto const* const size = std::get_if<size_t options::*>(&row.at)) {
-      auto const bytes = size_from_text(value);
-      if (!bytes)
-        refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is no size",
-               "Write bytes, or a number and KiB, MiB, GiB or TiB: 512MiB", at);
-      into.**size = *bytes;
+      into.** size =
+          required(size_from_text(value), " is no size", "Write bytes, or a number and KiB, MiB, GiB or TiB: 512MiB");
     } else if (auto const* const time = std::get_if<std::chrono::milliseconds options::*>(&row.at)) {
-      auto const given = time_from_text(value);
-      if (!given)
-        refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is no time",
-               "Write a number and ms, s or min, or 0: " + std::string(key) + ":30s", at);
-      into.**time = *given;
+      into.** time =
+          required(time_from_text(value), " is no time", "Write a number and ms, s or min, or 0: " + name + ":30s");
     } else if (auto const* const part = std::get_if<double options::*>(&row.at)) {
-      auto const given = part_from_text(value);
-      if (!given)
-        refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is no number from 0 to 1",
-               "Write " + std::string(key) + ":0.02", at);
-      into.**part = *given;
+      into.** part = required(part_from_text(value), " is no number from 0 to 1", "Write " + name + ":0.02");
     } else if (auto const* const policy = std::get_if<options::wait_policy options::*>(&row.at)) {
       into.**policy = static_cast<options::wait_policy>(word_of(wait_policies, key, value, where, at));
     } else if (auto const* const level = std::get_if<log_level options::*>(&row.at)) {
       into.**level = static_cast<log_level>(word_of(log_levels, key, value, where, at));
     } else {
-      auto const given = switch_from_text(value);
-      if (!given)
-        refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is neither true nor false",
-               "Write " + std::string(key) + ":true", at);
-      into.*std::get<bool options::*>(row.at) = *given;
+      into.*std::get<bool options::*>(row.at) =
+          required(switch_from_text(value), " is neither true nor false", "Write " + name + ":true");
     }
     return number;
   }

@@ -73,13 +73,12 @@ class names {
   std::string calls(source_location const& at, std::uint32_t stack) const {
     std::string out;
     if (at.file_name())
-      out = std::string(at.function_name() ? at.function_name() : "") + "\n  " + at.file_name() + ':' +
-            std::to_string(at.line());
+      out = base::text(at.function_name() ? at.function_name() : "", "\n  ", at.file_name(), ':', at.line());
     auto const found = stacks_.find(stack);
     if (found == stacks_.end()) return out;
     for (frame const& f : found->second->frames) {
       out += (out.empty() ? "" : "\n") + f.name;
-      if (!f.file.empty()) out += "\n  " + f.file + ':' + std::to_string(f.line);
+      if (!f.file.empty()) out += base::text("\n  ", f.file, ':', f.line);
     }
     return out;
   }
@@ -159,10 +158,8 @@ class writer {
     first_ = first;
   }
   std::string json(int device) const {
-    return "{\"device\":" + std::to_string(device) + ",\"before\":" + std::to_string(before_) +
-           ",\"events\":" + std::to_string(events_) + ",\"blocks\":" + std::to_string(blocks_) +
-           ",\"ranges\":" + std::to_string(ranges_) + ",\"begin_us\":" + std::to_string(first_) + ",\"data\":\"" +
-           base64(out_) + "\"}";
+    return base::text("{\"device\":", device, ",\"before\":", before_, ",\"events\":", events_, ",\"blocks\":", blocks_,
+                      ",\"ranges\":", ranges_, ",\"begin_us\":", first_, ",\"data\":\"", base64(out_), "\"}");
   }
 
  private:

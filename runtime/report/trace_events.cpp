@@ -32,37 +32,32 @@ class writer {
     bool first = true;
     if (s.bytes) arg(first, "bytes", std::to_string(s.bytes));
     if (s.stream) arg(first, s.where == observe::span::on::thread ? "stream" : "for stream", std::to_string(s.stream));
-    if (s.at.file_name())
-      arg(first, "line", json_text(std::string(s.at.file_name()) + ":" + std::to_string(s.at.line())));
+    if (s.at.file_name()) arg(first, "line", json_text(base::text(s.at.file_name(), ":", s.at.line())));
     out_ += "}}";
     // to the first part of it
     if (!s.link || (s.where == observe::span::on::stream && !arrived_.insert(s.link).second)) return;
     // an arrow from the call to its work
     begin("given", s.where == observe::span::on::thread ? "s" : "f", process, s.number);
     time("ts", from - origin_);
-    out_ += ",\"cat\":\"given\",\"bp\":\"e\",\"id\":" + std::to_string(s.link) + "}";
+    out_ += base::text(",\"cat\":\"given\",\"bp\":\"e\",\"id\":", s.link, "}");
   }
   void memory(int device, memory_event const& e, std::int64_t live) {
     begin(std::string(e.what) + (e.bytes ? " " + bytes_text(e.bytes) : ""), "i", 0, e.thread);
     time("ts", e.ns - origin_);
-    char at[24];
-    std::snprintf(at, sizeof at, "0x%llx", static_cast<unsigned long long>(e.address));
-    out_ += ",\"s\":\"t\",\"args\":{\"device\":" + std::to_string(device) + ",\"stream\":" + std::to_string(e.stream) +
-            ",\"bytes\":" + std::to_string(e.bytes) + ",\"address\":\"" + at + '"';
-    if (e.where.file_name())
-      out_ += ",\"line\":" + json_text(std::string(e.where.file_name()) + ":" + std::to_string(e.where.line()));
+    out_ += base::text(",\"s\":\"t\",\"args\":{\"device\":", device, ",\"stream\":", e.stream, ",\"bytes\":", e.bytes,
+                       ",\"address\":\"", base::address_text(e.address), '"');
+    if (e.where.file_name()) out_ += ",\"line\":" + json_text(base::text(e.where.file_name(), ":", e.where.line()));
     out_ += "}}";
-    begin("memory of gpu:" + std::to_string(device), "C", 1 + device, 0);
+    begin("memory of " + base::gpu_name(device), "C", 1 + device, 0);
     time("ts", e.ns - origin_);
-    out_ += ",\"args\":{\"live bytes\":" + std::to_string(live) + "}}";
+    out_ += base::text(",\"args\":{\"live bytes\":", live, "}}");
   }
   std::string finish() && { return "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[" + out_ + "\n]}\n"; }
 
  private:
   void begin(std::string_view name, char const* phase, int process, std::uint64_t track) {
     out_ += out_.empty() ? "\n{" : ",\n{";
-    out_ += "\"name\":" + json_text(name) + ",\"ph\":\"" + phase + "\",\"pid\":" + std::to_string(process) +
-            ",\"tid\":" + std::to_string(track);
+    out_ += base::text("\"name\":", json_text(name), ",\"ph\":\"", phase, "\",\"pid\":", process, ",\"tid\":", track);
   }
   void time(char const* name, std::int64_t ns) {
     char text[48];
@@ -114,21 +109,20 @@ std::string trace_events(std::span<observe::span const> spans, std::span<device_
     out.span(*s, from, to);
   }
   for (device_memory_events const& d : memory) {
+    auto const change = [](memory_event const& e) {
+      auto const bytes = static_cast<std::int64_t>(e.bytes);
+      return e.what == "alloc" ? bytes : e.what == "free" ? -bytes : 0;
+    };
     std::int64_t live = d.live_bytes;
-    for (memory_event const& e : d.events)
-      live -= e.what == "alloc"  ? static_cast<std::int64_t>(e.bytes)
-              : e.what == "free" ? -static_cast<std::int64_t>(e.bytes)
-                                 : 0;
+    for (memory_event const& e : d.events) live -= change(e);
     for (memory_event const& e : d.events) {
-      live += e.what == "alloc"  ? static_cast<std::int64_t>(e.bytes)
-              : e.what == "free" ? -static_cast<std::int64_t>(e.bytes)
-                                 : 0;
+      live += change(e);
       out.memory(d.device, e, live);
       devices.insert(d.device);
     }
   }
   out.name("process_name", 0, 0, "host");
-  for (int const d : devices) out.name("process_name", 1 + d, 0, "gpu:" + std::to_string(d));
+  for (int const d : devices) out.name("process_name", 1 + d, 0, base::gpu_name(d));
   return std::move(out).finish();
 }
 

@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 
+#include "runtime/base/byte_range.h"
 #include "simulator/checker/order_graph.h"
 #include "weir/types.h"
 
@@ -23,11 +24,8 @@ class blocks {
   using map = std::map<address, block>;
   // Returns the first block that overlaps the range, or end().
   map::iterator find(address at, std::size_t bytes) {
-    auto after = all_.upper_bound(at);
-    if (after != all_.begin()) {
-      auto const before = std::prev(after);
-      if (at - before->first < before->second.bytes) return before;
-    }
+    if (auto const holder = base::holder_of(all_, at); holder != all_.end()) return holder;
+    auto const after = all_.upper_bound(at);
     return after != all_.end() && after->first - at < bytes ? after : all_.end();
   }
   map::iterator end() noexcept { return all_.end(); }

@@ -86,7 +86,7 @@ control* control_of(driver& d) noexcept {
   return nullptr;
 }
 
-checked::checked(std::unique_ptr<driver> inner) : inner_(std::move(inner)), machine_(sim::controls_of(*inner_)) {
+checked::checked(std::unique_ptr<driver> inner) : driver_front(std::move(inner)), machine_(sim::controls_of(*inner_)) {
   judge_.lock()->machine = machine_;
   auto all = alive().lock();
   static int const registered =
@@ -309,24 +309,23 @@ status checked::note_of_recorder(status is, moment const& what) {
 }
 
 // If the event was recorded again meanwhile, the answer may concern either record.
-status checked::query_event(event_handle e) {
-  if (away()) return inner_->query_event(e);
+template <class Ask>
+status checked::of_event(event_handle e, Ask ask) {
+  if (away()) return ask();
   moment const what = judge_.lock()->order.record_of(e);
-  status const is = inner_->query_event(e);
+  status const is = ask();
   if (!what.at.stream) return is;
   if (!is.ok()) return note_of_recorder(is, what);
   if (judge_.lock()->order.record_of(e).version == what.version) saw_complete(what);
   return is;
 }
 
+status checked::query_event(event_handle e) {
+  return of_event(e, [&] { return inner_->query_event(e); });
+}
+
 status checked::synchronize_event(event_handle e) {
-  if (away()) return inner_->synchronize_event(e);
-  moment const what = judge_.lock()->order.record_of(e);
-  status const is = note_stuck(inner_->synchronize_event(e));
-  if (!what.at.stream) return is;
-  if (!is.ok()) return note_of_recorder(is, what);
-  if (judge_.lock()->order.record_of(e).version == what.version) saw_complete(what);
-  return is;
+  return of_event(e, [&] { return note_stuck(inner_->synchronize_event(e)); });
 }
 
 // Work ------------------------------------------------------------------------------------------------------

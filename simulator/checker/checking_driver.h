@@ -3,51 +3,37 @@
 // assigned after it, so that calls of unsynchronized threads never count as ordered.
 #pragma once
 #include "runtime/base/os.h"
+#include "runtime/driver/driver_front.h"
 #include "simulator/checker/race_judge.h"
 #include "simulator/machine/machine.h"
 
 namespace weir::driver::check {
 
-class checked final : public driver, public control, public witness {
+class checked final : public driver_front<checked>, public control, public witness {
  public:
   explicit checked(std::unique_ptr<driver> inner);
   ~checked() override;
 
-  bool simulated() const noexcept override { return inner_->simulated(); }
-  bool moves_by_itself() const noexcept override { return inner_->moves_by_itself(); }
-  int device_count() const noexcept override { return inner_->device_count(); }
   driver* behind() noexcept override { return inner_.get(); }
   witness* watching() noexcept override { return this; }
-  void recheck() override { inner_->recheck(); }
   void number_stream(int device, stream_handle, std::uint64_t number) override;
-  bool nvtx_memory() override { return inner_->nvtx_memory(); }
-  void block_taken(address at, std::size_t bytes) override { inner_->block_taken(at, bytes); }
-  void block_given_back(address at) override { inner_->block_given_back(at); }
 
   result<device_info> info(int device) override { return noted(inner_->info(device), device); }
   status open(int device) override { return note(inner_->open(device), device); }
   result<memory_info> memory(int device) override { return noted(inner_->memory(device), device); }
-  status make_current(int device) override { return inner_->make_current(device); }
   status synchronize_device(int device) override;
-  result<peer_info> peer(int from, int to) override { return inner_->peer(from, to); }
   result<address> reserve(std::size_t bytes, std::size_t alignment) override;
   status unreserve(address, std::size_t bytes) override;
   result<memory_handle> create(int device, std::size_t bytes) override;
   status release(memory_handle) override;
   status map(address, std::size_t bytes, memory_handle) override;
   status unmap(address, std::size_t bytes) override;
-  status grant(address at, std::size_t bytes, int device) override { return inner_->grant(at, bytes, device); }
-  status grant_all(address at, std::size_t bytes, std::uint64_t devices) override {
-    return inner_->grant_all(at, bytes, devices);
-  }
   result<memory_handle> create_shared(int device, std::size_t bytes) override;
-  result<int> export_handle(memory_handle) override;
   result<memory_handle> import_handle(int device, std::size_t bytes, int file) override;
   result<address> create_segment(int device, std::size_t bytes) override;
   status release_segment(int device, address) override;
   status pin(void* host, std::size_t bytes) override;
   status unpin(void* host) override;
-  result<place> find(void const* at) override { return inner_->find(at); }
 
   result<stream_handle> create_stream(int device, stream_kind, int priority) override;
   status destroy_stream(int device, stream_handle) override;
@@ -58,12 +44,10 @@ class checked final : public driver, public control, public witness {
   result<CUstream_st*> native(int device, stream_handle s) override { return noted(inner_->native(device, s), device); }
   result<event_handle> create_event(int device, event_kind) override;
   status destroy_event(int device, event_handle) override;
-  result<CUevent_st*> native_event(event_handle e) override { return inner_->native_event(e); }
   status record(int device, stream_handle, event_handle) override;
   status wait(int device, stream_handle, event_handle) override;
   status query_event(event_handle) override;
   status synchronize_event(event_handle) override;
-  result<float> elapsed_ms(event_handle start, event_handle end) override { return inner_->elapsed_ms(start, end); }
   status copy(int device, stream_handle, void* dst, void const* src, std::size_t bytes) override;
   status copy_peer(int device, stream_handle, void* dst, int dst_device, void const* src, int src_device,
                    std::size_t bytes) override;
@@ -79,7 +63,6 @@ class checked final : public driver, public control, public witness {
   status destroy_graph(graph_handle) override;
   status destroy_executable(executable_handle) override;
   result<gate_handle> hold(int device, stream_handle) override;
-  status open_gate(gate_handle g) override { return inner_->open_gate(g); }
 
   std::vector<finding> findings() override;
   void on_finding(std::function<void(finding const&)>) override;
@@ -102,16 +85,24 @@ class checked final : public driver, public control, public witness {
   std::string describe(address);   // the block there, for a report. Empty: none, or the lock is held
 
  private:
+  friend class driver_front<checked>;
+  template <class Behind>
+  auto pass(call, call_subject, Behind&& behind) {
+    return behind();
+  }
   moment before(int device, stream_handle);
   moment given(int device, stream_handle);         // complete once the driver reports the stream done
   status after(status, int device, moment const&, std::span<range const>, char const* operation);
   status seen(status, int device, moment const&);  // a successful call proves `moment` complete
   status note(status, int device);                 // notes a lost device
+  result<memory_handle> created(result<memory_handle>, int device, std::size_t bytes);
   template <class T> result<T> noted(result<T> r, int device) {
     (void)note(r.is, device);
     return r;
   }
   status note_of_recorder(status, moment const&);
+  template <class Ask>
+  status of_event(event_handle, Ask);
   status note_stuck(status);                       // for calls in which the host waits
   status after_copy(status, int device, moment const&, void* dst, void const* src, std::size_t bytes);
   void saw_complete(moment const&);
@@ -121,7 +112,6 @@ class checked final : public driver, public control, public witness {
   void let_host_back(knowledge&, address, std::size_t bytes);   // lowers the shields of that memory
   void print(knowledge&);
 
-  std::unique_ptr<driver> const inner_;
   sim::controls* const machine_;                   // null: not simulated
   mutable checker judge_;
   struct made {

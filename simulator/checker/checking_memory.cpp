@@ -24,11 +24,14 @@ status checked::unreserve(address at, std::size_t bytes) {
   return is;
 }
 
-result<memory_handle> checked::create(int device, std::size_t bytes) {
-  auto const r = inner_->create(device, bytes);
+result<memory_handle> checked::created(result<memory_handle> r, int device, std::size_t bytes) {
   if (r.ok()) judge_.lock()->memory.create(r.value, device, bytes);
   else note(r.is, device);
   return r;
+}
+
+result<memory_handle> checked::create(int device, std::size_t bytes) {
+  return created(inner_->create(device, bytes), device, bytes);
 }
 
 status checked::release(memory_handle h) {
@@ -47,8 +50,7 @@ status checked::map(address at, std::size_t bytes, memory_handle h) {
 
 status checked::unmap(address at, std::size_t bytes) {
   if (away()) return inner_->unmap(at, bytes);
-  std::optional<places::region> gone;
-  gone = judge_.lock()->memory.take(at);
+  std::optional<places::region> gone = judge_.lock()->memory.take(at);
   status const is = inner_->unmap(at, bytes);
   if (!gone) return is;
   auto const known = judge_.lock();
@@ -59,20 +61,12 @@ status checked::unmap(address at, std::size_t bytes) {
 }
 
 result<memory_handle> checked::create_shared(int device, std::size_t bytes) {
-  auto const r = inner_->create_shared(device, bytes);
-  if (r.ok()) judge_.lock()->memory.create(r.value, device, bytes);
-  else note(r.is, device);
-  return r;
+  return created(inner_->create_shared(device, bytes), device, bytes);
 }
-
-result<int> checked::export_handle(memory_handle h) { return inner_->export_handle(h); }
 
 // A separate physical memory: accesses of other processes are not seen.
 result<memory_handle> checked::import_handle(int device, std::size_t bytes, int file) {
-  auto const r = inner_->import_handle(device, bytes, file);
-  if (r.ok()) judge_.lock()->memory.create(r.value, device, bytes);
-  else note(r.is, device);
-  return r;
+  return created(inner_->import_handle(device, bytes, file), device, bytes);
 }
 
 result<address> checked::create_segment(int device, std::size_t bytes) {

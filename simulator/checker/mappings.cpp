@@ -2,6 +2,7 @@
 // Threads: as mappings.h says.
 #include "simulator/checker/mappings.h"
 
+#include "runtime/base/byte_range.h"
 #include "runtime/base/os.h"
 
 namespace weir::driver::check {
@@ -50,13 +51,12 @@ places::parts places::find(address at, std::size_t bytes) {
   parts out;
   address const end = at + bytes;
   while (at < end) {
-    auto const after = regions_.upper_bound(at);
-    auto const in = after == regions_.begin() ? regions_.end() : std::prev(after);
-    if (in != regions_.end() && at - in->first < in->second.bytes) {
+    if (auto const in = base::holder_of(regions_, at); in != regions_.end()) {
       address const to = std::min(end, in->first + in->second.bytes);
       out.push_back({in->second.shows.get(), at - in->first, to - in->first, at});
       at = to;
     } else {
+      auto const after = regions_.upper_bound(at);
       address const to = after == regions_.end() ? end : std::min(end, after->first);
       out.push_back({&elsewhere_, at, to, at});
       at = to;
@@ -66,17 +66,14 @@ places::parts places::find(address at, std::size_t bytes) {
 }
 
 bool places::is_pinned(address at, std::size_t bytes) const {
-  auto const after = regions_.upper_bound(at);
-  if (after == regions_.begin()) return false;
-  auto const in = std::prev(after);
-  return in->second.how == as::pin && at - in->first < in->second.bytes && bytes <= in->second.bytes - (at - in->first);
+  auto const in = base::holder_of(regions_, at);
+  return in != regions_.end() && in->second.how == as::pin && bytes <= in->second.bytes - (at - in->first);
 }
 
 touch places::begins_in_pin(address at, std::size_t bytes) {
-  auto const after = regions_.upper_bound(at);
-  if (after == regions_.begin()) return {};
-  auto& [from, in] = *std::prev(after);
-  if (in.how != as::pin || at - from >= in.bytes) return {};
+  auto const found = base::holder_of(regions_, at);
+  if (found == regions_.end() || found->second.how != as::pin) return {};
+  auto& [from, in] = *found;
   std::size_t const page = os::page_size();
   bool const all = at - from < page && at + bytes <= from + in.bytes && from + in.bytes - (at + bytes) < page;
   if (all) in.own_from = at, in.own_to = at + bytes;

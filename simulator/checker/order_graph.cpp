@@ -172,11 +172,7 @@ void graph::saw_complete(moment const& m, trust t) {
 }
 
 void graph::lost(int device) {
-  if (index(device) >= lost_.size()) {
-    legacy_.resize(index(device) + 1);
-    joined_by_legacy_.resize(index(device) + 1);
-    lost_.resize(index(device) + 1);
-  }
+  make_room(device);
   lost_[index(device)] = true;
 }
 

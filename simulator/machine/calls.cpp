@@ -34,6 +34,13 @@ stream* machine::find_stream(int device, stream_handle h, status& why) {
   return s.get();
 }
 
+machine::stream_call::stream_call(machine& m, int device, stream_handle h)
+    : why(m.may_call()), lock(m.all_.mutex, std::defer_lock) {
+  if (!why.ok()) return;
+  lock.lock();
+  found = m.find_stream(device, h, why);
+}
+
 // The answer for a host that waited on this device's stream. If it waited for a lost device's work, its own
 // device becomes lost too, because `lost` concerns the device of the call. Releases the lock then.
 status machine::answer(base::unique_lock& lock, int device, outcome end) {
@@ -124,26 +131,20 @@ status machine::destroy_stream(int device, stream_handle h) {
 }
 
 status machine::query_stream(int device, stream_handle h) {
-  if (status const s = may_call(); !s.ok()) return s;
-  base::unique_lock lock(all_.mutex);
-  status why;
-  stream* const s = find_stream(device, h, why);
-  if (!s) return why;
+  stream_call s(*this, device, h);
+  if (!s) return s.why;
   note(21, s->id);
   if (status const met = spoil_met(*s); !met.ok()) return met;
-  return polled(lock, *s, s->given);
+  return polled(s.lock, *s, s->given);
 }
 
 status machine::synchronize_stream(int device, stream_handle h) {
-  if (status const s = may_call(); !s.ok()) return s;
-  base::unique_lock lock(all_.mutex);
-  status why;
-  stream* const s = find_stream(device, h, why);
-  if (!s) return why;
+  stream_call s(*this, device, h);
+  if (!s) return s.why;
   note(22, s->id);
   if (status const met = spoil_met(*s); !met.ok()) return met;
   auto const alive = s->shared_from_this();
-  return answer(lock, device, schedule_->until(lock, *s, s->given));
+  return answer(s.lock, device, schedule_->until(s.lock, *s, s->given));
 }
 
 status machine::synchronize_device(int device) {
@@ -161,11 +162,8 @@ status machine::synchronize_device(int device) {
 }
 
 result<bool> machine::capturing(int device, stream_handle h) {
-  if (status const s = may_call(); !s.ok()) return {s};
-  base::lock_guard lock(all_.mutex);
-  status why;
-  stream const* const s = find_stream(device, h, why);
-  return {s ? fine : why, s && s->in};
+  stream_call const s(*this, device, h);
+  return {s.why, s && s->in};
 }
 
 result<stream_handle> machine::adopt(int device, CUstream_st* foreign) {
@@ -212,11 +210,8 @@ result<CUevent_st*> machine::native_event(event_handle) {
 }
 
 status machine::record(int device, stream_handle sh, event_handle eh) {
-  if (status const s = may_call(); !s.ok()) return s;
-  base::unique_lock lock(all_.mutex);
-  status why;
-  stream* const s = find_stream(device, sh, why);
-  if (!s) return why;
+  stream_call s(*this, device, sh);
+  if (!s) return s.why;
   auto const& e = all_.events.find(number(eh));
   if (!e || e->device != device) return invalid;
   note(26, s->id);
@@ -230,15 +225,12 @@ status machine::record(int device, stream_handle sh, event_handle eh) {
   e->captured.reset();
   e->on = s->shared_from_this();
   e->position = o.position;
-  return queue(lock, *s, std::move(o));
+  return queue(s.lock, *s, std::move(o));
 }
 
 status machine::wait(int device, stream_handle sh, event_handle eh) {
-  if (status const s = may_call(); !s.ok()) return s;
-  base::unique_lock lock(all_.mutex);
-  status why;
-  stream* const s = find_stream(device, sh, why);
-  if (!s) return why;
+  stream_call s(*this, device, sh);
+  if (!s) return s.why;
   auto const& e = all_.events.find(number(eh));
   if (!e) return invalid;
   if (status const other = check(e->device, need::alive); !other.ok()) return other;
@@ -251,7 +243,7 @@ status machine::wait(int device, stream_handle sh, event_handle eh) {
   o.what = operation::kind::wait;
   o.other = e->on;
   o.position = e->position;
-  return queue(lock, *s, std::move(o));
+  return queue(s.lock, *s, std::move(o));
 }
 
 status machine::query_event(event_handle h) {
@@ -385,11 +377,8 @@ void machine::recheck() {
 // Gates -----------------------------------------------------------------------------------------------------
 
 result<gate_handle> machine::hold(int device, stream_handle h) {
-  if (status const s = may_call(); !s.ok()) return {s};
-  base::unique_lock lock(all_.mutex);
-  status why;
-  stream* const s = find_stream(device, h, why);
-  if (!s) return {why};
+  stream_call s(*this, device, h);
+  if (!s) return {s.why};
   auto& d = all_.devices[static_cast<std::size_t>(device)];
   if (s->in) return {{code::not_permitted}};
   if (status const met = spoil_met(*s); !met.ok()) return {met};
@@ -405,7 +394,7 @@ result<gate_handle> machine::hold(int device, stream_handle h) {
   ++d.closed_gates;
   auto const made = static_cast<gate_handle>(all_.gates.add(std::move(g)));
   all_.give(*s, std::move(o));
-  schedule_->given(lock, *s);
+  schedule_->given(s.lock, *s);
   if (all_.connections > 0) recheck();  // streams stop sharing connections while a gate holds one
   return {fine, made};
 }

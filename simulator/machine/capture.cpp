@@ -184,11 +184,8 @@ status machine::wait_captured(stream& s, event& e) {
 // Begin and end ---------------------------------------------------------------------------------------------
 
 status machine::begin_capture(int device, stream_handle h, capture_mode mode) {
-  if (status const s = may_call(); !s.ok()) return s;
-  base::lock_guard lock(all_.mutex);
-  status why;
-  stream* const s = find_stream(device, h, why);
-  if (!s) return why;
+  stream_call s(*this, device, h);
+  if (!s) return s.why;
   if (s->in || h == stream_handle::legacy) return not_permitted;
   note(50, s->id, static_cast<int>(mode));
   auto made = std::make_shared<capture>();
@@ -199,12 +196,9 @@ status machine::begin_capture(int device, stream_handle h, capture_mode mode) {
 }
 
 result<graph_handle> machine::end_capture(int device, stream_handle h) {
-  if (status const s = may_call(); !s.ok()) return {s};
   std::shared_ptr<capture> ended;  // destroyed without the lock: it may own refused work
-  base::unique_lock lock(all_.mutex);
-  status why;
-  stream* const s = find_stream(device, h, why);
-  if (!s) return {why};
+  stream_call s(*this, device, h);
+  if (!s) return {s.why};
   if (!s->in) return {not_permitted};
   note(51, s->id);
   bool const wrong_thread = s->in->mode != capture_mode::relaxed && s->in->thread != base::this_thread_id();
@@ -213,28 +207,24 @@ result<graph_handle> machine::end_capture(int device, stream_handle h) {
   for (stream* const member : std::exchange(ended->members, {})) member->in.reset();
   auto kept = std::exchange(ended->kept, nullptr);
   if (!ended->spoiled && kept->joined()) return {fine, static_cast<graph_handle>(graphs_.add(std::move(kept)))};
-  lock.unlock();
+  s.lock.unlock();
   kept.reset();
   return {not_permitted};
 }
 
 void machine::forget_captures() {
-  for (auto const& d : all_.devices) {
-    for (auto const& s : d.live) s->in.reset();
-  }
+  for (auto const& s : all_.live()) s->in.reset();
 }
 
 bool machine::unsafe_call() {
   if (!may_call().ok()) return false;
   base::lock_guard lock(all_.mutex);
   bool permitted = true;
-  for (auto const& d : all_.devices) {
-    for (auto const& s : d.live) {
-      if (!s->in || s->in->mode == capture_mode::relaxed) continue;
-      if (s->in->mode == capture_mode::this_thread && s->in->thread != base::this_thread_id()) continue;
-      s->in->spoiled = true;
-      permitted = false;
-    }
+  for (auto const& s : all_.live()) {
+    if (!s->in || s->in->mode == capture_mode::relaxed) continue;
+    if (s->in->mode == capture_mode::this_thread && s->in->thread != base::this_thread_id()) continue;
+    s->in->spoiled = true;
+    permitted = false;
   }
   return permitted;
 }
@@ -254,11 +244,8 @@ result<executable_handle> machine::instantiate(int device, graph_handle h) {
 }
 
 status machine::launch_graph(int device, stream_handle h, executable_handle eh) {
-  if (status const s = may_call(); !s.ok()) return s;
-  base::unique_lock lock(all_.mutex);
-  status why;
-  stream* const s = find_stream(device, h, why);
-  if (!s) return why;
+  stream_call s(*this, device, h);
+  if (!s) return s.why;
   auto const e = executables_.find(number(eh));
   if (!e || e->device != device) return invalid;
   for (auto const& l : e->of->lanes) {
@@ -268,11 +255,11 @@ status machine::launch_graph(int device, stream_handle h, executable_handle eh) 
   if (status const said = spoil_met(*s); !said.ok()) return said;
   note(53, s->id, number(eh));
   keep_legacy_order(*s);
-  if (e->last_on && e->last_on.get() != s && e->last_on->done < e->last) follow(*s, *e->last_on, e->last);
+  if (e->last_on && e->last_on.get() != s.found && e->last_on->done < e->last) follow(*s, *e->last_on, e->last);
   replay_on(*s, *e);
   e->last_on = s->shared_from_this();
   e->last = s->given;
-  schedule_->changed(lock);
+  schedule_->changed(s.lock);
   return fine;
 }
 

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "runtime/base/byte_range.h"
 #include "runtime/base/call_site.h"
 #include "runtime/base/os.h"
+#include "runtime/base/text.h"
 #include "simulator/machine/memory.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -77,21 +79,8 @@ void poison_bytes(address, std::size_t) noexcept {}
 void unpoison_bytes(address, std::size_t) noexcept {}
 #endif
 
-namespace {
-std::string text_of(address at) {
-  char text[24];
-  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(at));
-  return text;
-}
-}  // namespace
-
 bool memory::reach(std::map<address, mapping>::value_type const& m, bool open) const {
   return os::protect(reinterpret_cast<void*>(m.first), m.second.bytes, open ? os::reach::all : os::reach::nothing);
-}
-
-std::map<address, memory::mapping>::const_iterator memory::mapping_before(address at) const {
-  auto const after = mappings_.upper_bound(at);
-  return after == mappings_.begin() ? mappings_.end() : std::prev(after);
 }
 
 // Pages first, then bytes: a page is open while any use of it runs, a byte while a declared use runs.
@@ -101,11 +90,11 @@ bool memory::open_to(use const& u) {
     for (auto const& m : mappings_) open &= reach(m, true), unpoison_bytes(m.first, m.second.bytes);
   }
   if (u.what.bytes == 0) return open;
-  for (auto m = mapping_before(u.what.at); m != mappings_.end() && m->first < u.what.at + u.what.bytes; ++m) {
+  for (auto m = base::at_or_before(mappings_, u.what.at); m != mappings_.end() && m->first < u.what.at + u.what.bytes;
+       ++m) {
     if (u.what.at - m->first < m->second.bytes || m->first > u.what.at) open &= reach(*m, true);
   }
-  auto const in = mapping_before(u.what.at);
-  if (in == mappings_.end() || u.what.at - in->first >= in->second.bytes) return open;  // pinned memory
+  if (base::holder_of(mappings_, u.what.at) == mappings_.end()) return open;  // pinned memory
   open_bytes(u);
   running_.push_back(u);
   return open;
@@ -203,10 +192,8 @@ void memory::close_bytes(address from, std::size_t bytes) const {
 std::uint64_t memory::shield(touch const& t) {
   if (!shape_.guarded || !os::bad_accesses_are_explained()) return 0;  // other data on the page must stay accessible
   base::lock_guard lock(mutex_);
-  auto const after = pins_.upper_bound(t.at);
-  if (after == pins_.begin()) return 0;
-  auto const in = std::prev(after);
-  if (t.at - in->first >= in->second.bytes || t.bytes > in->second.bytes - (t.at - in->first)) return 0;
+  auto const in = base::holder_of(pins_, t.at);
+  if (in == pins_.end() || t.bytes > in->second.bytes - (t.at - in->first)) return 0;
   in->second.shielded = true;
   return shields_.raise(t);
 }
@@ -219,9 +206,7 @@ void memory::unshield(std::uint64_t number) {
 void memory::confine_work_from(touch const& pages) {
   if (!shape_.guarded) return;
   base::lock_guard lock(mutex_);
-  auto const after = pins_.upper_bound(pages.at);
-  if (after != pins_.begin() && pages.at - std::prev(after)->first < std::prev(after)->second.bytes)
-    std::prev(after)->second.alone = pages;
+  if (auto const in = base::holder_of(pins_, pages.at); in != pins_.end()) in->second.alone = pages;
 }
 
 memory::at_work::at_work(memory& m, std::span<use const> uses, pins how) : uses_(uses), how_(how) {
@@ -260,19 +245,17 @@ memory::at_work::~at_work() {
 bool memory::let_through(os::bad_access const& a, std::uint64_t& into) {
   auto const at = reinterpret_cast<address>(a.at);
   base::lock_guard lock(mutex_);
-  auto const after = pins_.upper_bound(at);
-  if (after == pins_.begin()) return false;
-  auto const in = std::prev(after);
-  return in->second.shielded && at - in->first < in->second.bytes && shields_.let_through(a, into);
+  auto const in = base::holder_of(pins_, at);
+  return in != pins_.end() && in->second.shielded && shields_.let_through(a, into);
 }
 
 std::string memory::owner_of(address at) const {
   base::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock() || !in_one_reservation(at, 1)) return {};
-  auto const m = mapping_before(at);
-  bool const mapped = m != mappings_.end() && at - m->first < m->second.bytes;
-  return text_of(at) + (mapped ? ", memory of gpu:" + std::to_string(handles_[m->second.handle].device)
-                               : ", an address where no device memory is mapped");
+  auto const m = base::holder_of(mappings_, at);
+  bool const mapped = m != mappings_.end();
+  return base::address_text(at) + (mapped ? ", memory of " + base::gpu_name(handles_[m->second.handle].device)
+                                          : ", an address where no device memory is mapped");
 }
 
 }  // namespace weir::driver::sim

@@ -7,7 +7,6 @@
 
 #include "runtime/base/os.h"
 #include "runtime/base/process.h"
-#include "simulator/faults/fault_injector.h"
 #include "simulator/machine/machine_state.h"
 #include "weir/types.h"
 
@@ -18,37 +17,14 @@ using namespace weir::literals;
 
 constexpr std::size_t page_of(scheduling how) { return how == scheduling::threads ? 2_MiB : 64_KiB; }
 
-// A machine with its controls whose calls can be refused.
-class refusable final : public faulty, public controls {
+// A machine whose calls can be refused.
+class refusable final : public faulty {
  public:
   explicit refusable(std::unique_ptr<machine> inner)
-      : faulty(std::move(inner)), machine_(static_cast<machine&>(faulty::inner())) {}
-  bool step(int device, stream_handle s) override { return machine_.step(device, s); }
-  bool run() override { return machine_.run(); }
-  std::string stuck() const override { return machine_.stuck(); }
-  std::uint64_t fail_call(std::string_view call, std::uint64_t k, code c) override {
-    return faulty::fail_call(call, k, c);
+      : faulty(std::move(inner)), machine_(static_cast<machine&>(faulty::inner())) {
+    machine_.refused_by(*this);
   }
-  bool cancel_failure(std::uint64_t number) override { return cancel(number); }
-  void clear_failures() override { forget_orders(); }
-  void lose_device(int device) override { machine_.lose_device(device); }
-  void disconnect(int from, int to) override { machine_.disconnect(from, to); }
-  void corrupt(int from, int to) override { machine_.corrupt(from, to); }
-  void consume_memory(int device, std::size_t bytes) override { machine_.consume_memory(device, bytes); }
-  std::uint64_t seed() const noexcept override { return machine_.seed(); }
-  std::uint64_t trace_hash() const noexcept override { return machine_.trace_hash(); }
-  std::vector<freedom_taken> freedoms_taken() const override { return machine_.freedoms_taken(); }
-  std::vector<std::string> findings() const override { return machine_.findings(); }
-  base::relay* host_threads() noexcept override { return machine_.host_threads(); }
-  std::vector<std::string> census() const override { return machine_.census(); }
-  bool unsafe_call() override { return machine_.unsafe_call(); }
-  std::uint64_t shield(touch const& t) override { return machine_.shield(t); }
-  void unshield(std::uint64_t number) override { machine_.unshield(number); }
-  void look_behind_shields(touch const& t, std::function<void()> const& look) override {
-    machine_.look_behind_shields(t, look);
-  }
-  void confine_work_from(touch const& pages) override { machine_.confine_work_from(pages); }
-  void at_end(std::function<void(std::vector<std::string> const&)> f) override { machine_.at_end(std::move(f)); }
+  driver* behind() noexcept override { return &machine_; }  // where its controls are
 
  private:
   int device_of(event_handle e) const override { return machine_.device_of(e); }
@@ -77,9 +53,9 @@ made make(weir::simulated const& like, std::vector<int> visible) {
     seed = os::random_number() | 1;
     os::print_error("weir: simulated machine with seed " + std::to_string(seed) + "\n");
   }
-  auto whole = std::make_unique<refusable>(std::make_unique<machine>(like, seed, lent, std::move(visible)));
-  controls* const control = whole.get();
-  return {std::move(whole), control};
+  auto inner = std::make_unique<machine>(like, seed, lent, std::move(visible));
+  controls* const control = inner.get();
+  return {std::make_unique<refusable>(std::move(inner)), control};
 }
 
 machine::machine(weir::simulated const& like, std::uint64_t seed, tape* lent, std::vector<int> visible)
@@ -150,12 +126,10 @@ machine::~machine() {
   }
   schedule_.reset();
   forget_captures();
-  for (auto const& d : all_.devices) {
-    for (auto const& s : d.live) {
-      s->busy = false;
-      all_.forget_queue(*s);
-      s->followers.clear();
-    }
+  for (auto const& s : all_.live()) {
+    s->busy = false;
+    all_.forget_queue(*s);
+    s->followers.clear();
   }
   drop_all(all_.dropped);
 }

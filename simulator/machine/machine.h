@@ -13,6 +13,9 @@
 namespace weir::base {
 class relay;
 }
+namespace weir::driver {
+class faulty;
+}
 
 namespace weir::driver::sim {
 
@@ -34,6 +37,7 @@ class controls {
   virtual std::uint64_t fail_call(std::string_view call, std::uint64_t k, code) = 0;
   virtual bool cancel_failure(std::uint64_t number) = 0;               // Returns: whether it was pending
   virtual void clear_failures() = 0;
+  virtual faulty& refusing() noexcept = 0;                             // where these are kept
   virtual void lose_device(int device) = 0;                            // a sticky error, now
   virtual void disconnect(int from, int to) = 0;                       // removes the peer link from -> to
   // the peer link from -> to corrupts bytes from now on; the driver still offers it

@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 
+#include "simulator/faults/fault_injector.h"
 #include "simulator/machine/capture.h"
 #include "simulator/machine/executor.h"
 #include "simulator/machine/host_threads.h"
@@ -82,10 +83,13 @@ class machine final : public driver, public controls {
   bool step(int device, stream_handle) override;
   bool run() override;
   std::string stuck() const override;
-  // The decorator implements these three: see make()
-  std::uint64_t fail_call(std::string_view, std::uint64_t, code) override { return 0; }
-  bool cancel_failure(std::uint64_t) override { return false; }
-  void clear_failures() override {}
+  std::uint64_t fail_call(std::string_view call, std::uint64_t k, code c) override {
+    return front_->fail_call(call, k, c);
+  }
+  bool cancel_failure(std::uint64_t number) override { return front_->cancel(number); }
+  void clear_failures() override { front_->forget_orders(); }
+  faulty& refusing() noexcept override { return *front_; }
+  void refused_by(faulty& front) noexcept { front_ = &front; }  // what stands in front of this, see make()
   int device_of(event_handle) const;                         // -1: unknown event
   void lose_device(int device) override;
   void disconnect(int from, int to) override;
@@ -117,6 +121,15 @@ class machine final : public driver, public controls {
   status check(int device, need);                            // Requires: the lock, except for need::exists
   bool exists(int device) const noexcept { return device >= 0 && device < devices_; }
   stream* find_stream(int device, stream_handle, status&);   // Requires: the lock
+  struct stream_call {                                       // holds the lock and a stream, or says why there is none
+    stream_call(machine&, int device, stream_handle);
+    explicit operator bool() const noexcept { return found; }
+    stream& operator*() const noexcept { return *found; }
+    stream* operator->() const noexcept { return found; }
+    status why;
+    base::unique_lock lock;
+    stream* found = nullptr;
+  };
   status append(int device, stream_handle, operation&&);     // drops the work if refused
   status queue(base::unique_lock&, stream&, operation&&);    // releases the lock
   status answer(base::unique_lock&, int device, outcome);
@@ -155,6 +168,7 @@ class machine final : public driver, public controls {
     return visible_.empty() ? device : visible_[static_cast<std::size_t>(device)];
   }
 
+  faulty* front_ = nullptr;
   std::vector<int> const visible_;
   int const devices_;
   weir::simulated::scheduling const how_;

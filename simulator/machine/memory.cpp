@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <bit>
 
+#include "runtime/base/byte_range.h"
 #include "runtime/base/os.h"
+#include "runtime/base/text.h"
 #include "simulator/machine/guard.h"
 #include "simulator/machine/left_behind.h"
 
@@ -17,29 +19,8 @@ bool wraps(address at, std::size_t bytes) { return at + bytes < at; }
 constexpr std::uint64_t bit(int device) { return std::uint64_t{1} << device; }
 
 // The last entry at or before `at`.
-template <class Map>
-auto entry_before(Map& map, address at) {
-  auto it = map.upper_bound(at);
-  return it == map.begin() ? map.end() : std::prev(it);
-}
-
-template <class Map>
-bool overlaps(Map const& map, address at, std::size_t bytes) {
-  auto const before = entry_before(map, at);
-  if (before != map.end() && at - before->first < before->second.bytes) return true;
-  auto const after = map.lower_bound(at);
-  return after != map.end() && after->first - at < bytes;
-}
-
-std::string hex(address at) {
-  char text[2 * sizeof at + 3] = "0x";
-  char* out = text + 2;
-  int shift = 8 * sizeof at - 4;
-  while (shift > 0 && (at >> shift) == 0) shift -= 4;
-  for (; shift >= 0; shift -= 4) *out++ = "0123456789abcdef"[(at >> shift) & 15];
-  *out = 0;
-  return text;
-}
+using base::holder_of;
+using base::overlaps;
 
 }  // namespace
 
@@ -163,8 +144,8 @@ status memory::release(memory_handle h) {
 }
 
 bool memory::in_one_reservation(address at, std::size_t bytes) const {
-  auto const r = entry_before(reservations_, at);
-  return r != reservations_.end() && at - r->first < r->second.bytes && bytes <= r->second.bytes - (at - r->first);
+  auto const r = holder_of(reservations_, at);
+  return r != reservations_.end() && bytes <= r->second.bytes - (at - r->first);
 }
 
 status memory::place_handle(address at, std::uint32_t index) {
@@ -202,16 +183,21 @@ void memory::drop_mapping(std::map<address, mapping>::iterator m) {
   drop_if_dead(index);
 }
 
+// The entry once nothing uses it, or the end: it has gone meanwhile.
+template <class Map>
+auto memory::unused(base::unique_lock& lock, Map& map, address at) {
+  ++waiting_to_unmap_;
+  auto found = map.find(at);
+  for (; found != map.end() && found->second.users > 0; found = map.find(at)) unused_.wait(lock);
+  --waiting_to_unmap_;
+  return found;
+}
+
 status memory::unmap(address at, std::size_t bytes) {
   base::unique_lock lock(mutex_);
   auto found = mappings_.find(at);
   if (found == mappings_.end() || found->second.bytes != bytes || found->second.segment) return invalid;
-  ++waiting_to_unmap_;
-  while (found != mappings_.end() && found->second.users > 0) {
-    unused_.wait(lock);
-    found = mappings_.find(at);
-  }
-  --waiting_to_unmap_;
+  found = unused(lock, mappings_, at);
   if (found == mappings_.end() || found->second.bytes != bytes) return invalid;  // another thread unmapped it first
   os::unmap_to_nothing(pointer(at), bytes);
   drop_mapping(found);
@@ -265,12 +251,7 @@ status memory::release_segment(int device, address at) {
   auto found = mappings_.find(at);
   if (found == mappings_.end() || !found->second.segment || handles_[found->second.handle].device != device)
     return invalid;
-  ++waiting_to_unmap_;
-  while (found != mappings_.end() && found->second.users > 0) {
-    unused_.wait(lock);
-    found = mappings_.find(at);
-  }
-  --waiting_to_unmap_;
+  found = unused(lock, mappings_, at);
   if (found == mappings_.end() || !found->second.segment) return invalid;
   std::size_t const bytes = reservations_.at(at).bytes;  // rounded up to whole pages
   os::unmap_to_nothing(pointer(at), bytes);
@@ -296,12 +277,7 @@ status memory::unpin(void* host) {
   auto const at = reinterpret_cast<address>(host);
   auto found = pins_.find(at);
   if (found == pins_.end()) return invalid;
-  ++waiting_to_unmap_;
-  while (found != pins_.end() && found->second.users > 0) {
-    unused_.wait(lock);
-    found = pins_.find(at);
-  }
-  --waiting_to_unmap_;
+  found = unused(lock, pins_, at);
   if (found == pins_.end()) return invalid;
   shields_.forget(at, found->second.bytes);
   os::advise(host, found->second.bytes, os::advice::to_children);
@@ -311,11 +287,10 @@ status memory::unpin(void* host) {
 
 place memory::find(address at) const {
   base::lock_guard lock(mutex_);
-  auto const m = entry_before(mappings_, at);
-  if (m != mappings_.end() && at - m->first < m->second.bytes)
-    return {where::device, handles_[m->second.handle].device};
-  auto const p = entry_before(pins_, at);
-  if (p != pins_.end() && at - p->first < p->second.bytes) return {where::pinned, -1};
+  auto const m = holder_of(mappings_, at);
+  if (m != mappings_.end()) return {where::device, handles_[m->second.handle].device};
+  auto const p = holder_of(pins_, at);
+  if (p != pins_.end()) return {where::pinned, -1};
   if (in_one_reservation(at, 1) || left_behind::has(at)) return {where::unknown_device, -1};
   return {};
 }
@@ -358,8 +333,8 @@ void memory::corrupt(int from, int to) {
 }
 
 memory::mapping const* memory::mapping_at(address at) const {
-  auto const m = entry_before(mappings_, at);
-  return m != mappings_.end() && at - m->first < m->second.bytes ? &m->second : nullptr;
+  auto const m = holder_of(mappings_, at);
+  return m != mappings_.end() ? &m->second : nullptr;
 }
 
 // Does `by` access that memory over a corrupt link?
@@ -415,23 +390,21 @@ std::string memory::judge_locked(use const& u) const {
   address const end = at + u.what.bytes;
   auto const verb = u.what.writes ? "writes" : "reads";
   auto const who = [&] {
-    return "device " + std::to_string(u.device) + " " + verb + " " + std::to_string(u.what.bytes) + " bytes at " +
-           hex(u.what.at);
+    return base::text("device ", u.device, " ", verb, " ", u.what.bytes, " bytes at ", base::address_text(u.what.at));
   };
   if (at == end) return {};
-  auto const p = entry_before(pins_, at);
-  if (p != pins_.end() && at - p->first < p->second.bytes) {
+  auto const p = holder_of(pins_, at);
+  if (p != pins_.end()) {
     if (u.what.bytes <= p->second.bytes - (at - p->first)) return {};
     return who() + ", past the end of a pinned range";
   }
   if (!in_one_reservation(at, 1)) return who() + ", pageable host memory";
   if (!in_one_reservation(at, u.what.bytes)) return who() + ", past the end of a reservation";
   while (at < end) {
-    auto const m = entry_before(mappings_, at);
-    if (m != mappings_.end() && at - m->first < m->second.bytes) {
+    auto const m = holder_of(mappings_, at);
+    if (m != mappings_.end()) {
       if (!reaches(m->second, u.device))
-        return who() + ", memory of device " + std::to_string(handles_[m->second.handle].device) +
-               " that it was not granted";
+        return base::text(who(), ", memory of device ", handles_[m->second.handle].device, " that it was not granted");
       at = m->first + m->second.bytes;
       continue;
     }
@@ -449,10 +422,10 @@ template <class F>
 void memory::each_part(touch const& t, F visit) {
   address at = t.at;
   while (at < t.at + t.bytes) {
-    if (auto const m = entry_before(mappings_, at); m != mappings_.end() && at - m->first < m->second.bytes) {
+    if (auto const m = holder_of(mappings_, at); m != mappings_.end()) {
       visit(m->second.users);
       at = m->first + m->second.bytes;
-    } else if (auto const p = entry_before(pins_, at); p != pins_.end() && at - p->first < p->second.bytes) {
+    } else if (auto const p = holder_of(pins_, at); p != pins_.end()) {
       visit(p->second.users);
       at = p->first + p->second.bytes;
     } else {
@@ -473,7 +446,7 @@ std::string memory::begin(std::span<use const> uses) {
   for (use const& u : uses) open &= open_to(u);
   if (open) return {};
   end_locked(uses);
-  return "device " + std::to_string(uses.front().device) + " cannot be let at its pages: the system refused";
+  return base::text("device ", uses.front().device, " cannot be let at its pages: the system refused");
 }
 
 void memory::end(std::span<use const> uses) {
@@ -492,18 +465,16 @@ void memory::end_locked(std::span<use const> uses) {
 
 std::uint64_t memory::name_of(address at) const {
   base::lock_guard lock(mutex_);
-  if (auto const r = entry_before(reservations_, at); r != reservations_.end() && at - r->first < r->second.bytes)
+  if (auto const r = holder_of(reservations_, at); r != reservations_.end())
     return r->second.ordinal << 44 ^ (at - r->first);
-  if (auto const p = entry_before(pins_, at); p != pins_.end() && at - p->first < p->second.bytes)
-    return p->second.ordinal << 44 ^ (at - p->first);
+  if (auto const p = holder_of(pins_, at); p != pins_.end()) return p->second.ordinal << 44 ^ (at - p->first);
   return 0;
 }
 
 void memory::census(std::vector<std::string>& found, std::vector<bool> const& lost) const {
   base::lock_guard lock(mutex_);
   for (auto const& [at, r] : reservations_) {
-    if (!r.of_segment)
-      found.push_back("reservation " + std::to_string(r.ordinal) + " of " + std::to_string(r.bytes) + " bytes");
+    if (!r.of_segment) found.push_back(base::text("reservation ", r.ordinal, " of ", r.bytes, " bytes"));
   }
   for (auto const& [at, m] : mappings_) {
     int const owner = handles_[m.handle].device;
@@ -515,12 +486,10 @@ void memory::census(std::vector<std::string>& found, std::vector<bool> const& lo
   for (std::size_t i = 0; i < handles_.size(); ++i) {
     physical const& p = handles_[i];
     if (p.device >= 0 && !p.released)
-      found.push_back("memory handle " + std::to_string(i + 1) + " of " + std::to_string(p.bytes) +
-                      " bytes of device " + std::to_string(p.device));
+      found.push_back(base::text("memory handle ", i + 1, " of ", p.bytes, " bytes of device ", p.device));
   }
   if (std::find(lost.begin(), lost.end(), false) == lost.end()) return;
-  for (auto const& [at, p] : pins_)
-    found.push_back("pin " + std::to_string(p.ordinal) + " of " + std::to_string(p.bytes) + " bytes");
+  for (auto const& [at, p] : pins_) found.push_back(base::text("pin ", p.ordinal, " of ", p.bytes, " bytes"));
 }
 
 }  // namespace weir::driver::sim

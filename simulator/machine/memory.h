@@ -161,7 +161,6 @@ class memory {
   void return_addresses(address, std::size_t bytes);
 
   bool reach(std::map<address, mapping>::value_type const&, bool open) const;  // false: the system refused
-  std::map<address, mapping>::const_iterator mapping_before(address) const;  // at or before that address; end(): none
   bool open_to(use const&);
   void close_to(use const&);
   void open_bytes(use const&) const;
@@ -170,6 +169,8 @@ class memory {
 
   shape const shape_;
   mutable base::mutex mutex_{base::quiet};
+  template <class Map>
+  auto unused(base::unique_lock&, Map&, address);
   base::condition unused_;
   int waiting_to_unmap_ = 0;
   std::vector<std::unique_ptr<bank>> banks_;

@@ -71,10 +71,8 @@ class wanderer final : public walk {
   }
 
   stream const* find_starved() const {
-    for (auto const& d : all_.devices) {
-      for (auto const& s : d.live) {
-        if (s->id == starved_) return s.get();
-      }
+    for (auto const& s : all_.live()) {
+      if (s->id == starved_) return s.get();
     }
     return nullptr;
   }
@@ -96,11 +94,9 @@ class wanderer final : public walk {
   void ranked_moves(std::uint32_t n) {
     for (; n > 0; --n) {
       std::shared_ptr<stream> best;
-      for (auto const& d : all_.devices) {
-        for (auto const& s : d.live) {
-          if (s->rank == 0) s->rank = 1000 + tape_.draw(1000);
-          if (can_move(*s) && (!best || s->rank > best->rank)) best = s;
-        }
+      for (auto const& s : all_.live()) {
+        if (s->rank == 0) s->rank = 1000 + tape_.draw(1000);
+        if (can_move(*s) && (!best || s->rank > best->rank)) best = s;
       }
       if (!best) return;
       if (turns_left_ > 0 && tape_.draw(20) == 19) {

@@ -219,10 +219,8 @@ outcome walk::until(base::unique_lock& lock, stream& s, std::uint64_t position) 
 }
 
 void walk::before_unmap() {
-  for (auto const& d : all_.devices) {
-    for (auto const& s : d.live) {
-      if (!s->queue.empty() && s->queue.front().at == operation::phase::running) write(*s);
-    }
+  for (auto const& s : all_.live()) {
+    if (!s->queue.empty() && s->queue.front().at == operation::phase::running) write(*s);
   }
 }
 
@@ -240,10 +238,8 @@ bool walk::step(stream& s) { return move(s, stride::whole); }
 bool walk::run(base::unique_lock&) {
   run_all();
   all_.surface();
-  for (auto const& d : all_.devices) {
-    for (auto const& s : d.live) {
-      if (!s->queue.empty()) return false;
-    }
+  for (auto const& s : all_.live()) {
+    if (!s->queue.empty()) return false;
   }
   return true;
 }

@@ -91,10 +91,8 @@ class crew final : public schedule {
     ++waiting_for_rest_;
     rest_.wait(lock, [&] { return busy_ == 0; });
     --waiting_for_rest_;
-    for (auto const& d : all_.devices) {
-      for (auto const& s : d.live) {
-        if (!s->queue.empty()) return false;
-      }
+    for (auto const& s : all_.live()) {
+      if (!s->queue.empty()) return false;
     }
     return true;
   }
@@ -114,10 +112,8 @@ class crew final : public schedule {
   }
 
   void todo_all() {
-    for (auto const& d : all_.devices) {
-      for (auto const& s : d.live) {
-        if (!s->busy && !s->queue.empty()) todo_.push_back(s);
-      }
+    for (auto const& s : all_.live()) {
+      if (!s->busy && !s->queue.empty()) todo_.push_back(s);
     }
   }
 
@@ -188,10 +184,8 @@ class crew final : public schedule {
   }
 
   void wake_hosts() {
-    for (auto const& d : all_.devices) {
-      for (auto const& s : d.live) {
-        for (host_waiter* h : s->hosts) h->wake.notify_one();
-      }
+    for (auto const& s : all_.live()) {
+      for (host_waiter* h : s->hosts) h->wake.notify_one();
     }
   }
 

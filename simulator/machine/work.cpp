@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "runtime/driver/words.h"
-
 namespace weir::driver::sim {
 namespace {
 void fill(void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t bytes) {
@@ -164,10 +162,9 @@ void queues::lose(int device) {
     if (abandon) abandon(*s);
     forget_queue(*s);
   }
-  for (auto const& each : devices) {  // waiters of other devices check whether their wait is hopeless now
-    for (auto const& s : each.live) {
-      for (host_waiter* h : s->hosts) h->wake.notify_one();
-    }
+  // waiters of other devices check whether their wait is hopeless now
+  for (auto const& s : live()) {
+    for (host_waiter* h : s->hosts) h->wake.notify_one();
   }
 }
 
@@ -221,13 +218,11 @@ bool queues::hopeless(stream const& s, std::uint64_t position) const {
 }
 
 stream const* queues::who_has_what(operation const& waits, words const& known, work& found) const {
-  for (auto const& d : devices) {
-    for (auto const& s : d.live) {
-      for (operation const& o : s->queue) {
-        if (o.job.ready != waits.job.ready || !known.needs(waits.job.state, o.job.state)) continue;
-        found = o.job;
-        return s.get();
-      }
+  for (auto const& s : live()) {
+    for (operation const& o : s->queue) {
+      if (o.job.ready != waits.job.ready || !known.needs(waits.job.state, o.job.state)) continue;
+      found = o.job;
+      return s.get();
     }
   }
   return nullptr;

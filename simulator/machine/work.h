@@ -4,6 +4,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <ranges>
 #include <span>
 #include <string>
 #include <vector>
@@ -168,6 +169,7 @@ class queues {
     std::vector<std::shared_ptr<stream>> live;  // streams with a handle or with work
   };
   std::vector<device_state> devices;
+  auto live() const { return devices | std::views::transform(&device_state::live) | std::views::join; }  // of all
   memory& bytes;
   freedoms& takes;
   std::uint32_t connections = 0;        // per device, shared by its streams; 0: one per stream

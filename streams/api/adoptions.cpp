@@ -5,6 +5,7 @@
 #include <boost/unordered/unordered_flat_map.hpp>
 #include <cstdio>
 
+#include "runtime/base/text.h"
 #include "weir/error.h"
 
 namespace weir::streams {
@@ -21,11 +22,6 @@ base::guarded<books>& last_of_each() {
   return *all;
 }
 
-std::string text_of(void* block) {
-  char digits[24];
-  std::snprintf(digits, sizeof digits, "%p", block);
-  return digits;
-}
 std::string text_of(source_location at) {
   return at.file_name() ? std::string(" at ") + at.file_name() + ":" + std::to_string(at.line()) : "";
 }
@@ -37,7 +33,8 @@ std::uint64_t adoptions::add(void* block, source_location at) {
   auto all = last_of_each().lock();
   adoption& its = (*all)[block];
   if (its.owned) {
-    throw invalid_use("buffer::adopt", text_of(block) + " belongs to the buffer that adopted it" + text_of(its.at),
+    throw invalid_use("buffer::adopt",
+                      base::address_text(block) + " belongs to the buffer that adopted it" + text_of(its.at),
                       "Move that buffer, or release() the block first", at);
   }
   std::uint64_t const number = now() + 1;

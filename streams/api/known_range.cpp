@@ -2,8 +2,6 @@
 // Threads: any.
 #include "streams/api/known_range.h"
 
-#include <cstdio>
-
 #include "runtime/base/byte_range.h"
 #include "runtime/core/parts.h"
 #include "runtime/observe/external_memory.h"
@@ -74,9 +72,10 @@ bool known_range::open_to(int reader) const noexcept {
 }
 
 std::string known_range::text() const {
-  char digits[24];
-  std::snprintf(digits, sizeof digits, "%p", at);
-  return (device >= 0 ? "gpu:" + std::to_string(device) + " " : pinned || locked_in_place ? "pinned " : "") + digits;
+  return (device >= 0                 ? base::gpu_name(device) + " "
+          : pinned || locked_in_place ? "pinned "
+                                      : "") +
+         base::address_text(at);
 }
 
 known_range const& known_range::require_inside(std::string_view operation, std::string_view operand,

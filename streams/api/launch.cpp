@@ -26,23 +26,16 @@
 namespace weir::detail {
 namespace {
 
-std::string hex(void const* p) {
-  char text[2 + 16 + 1];
-  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(reinterpret_cast<std::uintptr_t>(p)));
-  return text;
-}
-std::string gpu_name(int device) { return "gpu:" + std::to_string(device); }
-
 char const* verb(access_mode how) noexcept {
   return how == access_mode::read ? "reads" : how == access_mode::write ? "writes" : "updates";
 }
 
 void check_use(streams::known_range const& is, memory_use const& u, clock::timeline& line, source_location at) {
   auto const refuse = [&](std::string what, std::string remedy) {
-    throw invalid_use(
-        "launch",
-        std::string(verb(u.how)) + " " + hex(u.address) + " on " + gpu_name(line.device()) + ": " + std::move(what),
-        std::move(remedy), at);
+    throw invalid_use("launch",
+                      std::string(verb(u.how)) + " " + base::address_text(u.address) + " on " +
+                          base::gpu_name(line.device()) + ": " + std::move(what),
+                      std::move(remedy), at);
   };
   if (is.require_inside("launch", verb(u.how), at).is == streams::known_range::verdict::unknown) {
     if (find_block(u.address))
@@ -63,9 +56,10 @@ void check_use(streams::known_range const& is, memory_use const& u, clock::timel
     return;
   }
   if (is.device >= 0 && is.device != line.device() && !is.open_to(line.device())) {
-    refuse("the block is on " + gpu_name(is.device) + " and " + gpu_name(line.device()) + " has no access to it",
-           "Launch on a stream of " + gpu_name(is.device) + ", copy the block to " + gpu_name(line.device()) +
-               ", or grant access (weir::enable_peer_access)");
+    refuse("the block is on " + base::gpu_name(is.device) + " and " + base::gpu_name(line.device()) +
+               " has no access to it",
+           "Launch on a stream of " + base::gpu_name(is.device) + ", copy the block to " +
+               base::gpu_name(line.device()) + ", or grant access (weir::enable_peer_access)");
   }
 }
 
@@ -128,7 +122,7 @@ class body {
 void require_of(clock::timeline& line, driver::status s, std::string_view what, source_location at) {
   if (s.ok()) [[likely]] return;
   throw_refusal(
-      line.note(s), what, "stream " + std::to_string(line.id()) + " of " + gpu_name(line.device()),
+      line.note(s), what, "stream " + std::to_string(line.id()) + " of " + base::gpu_name(line.device()),
       "Earlier work of the device may be the cause: options::launch_blocking (CUDA_LAUNCH_BLOCKING=1) finds the line",
       at);
 }

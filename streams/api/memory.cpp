@@ -3,7 +3,6 @@
 #include "weir/memory.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -24,16 +23,10 @@ namespace {
 
 memory::device_memory& blocks(runtime::impl& r) { return r.part<memory::device_memory>(); }
 
-std::string pointer_text(void const* p) {
-  char text[24];
-  std::snprintf(text, sizeof text, "%p", p);
-  return text;
-}
-
 [[noreturn]] void throw_foreign(char const* operation, void const* p, source_location at) {
   if (find_block(p)) {  // see streams::block_of_allocator
     throw invalid_use(operation,
-                      pointer_text(p) +
+                      base::address_text(p) +
                           " lies in an exportable_buffer, an imported_buffer or a registered_host_memory, which keep "
                           "their own memory",
                       "Call what that object has for it (exportable_buffer::record_stream, its end), or wait for the "
@@ -41,10 +34,10 @@ std::string pointer_text(void const* p) {
                       "ends",
                       at);
   }
-  throw invalid_use(
-      operation,
-      pointer_text(p) + " is no live block of weir: host memory, another library's, or of a runtime that has ended",
-      "Pass the address of a block that weir allocated and that is still held", at);
+  throw invalid_use(operation,
+                    base::address_text(p) +
+                        " is no live block of weir: host memory, another library's, or of a runtime that has ended",
+                    "Pass the address of a block that weir allocated and that is still held", at);
 }
 
 // The block's allocator in the stream's runtime: a stream of another runtime could end before the block.
@@ -60,7 +53,7 @@ streams::pinned_memory* pinned_owner(void const* p, clock::timeline const& user)
                                  source_location at) {
   if (!streams::block_of_allocator(p)) throw_foreign(operation, p, at);
   throw invalid_use(operation,
-                    pointer_text(p) + " is a block of another runtime than " + streams::describe(user) +
+                    base::address_text(p) + " is a block of another runtime than " + streams::describe(user) +
                         " of runtime " + std::to_string(user.owner().id()),
                     "Use streams of the runtime whose block it is; order two runtimes on the host", at);
 }
@@ -145,7 +138,7 @@ void record_stream(void const* p, stream_ref user, source_location at) {
   }
   if (auto* const host = pinned_owner(p, line)) {
     if (host->find(p)) return host->mark(p, line);
-    throw invalid_use("record_stream", pointer_text(p) + " lies in no live pinned block",
+    throw invalid_use("record_stream", base::address_text(p) + " lies in no live pinned block",
                       "It was freed before: record the stream while the block is held", at);
   }
   throw_stranger("record_stream", p, line, at);

@@ -2,8 +2,6 @@
 // Threads: any.
 #include "streams/copy/copy_engine.h"
 
-#include <cstdio>
-
 #include "runtime/base/call_site.h"
 #include "streams/stream/timed_work.h"
 
@@ -24,9 +22,7 @@ namespace {
 }  // namespace
 
 std::string range_text(void const* p, std::size_t bytes) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%p (%zu B)", p, bytes);
-  return text;
+  return base::text(base::address_text(p), " (", bytes, " B)");
 }
 
 std::string which_is_lost(runtime::impl& r, driver::status why, int one, int other) {

@@ -29,6 +29,10 @@ constexpr std::size_t few_shares = 8;
 constexpr std::size_t between_chunk = std::size_t{2} << 20;  // upper bound
 constexpr std::size_t between_slots = 4;  // one is filled, one is emptied, and two cover the streams' lag
 
+std::string of_copy(clock::timeline const& line, void const* dst, void const* src, std::size_t bytes) {
+  return range_text(dst, bytes) + " <- " + range_text(src, bytes) + " on a stream of " + base::gpu_name(line.device());
+}
+
 std::byte* at(void* base, std::size_t offset) { return static_cast<std::byte*>(base) + offset; }
 std::byte const* at(void const* base, std::size_t offset) { return static_cast<std::byte const*>(base) + offset; }
 
@@ -36,24 +40,15 @@ std::byte const* at(void const* base, std::size_t offset) { return static_cast<s
 class slot {
  public:
   slot(pinned_memory& pool, int device, std::size_t bytes, source_location at)
-      : pool_(&pool), bytes_(bytes), memory_(pool.allocate_near(device, bytes, at)) {}
-  slot(slot&& other) noexcept
-      : pool_(other.pool_), bytes_(other.bytes_), memory_(std::exchange(other.memory_, nullptr)) {}
-  slot& operator=(slot&&) = delete;
-  ~slot() {
-    try {
-      pool_->deallocate(memory_, source_location::current());
-    } catch (...) {}
-  }
-  void* memory() const noexcept { return memory_; }
+      : bytes_(bytes), memory_(pool.allocate_near(device, bytes, at), {&pool}) {}
+  void* memory() const noexcept { return memory_.get(); }
   std::size_t bytes() const noexcept { return bytes_; }
   void used_by(clock::timeline const& line) const noexcept { used_until(line.now()); }
-  void used_until(clock::stamp s) const noexcept { pool_->mark(memory_, s); }
+  void used_until(clock::stamp s) const noexcept { memory_.get_deleter().of->mark(memory(), s); }
 
  private:
-  pinned_memory* pool_;
   std::size_t bytes_;
-  void* memory_;
+  pinned_memory::scoped_block memory_;
 };
 
 // Not a promise to the program: weir may use all that it knows about its own slot.
@@ -82,7 +77,8 @@ struct fetch {
   std::size_t slots = 0;
 
   // A lost stream drops its host functions. No chunk has arrived then, and none may be touched.
-  ~fetch() {
+  ~fetch() { cancel(); }
+  void cancel() noexcept {
     for (auto& one : chunk) crew->cancel(one);
   }
 
@@ -201,17 +197,18 @@ struct staging::state {
     }
   }
 
-  // A slot per chunk, at most `most`; if memory is short, fewer (at least one) and smaller. Waits for room.
-  std::vector<slot> slots_for(clock::timeline const& line, std::size_t bytes, std::size_t most, std::size_t& chunk,
-                              source_location where) {
+  // Near that device, a slot per chunk, at most `most`; if memory is short, fewer (at least one) and smaller.
+  // Waits for room.
+  std::vector<slot> slots_for(clock::timeline const& line, int device, std::size_t bytes, std::size_t most,
+                              std::size_t& chunk, source_location where) {
     std::size_t const wanted = std::min(most, (bytes + chunk - 1) / chunk);
     wait_for_room(line, wanted * chunk, where);
     std::vector<slot> slots;
     slots.reserve(wanted);
-    slots.push_back(shrinking_slot(pinned, line.device(), chunk, where));
+    slots.push_back(shrinking_slot(pinned, device, chunk, where));
     chunk = std::min(chunk, slots[0].bytes());
     try {
-      while (slots.size() < wanted) slots.emplace_back(pinned, line.device(), chunk, where);
+      while (slots.size() < wanted) slots.emplace_back(pinned, device, chunk, where);
     } catch (out_of_memory const&) {}  // fewer slots are slower
     return slots;
   }
@@ -223,10 +220,6 @@ struct staging::state {
       r->bytes += bytes;
     } catch (...) {}  // no memory: `room` is exceeded once
   }
-
-  // For a caller that waits.
-  void hold(clock::timeline const& line, std::size_t bytes) noexcept { room_of(line).lock()->bytes += bytes; }
-  void let_go(clock::timeline const& line, std::size_t bytes) noexcept { room_of(line).lock()->bytes -= bytes; }
 
   // Chunks such that the engine and all threads have work. If threads share slots, a few suffice.
   std::size_t chunk_for(std::size_t bytes, manner const& how, copy_crew const& crew) const {
@@ -240,10 +233,7 @@ struct staging::state {
                        source_location where) {
     auto const captured = owner.machine().capturing(line.device(), line.handle());
     if (captured.is.what == driver::code::lost) {
-      throw_refusal(line.note(captured.is), "copy",
-                    range_text(dst, bytes) + " <- " + range_text(src, bytes) +
-                        " on a stream of gpu:" + std::to_string(line.device()),
-                    "", where);
+      throw_refusal(line.note(captured.is), "copy", of_copy(line, dst, src, bytes), "", where);
     }
     if (captured.ok() && captured.value) {
       throw invalid_use(
@@ -350,9 +340,7 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
 }
 
 void staging::coming::cancel() const noexcept {
-  if (!job_) return;
-  auto& job = *static_cast<fetch*>(job_.get());
-  for (auto& part : job.chunk) job.crew->cancel(part);
+  if (job_) static_cast<fetch*>(job_.get())->cancel();
 }
 
 staging::coming staging::to_host(clock::timeline& line, void* dst, void const* src, std::size_t bytes,
@@ -364,7 +352,7 @@ staging::coming staging::to_host(clock::timeline& line, void* dst, void const* s
   auto const crew = my.crew_near(line);
   std::size_t chunk = my.chunk_for(bytes, how, *crew);
   std::vector<slot> slots =
-      my.slots_for(line, bytes, std::clamp<std::size_t>(how.room / chunk, 1, fetch_slots), chunk, where);
+      my.slots_for(line, line.device(), bytes, std::clamp<std::size_t>(how.room / chunk, 1, fetch_slots), chunk, where);
   auto const sizes = fetched_sizes(bytes, chunk);
   auto const job = std::make_shared<fetch>(crew, sizes.size());
   job->slots = slots.size();
@@ -389,15 +377,13 @@ staging::coming staging::to_host(clock::timeline& line, void* dst, void const* s
                                                            {&arrival::run, &arrival::drop, new arrival{job, i}});
       if (!queued.ok()) {
         throw_refusal(
-            line.note(queued), "copy",
-            range_text(dst, bytes) + " <- " + range_text(src, bytes) +
-                " on a stream of gpu:" + std::to_string(line.device()),
+            line.note(queued), "copy", of_copy(line, dst, src, bytes),
             queued.what == driver::code::lost ? "Go on with the other devices" : "The same call may be made again",
             where);
       }
     }
   } catch (...) {
-    for (auto& part : job->chunk) crew->cancel(part);
+    job->cancel();
     throw;
   }
   my.note(line, chunk * slots.size());
@@ -413,7 +399,8 @@ void staging::to_waiting_host(clock::timeline& line, void* dst, void const* src,
   manner const how = *my.to_fetch.lock();
   auto const crew = my.crew_near(line);
   std::size_t chunk = my.chunk_for(bytes, how, *crew);
-  std::vector<slot> slots = my.slots_for(line, bytes, std::max<std::size_t>(how.room / how.chunk, 2), chunk, where);
+  std::vector<slot> slots =
+      my.slots_for(line, line.device(), bytes, std::max<std::size_t>(how.room / how.chunk, 2), chunk, where);
   // `ahead` slots are with the engine, the others with the crew
   std::size_t const chunks = (bytes + chunk - 1) / chunk, ahead = (slots.size() + 2) / 3;
   struct emptying {  // on every exit the host memory is no longer accessed
@@ -427,20 +414,18 @@ void staging::to_waiting_host(clock::timeline& line, void* dst, void const* src,
     std::size_t bytes() const { return slots.size() * slots[0].bytes(); }
     emptying(state& s, copy_crew& c, std::vector<slot>& them, clock::timeline& l)
         : my(s), crew(c), slots(them), line(l) {
-      my.hold(line, bytes());
+      my.room_of(line).lock()->bytes += bytes();  // held by a caller who waits
     }
     ~emptying() {
       for (auto& one : part) crew.cancel(one);
       for (std::size_t k = 0; k < slots.size(); ++k) slots[k].used_until(all_came ? filled[k] : line.now());
-      my.let_go(line, bytes());
+      my.room_of(line).lock()->bytes -= bytes();
     }
   } all(my, *crew, slots, line);
   auto const size_of = [&](std::size_t i) { return std::min(chunk, bytes - i * chunk); };
   auto const done = [&](driver::status s) {
     if (s.ok()) return;
-    throw_refusal(s, "copy",
-                  range_text(dst, bytes) + " <- " + range_text(src, bytes) +
-                      " on a stream of gpu:" + std::to_string(line.device()),
+    throw_refusal(s, "copy", of_copy(line, dst, src, bytes),
                   s.what == driver::code::lost ? "Go on with the other devices" : "The same call may be made again",
                   where);
   };
@@ -471,15 +456,7 @@ void staging::between(clock::timeline& from, clock::timeline& to, void* dst, voi
   my.refuse_captured(to, dst, src, bytes, where);
   std::size_t chunk =
       std::min(bytes, std::clamp(base::round_up(bytes / between_slots, smallest_chunk), finest_chunk, between_chunk));
-  std::size_t const wanted = std::min(between_slots, (bytes + chunk - 1) / chunk);
-  my.wait_for_room(to, wanted * chunk, where);
-  std::vector<slot> slots;
-  slots.reserve(wanted);
-  slots.push_back(shrinking_slot(my.pinned, from.device(), chunk, where));
-  chunk = std::min(chunk, slots[0].bytes());
-  try {
-    while (slots.size() < wanted) slots.emplace_back(my.pinned, from.device(), chunk, where);
-  } catch (out_of_memory const&) {}
+  std::vector<slot> slots = my.slots_for(to, from.device(), bytes, between_slots, chunk, where);
   struct marks {
     std::vector<slot>& slots;
     clock::timeline &from, &to;

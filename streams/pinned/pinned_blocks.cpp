@@ -1,7 +1,5 @@
 // Pinned blocks after allocation: their noted uses, and their reuse once those are complete.
 // Threads: any.
-#include <cstdio>
-
 #include "runtime/base/call_site.h"
 #include "runtime/driver/allocation_observer.h"
 #include "streams/pinned/pinned_pool.h"
@@ -14,23 +12,17 @@ using state_of = pinned_space::state;
 // freed bytes: a first fence at a miss would cover the whole backlog
 constexpr std::size_t fence_after = std::size_t{1} << 20;
 
-std::string pointer_text(void const* p) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%p", p);
-  return text;
-}
-
 // Requires: in.lock() is held.
 [[noreturn]] void refuse_free(pinned_space& space, void* block, pinned_space::place found, source_location at) {
-  std::string const what = pointer_text(block);
+  std::string const what = base::address_text(block);
   if (found == space.end()) {
     throw invalid_use("deallocate", what + ", which no pinned pool of this runtime handed out",
                       "free memory where it was allocated", at);
   }
   if (found->second.is == state_of::live) {
     throw invalid_use("deallocate",
-                      what + ", inside the pinned block " + pointer_text(reinterpret_cast<void*>(found->first)) +
-                          " of " + std::to_string(found->second.requested) + " B",
+                      what + ", inside the pinned block " + base::address_text(found->first) + " of " +
+                          std::to_string(found->second.requested) + " B",
                       "free the address that allocate returned", at);
   }
   throw invalid_use("deallocate", what + ", pinned memory that has been freed already", "free a block once", at);

@@ -1,9 +1,7 @@
 // Counters of the pinned pool: torch's four per quantity, changed in one place so that they stay consistent.
 // Threads: one at a time; pinned_memory holds the lock.
 #pragma once
-#include <algorithm>
-
-#include "weir/stats.h"
+#include "runtime/observe/stat_math.h"
 
 namespace weir::streams {
 
@@ -45,14 +43,8 @@ class pinned_tally {
   }
 
  private:
-  static void add(statistic& one, std::int64_t by) {
-    one.current += by;
-    one.peak = std::max(one.peak, one.current);
-    (by > 0 ? one.allocated : one.freed) += by > 0 ? by : -by;
-  }
   static void change(statistic_by_size& of, std::int64_t by, std::size_t requested) {
-    add(of.all, by);
-    add(requested < large_from ? of.small : of.large, by);
+    observe::add(of, requested < large_from, by);
   }
   static void bytes(statistic_by_size& of, std::size_t by, std::size_t requested) {
     change(of, static_cast<std::int64_t>(by), requested);
@@ -68,10 +60,8 @@ class pinned_tally {
   }
   template <class F>
   void each(F f) {
-    for (auto* of :
-         {&now_.allocation, &now_.segment, &now_.active, &now_.inactive, &now_.allocated_bytes, &now_.requested_bytes,
-          &now_.reserved_bytes, &now_.active_bytes, &now_.pending_bytes, &now_.cached_bytes}) {
-      f(of->all), f(of->small), f(of->large);
+    for (auto* of : observe::each(now_)) {
+      for (statistic* one : observe::parts(*of)) f(*one);
     }
   }
 

@@ -31,6 +31,16 @@ class pinned_memory {  // a part of the runtime
   // lost device may still write: its blocks are never reused, and count as pending.
   // Throws: invalid_use (foreign, interior, freed twice); then nothing has changed
   void deallocate(void*, source_location);
+  struct frees_block {
+    pinned_memory* of;
+    void operator()(void* block) const noexcept {
+      try {
+        of->deallocate(block, source_location::current());
+      } catch (...) {}
+    }
+  };
+  using scoped_block = std::unique_ptr<void, frees_block>;  // freed at its end
+  scoped_block allocate_scoped(std::size_t bytes, source_location at) { return {allocate(bytes, 0, at), {this}}; }
   // Marks the block as used by work on that stream; accepts interior addresses
   void mark(void const*, clock::timeline& user) noexcept;
   void mark(void const*, clock::stamp) noexcept;            // as used by work up to that stamp

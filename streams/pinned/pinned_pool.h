@@ -13,7 +13,6 @@
 #include "streams/pinned/pages.h"
 #include "streams/pinned/pinned_counters.h"
 #include "streams/pinned/pinned_memory.h"
-#include "streams/pinned/pinned_stamps.h"
 #include "streams/pinned/range_map.h"
 #include "streams/stream/context.h"
 

@@ -119,12 +119,7 @@ pinned_space::place pinned_space::give(place freed) noexcept {
   return freed;
 }
 
-pinned_space::place pinned_space::find(address at) {
-  auto after = ranges_.upper_bound(at);
-  if (after == ranges_.begin()) return ranges_.end();
-  auto const holder = std::prev(after);
-  return at - holder->first < holder->second.bytes ? holder : ranges_.end();
-}
+pinned_space::place pinned_space::find(address at) { return base::holder_of(ranges_, at); }
 
 std::vector<std::string> pinned_space::validate() const {
   std::vector<std::string> wrong;

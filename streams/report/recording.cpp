@@ -80,11 +80,7 @@ std::vector<report::frame> named(std::vector<void const*> const& stack) {
   std::vector<report::frame> out;
   for (void const* const p : stack) {
     std::string name = boost::stacktrace::frame(p).name();
-    if (name.empty()) {
-      char text[24];
-      std::snprintf(text, sizeof text, "%p", p);
-      name = text;
-    }
+    if (name.empty()) name = base::address_text(p);
     out.push_back({std::move(name), "", 0});
   }
   return out;

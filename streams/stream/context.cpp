@@ -101,7 +101,7 @@ bool ended_elsewhere(std::uint64_t number) {
 
 void set(seat& s, runtime::impl& r, int device, std::string_view operation, source_location at) {
   r.open(device, operation, at);
-  require(r.machine().make_current(device), operation, "gpu:" + std::to_string(device), "", at);
+  require(r.machine().make_current(device), operation, base::gpu_name(device), "", at);
   s.device = device;
   s.cuda = true;
 }
@@ -128,7 +128,7 @@ int resolve(device d, runtime::impl& r, std::string_view operation, source_locat
   if (d.index() == -1) return seat_in(r).device;
   if (d.index() < 0 || d.index() >= r.device_count()) {
     throw invalid_use(std::string(operation),
-                      "gpu:" + std::to_string(d.index()) + " of " + std::to_string(r.device_count()) + " devices",
+                      base::text(base::gpu_name(d.index()), " of ", r.device_count(), " devices"),
                       "Devices count from gpu:0 to gpu:" + std::to_string(r.device_count() - 1), at);
   }
   return d.index();
@@ -155,28 +155,24 @@ clock::timeline& current_line(runtime::impl& r, source_location const& at) {
 }
 int current_ordinal(runtime::impl& r) { return seat_in(r).device; }
 
-std::string describe(clock::timeline const& t) {
-  return "stream " + std::to_string(t.id()) + " of gpu:" + std::to_string(t.device());
-}
+std::string describe(clock::timeline const& t) { return base::text("stream ", t.id(), " of gpu:", t.device()); }
 
 void throw_forked(std::string_view operation, source_location at) {
   throw_refusal({driver::code::forked}, operation, "a child", "", at);
 }
 
 void throw_not_valid(stream_ref s, std::string_view operation, source_location at) {
+  auto const refuse = [&](std::string what, char const* remedy) {
+    throw invalid_use(std::string(operation), std::move(what), remedy, at);
+  };
   std::uint64_t const tenure = weir::detail::stream_access::tenure(s);
-  if (!tenure)
-    throw invalid_use(std::string(operation), "a stream that was moved from", "Use the stream it was moved to", at);
-  std::string const what = "stream " + std::to_string(clock::tenure_word::id(tenure)) +
-                           " of gpu:" + std::to_string(clock::tenure_word::device(tenure));
+  if (!tenure) refuse("a stream that was moved from", "Use the stream it was moved to");
+  std::string const what =
+      base::text("stream ", clock::tenure_word::id(tenure), " of gpu:", clock::tenure_word::device(tenure));
   clock::timeline const* const line = clock::find(clock::tenure_word::id(tenure));
-  if (!line)
-    throw invalid_use(std::string(operation), what + ", whose runtime has ended", "A runtime outlives every use of it",
-                      at);
-  if (line->alive() == clock::life::retired) {
-    throw invalid_use(std::string(operation), what + ", whose registration has ended",
-                      "Keep the external_stream object while its stream is used", at);
-  }
+  if (!line) refuse(what + ", whose runtime has ended", "A runtime outlives every use of it");
+  if (line->alive() == clock::life::retired)
+    refuse(what + ", whose registration has ended", "Keep the external_stream object while its stream is used");
   throw invalid_use(std::string(operation), what + ", which was given back",
                     "Keep the stream object while its references are used", at);
 }

@@ -30,7 +30,7 @@ device_properties get_device_properties(device d, source_location at) {
   auto& r = streams::current_runtime(at);
   int const i = streams::resolve(d, r, "get_device_properties", at);
   auto const got = r.machine().info(i);
-  require(got.is, "get_device_properties", "gpu:" + std::to_string(i), "", at);
+  require(got.is, "get_device_properties", base::gpu_name(i), "", at);
   auto const& v = got.value;
   return {v.name, v.total_memory,         v.major, v.minor, v.multi_processor_count, v.numa_node, v.pci_bus_id,
           v.uuid, r.machine().simulated()};
@@ -41,7 +41,7 @@ memory_info mem_get_info(device d, source_location at) {
   int const i = streams::resolve(d, r, "mem_get_info", at);
   r.open(i, "mem_get_info", at);
   auto const got = r.machine().memory(i);
-  require(got.is, "mem_get_info", "gpu:" + std::to_string(i), "", at);
+  require(got.is, "mem_get_info", base::gpu_name(i), "", at);
   return {got.value.free, got.value.total};
 }
 
@@ -53,7 +53,7 @@ void synchronize(device d, source_location at) {
   base::call_site const in(r.witness(), "synchronize", at);
   auto const is = r.part<clock::clocks>().synchronize_device(i);
   streams::require_not_stuck(r.machine(), is, "synchronize", at);
-  require(is, "synchronize", "gpu:" + std::to_string(i),
+  require(is, "synchronize", base::gpu_name(i),
           is.what == driver::code::not_permitted
               ? "A stream of it is being captured: end the capture first, or synchronize with other streams one by one"
               : "",

@@ -161,7 +161,7 @@ external_stream::external_stream(weir::device d, CUstream_st* native, source_loc
           throw invalid_use("external_stream", "a stream of another device, registered for gpu:" + std::to_string(i),
                             "Name the device the stream was made on", at);
         }
-        require(s.is, "external_stream", "gpu:" + std::to_string(i),
+        require(s.is, "external_stream", base::gpu_name(i),
                 "Streams of the CUDA runtime exist on GPUs alone: use weir::stream", at);
         return r.part<clock::clocks>().enrol(i, s.value);
       }())) {}

@@ -11,7 +11,7 @@ namespace weir::tests {
 
 class counted_calls final : public driver::faulty::watcher {
  public:
-  explicit counted_calls(driver::sim::controls& of) : of_(dynamic_cast<driver::faulty&>(of)) { of_.watch(this); }
+  explicit counted_calls(driver::sim::controls& of) : of_(of.refusing()) { of_.watch(this); }
   ~counted_calls() override { of_.watch(nullptr); }
   counted_calls(counted_calls const&) = delete;
   void comes(driver::call c) noexcept override { ++counts_[static_cast<std::size_t>(c)]; }

@@ -61,7 +61,7 @@ class memory_program {
       if (unkind_ && below(6) == 0) refuse_some_call();
       step();
     }
-    if (unkind_) dynamic_cast<driver::faulty&>(*bench_->control).forget_orders();
+    if (unkind_) bench_->control->clear_failures();
     if (wrong_.ok()) end();
     if (wrong_.by == check::answers && !bench_->control->run()) {  // out of memory, for nothing ever completes
       wrong_ = {};

@@ -80,7 +80,7 @@ TEST(registered_host_memory, is_unlocked_by_a_runtime_that_ends) {
       registered_host_memory const one(refused);
       m.control().fail_call("unpin", 1, driver::code::failed);
     }
-    dynamic_cast<driver::faulty&>(m.control()).watch(&counted);
+    m.control().refusing().watch(&counted);
   }
   EXPECT_EQ(counted.n, 2);
   test::machine next;

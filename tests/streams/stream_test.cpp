@@ -326,7 +326,7 @@ TEST(stream_pool, its_end_waits_for_a_device_without_fences) {
     auto& line = bench.core.part<streams::stream_pool>().lease(0, priority::normal, source_location::current());
     driver::work const sets_done{[](void* done) { *static_cast<bool*>(done) = true; }, nullptr, &seen.done};
     ASSERT_TRUE(bench.machine().enqueue(0, line.handle(), {}, sets_done).ok());
-    auto& refusing = dynamic_cast<driver::faulty&>(*bench.control);
+    auto& refusing = bench.control->refusing();
     refusing.watch(&seen);
     refusing.refuse({.of = driver::call::record});
     refusing.refuse({.of = driver::call::synchronize_stream});

@@ -51,7 +51,7 @@ struct one_device {
   memory::heap_table heaps{of};
   memory::physical_memory memory{of};
   memory::reserve_bound bound{of, heaps};
-  memory::handle_mover mover{of, heaps};
+  memory::handle_mover mover{of};
   memory::handle_return back{of, heaps, memory, mover};
   memory::peer_access peers{of, heaps, memory};
   memory::growth more{of, heaps, memory, bound, mover, back, peers};

@@ -182,6 +182,12 @@ class cuda_driver final : public driver {
   seen look_in_books(address dst, address src, std::size_t bytes) noexcept;
   struct remembered;
   void outdate() noexcept;
+  void over(ranges books::*, address, bool stays);
+  template <class Asks>
+  CUresult in_relaxed(Asks asks);  // CUDA's answer, without disturbing a capture
+  // One call of CUDA's that needs a context, and what its answer means.
+  template <class Asks>
+  status asked(int device, Asks asks);
   status refuse_captured(int device, stream_handle);       // not_permitted: it is captured. Spoils nothing
   status enqueue_host_call(int device, stream_handle, work);
 
@@ -245,6 +251,18 @@ class relaxed {
   entries const& api_;
   CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
+
+template <class Asks>
+CUresult cuda_driver::in_relaxed(Asks asks) {
+  relaxed const mode(api_);
+  return asks();
+}
+
+template <class Asks>
+status cuda_driver::asked(int device, Asks asks) {
+  call in(*this, device, call::mode::asks);
+  return in.refused() ? in.refusal() : in.answer(asks());
+}
 
 // A host function on its way: run when the stream gets there,
 // or dropped unrun when its device is lost, never both.

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 
+#include "runtime/base/byte_range.h"
 #include "runtime/driver/cuda/cuda_driver.h"
 
 namespace weir::driver::cuda {
@@ -11,20 +12,8 @@ namespace {
 
 constexpr std::size_t host_page = 4096;  // the smallest page of any host CUDA runs on
 
-template <class Ranges>
-auto containing(Ranges& in, address at) {
-  auto after = in.upper_bound(at);
-  if (after == in.begin()) return in.end();
-  auto const before = std::prev(after);
-  return at - before->first < before->second.bytes ? before : in.end();
-}
-
-template <class Ranges>
-bool overlaps(Ranges const& in, address at, std::size_t bytes) {
-  if (containing(in, at) != in.end()) return true;
-  auto const next = in.lower_bound(at);
-  return next != in.end() && next->first - at < bytes;
-}
+using base::holder_of;
+using base::overlaps;
 
 bool wraps(address at, std::size_t bytes) { return at + bytes < at; }
 
@@ -38,6 +27,17 @@ auto node_for(Range const& r) {
 
 }  // namespace
 
+// A call about a range is over: it is busy no more, and stays in the books or leaves them.
+void cuda_driver::over(ranges books::*which, address at, bool stays) {
+  auto b = books_.lock();
+  if (stays) {
+    ((*b).*which).find(at)->second.busy = false;
+    return;
+  }
+  if (which != &books::reservations) outdate();
+  ((*b).*which).erase(at);
+}
+
 result<address> cuda_driver::reserve(std::size_t bytes, std::size_t alignment) {
   if (status const may = may_call(); !may.ok()) return {may};
   bool const power = (alignment & (alignment - 1)) == 0;
@@ -45,11 +45,9 @@ result<address> cuda_driver::reserve(std::size_t bytes, std::size_t alignment) {
     return {invalid};
   auto node = node_for<ranges>(range{.bytes = bytes});
   CUdeviceptr at = 0;
-  {
-    relaxed const mode(api_);
-    if (CUresult const r = api_.cuMemAddressReserve(&at, bytes, std::max(alignment, granularity_), 0, 0))
-      return {to_status(r)};
-  }
+  auto const place = std::max(alignment, granularity_);
+  if (CUresult const r = in_relaxed([&] { return api_.cuMemAddressReserve(&at, bytes, place, 0, 0); }))
+    return {to_status(r)};
   node.key() = at;
   books_.lock()->reservations.insert(std::move(node));
   return {{}, static_cast<address>(at)};
@@ -64,17 +62,8 @@ status cuda_driver::unreserve(address at, std::size_t bytes) {
     if (overlaps(b->mappings, at, bytes)) return invalid;
     found->second.busy = true;
   }
-  CUresult r;
-  {
-    relaxed const mode(api_);
-    r = api_.cuMemAddressFree(at, bytes);
-  }
-  auto b = books_.lock();
-  if (r == CUDA_SUCCESS) {
-    b->reservations.erase(at);
-  } else {
-    b->reservations.find(at)->second.busy = false;
-  }
+  CUresult const r = in_relaxed([&] { return api_.cuMemAddressFree(at, bytes); });
+  over(&books::reservations, at, r != CUDA_SUCCESS);
   return to_status(r);
 }
 
@@ -113,11 +102,7 @@ status cuda_driver::release(memory_handle handle) {
   if (status const may = may_call(); !may.ok()) return may;
   auto node = books_.lock()->handles.extract(static_cast<std::uint64_t>(handle));
   if (node.empty()) return invalid;
-  CUresult r;
-  {
-    relaxed const mode(api_);
-    r = api_.cuMemRelease(node.mapped().handle);
-  }
+  CUresult const r = in_relaxed([&] { return api_.cuMemRelease(node.mapped().handle); });
   status const said = to_status(r);
   if (said.what == code::lost) found_lost(node.mapped().device, r);
   if (!said.ok()) books_.lock()->handles.insert(std::move(node));
@@ -132,25 +117,13 @@ status cuda_driver::map(address at, std::size_t bytes, memory_handle handle) {
     auto const found = b->handles.find(static_cast<std::uint64_t>(handle));
     if (found == b->handles.end() || found->second.handle == 0 || found->second.bytes != bytes) return invalid;
     page = found->second;
-    auto const home = containing(b->reservations, at);
+    auto const home = holder_of(b->reservations, at);
     if (home == b->reservations.end() || home->second.busy || at % granularity_ != 0) return invalid;
     if (bytes > home->second.bytes - (at - home->first) || overlaps(b->mappings, at, bytes)) return invalid;
     b->mappings.emplace(at, range{.bytes = bytes, .device = page.device, .busy = true});
   }
-  CUresult r;
-  {
-    relaxed const mode(api_);
-    r = api_.cuMemMap(at, bytes, 0, page.handle, 0);
-  }
-  {
-    auto b = books_.lock();
-    if (r == CUDA_SUCCESS) {
-      b->mappings.find(at)->second.busy = false;
-    } else {
-      outdate();
-      b->mappings.erase(at);
-    }
-  }
+  CUresult const r = in_relaxed([&] { return api_.cuMemMap(at, bytes, 0, page.handle, 0); });
+  over(&books::mappings, at, r == CUDA_SUCCESS);
   status const said = to_status(r);
   if (said.what == code::lost) found_lost(page.device, r);
   return said;
@@ -167,20 +140,8 @@ status cuda_driver::unmap(address at, std::size_t bytes) {
     device = found->second.device;
   }
   if (announcer_) announcer_->unusable(at);
-  CUresult r;
-  {
-    relaxed const mode(api_);
-    r = api_.cuMemUnmap(at, bytes);
-  }
-  {
-    auto b = books_.lock();
-    if (r == CUDA_SUCCESS) {
-      outdate();
-      b->mappings.erase(at);
-    } else {
-      b->mappings.find(at)->second.busy = false;
-    }
-  }
+  CUresult const r = in_relaxed([&] { return api_.cuMemUnmap(at, bytes); });
+  over(&books::mappings, at, r != CUDA_SUCCESS);
   status const said = to_status(r);
   if (said.what == code::lost) found_lost(device, r);
   return said;
@@ -270,15 +231,7 @@ status cuda_driver::pin(void* host, std::size_t bytes) {
     b->pins.emplace(at, range{.bytes = bytes, .busy = true});
   }
   CUresult const r = api_.cuMemHostRegister(host, bytes, CU_MEMHOSTREGISTER_PORTABLE);
-  {
-    auto b = books_.lock();
-    if (r == CUDA_SUCCESS) {
-      b->pins.find(at)->second.busy = false;
-    } else {
-      outdate();
-      b->pins.erase(at);
-    }
-  }
+  over(&books::pins, at, r == CUDA_SUCCESS);
   // What the system refuses here is memory it will not lock.
   if (r == CUDA_ERROR_OPERATING_SYSTEM) return {code::out_of_memory, r};
   return in.answer(r);
@@ -296,15 +249,7 @@ status cuda_driver::unpin(void* host) {
     found->second.busy = true;
   }
   CUresult const r = api_.cuMemHostUnregister(host);
-  {
-    auto b = books_.lock();
-    if (r == CUDA_SUCCESS) {
-      outdate();
-      b->pins.erase(at);
-    } else {
-      b->pins.find(at)->second.busy = false;
-    }
-  }
+  over(&books::pins, at, r != CUDA_SUCCESS);
   return in.answer(r);
 }
 
@@ -313,12 +258,12 @@ result<place> cuda_driver::find(void const* p) {
   address const at = reinterpret_cast<address>(p);
   {
     auto b = books_.lock();
-    if (containing(b->pins, at) != b->pins.end()) return {{}, {.in = where::pinned}};
+    if (holder_of(b->pins, at) != b->pins.end()) return {{}, {.in = where::pinned}};
     for (ranges const* in : {&b->mappings, &b->segments}) {
-      if (auto const found = containing(*in, at); found != in->end())
+      if (auto const found = holder_of(*in, at); found != in->end())
         return {{}, {.in = where::device, .device = found->second.device}};
     }
-    if (containing(b->reservations, at) != b->reservations.end()) return {{}, {.in = where::unknown_device}};
+    if (holder_of(b->reservations, at) != b->reservations.end()) return {{}, {.in = where::unknown_device}};
   }
   int const device = any_device();
   if (device < 0) return {{}, {}};  // no context of ours: nothing is known of foreign memory
@@ -342,7 +287,7 @@ result<place> cuda_driver::find(void const* p) {
 // and dies of a reserved address where nothing is mapped.
 std::optional<bool> cuda_driver::in_books(books const& b, address at, std::size_t bytes, extent* where) noexcept {
   for (ranges const* in : {&b.pins, &b.mappings, &b.segments}) {
-    auto found = containing(*in, at);
+    auto found = holder_of(*in, at);
     if (found == in->end()) continue;
     address const begin = found->first;
     address next = begin + found->second.bytes;
@@ -425,8 +370,8 @@ void cuda_driver::block_given_back(address at) {
 
 int cuda_driver::device_of_segment(address at) noexcept {
   auto const b = books_.lock();
-  auto const after = b->segments.upper_bound(at);
-  return after == b->segments.begin() ? 0 : std::prev(after)->second.device;
+  auto const in = base::at_or_before(b->segments, at);
+  return in == b->segments.end() ? 0 : in->second.device;
 }
 
 bool cuda_driver::copyable(void const* p, std::size_t bytes) noexcept {

@@ -33,15 +33,11 @@ status cuda_driver::destroy_stream(int device, stream_handle s) {
 }
 
 status cuda_driver::query_stream(int device, stream_handle s) {
-  call in(*this, device, call::mode::asks);
-  if (in.refused()) return in.refusal();
-  return in.answer(api_.cuStreamQuery(stream_of(s)));
+  return asked(device, [&] { return api_.cuStreamQuery(stream_of(s)); });
 }
 
 status cuda_driver::synchronize_stream(int device, stream_handle s) {
-  call in(*this, device, call::mode::asks);
-  if (in.refused()) return in.refusal();
-  return in.answer(api_.cuStreamSynchronize(stream_of(s)));
+  return asked(device, [&] { return api_.cuStreamSynchronize(stream_of(s)); });
 }
 
 result<bool> cuda_driver::capturing(int device, stream_handle s) {

@@ -59,20 +59,14 @@ class ghosts {
     g.last = last;
     node.key() = g.at;
     all->insert(std::move(node));
-    ghost** link = &g.of->ghosts;
-    while (*link != &g) link = &(*link)->next;
-    *link = g.next;
+    unlink(g);
     g.next = g.of->ghosts;
     g.of->ghosts = &g;
   }
   void forget(address at) noexcept {  // unmapped, or never made
     auto const all = all_.lock();
     auto const found = all->find(at);
-    if (homed_handle* const h = found->second.of) {
-      ghost** link = &h->ghosts;
-      while (*link != &found->second) link = &(*link)->next;
-      *link = found->second.next;
-    }
+    if (found->second.of) unlink(found->second);
     all->erase(found);
   }
   void keep_stuck(ghost& g) noexcept {
@@ -92,10 +86,6 @@ class ghosts {
     for (; g && g->next; g = g->next) ++n;
     return n > spared ? place{g->at, g->bytes, g->last} : place{};
   }
-  ghost* newest(homed_handle const& h) const noexcept {
-    auto const all = all_.lock();
-    return h.ghosts;
-  }
   // For the end. Ensures: handles still point to the aliases that are gone, so do not query them again.
   places take_all() noexcept { return std::exchange(*all_.lock(), {}); }
   bool is_of(homed_handle const& h, address at) const noexcept {
@@ -109,6 +99,11 @@ class ghosts {
   }
 
  private:
+  static void unlink(ghost& g) noexcept {
+    ghost** link = &g.of->ghosts;
+    while (*link != &g) link = &(*link)->next;
+    *link = g.next;
+  }
   base::guarded<places> all_;
 };
 

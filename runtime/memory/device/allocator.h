@@ -89,6 +89,20 @@ class allocator {
   virtual std::vector<std::string> validate() const = 0;
 };
 
+// A block that is freed at its end.
+struct frees_block {
+  allocator* of;
+  void operator()(void* block) const noexcept {
+    try {
+      of->deallocate(block, nullptr, source_location::current());
+    } catch (...) {}
+  }
+};
+using scoped_block = std::unique_ptr<void, frees_block>;
+inline scoped_block allocate_scoped(allocator& m, clock::timeline& home, std::size_t bytes, source_location at) {
+  return {m.allocate(home, bytes, 0, at), {&m}};
+}
+
 // true: something was freed, search again. No lock is held
 using ladder_callback = bool (*)(void* state, memory_report const&);
 }  // namespace weir::memory

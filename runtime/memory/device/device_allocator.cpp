@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "runtime/driver/allocation_observer.h"
-#include "runtime/memory/blocks/hex.h"
 
 namespace weir::memory {
 
@@ -17,12 +16,10 @@ device_allocator::device_allocator(weir::runtime::impl& r, int device, oom_callb
 void* device_allocator::allocate(clock::timeline& home, std::size_t bytes, std::size_t alignment, source_location at) {
   alloc_request const r = alloc_request::make(of_, home, bytes, alignment, at);
   if (of_.lost()) [[unlikely]] {
-    throw_refusal({driver::code::lost}, "allocate", std::to_string(bytes) + " B on gpu:" + std::to_string(of_.device),
-                  "", at);
+    throw_refusal({driver::code::lost}, "allocate", base::text(bytes, " B on gpu:", of_.device), "", at);
   }
   if (process_was_forked()) [[unlikely]] {
-    throw_refusal({driver::code::forked}, "allocate", std::to_string(bytes) + " B on gpu:" + std::to_string(of_.device),
-                  "", at);
+    throw_refusal({driver::code::forked}, "allocate", base::text(bytes, " B on gpu:", of_.device), "", at);
   }
   if (home.seen_captured()) [[unlikely]]
     refuse_captured(home, r);
@@ -64,7 +61,7 @@ void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r)
   }
   if (s.what == driver::code::out_of_memory) return ladder_.climb(mine, r, s);
   of_.note_status(s);
-  throw_refusal(s, "allocate", std::to_string(r.bytes) + " B on gpu:" + std::to_string(of_.device), "", r.at);
+  throw_refusal(s, "allocate", base::text(r.bytes, " B on gpu:", of_.device), "", r.at);
 }
 
 // However much is freed. Reserved memory may exceed a limit that was set later, and stays usable.
@@ -78,8 +75,7 @@ bool device_allocator::can_never_hold(std::size_t bytes) const {
 void device_allocator::refuse_captured(clock::timeline& home, alloc_request const& r) const {
   auto const inside = home.captured();
   if (inside.is.what == driver::code::invalid) return;  // a stream that does not exist captures nothing
-  std::string const what =
-      std::to_string(r.bytes) + " B on stream " + std::to_string(home.id()) + " of gpu:" + std::to_string(of_.device);
+  std::string const what = base::text(r.bytes, " B on stream ", home.id(), " of gpu:", of_.device);
   require(inside.is, "allocate", what, "", r.at);
   if (!inside.value) return;
   throw invalid_use("allocate", what + ", which is being captured",
@@ -103,10 +99,8 @@ void device_allocator::mark(void const* p, clock::timeline& user, source_locatio
 
 void device_allocator::set_stream(void* p, clock::timeline& to, source_location at) {
   if (to.device() != of_.device) {
-    throw invalid_use(
-        "set_stream",
-        "a stream of gpu:" + std::to_string(to.device()) + " for memory of gpu:" + std::to_string(of_.device),
-        "Name a stream of the block's own device", at);
+    throw invalid_use("set_stream", base::text("a stream of gpu:", to.device(), " for memory of gpu:", of_.device),
+                      "Name a stream of the block's own device", at);
   }
   region* const r = of_.must_find(p, "set_stream", at);
   stream_heap& m = *r->owner.load();
@@ -120,7 +114,7 @@ void device_allocator::set_stream(void* p, clock::timeline& to, source_location 
   }
   for (clock::stamp s : before) {
     if (s.stream == to.id()) continue;
-    require(to.wait(s), "set_stream", hex(p), "The block stays with its stream", at);
+    require(to.wait(s), "set_stream", base::address_text(p), "The block stays with its stream", at);
   }
   base::owned_lock hold(m.lock);
   block_ref const b = of_.must_locate(p, r, "set_stream", at);

@@ -62,7 +62,7 @@ class device_allocator final : public allocator {
   heap_table heaps_{of_};
   physical_memory memory_{of_};
   reserve_bound bound_{of_, heaps_};
-  handle_mover mover_{of_, heaps_};
+  handle_mover mover_{of_};
   handle_return return_{of_, heaps_, memory_, mover_};
   peer_access peers_{of_, heaps_, memory_};
   growth growth_{of_, heaps_, memory_, bound_, mover_, return_, peers_};

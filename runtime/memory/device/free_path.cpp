@@ -6,7 +6,6 @@
 #include <boost/container/small_vector.hpp>
 
 #include "runtime/driver/allocation_observer.h"
-#include "runtime/memory/blocks/hex.h"
 
 namespace weir::memory {
 
@@ -71,9 +70,9 @@ void free_path::take_back(void* p, clock::timeline* last_use, source_location at
     block_ref const b = of_.must_locate(p, r, "deallocate", at);
     if (b.start != reinterpret_cast<address>(p)) {
       throw invalid_use("deallocate",
-                        hex(p) + " lies " + std::to_string(reinterpret_cast<address>(p) - b.start) +
-                            " B inside the block at " + hex(b.start),
-                        "Free a block by the address that allocate returned: " + hex(b.start), at);
+                        base::address_text(p) + " lies " + std::to_string(reinterpret_cast<address>(p) - b.start) +
+                            " B inside the block at " + base::address_text(b.start),
+                        "Free a block by the address that allocate returned: " + base::address_text(b.start), at);
     }
     if (of_.lost()) return;  // nothing runs there any more, and nothing is allocated again
 

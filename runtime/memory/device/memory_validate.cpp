@@ -12,7 +12,7 @@ std::vector<std::string> memory_audit::validate() const {
   std::size_t mapped = 0, unusable = 0, free_pieces = 0, live = 0, pending = 0, cached = 0, reserved = 0;
   for (stream_heap* m : heaps_.all()) {
     base::owned_lock hold(m->lock);
-    std::string const who = "gpu:" + std::to_string(of_.device) + " stream " + std::to_string(m->home.load()->id());
+    std::string const who = base::gpu_name(of_.device) + " stream " + std::to_string(m->home.load()->id());
     for (thread_cache* c : m->caches) c->shut();  // so that nothing moves meanwhile
     std::uint64_t const now = m->home.load()->now().n;
     std::size_t in_caches = 0, marked_cached = 0, waiting = 0;
@@ -90,8 +90,8 @@ std::vector<std::string> memory_audit::validate() const {
   memory_statistics const n = counted();
   auto same = [&](char const* what, std::int64_t counted, std::size_t found) {
     if (counted != static_cast<std::int64_t>(found)) {
-      wrong.push_back("gpu:" + std::to_string(of_.device) + ": " + what + ": counted " + std::to_string(counted) +
-                      ", found " + std::to_string(found));
+      wrong.push_back(base::gpu_name(of_.device) + ": " + what + ": counted " + std::to_string(counted) + ", found " +
+                      std::to_string(found));
     }
   };
   same("allocated bytes", n.allocated_bytes.all.current, live);
@@ -110,8 +110,7 @@ std::vector<std::string> memory_audit::validate() const {
                              n.pending_bytes.small.current, n.cached_bytes.small.current},
                             {n.reserved_bytes.large.current, n.allocated_bytes.large.current,
                              n.pending_bytes.large.current, n.cached_bytes.large.current}}) {
-    if (r != a + p + c)
-      wrong.push_back("gpu:" + std::to_string(of_.device) + ": reserved = allocated + pending + cached");
+    if (r != a + p + c) wrong.push_back(base::gpu_name(of_.device) + ": reserved = allocated + pending + cached");
   }
   return wrong;
 }

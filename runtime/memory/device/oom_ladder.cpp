@@ -83,13 +83,6 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
   std::vector<clock::stamp> collectives;
   // once: a stamp of now would need a new fence at each query
   if (!of_.space.maps()) collectives = of_.clocks.collectives_given();
-  auto const may_return = [&] {
-    std::erase_if(collectives, [&](clock::stamp s) {
-      auto const done = of_.clocks.poll(s);
-      return done.ok() ? done.value : done.is.what == driver::code::lost;
-    });
-    return collectives.empty();
-  };
   bool called_back = false;
   std::size_t const limit = of_.counts.limit(), most = limit ? limit : of_.space.info().total_memory;
   auto const came_free = [&] { return audit_.counted().active_bytes.all.freed; };  // so far
@@ -123,7 +116,9 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
     for (;;) {  // each round releases about what is missing
       std::size_t gave = 0;
       if (step(rungs::pages, [&] {
-            return gave = may_return() ? return_.some(r.size_class < 0 ? r.rounded : of_.space.page_bytes()) : 0;
+            return gave = of_.clocks.have_passed(collectives)
+                              ? return_.some(r.size_class < 0 ? r.rounded : of_.space.page_bytes())
+                              : 0;
           }))
         return out;
       if (!gave) break;

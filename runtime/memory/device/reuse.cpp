@@ -262,7 +262,7 @@ held_block const* block_reuse::worth_a_wait(stream_heap& mine, alloc_request con
 }
 
 // Waits for the users of the smallest and oldest own block that is large enough; if there is none, of all.
-void* block_reuse::behind_own(stream_heap& mine, alloc_request const& r, std::size_t& gave) {
+std::size_t block_reuse::behind_own(stream_heap& mine, alloc_request const& r) {
   std::vector<clock::stamp> stamps;
   struct wanted_block {
     clock::stamp behind;
@@ -295,10 +295,9 @@ void* block_reuse::behind_own(stream_heap& mine, alloc_request const& r, std::si
       if (b.behind.stream == s.stream) tell_wait(mine, s, b.at, b.bytes);
     }
   }
-  if (stamps.empty()) return nullptr;
+  if (stamps.empty()) return 0;
   section const hold(mine);
-  gave += mine.settle();
-  return nullptr;  // the caller searches again
+  return mine.settle();
 }
 
 void* block_reuse::after_a_wait(stream_heap& mine, alloc_request const& r, std::size_t& gave) {
@@ -306,7 +305,7 @@ void* block_reuse::after_a_wait(stream_heap& mine, alloc_request const& r, std::
   // A late part of a collective delays all ranks, and what it would wait for may itself wait for one of them,
   // through other streams. So a stream that carries collectives is never made to wait.
   if (home.carries_collectives()) return nullptr;
-  (void)behind_own(mine, r, gave);
+  gave = behind_own(mine, r);
   if (gave) return nullptr;
 
   // Free blocks of other heaps: of those examined in a heap, the one freed first.
@@ -329,7 +328,6 @@ void* block_reuse::after_a_wait(stream_heap& mine, alloc_request const& r, std::
     if (oldest.n == 0 || put_behind(mine, oldest) != behind::waits) return false;
     if (!(out = from_others(mine, r, ~std::size_t{0}))) return false;
     tell_wait(mine, oldest, reinterpret_cast<address>(out), bytes);
-    gave += bytes;
     return true;
   });
   return out;

@@ -30,7 +30,7 @@ class block_reuse {
   void* own_pending(stream_heap& mine, alloc_request const&);
   void* own_in_outboxes(stream_heap& mine, alloc_request const&);
   void* behind_oldest(stream_heap& mine, alloc_request const&);  // a device wait for a recorded fence
-  void* behind_own(stream_heap& mine, alloc_request const&, std::size_t& gave);
+  std::size_t behind_own(stream_heap& mine, alloc_request const&);  // Returns: bytes that came free
   held_block const* worth_a_wait(stream_heap& mine, alloc_request const&);
   bool grows_for_what_waits(stream_heap const& mine, alloc_request const&);
   enum class behind : std::uint8_t { already, waits, refused };

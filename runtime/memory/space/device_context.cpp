@@ -2,8 +2,6 @@
 // Threads: as device_context.h.
 #include "runtime/memory/space/device_context.h"
 
-#include "runtime/memory/blocks/hex.h"
-
 namespace weir::memory {
 
 device_context::device_context(weir::runtime::impl& r, int device, allocator* a, source_location const& at)
@@ -20,7 +18,7 @@ device_context::device_context(weir::runtime::impl& r, int device, allocator* a,
       waits(r.options().device_waits),
       fence_interval(r.options().fence_interval) {
   auto info = machine.info(device);
-  require(info.is, "allocate", "gpu:" + std::to_string(device), "", at);
+  require(info.is, "allocate", base::gpu_name(device), "", at);
   // compute-sanitizer accepts segments; mapped pages are untested with a current context
   if (announced) info.value.maps = false;
   require(space.open(info.value, r.options().address_space), "allocate",
@@ -41,7 +39,7 @@ void device_context::tell_held(observe::action what, address at, std::size_t byt
 region* device_context::must_find(void const* p, char const* operation, source_location at) const {
   region* const r = space.find(p);
   if (!r) {
-    throw invalid_use(operation, hex(p) + " is no memory of gpu:" + std::to_string(device),
+    throw invalid_use(operation, base::address_text(p) + " is no memory of " + base::gpu_name(device),
                       "Pass what weir::allocate of this runtime returned", at);
   }
   return r;
@@ -52,7 +50,8 @@ block_ref device_context::must_locate(void const* p, region* r, char const* oper
   if (found.live) return found;
   throw invalid_use(
       operation,
-      hex(p) + " on gpu:" + std::to_string(device) + (found.whole ? " was freed already" : " lies in no live block"),
+      base::address_text(p) + " on " + base::gpu_name(device) +
+          (found.whole ? " was freed already" : " lies in no live block"),
       "It was freed before, or never allocated: free each block once, by the address that allocate returned", at);
 }
 

@@ -14,7 +14,7 @@ namespace weir::memory {
 
 class handle_mover {
  public:
-  handle_mover(device_context& of, heap_table& heaps) : of_(of), heaps_(heaps) {}
+  explicit handle_mover(device_context& of) : of_(of) {}
 
   // Reserves a range of at least `bytes`. Requires: the heap's lock
   bool plan(stream_heap&, std::size_t bytes, std::size_t alignment, arena::part, growth_plan&, bool thorough);
@@ -35,7 +35,6 @@ class handle_mover {
                   physical_memory::batch&);
 
   device_context& of_;
-  heap_table& heaps_;
   ghosts ghosts_;
 };
 
