@@ -37,7 +37,7 @@ void enqueue_many(benchmark::State& state, stream_ref s, Enqueue enqueue) {
 void small_pinned_to_device_raw(benchmark::State& state) {
   stream s{device(0)};
   buffer to(16_KiB, {.on = device(0)}), from = pinned(16_KiB);
-  auto& line = streams::line_of(s);
+  auto& line = streams::clock_of(s);
   auto& machine = line.owner().machine();
   enqueue_many(state, s, [&] { machine.copy(0, line.handle(), to.data(), from.data(), 16_KiB); });
 }
@@ -71,7 +71,7 @@ void carry(benchmark::State& state, stream_ref s, Copy one) {
 void pinned_to_device_raw(benchmark::State& state) {
   stream s{device(0)};
   buffer to(large, {.on = device(0)}), from = pinned(large);
-  auto& line = streams::line_of(s);
+  auto& line = streams::clock_of(s);
   carry(state, s, [&] { line.owner().machine().copy(0, line.handle(), to.data(), from.data(), large); });
 }
 void pinned_to_device(benchmark::State& state) {
@@ -105,7 +105,7 @@ void to_a_peer_not_granted(benchmark::State& state) {
   if (!two_devices()) return skip(state);
   stream s{device(0)};
   buffer from(large, {.on = device(0)}), to(large, {.on = device(1)});
-  auto& line = streams::line_of(s);
+  auto& line = streams::clock_of(s);
   carry(state, s, [&] { line.owner().machine().copy_peer(0, line.handle(), to.data(), 1, from.data(), 0, large); });
 }
 void to_a_peer_granted(benchmark::State& state) {

@@ -188,7 +188,7 @@ int device_of(tensor const& t) noexcept { return t.device().is_cpu() ? -1 : t.de
 ops::place place_of(tensor const& t, source_location at) {
   int const device = device_of(t);
   if (device < 0) return {};
-  return streams::ref_of(streams::current_line(*tensor_access::block_of(t).owner.if_alive(), device, at));
+  return streams::ref_of(streams::current_clock(*tensor_access::block_of(t).owner.if_alive(), device, at));
 }
 
 ops::operand operand_of(tensor const& t) noexcept { return {t.data(), t.dtype(), t.shape(), t.strides()}; }

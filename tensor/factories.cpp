@@ -39,7 +39,7 @@ tensor make_at(runtime::impl* owner, int device, memory_kind kind, shape const& 
     block->how = storage::state::held::block;
   } else {
     block->device = weir::device(device);
-    block->data = allocate(streams::ref_of(streams::current_line(*owner, device, at)), bytes, default_alignment, at);
+    block->data = allocate(streams::ref_of(streams::current_clock(*owner, device, at)), bytes, default_alignment, at);
     block->how = storage::state::held::block;
   }
   return tensor_access::make(std::move(block), s, row_major(s), 0, type);
@@ -158,9 +158,9 @@ class on_stream {
 
  private:
   static stream_ref checked(stream_ref s, weir::device where, std::string_view operation, source_location at) {
-    clock::timeline const& line = streams::line_or_throw(s, operation, at);
-    if (where.is_gpu() && (where.index() < 0 || where.index() == line.device())) return s;
-    throw invalid_use(std::string(operation), where.str() + ", and " + streams::describe(line),
+    clock::stream_clock const& stream = streams::clock_or_throw(s, operation, at);
+    if (where.is_gpu() && (where.index() < 0 || where.index() == stream.device())) return s;
+    throw invalid_use(std::string(operation), where.str() + ", and " + streams::describe(stream),
                       "Leave out .on: the stream names the device", at);
   }
   stream_guard in_;

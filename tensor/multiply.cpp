@@ -192,9 +192,9 @@ size_t bytes_of(dtype type, std::int64_t rows, std::int64_t columns, std::int64_
 
 size_t product_workspace(place const& where) {
   if (!where) return 0;
-  clock::timeline const& line = streams::line_of(*where);
-  runtime::impl& r = line.owner();
-  return r.machine().simulated() ? 0 : r.part<cublas>().workspace_bytes(line.device());
+  clock::stream_clock const& stream = streams::clock_of(*where);
+  runtime::impl& r = stream.owner();
+  return r.machine().simulated() ? 0 : r.part<cublas>().workspace_bytes(stream.device());
 }
 
 void multiply(place const& where, product const& p, void* workspace, size_t workspace_bytes, source_location at) {
@@ -205,12 +205,12 @@ void multiply(place const& where, product const& p, void* workspace, size_t work
       writes(workspace, workspace_bytes)};
   // Only the calling thread multiplies.
   if (!where) return on_host(all, at), multiply_on_host(host_gemm(os::usable_processors(), at), p);
-  clock::timeline const& line = streams::line_of(*where);
-  runtime::impl& r = line.owner();
+  clock::stream_clock const& stream = streams::clock_of(*where);
+  runtime::impl& r = stream.owner();
   gemm_function const gemm = r.machine().simulated() ? host_gemm(r.device_count(), at) : nullptr;
   launch(
       *where, all,
-      [&](CUstream_st* s) { r.part<cublas>().multiply(line.device(), s, p, workspace, workspace_bytes, at); },
+      [&](CUstream_st* s) { r.part<cublas>().multiply(stream.device(), s, p, workspace, workspace_bytes, at); },
       [p, gemm] { multiply_on_host(gemm, p); }, at);
 }
 

@@ -112,7 +112,7 @@ tensor tensor::from_buffer(buffer b, weir::shape s, weir::dtype type, source_loc
   block->kind = info.kind;
   block->device = info.kind == memory_kind::device ? info.on : weir::cpu;
   block->how = storage::state::held::lent;
-  block->owner = known_runtime(info.kind == memory_kind::device && info.home ? streams::line_of(*info.home).owner()
+  block->owner = known_runtime(info.kind == memory_kind::device && info.home ? streams::clock_of(*info.home).owner()
                                                                              : streams::current_runtime(at));
   block->lent_buffer = std::move(b);
   return tensor_access::make(std::move(block), s, tensors::row_major(s), 0, type);

@@ -12,8 +12,8 @@
 namespace weir {
 namespace peer {
 struct exported;
-struct opening;
-class pool_books;
+struct opened_import;
+class shared_pool;
 }
 
 // The other process has ended or closed its end. Messages that it sent before are received first.
@@ -98,7 +98,7 @@ class share_pool {
   trim();
 
  private:
-  std::shared_ptr<peer::pool_books> is_;
+  std::shared_ptr<peer::shared_pool> is_;
 };
 
 // Another process's exportable_buffer, mapped here. It stays valid when that process ends. A copy between it
@@ -121,7 +121,7 @@ class imported_buffer {
 
  private:
   friend class share_channel;
-  std::unique_ptr<peer::opening> is_;
+  std::unique_ptr<peer::opened_import> is_;
 };
 
 // One end of a Unix socket (socketpair, or accepted and connected; SOCK_SEQPACKET): two processes exchange

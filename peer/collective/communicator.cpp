@@ -28,34 +28,34 @@ std::string_view name_of(reduce_op how) noexcept {
 
 namespace peer {
 
-std::string_view name_of(verb what) noexcept {
+std::string_view name_of(collective what) noexcept {
   switch (what) {
-    case verb::all_reduce: return "all_reduce";
-    case verb::broadcast: return "broadcast";
-    case verb::all_gather: return "all_gather";
-    case verb::reduce_scatter: return "reduce_scatter";
-    case verb::scatter: return "scatter";
-    case verb::gather: return "gather";
+    case collective::all_reduce: return "all_reduce";
+    case collective::broadcast: return "broadcast";
+    case collective::all_gather: return "all_gather";
+    case collective::reduce_scatter: return "reduce_scatter";
+    case collective::scatter: return "scatter";
+    case collective::gather: return "gather";
   }
   return "unknown";
 }
 
-bool request::matches(request const& other) const noexcept {
+bool collective_request::matches(collective_request const& other) const noexcept {
   return what == other.what && type == other.type && count == other.count && (!reduces() || how == other.how) &&
          (!has_root() || root == other.root);
 }
 
-std::string request::text() const {
+std::string collective_request::text() const {
   std::string s = base::text(name_of(what), " of ", count, " ", weir::name_of(type));
   if (reduces()) s += " (" + std::string(weir::name_of(how)) + ")";
-  if (has_root()) s += (what == verb::gather ? " to rank " : " from rank ") + std::to_string(root);
+  if (has_root()) s += (what == collective::gather ? " to rank " : " from rank ") + std::to_string(root);
   return s;
 }
 
-request::own_touches request::touches(std::size_t ranks) const noexcept {
+collective_request::own_touches collective_request::touches(std::size_t ranks) const noexcept {
   std::size_t const part = part_bytes(), all = part * ranks;
-  bool const reads_all = what == verb::reduce_scatter || what == verb::scatter,
-             writes_all = what == verb::all_gather || what == verb::gather;
+  bool const reads_all = what == collective::reduce_scatter || what == collective::scatter,
+             writes_all = what == collective::all_gather || what == collective::gather;
   own_touches t{{{{reinterpret_cast<driver::address>(in), reads_all ? all : part, false},
                   {reinterpret_cast<driver::address>(out), writes_all ? all : part, true}}},
                 in ? 0u : 1u,
@@ -66,8 +66,8 @@ request::own_touches request::touches(std::size_t ranks) const noexcept {
 
 bool reducible(dtype type) noexcept { return type != int16 && type != boolean; }
 
-group::group(runtime::impl& owner, std::vector<int> devices, std::unique_ptr<carrier> by)
-    : runtime_(owner), devices_(std::move(devices)), carrier_(std::move(by)) {
+group::group(runtime::impl& owner, std::vector<int> devices, std::unique_ptr<collective_backend> by)
+    : runtime_(owner), devices_(std::move(devices)), backend_(std::move(by)) {
   auto s = shared_.lock();
   s->next.resize(devices_.size());
   s->gone.resize(devices_.size());
@@ -94,7 +94,7 @@ void group::refuse_if_over(shared const& s, int rank, std::string const& operati
   }
 }
 
-std::uint64_t group::agree(int rank, request const& r, source_location at) {
+std::uint64_t group::agree(int rank, collective_request const& r, source_location at) {
   auto s = shared_.lock();
   refuse_if_over(*s, rank, std::string(name_of(r.what)), at);
   // room for this collective, and for one that withdraw() reopens
@@ -112,29 +112,29 @@ std::uint64_t group::agree(int rank, request const& r, source_location at) {
                       "All ranks ask for the same collectives in the same order", at);
   }
   ++s->open[place].ranks;
-  std::uint64_t const turn = next++;
+  std::uint64_t const sequence = next++;
   if (s->open.front().ranks == size()) {  // only the front can be complete; this rank was its last
     s->open.erase(s->open.begin());
     ++s->closed;
   }
-  return turn;
+  return sequence;
 }
 
-void group::withdraw(int rank, request const& r, source_location at) noexcept {
+void group::withdraw(int rank, collective_request const& r, source_location at) noexcept {
   auto s = shared_.lock();
-  std::uint64_t const turn = --s->next[static_cast<std::size_t>(rank)];
-  if (turn < s->closed) {  // this rank completed it: reopen it for the retry
+  std::uint64_t const sequence = --s->next[static_cast<std::size_t>(rank)];
+  if (sequence < s->closed) {  // this rank completed it: reopen it for the retry
     s->open.insert(s->open.begin(), {r, rank == 0 ? size() - 1 : 0, at, size() - 1});
     --s->closed;
     return;
   }
-  std::size_t const place = static_cast<std::size_t>(turn - s->closed);
+  std::size_t const place = static_cast<std::size_t>(sequence - s->closed);
   if (--s->open[place].ranks == 0) s->open.pop_back();  // no other rank got this far, so it is the last entry
 }
 
-stamp group::issue(int rank, clock::timeline& on, request const& r, source_location at) {
+stamp group::issue(int rank, clock::stream_clock& on, collective_request const& r, source_location at) {
   auto const refuse_if_broken = [&] {
-    if (std::string why = carrier_->broken(rank); !why.empty()) {
+    if (std::string why = backend_->broken(rank); !why.empty()) {
       abort(rank);
       throw driver_error(0, std::string(name_of(r.what)), base::text("rank ", rank, " of ", size(), ": ", why),
                          make_anew, at);
@@ -149,12 +149,12 @@ stamp group::issue(int rank, clock::timeline& on, request const& r, source_locat
   if (auto* const memory = runtime_.part<memory::device_memory>().if_made(on.device()))
     memory->fence_what_came_free(on);
   on.count_collective();
-  std::uint64_t const turn = agree(rank, r, at);
+  std::uint64_t const sequence = agree(rank, r, at);
   try {
     streams::timed_work const timed(on, name_of(r.what), static_cast<std::size_t>(r.count) * size_of(r.type), at);
-    carrier_->issue(rank, on, turn, r, at);
+    backend_->issue(rank, on, sequence, r, at);
   } catch (...) {
-    if (carrier_->broken(rank).empty()) {
+    if (backend_->broken(rank).empty()) {
       withdraw(rank, r, at);
     } else {
       abort(rank);
@@ -199,7 +199,7 @@ void group::abort(int rank) noexcept {
     if (s->aborted_by < 0) s->aborted_by = rank;
   }
   changed_.notify_all();
-  if (!ended()) carrier_->abort();
+  if (!ended()) backend_->abort();
 }
 
 bool group::waits(int rank) const noexcept {
@@ -217,7 +217,7 @@ void group::leave(int rank) noexcept {
   }
   changed_.notify_all();
   if (waits && !over) abort(rank);
-  if (!ended()) carrier_->leave(rank);
+  if (!ended()) backend_->leave(rank);
 }
 
 void group::runtime_ends() noexcept {
@@ -232,7 +232,7 @@ void group::runtime_ends() noexcept {
     bool waits = false;
     if (!first_to_leave(rank, waits)) continue;
     if (waits) abort(rank);
-    carrier_->leave(rank);
+    backend_->leave(rank);
   }
   changed_.notify_all();
   ended_.store(true, base::memory_order_release);
@@ -266,7 +266,7 @@ class groups {
 
 }  // namespace
 
-void use_on(clock::timeline& line, device_span what, std::string_view operation, std::string_view operand,
+void use_on(clock::stream_clock& stream, device_span what, std::string_view operation, std::string_view operand,
             source_location at) {
   std::string const op(operation);
   auto const role = [&] { return base::text(operand, " of ", what.count, " ", weir::name_of(what.dtype), " at"); };
@@ -277,28 +277,28 @@ void use_on(clock::timeline& line, device_span what, std::string_view operation,
     throw invalid_use(op, named() + ": more bytes than an address can count", "Counts are of elements", at);
   if (bytes == 0) return;
   using streams::known_range;
-  auto const is = known_range::of(line.owner(), what.data, bytes);
+  auto const is = known_range::of(stream.owner(), what.data, bytes);
   bool const known = is.require_inside(operation, role(), at).is == known_range::verdict::inside;
   int device = is.device;
   if (!known) {  // the program's own driver memory
-    auto const found = line.owner().machine().find(what.data);
+    auto const found = stream.owner().machine().find(what.data);
     require(found.is, operation, named(), "The address is looked up in the driver", at);
     if (found.value.in == driver::where::device) device = found.value.device;
   }
-  if (device != line.device()) {
+  if (device != stream.device()) {
     std::string const whose =
         device < 0 ? "not memory of " : "memory of " + base::gpu_name(device) + ", the rank's device is ";
-    throw invalid_use(op, named() + " is " + whose + base::gpu_name(line.device()),
+    throw invalid_use(op, named() + " is " + whose + base::gpu_name(stream.device()),
                       "Each rank gives memory of its own device, from weir::allocate, a buffer or a tensor", at);
   }
-  if (is.memory && is.block.home != &line) is.memory->mark(what.data, line, at);
+  if (is.memory && is.block.home != &stream) is.memory->record_use(what.data, stream, at);
 }
 
 }  // namespace peer
 
 communicator::state::~state() { all->leave(rank); }
-clock::timeline& communicator::state::line(std::string_view operation, source_location at) const {
-  return streams::current_line(all->owner(operation, at), all->device(rank), at);
+clock::stream_clock& communicator::state::stream(std::string_view operation, source_location at) const {
+  return streams::current_clock(all->owner(operation, at), all->device(rank), at);
 }
 
 communicator::communicator(std::unique_ptr<state> s) noexcept : state_(std::move(s)) {}
@@ -382,22 +382,22 @@ void require_slice_or_apart(device_span whole, device_span part, int rank, int r
 
 stamp communicator::all_reduce(device_span what, reduce_op how, source_location at) {
   require_reducible(what.dtype, "all_reduce", at);
-  clock::timeline& on = state_->line("all_reduce", at);
+  clock::stream_clock& on = state_->stream("all_reduce", at);
   peer::use_on(on, what, "all_reduce", "the buffer", at);
-  return state_->issue(on, {peer::verb::all_reduce, what.dtype, how, 0, what.count, what.data, what.data}, at);
+  return state_->issue(on, {peer::collective::all_reduce, what.dtype, how, 0, what.count, what.data, what.data}, at);
 }
 
 stamp communicator::broadcast(device_span what, int root, source_location at) {
   require_rank(root, size(), "broadcast", at);
-  clock::timeline& on = state_->line("broadcast", at);
+  clock::stream_clock& on = state_->stream("broadcast", at);
   peer::use_on(on, what, "broadcast", "the buffer", at);
-  return state_->issue(on, {peer::verb::broadcast, what.dtype, reduce_op::sum, root, what.count, what.data, what.data},
-                       at);
+  return state_->issue(
+      on, {peer::collective::broadcast, what.dtype, reduce_op::sum, root, what.count, what.data, what.data}, at);
 }
 
 stamp communicator::scatter(device_span out, device_span in, int root, source_location at) {
   require_rank(root, size(), "scatter", at);
-  clock::timeline& on = state_->line("scatter", at);
+  clock::stream_clock& on = state_->stream("scatter", at);
   bool const mine = root == rank();
   if (mine) {
     require_slice_or_apart(in, out, rank(), size(), "scatter", at);
@@ -405,12 +405,13 @@ stamp communicator::scatter(device_span out, device_span in, int root, source_lo
   }
   peer::use_on(on, out, "scatter", "out", at);
   return state_->issue(
-      on, {peer::verb::scatter, out.dtype, reduce_op::sum, root, out.count, mine ? in.data : nullptr, out.data}, at);
+      on, {peer::collective::scatter, out.dtype, reduce_op::sum, root, out.count, mine ? in.data : nullptr, out.data},
+      at);
 }
 
 stamp communicator::gather(device_span out, device_span in, int root, source_location at) {
   require_rank(root, size(), "gather", at);
-  clock::timeline& on = state_->line("gather", at);
+  clock::stream_clock& on = state_->stream("gather", at);
   bool const mine = root == rank();
   if (mine) {
     require_slice_or_apart(out, in, rank(), size(), "gather", at);
@@ -418,24 +419,25 @@ stamp communicator::gather(device_span out, device_span in, int root, source_loc
   }
   peer::use_on(on, in, "gather", "in", at);
   return state_->issue(
-      on, {peer::verb::gather, in.dtype, reduce_op::sum, root, in.count, in.data, mine ? out.data : nullptr}, at);
+      on, {peer::collective::gather, in.dtype, reduce_op::sum, root, in.count, in.data, mine ? out.data : nullptr}, at);
 }
 
 stamp communicator::all_gather(device_span out, device_span in, source_location at) {
-  clock::timeline& on = state_->line("all_gather", at);
+  clock::stream_clock& on = state_->stream("all_gather", at);
   require_slice_or_apart(out, in, rank(), size(), "all_gather", at);
   peer::use_on(on, in, "all_gather", "in", at);
   peer::use_on(on, out, "all_gather", "out", at);
-  return state_->issue(on, {peer::verb::all_gather, in.dtype, reduce_op::sum, 0, in.count, in.data, out.data}, at);
+  return state_->issue(on, {peer::collective::all_gather, in.dtype, reduce_op::sum, 0, in.count, in.data, out.data},
+                       at);
 }
 
 stamp communicator::reduce_scatter(device_span out, device_span in, reduce_op how, source_location at) {
   require_reducible(in.dtype, "reduce_scatter", at);
-  clock::timeline& on = state_->line("reduce_scatter", at);
+  clock::stream_clock& on = state_->stream("reduce_scatter", at);
   require_slice_or_apart(in, out, rank(), size(), "reduce_scatter", at);
   peer::use_on(on, in, "reduce_scatter", "in", at);
   peer::use_on(on, out, "reduce_scatter", "out", at);
-  return state_->issue(on, {peer::verb::reduce_scatter, in.dtype, how, 0, out.count, in.data, out.data}, at);
+  return state_->issue(on, {peer::collective::reduce_scatter, in.dtype, how, 0, out.count, in.data, out.data}, at);
 }
 
 void communicator::barrier(std::chrono::milliseconds limit, source_location at) {

@@ -13,8 +13,8 @@
 namespace weir::peer {
 namespace {
 
-struct meeting {
-  std::vector<rank_part> parts;
+struct rendezvous {
+  std::vector<rank_request> parts;
   int came = 0;
   bool over = false;
   bool carried = false;
@@ -26,10 +26,10 @@ std::string size_text(std::size_t bytes) {
   return bytes >> 20 ? std::to_string(bytes >> 20) + " MiB" : std::to_string(bytes) + " B";
 }
 
-class chained_carrier final : public carrier {
+class chained_backend final : public collective_backend {
  public:
-  chained_carrier(runtime::impl& r, std::vector<int> devices, std::unique_ptr<carrier> others, char const* name,
-                  source_location at)
+  chained_backend(runtime::impl& r, std::vector<int> devices, std::unique_ptr<collective_backend> others,
+                  char const* name, source_location at)
       : runtime_(r),
         chains_(r.part<chains>()),
         devices_(std::move(devices)),
@@ -42,22 +42,23 @@ class chained_carrier final : public carrier {
     lanes_ = chains_.lease(devices_, at);
   }
 
-  void issue(int rank, clock::timeline& on, std::uint64_t turn, request const& r, source_location at) override {
+  void issue(int rank, clock::stream_clock& on, std::uint64_t sequence, collective_request const& r,
+             source_location at) override {
     auto& said = said_[static_cast<std::size_t>(rank)];
-    if (!r.has_root()) return others_->issue(rank, on, turn, r, at);
-    std::size_t const bytes = r.part_bytes() * (r.what == verb::broadcast ? 1 : devices_.size()),
+    if (!r.has_root()) return others_->issue(rank, on, sequence, r, at);
+    std::size_t const bytes = r.part_bytes() * (r.what == collective::broadcast ? 1 : devices_.size()),
                       from = chains_.from(r.what, devices_.size());
     if (bytes < from || !lanes_ || bytes == 0) {
       said = by_others(from == chains::never || !lanes_ ? "copies in chains were not asked for"
                                                         : size_text(bytes) + " are less than " + size_text(from));
-      return others_->issue(rank, on, turn, r, at);
+      return others_->issue(rank, on, sequence, r, at);
     }
-    auto const met = meet(rank, {&on, r, on.captured().value}, turn, at);
+    auto const met = meet(rank, {&on, r, on.captured().value}, sequence, at);
     if (!met)
       throw driver_error(0, std::string(name_of(r.what)), operands(rank, r) + ": the communicator was aborted",
                          "Make a new one with communicator::create_all", at);
     said = met->way;
-    if (!met->carried) return others_->issue(rank, on, turn, r, at);
+    if (!met->carried) return others_->issue(rank, on, sequence, r, at);
     if (!met->refused.ok())
       throw_refusal(met->refused, name_of(r.what), operands(rank, r) + ", by copies",
                     "The same call may be made again, by all ranks", at);
@@ -83,25 +84,26 @@ class chained_carrier final : public carrier {
 
  private:
   struct shared {
-    std::map<std::uint64_t, std::shared_ptr<meeting>> open;  // by turn
+    std::map<std::uint64_t, std::shared_ptr<rendezvous>> open;  // by turn
     bool aborted = false;
   };
 
   std::string by_others(std::string const& why) const { return std::string(name_) + ": " + why; }
-  std::string operands(int rank, request const& r) const {
+  std::string operands(int rank, collective_request const& r) const {
     return "rank " + std::to_string(rank) + " of " + std::to_string(devices_.size()) + ", " + r.text() +
            " on gpu:" + std::to_string(devices_[static_cast<std::size_t>(rank)]);
   }
 
   // Blocks: until all ranks are here and the last has processed it. Returns: null if aborted before.
-  std::shared_ptr<meeting const> meet(int rank, rank_part const& mine, std::uint64_t turn, source_location at) {
-    std::shared_ptr<meeting> here_is;
+  std::shared_ptr<rendezvous const> meet(int rank, rank_request const& mine, std::uint64_t sequence,
+                                         source_location at) {
+    std::shared_ptr<rendezvous> here_is;
     {
       auto s = shared_.lock();
       if (s->aborted) return nullptr;
-      auto& open = s->open[turn];
+      auto& open = s->open[sequence];
       if (!open) {  // if host memory runs out here, the next rank makes it
-        auto made = std::make_shared<meeting>();
+        auto made = std::make_shared<rendezvous>();
         made->parts.resize(devices_.size());
         open = std::move(made);
       }
@@ -113,7 +115,7 @@ class chained_carrier final : public carrier {
         });
         return here_is->over ? here_is : nullptr;
       }
-      s->open.erase(turn);
+      s->open.erase(sequence);
     }
     see_to(*here_is, at);
     {
@@ -124,9 +126,9 @@ class chained_carrier final : public carrier {
     return here_is;
   }
 
-  void see_to(meeting& m, source_location at) noexcept {
+  void see_to(rendezvous& m, source_location at) noexcept {
     auto const& what = m.parts.front().what;
-    base::call_site const in(runtime_.witness(), name_of(what.what).data(), at);
+    base::call_site const in(runtime_.observer(), name_of(what.what).data(), at);
     try {
       std::string const why = chains_.why_not(m.parts, at);
       m.way = why.empty() ? chains_.text_of(m.parts) : by_others(why);
@@ -145,7 +147,7 @@ class chained_carrier final : public carrier {
   runtime::impl& runtime_;
   chains& chains_;
   std::vector<int> const devices_;
-  std::unique_ptr<carrier> const others_;
+  std::unique_ptr<collective_backend> const others_;
   char const* const name_;
   std::vector<std::string> said_;     // by rank, written by its thread
   chains::lanes* lanes_ = nullptr;
@@ -157,9 +159,10 @@ class chained_carrier final : public carrier {
 
 }  // namespace
 
-std::unique_ptr<carrier> carried_in_chains(runtime::impl& owner, std::vector<int> const& devices,
-                                           std::unique_ptr<carrier> others, char const* name, source_location at) {
-  return std::make_unique<chained_carrier>(owner, devices, std::move(others), name, at);
+std::unique_ptr<collective_backend> carried_in_chains(runtime::impl& owner, std::vector<int> const& devices,
+                                                      std::unique_ptr<collective_backend> others, char const* name,
+                                                      source_location at) {
+  return std::make_unique<chained_backend>(owner, devices, std::move(others), name, at);
 }
 
 }  // namespace weir::peer

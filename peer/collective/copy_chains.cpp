@@ -24,8 +24,8 @@ std::byte* slice(void const* whole, std::size_t k, std::size_t bytes) {
   return const_cast<std::byte*>(static_cast<std::byte const*>(whole)) + k * bytes;
 }
 
-std::vector<hop> hops_of(std::span<rank_part const> parts) {
-  request const& first = parts.front().what;
+std::vector<hop> hops_of(std::span<rank_request const> parts) {
+  collective_request const& first = parts.front().what;
   std::size_t const root = static_cast<std::size_t>(first.root), bytes = first.part_bytes(), n = parts.size();
   std::vector<hop> all;
   all.reserve(n);
@@ -33,11 +33,11 @@ std::vector<hop> hops_of(std::span<rank_part const> parts) {
     std::size_t const rank = (root + i) % n, before = (root + i - 1) % n;
     auto const& its = parts[rank].what;
     switch (first.what) {
-      case verb::broadcast:
+      case collective::broadcast:
         all.push_back({before, before, rank, static_cast<std::byte*>(its.out),
                        static_cast<std::byte const*>(parts[before].what.out)});
         break;
-      case verb::scatter:
+      case collective::scatter:
         all.push_back({root, root, rank, static_cast<std::byte*>(its.out), slice(parts[root].what.in, rank, bytes)});
         break;
       default:
@@ -53,7 +53,7 @@ std::vector<hop> hops_of(std::span<rank_part const> parts) {
 
 struct chains::lanes {
   std::vector<int> devices;
-  std::array<std::vector<std::unique_ptr<own_stream>>, side_by_side> of;
+  std::array<std::vector<std::unique_ptr<internal_stream>>, side_by_side> of;
   bool leased = true;
 };
 
@@ -70,36 +70,37 @@ struct chains::state {
   bool is_idle(lanes const& one) const {
     return std::ranges::all_of(one.of, [&](auto const& each) {
       return std::ranges::all_of(each, [&](auto const& s) {
-        auto const done = clocks.poll(s->line().now());
+        auto const done = clocks.poll(s->stream().now());
         return done.ok() && done.value;
       });
     });
   }
 
-  std::string why_closed(hop const& h, std::span<rank_part const> parts, source_location at) {
+  std::string why_closed(hop const& h, std::span<rank_request const> parts, source_location at) {
     auto& ways = owner.part<links>();
-    int const from = parts[h.from].line->device(), to = parts[h.to].line->device();
+    int const from = parts[h.from].stream->device(), to = parts[h.to].stream->device();
     auto const is = ways.known(from, to);
-    if (is == links::trust::refused) return base::gpu_name(from) + " does not reach memory of " + base::gpu_name(to);
-    if (is == links::trust::wrong)
+    if (is == links::link_state::refused)
+      return base::gpu_name(from) + " does not reach memory of " + base::gpu_name(to);
+    if (is == links::link_state::wrong)
       return "the link from " + base::gpu_name(from) + " to " + base::gpu_name(to) + " changed bytes when it was tried";
     if (!ways.may_be_opened(to)) return "memory of " + base::gpu_name(to) + " comes in segments, which are not opened";
     auto* const its = memory.owner(h.dst);
     auto const block = its ? its->find(h.dst) : std::nullopt;
     if (!block) return "rank " + std::to_string(h.to) + " gave memory that is not weir's";
-    auto const open = [&] { return its->granted(h.dst, from) && ways.known(from, to) == links::trust::proven; };
-    if (!open()) ways.flowed(from, *its, *block, parts[h.to].what.part_bytes(), at);
+    auto const open = [&] { return its->granted(h.dst, from) && ways.known(from, to) == links::link_state::proven; };
+    if (!open()) ways.count_bytes(from, *its, *block, parts[h.to].what.part_bytes(), at);
     return open() ? "" : "memory of rank " + std::to_string(h.to) + " is not open to " + base::gpu_name(from) + " yet";
   }
 
   // A lost device stops at an unknown time: memory that it may still access is marked, never reused.
-  void hold_back(void const* at, clock::timeline& line, source_location where) noexcept {
+  void hold_back(void const* at, clock::stream_clock& stream, source_location where) noexcept {
     try {
-      if (auto* const its = memory.owner(at)) its->mark(at, line, where);
+      if (auto* const its = memory.owner(at)) its->record_use(at, stream, where);
     } catch (...) {}
   }
 
-  driver::status order(clock::timeline& later, clock::timeline& earlier) noexcept {
+  driver::status order(clock::stream_clock& later, clock::stream_clock& earlier) noexcept {
     try {
       auto const done = later.wait(earlier.now());
       return done.ok() ? done : clocks.synchronize(earlier.now());
@@ -115,16 +116,16 @@ namespace {
 template <class State>
 struct carrying {
   State& my;
-  std::span<rank_part const> parts;
+  std::span<rank_request const> parts;
   std::vector<hop> const& hops;
   std::size_t streams;                                                    // streams of each hop
-  std::array<std::vector<clock::timeline*>, chains::side_by_side> by{};  // by stream and hop
+  std::array<std::vector<clock::stream_clock*>, chains::side_by_side> by{};  // by stream and hop
   std::vector<bool> begun, ended;                                         // by hop
   source_location at;
   driver::status refused{};          // the first refusal
 
-  clock::timeline& from(std::size_t k) const { return *parts[hops[k].from].line; }
-  clock::timeline& to(std::size_t k) const { return *parts[hops[k].to].line; }
+  clock::stream_clock& from(std::size_t k) const { return *parts[hops[k].from].stream; }
+  clock::stream_clock& to(std::size_t k) const { return *parts[hops[k].to].stream; }
   bool went(driver::status s) { return refused.ok() && (refused = s).ok(); }
 
   bool begin(std::size_t k) {
@@ -151,15 +152,15 @@ struct carrying {
     }
   }
 
-  void spread(request const& what) {
+  void spread(collective_request const& what) {
     auto const& root = parts[static_cast<std::size_t>(what.root)];
     std::size_t const bytes = what.part_bytes();
-    bool const scatters = what.what == verb::scatter;
+    bool const scatters = what.what == collective::scatter;
     std::byte* const part = slice(scatters ? root.what.in : root.what.out, static_cast<std::size_t>(what.root), bytes);
     void* const apart = scatters ? root.what.out : const_cast<void*>(root.what.in);
     if (part != apart &&
-        !went(root.line->note(my.owner.machine().copy(root.line->device(), root.line->handle(), scatters ? apart : part,
-                                                      scatters ? part : apart, bytes))))
+        !went(root.stream->note(my.owner.machine().copy(root.stream->device(), root.stream->handle(),
+                                                        scatters ? apart : part, scatters ? part : apart, bytes))))
       return;
     // A gather's hops all wait for the root's current work, not for each other. A scatter's hops share one
     // stream: a late rank must not delay the ranks before it.
@@ -171,9 +172,9 @@ struct carrying {
   void end(std::size_t k) noexcept {
     ended[k] = true;
     for (std::size_t s = 0; s < streams; ++s) {
-      clock::timeline& done = *by[s][k];
-      for (auto* const line : {&to(k), &from(k)}) {
-        auto const ordered = my.order(*line, done);
+      clock::stream_clock& done = *by[s][k];
+      for (auto* const stream : {&to(k), &from(k)}) {
+        auto const ordered = my.order(*stream, done);
         if (ordered.ok()) continue;
         if (refused.ok() || ordered.what == driver::code::lost) refused = ordered;
         my.hold_back(hops[k].dst, done, at);
@@ -219,7 +220,7 @@ chains::lanes* chains::lease(std::vector<int> const& devices, source_location at
   fresh->devices = devices;
   for (auto& each : fresh->of) {
     for (int const device : devices)
-      each.push_back(std::make_unique<own_stream>(my.owner, device, "communicator::create_all", at));
+      each.push_back(std::make_unique<internal_stream>(my.owner, device, "communicator::create_all", at));
   }
   auto all = my.all.lock();
   all->push_back(std::move(fresh));
@@ -241,7 +242,7 @@ std::size_t chains::chunk_for(std::size_t bytes, std::size_t hops) const noexcep
   return std::min(bytes, base::round_up(least, chunk_unit));
 }
 
-std::string chains::why_not(std::span<rank_part const> parts, source_location at) noexcept try {
+std::string chains::why_not(std::span<rank_request const> parts, source_location at) noexcept try {
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     if (parts[rank].captured) return "the stream of rank " + std::to_string(rank) + " is captured";
   }
@@ -254,18 +255,18 @@ std::string chains::why_not(std::span<rank_part const> parts, source_location at
   return "no host memory";  // fits without an allocation: one would end the process here
 }
 
-driver::status chains::carry(lanes& on, std::span<rank_part const> parts, source_location at) noexcept try {
-  request const& what = parts.front().what;
+driver::status chains::carry(lanes& on, std::span<rank_request const> parts, source_location at) noexcept try {
+  collective_request const& what = parts.front().what;
   std::vector<hop> const hops = hops_of(parts);
   std::size_t const chunk =
-      what.what == verb::broadcast ? chunk_for(what.part_bytes(), hops.size()) : what.part_bytes();
+      what.what == collective::broadcast ? chunk_for(what.part_bytes(), hops.size()) : what.part_bytes();
   std::size_t const streams = chunk < what.part_bytes() ? side_by_side : 1;
   carrying all{*state_, parts, hops, streams, {}, std::vector<bool>(hops.size()), std::vector<bool>(hops.size()), at};
   for (std::size_t s = 0; s < streams; ++s) {
-    for (hop const& h : hops) all.by[s].push_back(&on.of[s][h.by]->line());
+    for (hop const& h : hops) all.by[s].push_back(&on.of[s][h.by]->stream());
   }
   try {
-    if (what.what == verb::broadcast) all.broadcast(what.part_bytes(), chunk);
+    if (what.what == collective::broadcast) all.broadcast(what.part_bytes(), chunk);
     else all.spread(what);
   } catch (...) {
     all.refused = {driver::code::failed, 0};
@@ -276,11 +277,11 @@ driver::status chains::carry(lanes& on, std::span<rank_part const> parts, source
   return {driver::code::failed, 0};  // nothing was enqueued
 }
 
-std::string chains::text_of(std::span<rank_part const> parts) const {
-  request const& what = parts.front().what;
+std::string chains::text_of(std::span<rank_request const> parts) const {
+  collective_request const& what = parts.front().what;
   std::size_t const hops = parts.size() - 1, bytes = what.part_bytes();
   std::string s = "copies: " + std::to_string(hops) + (hops == 1 ? " hop" : " hops");
-  if (what.what != verb::broadcast) return s;
+  if (what.what != collective::broadcast) return s;
   std::size_t const chunk = chunk_for(bytes, hops), chunks = (bytes + chunk - 1) / chunk;
   return s + (chunks == 1 ? ", one chunk"
                           : ", " + std::to_string(chunks) + " chunks of " + std::to_string(chunk >> 10) + " KiB");

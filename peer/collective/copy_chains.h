@@ -18,9 +18,9 @@
 
 namespace weir::peer {
 
-struct rank_part {  // a collective as one rank requested it
-  clock::timeline* line = nullptr;
-  request what;
+struct rank_request {  // a collective as one rank requested it
+  clock::stream_clock* stream = nullptr;
+  collective_request what;
   bool captured = false;
 };
 
@@ -28,8 +28,11 @@ class chains {  // a part of the runtime
  public:
   static constexpr std::size_t never = ~std::size_t{0}, as_usual = 0;
   // Total bytes from which copies are faster than NCCL (docs/copies.md).
-  static constexpr std::size_t usual_from(verb what, std::size_t ranks) noexcept {
-    std::size_t const mib = what == verb::scatter ? 256 : what == verb::gather ? 512 : ranks > 2 ? 4096 : 64;
+  static constexpr std::size_t usual_from(collective what, std::size_t ranks) noexcept {
+    std::size_t const mib = what == collective::scatter  ? 256
+                            : what == collective::gather ? 512
+                            : ranks > 2                  ? 4096
+                                                         : 64;
     return mib << 20;
   }
   static constexpr std::size_t chunk_unit = std::size_t{1} << 20;
@@ -46,7 +49,7 @@ class chains {  // a part of the runtime
   // Smaller collectives are not carried here. Default: options::copy_collectives_from. On simulated devices
   // never by default: one thread may enqueue the parts of all ranks there, so no rank may wait.
   // Requires for all setters: no collective is being called.
-  std::size_t from(verb what, std::size_t ranks) const noexcept {
+  std::size_t from(collective what, std::size_t ranks) const noexcept {
     std::size_t const said = from_.load(base::memory_order_relaxed);
     return said == as_usual ? usual_from(what, ranks) : said;
   }
@@ -62,12 +65,12 @@ class chains {  // a part of the runtime
 
   // Requires, for both: part k is rank k's, the lanes are of their devices, all parts match and have bytes.
   // Returns: why they cannot be carried; empty if they can. Counts the bytes towards a grant.
-  std::string why_not(std::span<rank_part const>, source_location) noexcept;
+  std::string why_not(std::span<rank_request const>, source_location) noexcept;
   // Ensures: every rank's stream is ordered after all accesses to its memory, also on a refusal. A lost
   // device is the exception: memory that it may still access is never reused.
   // Returns: the refusal, if any; the data is then undefined.
-  driver::status carry(lanes&, std::span<rank_part const>, source_location) noexcept;
-  std::string text_of(std::span<rank_part const>) const;  // "copies: 3 hops, 42 chunks of 25600 KiB"
+  driver::status carry(lanes&, std::span<rank_request const>, source_location) noexcept;
+  std::string text_of(std::span<rank_request const>) const;  // "copies: 3 hops, 42 chunks of 25600 KiB"
 
  private:
   struct state;

@@ -99,7 +99,7 @@ void gradient_buckets::state::lay_out() {
 }
 
 void gradient_buckets::state::start_full_buckets(source_location at) {
-  clock::timeline& on = streams::line_of(*side);
+  clock::stream_clock& on = streams::clock_of(*side);
   while (started < buckets.size() && buckets[started].missing == 0) {
     bucket& b = buckets[started];
     for (clock::stamp const s : b.written)
@@ -108,7 +108,7 @@ void gradient_buckets::state::start_full_buckets(source_location at) {
     std::int64_t const count = static_cast<std::int64_t>((b.end - b.begin) / size_of(b.type));
     peer::use_on(on, {data, count, b.type}, "gradient_buckets::mark_ready", "bucket " + std::to_string(started), at);
     reduce_op const how = options.average ? reduce_op::average : reduce_op::sum;
-    all->issue(rank, on, {peer::verb::all_reduce, b.type, how, 0, count, data, data}, at);
+    all->issue(rank, on, {peer::collective::all_reduce, b.type, how, 0, count, data, data}, at);
     ++started;
   }
 }
@@ -144,7 +144,7 @@ int gradient_buckets::add(std::string name, std::int64_t count, dtype type, sour
 void gradient_buckets::build(source_location at) {
   runtime::impl& owner = state_->all->owner("gradient_buckets::build", at);
   runtime_guard const in(owner.facade());
-  build(streams::ref_of(streams::current_line(owner, state_->all->device(state_->rank), at)), at);
+  build(streams::ref_of(streams::current_clock(owner, state_->all->device(state_->rank), at)), at);
 }
 
 void gradient_buckets::build(stream_ref on, source_location at) {
@@ -154,7 +154,7 @@ void gradient_buckets::build(stream_ref on, source_location at) {
   runtime::impl& owner = s.all->owner("gradient_buckets::build", at);
   runtime_guard const in(owner.facade());
   int const device = s.all->device(s.rank);
-  clock::timeline& home = streams::line_or_throw(on, "gradient_buckets::build", at);
+  clock::stream_clock& home = streams::clock_or_throw(on, "gradient_buckets::build", at);
   if (&home.owner() != &owner || home.device() != device)
     throw invalid_use("gradient_buckets::build", base::text(streams::describe(home), " for the rank of gpu:", device),
                       "Pass a stream of the rank's device", at);
@@ -166,7 +166,7 @@ void gradient_buckets::build(stream_ref on, source_location at) {
   try {
     require(owner.machine().fill(device, home.handle(), block, 0, 4, bytes / 4), "gradient_buckets::build",
             base::text(bytes, " B to be filled with zeros on gpu:", device), "", at);
-    s.memory(at).mark(block, streams::line_of(*s.side), at);
+    s.memory(at).record_use(block, streams::clock_of(*s.side), at);
   } catch (...) {
     s.memory(at).deallocate(block, nullptr, at);
     throw;
@@ -207,10 +207,10 @@ void gradient_buckets::mark_ready(int i, stream_ref writer, source_location at) 
   state& s = *state_;
   state::one& o = s.find(i, "gradient_buckets::mark_ready", at);
   (void)s.all->owner("gradient_buckets::mark_ready", at);
-  clock::timeline& line = streams::line_or_throw(writer, "gradient_buckets::mark_ready", at);
-  if (line.device() != s.all->device(s.rank)) {
+  clock::stream_clock& stream = streams::clock_or_throw(writer, "gradient_buckets::mark_ready", at);
+  if (stream.device() != s.all->device(s.rank)) {
     throw invalid_use("gradient_buckets::mark_ready",
-                      base::text(s.named(i), " from a stream of gpu:", line.device(),
+                      base::text(s.named(i), " from a stream of gpu:", stream.device(),
                                  ", the rank's device is gpu:", s.all->device(s.rank)),
                       "Give the stream that wrote the gradient", at);
   }
@@ -220,9 +220,9 @@ void gradient_buckets::mark_ready(int i, stream_ref writer, source_location at) 
                       "after the last pass",
                       at);
   }
-  s.memory(at).mark(s.block, line, at);
+  s.memory(at).record_use(s.block, stream, at);
   state::bucket& b = s.buckets[static_cast<std::size_t>(o.bucket)];
-  clock::stamp const written = line.now();
+  clock::stamp const written = stream.now();
   auto const same =
       std::find_if(b.written.begin(), b.written.end(), [&](clock::stamp w) { return w.stream == written.stream; });
   if (same == b.written.end()) {
@@ -239,7 +239,7 @@ void gradient_buckets::finish(stream_ref reader, source_location at) {
   state& s = *state_;
   s.find(0, "gradient_buckets::finish", at);
   (void)s.all->owner("gradient_buckets::finish", at);
-  clock::timeline& line = streams::line_or_throw(reader, "gradient_buckets::finish", at);
+  clock::stream_clock& stream = streams::clock_or_throw(reader, "gradient_buckets::finish", at);
   std::string missing;
   int more = 0;
   for (int i = 0; i < size(); ++i) {
@@ -252,8 +252,8 @@ void gradient_buckets::finish(stream_ref reader, source_location at) {
                       "Every gradient is ready once a step, also one that is zero", at);
   }
   s.start_full_buckets(at);  // again, if a start was refused before
-  clock::timeline& side = streams::line_of(*s.side);
-  require(line.wait(side.now()), "gradient_buckets::finish", "rank " + std::to_string(s.rank), "", at);
+  clock::stream_clock& side = streams::clock_of(*s.side);
+  require(stream.wait(side.now()), "gradient_buckets::finish", "rank " + std::to_string(s.rank), "", at);
   for (state::one& o : s.ones) o.was_ready = false;
   for (state::bucket& b : s.buckets) {
     b.missing = b.members;

@@ -88,9 +88,9 @@ std::string words(ncclResult_t r, ncclComm_t on) {
   return text;
 }
 
-class nccl_carrier final : public carrier {
+class nccl_backend final : public collective_backend {
  public:
-  nccl_carrier(runtime::impl& r, std::vector<int> devices, source_location at)
+  nccl_backend(runtime::impl& r, std::vector<int> devices, source_location at)
       : runtime_(r), devices_(std::move(devices)), ranks_(devices_.size()) {
     std::vector<ncclComm_t> made(devices_.size());
     ncclResult_t const answer = nccl().CommInitAll(made.data(), static_cast<int>(made.size()), devices_.data());
@@ -102,9 +102,10 @@ class nccl_carrier final : public carrier {
     for (std::size_t i = 0; i < made.size(); ++i) ranks_[i].comm = made[i];
   }
 
-  ~nccl_carrier() override { abort(); }  // ranks that have not left
+  ~nccl_backend() override { abort(); }  // ranks that have not left
 
-  void issue(int rank, clock::timeline& on, std::uint64_t, request const& r, source_location at) override {
+  void issue(int rank, clock::stream_clock& on, std::uint64_t, collective_request const& r,
+             source_location at) override {
     if (r.count == 0) return;
     one& mine = ranks_[static_cast<std::size_t>(rank)];
     driver::driver& machine = runtime_.machine();
@@ -125,18 +126,20 @@ class nccl_carrier final : public carrier {
       std::size_t const count = static_cast<std::size_t>(r.count) * (bytes ? size_of(r.type) : 1);
       ncclDataType_t const type = bytes ? ncclUint8 : type_of(r.type);
       switch (r.what) {
-        case verb::all_reduce:
+        case collective::all_reduce:
           answer = nccl().AllReduce(r.in, r.out, count, type, operation_of(r.how), mine.comm, native.value);
           break;
-        case verb::broadcast:
+        case collective::broadcast:
           answer = nccl().Broadcast(r.in, r.out, count, type, r.root, mine.comm, native.value);
           break;
-        case verb::all_gather: answer = nccl().AllGather(r.in, r.out, count, type, mine.comm, native.value); break;
-        case verb::reduce_scatter:
+        case collective::all_gather:
+          answer = nccl().AllGather(r.in, r.out, count, type, mine.comm, native.value);
+          break;
+        case collective::reduce_scatter:
           answer = nccl().ReduceScatter(r.in, r.out, count, type, operation_of(r.how), mine.comm, native.value);
           break;
-        case verb::scatter:
-        case verb::gather: answer = spread(rank, r, count, mine.comm, native.value); break;
+        case collective::scatter:
+        case collective::gather: answer = spread(rank, r, count, mine.comm, native.value); break;
       }
       if (answer != ncclSuccess) {
         text = words(answer, mine.comm);
@@ -145,7 +148,7 @@ class nccl_carrier final : public carrier {
       }
     }
     if (answer == ncclSuccess) {
-      base::call_site const in(runtime_.witness(), name_of(r.what).data(), at);
+      base::call_site const in(runtime_.observer(), name_of(r.what).data(), at);
       machine.touched(on.device(), on.handle(), r.touches(devices_.size()));
       mine.last.store(on.now().n, base::memory_order_relaxed);
       mine.last_stream.store(on.id(), base::memory_order_relaxed);
@@ -212,8 +215,9 @@ class nccl_carrier final : public carrier {
 
  private:
   // Sends or receives the ranks' parts as one NCCL group, the root's own too unless it is in place.
-  ncclResult_t spread(int rank, request const& r, std::size_t bytes, ncclComm_t comm, CUstream_st* on) const {
-    bool const scatters = r.what == verb::scatter;
+  ncclResult_t spread(int rank, collective_request const& r, std::size_t bytes, ncclComm_t comm,
+                      CUstream_st* on) const {
+    bool const scatters = r.what == collective::scatter;
     ncclResult_t worst = nccl().GroupStart();
     if (worst != ncclSuccess) return worst;
     auto const note = [&](ncclResult_t answer) { worst = worst == ncclSuccess ? answer : worst; };
@@ -248,12 +252,13 @@ class nccl_carrier final : public carrier {
 
 }  // namespace
 
-std::unique_ptr<carrier> carried_by_nccl(runtime::impl& owner, std::vector<int> const& devices, source_location at) {
+std::unique_ptr<collective_backend> carried_by_nccl(runtime::impl& owner, std::vector<int> const& devices,
+                                                    source_location at) {
   if (std::string const& why = nccl().why; !why.empty()) {
     throw not_supported("communicator::create_all", base::text("NCCL for ", devices.size(), " GPUs: ", why),
                         "Install NCCL (libnccl2), or put its folder on LD_LIBRARY_PATH", at);
   }
-  return std::make_unique<nccl_carrier>(owner, devices, at);
+  return std::make_unique<nccl_backend>(owner, devices, at);
 }
 
 }  // namespace weir::peer
@@ -262,7 +267,8 @@ std::unique_ptr<carrier> carried_by_nccl(runtime::impl& owner, std::vector<int> 
 
 namespace weir::peer {
 
-std::unique_ptr<carrier> carried_by_nccl(runtime::impl&, std::vector<int> const& devices, source_location at) {
+std::unique_ptr<collective_backend> carried_by_nccl(runtime::impl&, std::vector<int> const& devices,
+                                                    source_location at) {
   throw not_supported("communicator::create_all",
                       base::text("NCCL for ", devices.size(), " GPUs: this weir was built without <nccl.h>"),
                       "Install NCCL's development package (libnccl-dev) and the CUDA toolkit, and build again", at);

@@ -19,14 +19,14 @@ namespace weir::peer {
 namespace {
 
 // State shared by all collectives of a communicator and their parts, which may outlive it.
-struct fate {
+struct failure_state {
   base::atomic<bool> over{false};        // aborted, or a part was lost: unstarted parts never run
   base::atomic<int> lost_rank{-1};       // rank whose part was dropped before it ran
   base::atomic<int> failed_rank{-1};     // rank whose part was only partly enqueued
 };
 
-struct meeting {
-  meeting(request const& r, int ranks, std::shared_ptr<fate> f)
+struct rendezvous {
+  rendezvous(collective_request const& r, int ranks, std::shared_ptr<failure_state> f)
       : what(r),
         in(static_cast<std::size_t>(ranks)),
         out(in.size()),
@@ -34,7 +34,7 @@ struct meeting {
         given(in.size()),
         at(in.size()),
         over(std::move(f)) {}
-  request const what;
+  collective_request const what;
   std::vector<void const*> in;  // by rank, written before its arrive is enqueued
   std::vector<void*> out;
   // A part dropped before it ran was refused (its enqueue reports it) or lost. By rank: the number of dropped
@@ -42,7 +42,7 @@ struct meeting {
   std::vector<base::atomic<int>> dropped;
   std::vector<base::atomic<bool>> given;
   std::vector<source_location> at;  // by rank: the call, written before its arrive is enqueued
-  std::shared_ptr<fate> const over;
+  std::shared_ptr<failure_state> const over;
   base::atomic<int> arrived{0}, working{0}, done{0};
 
   int ranks() const noexcept { return static_cast<int>(in.size()); }
@@ -56,35 +56,35 @@ struct meeting {
   }
 };
 
-void meeting::do_share(int rank) const noexcept {
+void rendezvous::do_share(int rank) const noexcept {
   std::size_t const r = static_cast<std::size_t>(rank), size = size_of(what.type),
                     part = static_cast<std::size_t>(what.count) * size;
   if (what.count == 0 || (ranks() == 1 && in[0] == out[0])) return;
   switch (what.what) {
-    case verb::all_reduce: {
-      constexpr std::int64_t line = 64;  // elements: no two shares meet in a cache line, for any type
-      std::int64_t const lines = (what.count + line - 1) / line;
-      auto const from = [&](int k) { return std::min(what.count, lines * k / ranks() * line); };
+    case collective::all_reduce: {
+      constexpr std::int64_t stream = 64;  // elements: no two shares meet in a cache line, for any type
+      std::int64_t const lines = (what.count + stream - 1) / stream;
+      auto const from = [&](int k) { return std::min(what.count, lines * k / ranks() * stream); };
       return reduce(what.type, what.how, in, out, from(rank), from(rank + 1));
     }
-    case verb::reduce_scatter: {
+    case collective::reduce_scatter: {
       std::vector<void const*> slices;
       for (void const* const whole : in) slices.push_back(static_cast<std::byte const*>(whole) + r * part);
       return reduce(what.type, what.how, slices, {&out[r], 1}, 0, what.count);
     }
-    case verb::broadcast:
+    case collective::broadcast:
       if (rank != what.root) std::memcpy(out[r], in[static_cast<std::size_t>(what.root)], part);
       return;
-    case verb::scatter:
+    case collective::scatter:
       if (auto const* from = static_cast<std::byte const*>(in[static_cast<std::size_t>(what.root)]) + r * part;
           from != out[r])
         std::memcpy(out[r], from, part);
       return;
-    case verb::gather:
+    case collective::gather:
       if (auto* to = static_cast<std::byte*>(out[static_cast<std::size_t>(what.root)]) + r * part; to != in[r])
         std::memcpy(to, in[r], part);
       return;
-    case verb::all_gather:
+    case collective::all_gather:
       for (void* const whole : out) {
         std::byte* const to = static_cast<std::byte*>(whole) + r * part;
         if (to != in[r]) std::memcpy(to, in[r], part);
@@ -93,9 +93,9 @@ void meeting::do_share(int rank) const noexcept {
   }
 }
 
-struct part {
+struct rank_task {
   enum class step : std::uint8_t { arrive, share, depart };
-  std::shared_ptr<meeting> where;
+  std::shared_ptr<rendezvous> where;
   int rank;
   step does;
   bool ran = false;
@@ -129,7 +129,7 @@ struct part {
     return base::text("rank ", rank, "'s part of ", where->what.text(), " (", file.substr(file.rfind('/') + 1), ":",
                       at.line(), ")");
   }
-  bool needs(part const& other) const noexcept {
+  bool needs(rank_task const& other) const noexcept {
     if (other.where != where || other.rank == rank || other.ran) return false;
     return does == step::share ? other.does == step::arrive : does == step::depart && other.does == step::share;
   }
@@ -143,41 +143,42 @@ struct part {
   }
 };
 
-bool is_ready(void* p) { return static_cast<part*>(p)->ready(); }
+bool is_ready(void* p) { return static_cast<rank_task*>(p)->ready(); }
 
 driver::sim::words const parts_words{
-    is_ready, [](void* p) { return static_cast<part*>(p)->name(); },
-    [](void* p, void* other) { return static_cast<part*>(p)->needs(*static_cast<part*>(other)); },
-    [](void* p) { return static_cast<part*>(p)->missing(); }};
+    is_ready, [](void* p) { return static_cast<rank_task*>(p)->name(); },
+    [](void* p, void* other) { return static_cast<rank_task*>(p)->needs(*static_cast<rank_task*>(other)); },
+    [](void* p) { return static_cast<rank_task*>(p)->missing(); }};
 
-driver::work work_of(std::unique_ptr<part> p) {
-  return {[](void* p) { static_cast<part*>(p)->run(); }, [](void* p) { static_cast<part*>(p)->drop(); }, p.release(),
-          is_ready};
+driver::work work_of(std::unique_ptr<rank_task> p) {
+  return {[](void* p) { static_cast<rank_task*>(p)->run(); }, [](void* p) { static_cast<rank_task*>(p)->drop(); },
+          p.release(), is_ready};
 }
 
-class streams_carrier final : public carrier {
+class streams_backend final : public collective_backend {
  public:
-  streams_carrier(runtime::impl& r, std::vector<int> devices) : runtime_(r), devices_(std::move(devices)) {}
+  streams_backend(runtime::impl& r, std::vector<int> devices) : runtime_(r), devices_(std::move(devices)) {}
 
-  void issue(int rank, clock::timeline& on, std::uint64_t turn, request const& r, source_location at) override {
+  void issue(int rank, clock::stream_clock& on, std::uint64_t sequence, collective_request const& r,
+             source_location at) override {
     std::size_t const mine = static_cast<std::size_t>(rank);
-    std::unique_ptr<part> parts[3];  // all or none, so that a part enqueued implies memory for the last
-    for (auto const does : {part::step::arrive, part::step::share, part::step::depart})
-      parts[static_cast<int>(does)] = std::make_unique<part>(part{nullptr, rank, does});
-    std::shared_ptr<meeting> where;
+    std::unique_ptr<rank_task> parts[3];  // all or none, so that a part enqueued implies memory for the last
+    for (auto const does : {rank_task::step::arrive, rank_task::step::share, rank_task::step::depart})
+      parts[static_cast<int>(does)] = std::make_unique<rank_task>(rank_task{nullptr, rank, does});
+    std::shared_ptr<rendezvous> where;
     {
       auto open = open_.lock();
-      entry& e = (*open)[turn];
-      if (!e.where) e.where = std::make_shared<meeting>(r, ranks(), fate_);
+      entry& e = (*open)[sequence];
+      if (!e.where) e.where = std::make_shared<rendezvous>(r, ranks(), failure_);
       where = e.where;
       where->in[mine] = r.in;
       where->out[mine] = r.out;
       where->at[mine] = at;
-      if (++e.issued == ranks()) open->erase(turn);
+      if (++e.issued == ranks()) open->erase(sequence);
     }
     for (auto& p : parts) p->where = where;
     auto const touches = r.touches(devices_.size());
-    auto const enqueue = [&](part::step does, std::span<driver::touch const> uses) {
+    auto const enqueue = [&](rank_task::step does, std::span<driver::touch const> uses) {
       return runtime_.machine().enqueue(on.device(), on.handle(), uses,
                                         work_of(std::move(parts[static_cast<int>(does)])));
     };
@@ -186,70 +187,70 @@ class streams_carrier final : public carrier {
     };
     // arrive declares the buffers: no other rank accesses them before it has run, and until then the machine
     // may fill them with poison.
-    base::call_site const in(runtime_.witness(), name_of(r.what).data(), at);
-    driver::status s = enqueue(part::step::arrive, touches);
+    base::call_site const in(runtime_.observer(), name_of(r.what).data(), at);
+    driver::status s = enqueue(rank_task::step::arrive, touches);
     if (!s.ok()) {
-      take_back(rank, turn, where);
+      take_back(rank, sequence, where);
       throw_refusal(s, name_of(r.what), operands(), "The simulated machine refused the work", at);
     }
-    s = enqueue(part::step::share, {});
-    if (s.ok()) s = enqueue(part::step::depart, {});
+    s = enqueue(rank_task::step::share, {});
+    if (s.ok()) s = enqueue(rank_task::step::depart, {});
     if (s.ok()) {
       where->given[mine].store(true);
       if (where->dropped[mine].load() == 0) return;
       where->lose(rank);  // its device was lost meanwhile
       return runtime_.machine().recheck();
     }
-    fate_->failed_rank.store(rank);
+    failure_->failed_rank.store(rank);
     abort();
     throw_refusal(s, name_of(r.what), operands(), "The simulated machine refused the work", at);
   }
 
   std::string broken(int) override {
-    if (!fate_->over.load()) return {};
-    if (int const rank = fate_->lost_rank.load(); rank >= 0)
+    if (!failure_->over.load()) return {};
+    if (int const rank = failure_->lost_rank.load(); rank >= 0)
       return base::text("a part of rank ", rank, " never ran: gpu:", devices_[static_cast<std::size_t>(rank)],
                         " is lost");
-    if (int const rank = fate_->failed_rank.load(); rank >= 0)
+    if (int const rank = failure_->failed_rank.load(); rank >= 0)
       return base::text("a part of rank ", rank, " was refused by gpu:", devices_[static_cast<std::size_t>(rank)]);
     return "the communicator was aborted";
   }
 
   void abort() noexcept override {
-    fate_->over.store(true);
+    failure_->over.store(true);
     runtime_.machine().recheck();
   }
   void leave(int) noexcept override {}
 
  private:
   struct entry {
-    std::shared_ptr<meeting> where;
+    std::shared_ptr<rendezvous> where;
     int issued = 0;
   };
   int ranks() const noexcept { return static_cast<int>(devices_.size()); }
 
   // Undoes the rank's part of a turn that was refused before anything was enqueued.
-  void take_back(int rank, std::uint64_t turn, std::shared_ptr<meeting> const& where) {
+  void take_back(int rank, std::uint64_t sequence, std::shared_ptr<rendezvous> const& where) {
     auto open = open_.lock();
-    entry& e = (*open)[turn];
+    entry& e = (*open)[sequence];
     if (!e.where) e = {where, ranks()};  // it was the last
     where->in[static_cast<std::size_t>(rank)] = nullptr;
     where->out[static_cast<std::size_t>(rank)] = nullptr;
     where->dropped[static_cast<std::size_t>(rank)].store(0);
-    if (--e.issued == 0) open->erase(turn);
+    if (--e.issued == 0) open->erase(sequence);
   }
 
   runtime::impl& runtime_;
   std::vector<int> const devices_;
-  std::shared_ptr<fate> const fate_ = std::make_shared<fate>();
+  std::shared_ptr<failure_state> const failure_ = std::make_shared<failure_state>();
   base::guarded<std::map<std::uint64_t, entry>> open_;
 };
 
 }  // namespace
 
-std::unique_ptr<carrier> carried_by_streams(runtime::impl& owner, std::vector<int> const& devices) {
+std::unique_ptr<collective_backend> carried_by_streams(runtime::impl& owner, std::vector<int> const& devices) {
   driver::sim::explain_work_with(&parts_words);
-  return std::make_unique<streams_carrier>(owner, devices);
+  return std::make_unique<streams_backend>(owner, devices);
 }
 
 }  // namespace weir::peer

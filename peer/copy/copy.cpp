@@ -22,7 +22,7 @@ namespace peer {
 namespace {
 
 struct plan {
-  end dst, src;
+  endpoint dst, src;
   std::size_t bytes = 0;
   copy_route by = copy_route::automatic;
   char const* reason = "";
@@ -48,7 +48,7 @@ void choose(runtime::impl& r, plan& p) {
     p.reason = pinned ? "pinned memory: the device's copy engine reaches it"
                       : "pageable memory: no engine reaches it, so it goes through slots of pinned memory";
     if (!pinned || p.bytes < stripes::worth) return;
-    auto const& lent = wished().lent;
+    auto const& lent = settings().helpers;
     if (lent.empty()) return;
     if (r.part<stripes>().any_reaches(p.dst.on_host() ? p.src.device : p.dst.device, lent)) {
       p.by = copy_route::striped;
@@ -64,12 +64,12 @@ void choose(runtime::impl& r, plan& p) {
     auto& all = r.part<links>();
     auto const out = all.known(p.src.device, p.dst.device), in = all.known(p.dst.device, p.src.device);
     p.by = copy_route::peer;
-    if (out == links::trust::wrong || in == links::trust::wrong) {
+    if (out == links::link_state::wrong || in == links::link_state::wrong) {
       p.by = copy_route::staged;
       p.reason = "the link between these devices changed bytes when it was tried";
       return;
     }
-    if (out == links::trust::refused && in == links::trust::refused) {
+    if (out == links::link_state::refused && in == links::link_state::refused) {
       p.by = copy_route::staged;
       p.reason = "the driver gives neither device access to the other";
       return;
@@ -102,12 +102,12 @@ void force(plan& p, copy_route by, source_location at) {
 plan look(runtime::impl& r, asked a, source_location at) {
   plan p;
   p.bytes = a.bytes;
-  p.dst = look_at(r, "copy", "dst", a.dst, a.bytes, at);
-  p.src = look_at(r, "copy", "src", a.src, a.bytes, at);
+  p.dst = inspect(r, "copy", "dst", a.dst, a.bytes, at);
+  p.src = inspect(r, "copy", "src", a.src, a.bytes, at);
   if (a.dst != a.src && overlap(a.dst, a.src, a.bytes))
     throw invalid_use("copy", text_of(p) + ", which overlap", "Copy through a third place", at);
   choose(r, p);
-  force(p, wished().by, at);
+  force(p, settings().by, at);
   return p;
 }
 
@@ -115,7 +115,8 @@ plan look(runtime::impl& r, asked a, source_location at) {
 plan meet_and_look(runtime::impl& r, asked a, source_location at) {
   plan p = look(r, a, at);
   bool const between = !p.dst.on_host() && !p.src.on_host() && p.dst.device != p.src.device;
-  if (between && r.options().peer_access && r.part<links>().meet(p.src.device, p.dst.device, at)) p = look(r, a, at);
+  if (between && r.options().peer_access && r.part<links>().open_to_each_other(p.src.device, p.dst.device, at))
+    p = look(r, a, at);
   return p;
 }
 
@@ -124,38 +125,38 @@ int device_of_stream(plan const& p) {
   return p.src.on_host() || (p.src.foreign && !p.dst.on_host()) ? p.dst.device : p.src.device;
 }
 
-void check_stream(plan const& p, clock::timeline const& line, source_location at) {
+void check_stream(plan const& p, clock::stream_clock const& stream, source_location at) {
   bool const is_host = p.by == copy_route::host;
-  if (is_host || line.device() == p.dst.device || line.device() == p.src.device) return;
-  throw invalid_use("copy", text_of(p) + ", on a stream of gpu:" + std::to_string(line.device()),
+  if (is_host || stream.device() == p.dst.device || stream.device() == p.src.device) return;
+  throw invalid_use("copy", text_of(p) + ", on a stream of gpu:" + std::to_string(stream.device()),
                     "Pass a stream of a device that the memory lies on", at);
 }
 
-void synchronize(runtime::impl& r, clock::timeline const& line, clock::stamp s, char const* operation, plan const& p,
-                 source_location at) {
+void synchronize(runtime::impl& r, clock::stream_clock const& stream, clock::stamp s, char const* operation,
+                 plan const& p, source_location at) {
   auto waited = r.part<clock::clocks>().synchronize(s);
   // After a throw the caller may free its memory, so a refused wait is retried on the driver's stream first.
   if (!waited.ok() && waited.what != driver::code::lost &&
-      r.machine().synchronize_stream(line.device(), line.handle()).ok())
+      r.machine().synchronize_stream(stream.device(), stream.handle()).ok())
     waited = {};
   if (!waited.ok()) throw_refusal(waited, operation, text_of(p), "Waiting for the stream was refused", at);
 }
 
 // Marks the block for a stream other than its home.
-void mark(end const& e, clock::timeline& line, source_location at) {
-  if (e.memory && e.block->home != &line) e.memory->mark(e.at, line, at);
+void mark(endpoint const& e, clock::stream_clock& stream, source_location at) {
+  if (e.memory && e.block->home != &stream) e.memory->record_use(e.at, stream, at);
 }
-void mark_host(runtime::impl& r, end const& e, clock::timeline& line) {
-  if (e.block && e.in == driver::where::pinned) r.part<streams::pinned_memory>().mark(e.at, line.now());
+void mark_host(runtime::impl& r, endpoint const& e, clock::stream_clock& stream) {
+  if (e.block && e.in == driver::where::pinned) r.part<streams::pinned_memory>().record_use(e.at, stream.now());
 }
 
 struct marks_host {  // at its end, marks pinned memory as used by the enqueued work
   runtime::impl& r;
   plan const& p;
-  clock::timeline& line;
+  clock::stream_clock& stream;
   ~marks_host() {
-    mark_host(r, p.dst, line);
-    mark_host(r, p.src, line);
+    mark_host(r, p.dst, stream);
+    mark_host(r, p.src, stream);
   }
 };
 
@@ -163,11 +164,11 @@ struct marks_host {  // at its end, marks pinned memory as used by the enqueued 
 // stream had at construction. Its later work runs after them once other_follows() is called.
 class between {
  public:
-  between(runtime::impl& r, plan const& first, clock::timeline& line, source_location at)
+  between(runtime::impl& r, plan const& first, clock::stream_clock& stream, source_location at)
       : r_(r),
-        line_(line),
-        other_(streams::current_line(r, far(first, line).device, at)),
-        alone_(needs_no_order(first, line)) {
+        line_(stream),
+        other_(streams::current_clock(r, far(first, stream).device, at)),
+        alone_(needs_no_order(first, stream)) {
     if (auto const before = alone_ ? driver::status{} : line_.wait(other_.now()); !before.ok())
       refused(before, first, at);
   }
@@ -196,23 +197,23 @@ class between {
     auto const& there = far(p, line_);
     bool const open = &there == &p.dst ? p.dst_open : p.src_open;
     if (there.memory && p.by == copy_route::peer && !open)
-      r_.part<links>().flowed(line_.device(), *there.memory, *there.block, bytes, at);
+      r_.part<links>().count_bytes(line_.device(), *there.memory, *there.block, bytes, at);
   }
 
  private:
-  static end const& far(plan const& p, clock::timeline const& line) {
-    return line.device() == p.src.device ? p.dst : p.src;
+  static endpoint const& far(plan const& p, clock::stream_clock const& stream) {
+    return stream.device() == p.src.device ? p.dst : p.src;
   }
   // Memory of another process is ordered by messages between the processes, not by a stream of its device
   // here. Work enqueued there would make the two processes take turns on that device (0.1 ms each time).
-  static bool needs_no_order(plan const& p, clock::timeline const& line) {
-    return far(p, line).foreign && p.by == copy_route::peer;
+  static bool needs_no_order(plan const& p, clock::stream_clock const& stream) {
+    return far(p, stream).foreign && p.by == copy_route::peer;
   }
   [[noreturn]] void refused(driver::status s, plan const& p, source_location at) const {
     throw_refusal(s, "copy", text_of(p) + streams::which_is_lost(r_, s, p.dst.device, p.src.device),
                   "The streams of both devices could not be ordered: the same call may be made again", at);
   }
-  void order_after(clock::timeline& later, clock::timeline& earlier, plan const& p, source_location at) const {
+  void order_after(clock::stream_clock& later, clock::stream_clock& earlier, plan const& p, source_location at) const {
     if (later.wait(earlier.now()).ok()) return;
     if (auto const done = r_.part<clock::clocks>().synchronize(earlier.now()); !done.ok()) refused(done, p, at);
   }
@@ -236,15 +237,15 @@ class between {
   }
 
   runtime::impl& r_;
-  clock::timeline &line_, &other_;
+  clock::stream_clock &line_, &other_;
   bool const alone_;
   bool given_ = false;
 };
 
 // Enqueues the first copy and those after it between the same devices or empty. Returns: their number.
-std::size_t between_devices(runtime::impl& r, std::span<plan const> plans, clock::timeline& line,
+std::size_t between_devices(runtime::impl& r, std::span<plan const> plans, clock::stream_clock& stream,
                             std::span<copy_item const> items, source_location at) {
-  between both(r, plans.front(), line, at);
+  between both(r, plans.front(), stream, at);
   std::size_t n = 0, last = 0;
   try {
     for (; n < items.size() && (items[n].bytes == 0 || both.serves(plans[n])); ++n) {
@@ -262,19 +263,19 @@ std::size_t between_devices(runtime::impl& r, std::span<plan const> plans, clock
 }
 
 // Returns: the part that is still to arrive in pageable memory.
-streams::staging::coming carry_out(runtime::impl& r, plan const& p, clock::timeline& line, asked a, source_location at,
-                                   bool caller_waits = false) {
-  streams::staging::coming later;
+streams::staging::download carry_out(runtime::impl& r, plan const& p, clock::stream_clock& stream, asked a,
+                                     source_location at, bool caller_waits = false) {
+  streams::staging::download later;
   if (a.dst == a.src) return later;
-  observe::host_span const call("copy", at, a.bytes, line.id());  // one span, however many parts the copy has
+  observe::host_span const call("copy", at, a.bytes, stream.id());  // one span, however many parts the copy has
   if (between::concerns(p)) {
     copy_item const alone{a.dst, a.src, a.bytes};
-    between_devices(r, {&p, 1}, line, {&alone, 1}, at);
+    between_devices(r, {&p, 1}, stream, {&alone, 1}, at);
     return later;
   }
   switch (p.by) {
     case copy_route::host:
-      synchronize(r, line, line.now(), "copy", p, at);
+      synchronize(r, stream, stream.now(), "copy", p, at);
       driver::check::host_uses(a.src, a.bytes, driver::check::host_use::reads, "copy", at);
       driver::check::host_uses(a.dst, a.bytes, driver::check::host_use::writes, "copy", at);
       std::memcpy(a.dst, a.src, a.bytes);
@@ -282,25 +283,25 @@ streams::staging::coming carry_out(runtime::impl& r, plan const& p, clock::timel
     case copy_route::striped:
     case copy_route::engine:
     case copy_route::same_device:
-      mark(p.dst, line, at);
-      mark(p.src, line, at);
+      mark(p.dst, stream, at);
+      mark(p.src, stream, at);
       {
-        marks_host const at_the_end{r, p, line};
-        bool const carried =
-            p.by == copy_route::striped && r.part<stripes>().carry(line, p.dst, p.src, a.bytes, wished().lent, at);
-        if (!carried) streams::enqueue_copy(line, a.dst, a.src, a.bytes, at);
+        marks_host const at_the_end{r, p, stream};
+        bool const carried = p.by == copy_route::striped &&
+                             r.part<stripes>().carry(stream, p.dst, p.src, a.bytes, settings().helpers, at);
+        if (!carried) streams::enqueue_copy(stream, a.dst, a.src, a.bytes, at);
       }
       break;
     case copy_route::staged:
-      mark(p.dst.on_host() ? p.src : p.dst, line, at);
+      mark(p.dst.on_host() ? p.src : p.dst, stream, at);
       if (p.dst.on_host() && caller_waits) {
-        r.part<streams::staging>().to_waiting_host(line, a.dst, a.src, a.bytes, at);
+        r.part<streams::staging>().to_waiting_host(stream, a.dst, a.src, a.bytes, at);
       } else if (p.dst.on_host()) {
-        later = r.part<streams::staging>().to_host(line, a.dst, a.src, a.bytes, at);
+        later = r.part<streams::staging>().to_host(stream, a.dst, a.src, a.bytes, at);
       } else {
-        r.part<streams::staging>().to_device(line, a.dst, a.src, a.bytes, at);
+        r.part<streams::staging>().to_device(stream, a.dst, a.src, a.bytes, at);
       }
-      mark_host(r, p.dst, line);
+      mark_host(r, p.dst, stream);
       break;
     case copy_route::peer:
     case copy_route::automatic: break;
@@ -308,40 +309,40 @@ streams::staging::coming carry_out(runtime::impl& r, plan const& p, clock::timel
   return later;
 }
 
-stamp finish(runtime::impl& r, plan const& last, clock::timeline& line, bool host_waits, source_location at) {
-  auto const done = line.now();
-  if (host_waits || r.options().launch_blocking) synchronize(r, line, done, "copy", last, at);
+stamp finish(runtime::impl& r, plan const& last, clock::stream_clock& stream, bool host_waits, source_location at) {
+  auto const done = stream.now();
+  if (host_waits || r.options().launch_blocking) synchronize(r, stream, done, "copy", last, at);
   return streams::public_stamp(done);
 }
 
-stamp finish(runtime::impl& r, short_way const& way, asked const& a, bool host_waits, source_location const& at) {
-  auto const done = way.line->now();
+stamp finish(runtime::impl& r, fast_copy const& way, asked const& a, bool host_waits, source_location const& at) {
+  auto const done = way.stream->now();
   if (!host_waits && !r.options().launch_blocking) return streams::public_stamp(done);
   plan p;  // for the error text only
   p.bytes = a.bytes;
   p.dst.at = a.dst;
   p.src.at = a.src;
   p.dst.in = p.src.in = driver::where::device;
-  p.dst.device = p.src.device = way.line->device();
+  p.dst.device = p.src.device = way.stream->device();
   if (way.pinned.last) (way.up ? p.src : p.dst).in = driver::where::pinned;
-  synchronize(r, *way.line, done, "copy", p, at);
+  synchronize(r, *way.stream, done, "copy", p, at);
   return streams::public_stamp(done);
 }
 
-stamp copy_one(runtime::impl& r, clock::timeline* given, asked a, blocking b, source_location const& at) {
-  if (a.bytes == 0) return streams::public_stamp((given ? *given : streams::current_line(r, at)).now());
-  if (short_way way; way.find(r, given, a, at)) [[likely]] {
+stamp copy_one(runtime::impl& r, clock::stream_clock* given, asked a, blocking b, source_location const& at) {
+  if (a.bytes == 0) return streams::public_stamp((given ? *given : streams::current_clock(r, at)).now());
+  if (fast_copy way; way.find(r, given, a, at)) [[likely]] {
     auto const enqueued = way.enqueue(a, at);
-    if (!enqueued.ok()) [[unlikely]] streams::throw_refused_copy(enqueued, *way.line, a.dst, a.src, a.bytes, at);
+    if (!enqueued.ok()) [[unlikely]] streams::throw_refused_copy(enqueued, *way.stream, a.dst, a.src, a.bytes, at);
     return finish(r, way, a, b == blocking::yes && way.pinned.last, at);
   }
   plan const p = meet_and_look(r, a, at);
   if (given) check_stream(p, *given, at);
   int const device = device_of_stream(p);
-  auto& line = given ? *given : device < 0 ? streams::current_line(r, at) : streams::current_line(r, device, at);
-  auto const later = carry_out(r, p, line, a, at, b == blocking::yes || r.options().launch_blocking);
+  auto& stream = given ? *given : device < 0 ? streams::current_clock(r, at) : streams::current_clock(r, device, at);
+  auto const later = carry_out(r, p, stream, a, at, b == blocking::yes || r.options().launch_blocking);
   try {
-    return finish(r, p, line, b == blocking::yes && (p.dst.on_host() || p.src.on_host()) && p.by != copy_route::host,
+    return finish(r, p, stream, b == blocking::yes && (p.dst.on_host() || p.src.on_host()) && p.by != copy_route::host,
                   at);
   } catch (...) {  // the caller may free its memory now
     later.cancel();
@@ -349,34 +350,34 @@ stamp copy_one(runtime::impl& r, clock::timeline* given, asked a, blocking b, so
   }
 }
 
-stamp fill(runtime::impl& r, clock::timeline* given, void* dst, std::byte value, std::size_t bytes,
+stamp fill(runtime::impl& r, clock::stream_clock* given, void* dst, std::byte value, std::size_t bytes,
            source_location at) {
-  if (bytes == 0) return streams::public_stamp((given ? *given : streams::current_line(r, at)).now());
+  if (bytes == 0) return streams::public_stamp((given ? *given : streams::current_clock(r, at)).now());
   plan p;
   p.bytes = bytes;
-  if (auto* const line = find_to_fill(r, given, dst, bytes, at)) [[likely]] {
+  if (auto* const stream = find_to_fill(r, given, dst, bytes, at)) [[likely]] {
     p.dst.at = dst;
     p.dst.in = driver::where::device;
-    p.dst.device = line->device();
-    streams::enqueue_fill(*line, dst, value, bytes, at);
-    return finish(r, p, *line, false, at);
+    p.dst.device = stream->device();
+    streams::enqueue_fill(*stream, dst, value, bytes, at);
+    return finish(r, p, *stream, false, at);
   }
-  p.dst = look_at(r, "fill", "dst", dst, bytes, at);
+  p.dst = inspect(r, "fill", "dst", dst, bytes, at);
   if (given && !p.dst.on_host() && given->device() != p.dst.device)
     throw invalid_use("fill", "dst " + p.dst.text() + ", on a stream of gpu:" + std::to_string(given->device()),
                       "Pass a stream of the device that the memory lies on", at);
-  auto& line = given             ? *given
-               : p.dst.on_host() ? streams::current_line(r, at)
-                                 : streams::current_line(r, p.dst.device, at);
+  auto& stream = given             ? *given
+               : p.dst.on_host() ? streams::current_clock(r, at)
+                                 : streams::current_clock(r, p.dst.device, at);
   if (p.dst.on_host()) {
-    synchronize(r, line, line.now(), "fill", p, at);
+    synchronize(r, stream, stream.now(), "fill", p, at);
     driver::check::host_uses(dst, bytes, driver::check::host_use::writes, "fill", at);
     std::memset(dst, static_cast<int>(value), bytes);
   } else {
-    mark(p.dst, line, at);
-    streams::enqueue_fill(line, dst, value, bytes, at);
+    mark(p.dst, stream, at);
+    streams::enqueue_fill(stream, dst, value, bytes, at);
   }
-  return finish(r, p, line, false, at);
+  return finish(r, p, stream, false, at);
 }
 
 }  // namespace
@@ -400,21 +401,21 @@ stamp copy(void* dst, void const* src, size_t bytes, blocking b, source_location
 }
 
 stamp copy(stream_ref s, void* dst, void const* src, size_t bytes, blocking b, source_location at) {
-  auto& line = streams::line_or_throw(s, "copy", at);
-  return peer::copy_one(line.owner(), &line, {dst, src, bytes}, b, at);
+  auto& stream = streams::clock_or_throw(s, "copy", at);
+  return peer::copy_one(stream.owner(), &stream, {dst, src, bytes}, b, at);
 }
 
 stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, source_location at) {
-  auto& line = streams::line_or_throw(s, "copy", at);
-  auto& r = line.owner();
-  if (peer::short_ways all; all.find(r, line, items, at)) [[likely]] {
+  auto& stream = streams::clock_or_throw(s, "copy", at);
+  auto& r = stream.owner();
+  if (peer::fast_copies all; all.find(r, stream, items, at)) [[likely]] {
     std::size_t done = 0;
     bool const host_waits = b == blocking::yes && all.of_host();
     if (auto const refused = all.enqueue(items, done, at); !refused.ok()) [[unlikely]] {
       auto const& [dst, src, bytes] = items[done];
       // the caller may access the host memory now
-      if (host_waits) static_cast<void>(r.machine().synchronize_stream(line.device(), line.handle()));
-      streams::throw_refused_copy(refused, line, dst, src, bytes, at);
+      if (host_waits) static_cast<void>(r.machine().synchronize_stream(stream.device(), stream.handle()));
+      streams::throw_refused_copy(refused, stream, dst, src, bytes, at);
     }
     return peer::finish(r, all.last(), {items.back().dst, items.back().src, items.back().bytes}, host_waits, at);
   }
@@ -428,24 +429,24 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, source_lo
     }
     plans.push_back(peer::meet_and_look(r, {item.dst, item.src, item.bytes}, at));
     auto const& p = plans.back();
-    peer::check_stream(p, line, at);
+    peer::check_stream(p, stream, at);
     host_waits |= b == blocking::yes && (p.dst.on_host() || p.src.on_host());
   }
-  std::vector<streams::staging::coming> later;
+  std::vector<streams::staging::download> later;
   later.reserve(items.size());
   try {
     for (std::size_t i = 0; i < items.size();) {
       auto const& item = items[i];
       if (item.bytes && peer::between::concerns(plans[i])) {
-        i += peer::between_devices(r, std::span(plans).subspan(i), line, items.subspan(i), at);
+        i += peer::between_devices(r, std::span(plans).subspan(i), stream, items.subspan(i), at);
         continue;
       }
-      if (item.bytes) later.push_back(peer::carry_out(r, plans[i], line, {item.dst, item.src, item.bytes}, at));
+      if (item.bytes) later.push_back(peer::carry_out(r, plans[i], stream, {item.dst, item.src, item.bytes}, at));
       ++i;
     }
-    return peer::finish(r, plans.empty() ? peer::plan{} : plans.back(), line, host_waits, at);
+    return peer::finish(r, plans.empty() ? peer::plan{} : plans.back(), stream, host_waits, at);
   } catch (...) {  // the caller may access the host memory now: pending parts must be complete or cancelled
-    if (host_waits) static_cast<void>(r.machine().synchronize_stream(line.device(), line.handle()));
+    if (host_waits) static_cast<void>(r.machine().synchronize_stream(stream.device(), stream.handle()));
     for (auto const& one : later) one.cancel();
     throw;
   }
@@ -456,8 +457,8 @@ stamp fill(void* dst, std::byte value, size_t bytes, source_location at) {
 }
 
 stamp fill(stream_ref s, void* dst, std::byte value, size_t bytes, source_location at) {
-  auto& line = streams::line_or_throw(s, "fill", at);
-  return peer::fill(line.owner(), &line, dst, value, bytes, at);
+  auto& stream = streams::clock_or_throw(s, "fill", at);
+  return peer::fill(stream.owner(), &stream, dst, value, bytes, at);
 }
 
 route_choice explain_copy(void const* dst, void const* src, size_t bytes, source_location at) {
@@ -466,15 +467,15 @@ route_choice explain_copy(void const* dst, void const* src, size_t bytes, source
   return {p.by, p.reason};
 }
 
-route_guard::route_guard(copy_route by) : found_(std::exchange(peer::wished().by, by)) {}
-route_guard::~route_guard() { peer::wished().by = found_; }
+route_guard::route_guard(copy_route by) : found_(std::exchange(peer::settings().by, by)) {}
+route_guard::~route_guard() { peer::settings().by = found_; }
 
 link_sharing_guard::link_sharing_guard(std::span<device const> lent, source_location at) {
   auto& r = streams::current_runtime(at);
   std::vector<int> ordinals;
   for (device const one : lent) ordinals.push_back(streams::resolve(one, r, "link_sharing_guard", at));
-  found_ = std::exchange(peer::wished().lent, std::move(ordinals));
+  found_ = std::exchange(peer::settings().helpers, std::move(ordinals));
 }
-link_sharing_guard::~link_sharing_guard() { peer::wished().lent = std::move(found_); }
+link_sharing_guard::~link_sharing_guard() { peer::settings().helpers = std::move(found_); }
 
 }  // namespace weir

@@ -3,16 +3,16 @@
 #include "peer/copy/endpoint.h"
 
 namespace weir::peer {
-std::string end::text() const {
+std::string endpoint::text() const {
   std::string const where = in == driver::where::device   ? base::gpu_name(device)
                             : in == driver::where::pinned ? "pinned"
                                                           : "pageable";
   return where + " " + base::address_text(at);
 }
 
-end look_at(runtime::impl& r, std::string_view operation, std::string_view role, void const* at, std::size_t bytes,
+endpoint inspect(runtime::impl& r, std::string_view operation, std::string_view role, void const* at, std::size_t bytes,
             source_location where) {
-  end found;
+  endpoint found;
   found.at = at;
   auto const refuse = [&](std::string const& what, char const* remedy) {
     throw invalid_use(std::string(operation),

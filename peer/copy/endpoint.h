@@ -9,7 +9,7 @@
 
 namespace weir::peer {
 
-struct end {
+struct endpoint {
   void const* at = nullptr;
   driver::where in = driver::where::pageable;
   int device = -1;                        // if in == device
@@ -23,7 +23,7 @@ struct end {
 };
 
 // Requires: bytes > 0. `role`: "dst" or "src". Throws: invalid_use (null, as known_range, unknown device)
-end look_at(runtime::impl&, std::string_view operation, std::string_view role, void const*, std::size_t bytes,
+endpoint inspect(runtime::impl&, std::string_view operation, std::string_view role, void const*, std::size_t bytes,
             source_location);
 
 }  // namespace weir::peer

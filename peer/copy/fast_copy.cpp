@@ -6,14 +6,14 @@
 
 namespace weir::peer {
 
-wishes& make_wishes() {
-  static auto* const of_thread = new base::per_thread<wishes>;
-  return *(wishes::own::value = &of_thread->get());
+copy_settings& make_copy_settings() {
+  static auto* const of_thread = new base::per_thread<copy_settings>;
+  return *(copy_settings::own::value = &of_thread->get());
 }
 
-bool short_way::find(runtime::impl& r, clock::timeline* given, asked const& a, source_location const& at) {
-  auto& mine = wished();
-  if (mine.by != copy_route::automatic || (a.bytes >= stripes::worth && !mine.lent.empty())) return false;
+bool fast_copy::find(runtime::impl& r, clock::stream_clock* given, asked const& a, source_location const& at) {
+  auto& mine = settings();
+  if (mine.by != copy_route::automatic || (a.bytes >= stripes::worth && !mine.helpers.empty())) return false;
   driver::address const to = number(a.dst), from = number(a.src);
   if (to + a.bytes < a.bytes || from + a.bytes < a.bytes) return false;
   auto* const devices = r.part_if_made<memory::device_memory>();
@@ -21,49 +21,50 @@ bool short_way::find(runtime::impl& r, clock::timeline* given, asked const& a, s
   memory::allocator* on = given ? devices->if_made(given->device()) : devices->owner(a.dst);
   if (!given && !on) on = devices->owner(a.src);
   if (!on) return false;
-  line = given ? given : &streams::current_line(r, on->device(), at);
+  stream = given ? given : &streams::current_clock(r, on->device(), at);
 
   up = !mine.down;  // first try the direction of the last copy
-  for (int looks = 0; device_ = on->use(up ? a.dst : a.src, *line), !in_device(up ? a.dst : a.src, a.bytes); up = !up) {
+  for (int looks = 0; device_ = on->use(up ? a.dst : a.src, *stream), !in_device(up ? a.dst : a.src, a.bytes);
+       up = !up) {
     if (++looks == 2) return false;
   }
   mine.down = !up;
   void const* const other = up ? a.src : a.dst;
   if (auto* const pool = r.part_if_made<streams::pinned_memory>()) {
-    auto const* spot = mine.known.find(pool, line->id(), number(other), a.bytes);
-    if (!spot) spot = pool->look(other, a.bytes, line->id(), mine.known);
+    auto const* spot = mine.known.find(pool, stream->id(), number(other), a.bytes);
+    if (!spot) spot = pool->look(other, a.bytes, stream->id(), mine.known);
     if (spot) {
       pinned = *spot;
       return true;
     }
   }
   pinned.last = nullptr;  // within the device, or not a fast case
-  return (to < from ? from - to : to - from) >= a.bytes && within(on->use(other, *line), other, a.bytes);
+  return (to < from ? from - to : to - from) >= a.bytes && within(on->use(other, *stream), other, a.bytes);
 }
 
-clock::timeline* find_to_fill(runtime::impl& r, clock::timeline* given, void* dst, std::size_t bytes,
+clock::stream_clock* find_to_fill(runtime::impl& r, clock::stream_clock* given, void* dst, std::size_t bytes,
                               source_location const& at) {
   auto* const devices = r.part_if_made<memory::device_memory>();
   memory::allocator* const on = devices ? devices->owner(dst) : nullptr;
   if (!on || (given && given->device() != on->device())) return nullptr;
-  auto& line = given ? *given : streams::current_line(r, on->device(), at);
-  auto const block = on->use(dst, line);
+  auto& stream = given ? *given : streams::current_clock(r, on->device(), at);
+  auto const block = on->use(dst, stream);
   base::byte_range const held{reinterpret_cast<driver::address>(block.base), block.bytes};
-  return held.holds(reinterpret_cast<driver::address>(dst), bytes) ? &line : nullptr;
+  return held.holds(reinterpret_cast<driver::address>(dst), bytes) ? &stream : nullptr;
 }
 
-bool short_ways::find(runtime::impl& r, clock::timeline& line, std::span<copy_item const> items,
+bool fast_copies::find(runtime::impl& r, clock::stream_clock& stream, std::span<copy_item const> items,
                       source_location const& at) {
   for (auto const& item : items) {
     asked const a{item.dst, item.src, item.bytes};
     if (!a.bytes || (!all_.empty() && a.bytes < stripes::worth && all_.back().holds(a))) continue;
-    if (!all_.emplace_back().find(r, &line, a, at)) return false;
+    if (!all_.emplace_back().find(r, &stream, a, at)) return false;
     of_host_ |= all_.back().pinned.last != nullptr;
   }
   return !all_.empty();
 }
 
-driver::status short_ways::enqueue(std::span<copy_item const> items, std::size_t& done, source_location const& at) {
+driver::status fast_copies::enqueue(std::span<copy_item const> items, std::size_t& done, source_location const& at) {
   struct notes {
     decltype(all_) const& of;
     ~notes() {
@@ -73,7 +74,7 @@ driver::status short_ways::enqueue(std::span<copy_item const> items, std::size_t
   for (done = 0; done < items.size(); ++done) {
     auto const& item = items[done];
     if (!item.bytes) continue;
-    if (auto const answer = streams::try_copy(*all_.back().line, item.dst, item.src, item.bytes, at); !answer.ok())
+    if (auto const answer = streams::try_copy(*all_.back().stream, item.dst, item.src, item.bytes, at); !answer.ok())
         [[unlikely]]
       return answer;
   }

@@ -16,19 +16,20 @@
 
 namespace weir::peer {
 
-struct wishes {  // a thread's route settings, and a memo of its last copy
+struct copy_settings {  // a thread's route settings, and a memo of its last copy
   copy_route by = copy_route::automatic;
   bool down = false;        // its last fast copy left the device
-  std::vector<int> lent{};  // ordinals
+  std::vector<int> helpers{};  // ordinals
   streams::pinned_uses known{};
 
-  using own = base::thread_pointer<wishes, static_cast<wishes*>(nullptr)>;  // null: none yet, or the thread ends
-  ~wishes() { own::value = nullptr; }
+  using own =
+      base::thread_pointer<copy_settings, static_cast<copy_settings*>(nullptr)>;  // null: none yet, or the thread ends
+  ~copy_settings() { own::value = nullptr; }
 };
-wishes& make_wishes();
-inline wishes& wished() {
-  if (wishes* const mine = wishes::own::value) [[likely]] return *mine;
-  return make_wishes();
+copy_settings& make_copy_settings();
+inline copy_settings& settings() {
+  if (copy_settings* const mine = copy_settings::own::value) [[likely]] return *mine;
+  return make_copy_settings();
 }
 
 struct asked {
@@ -37,12 +38,12 @@ struct asked {
   std::size_t bytes;
 };
 
-class short_way {
+class fast_copy {
  public:
   // Whether the copy takes the fast path. If so, its blocks are found, and device blocks are marked for the
   // line. If not, the only side effect is a possible mark.
-  // given: null: the current stream of the copy's device. Requires: bytes > 0. Throws: as current_line
-  bool find(runtime::impl&, clock::timeline* given, asked const&, source_location const&);
+  // given: null: the current stream of the copy's device. Requires: bytes > 0. Throws: as current_clock
+  bool find(runtime::impl&, clock::stream_clock* given, asked const&, source_location const&);
   // Whether both ranges lie in the blocks of the last find().
   bool holds(asked const& a) const noexcept {
     if (!pinned.last) return false;
@@ -53,19 +54,19 @@ class short_way {
   // Ensures: the use of pinned memory is noted, also on a refusal: the engine may have begun.
   driver::status enqueue(asked const& a, source_location const& at) const {
     notes_use const at_the_end{*this};
-    return streams::try_copy(*line, a.dst, a.src, a.bytes, at);
+    return streams::try_copy(*stream, a.dst, a.src, a.bytes, at);
   }
   void note_use() const noexcept {
-    if (pinned.last) streams::pinned_memory::mark(pinned, line->now());
+    if (pinned.last) streams::pinned_memory::record_use(pinned, stream->now());
   }
 
-  clock::timeline* line = nullptr;
+  clock::stream_clock* stream = nullptr;
   streams::pinned_spot pinned{};         // last null: both ends are on the device
   bool up = false;                       // from host to device
 
  private:
   struct notes_use {
-    short_way const& of;
+    fast_copy const& of;
     ~notes_use() { of.note_use(); }
   };
   static driver::address number(void const* p) noexcept { return reinterpret_cast<driver::address>(p); }
@@ -79,21 +80,21 @@ class short_way {
 
 // The same for a fill. Returns: the given or current stream, for which the device block that holds the range
 // is marked; null: not a fast case.
-clock::timeline* find_to_fill(runtime::impl&, clock::timeline* given, void* dst, std::size_t bytes,
+clock::stream_clock* find_to_fill(runtime::impl&, clock::stream_clock* given, void* dst, std::size_t bytes,
                               source_location const&);
 
 // Several copies on one stream: all are found before the first is enqueued.
-class short_ways {
+class fast_copies {
  public:
   // Whether all take the fast path. Zero-byte items do, if another item does.
-  bool find(runtime::impl&, clock::timeline& line, std::span<copy_item const>, source_location const&);
+  bool find(runtime::impl&, clock::stream_clock& stream, std::span<copy_item const>, source_location const&);
   // Enqueues in order. Returns: the refusal of the item after the first `done`
   driver::status enqueue(std::span<copy_item const>, std::size_t& done, source_location const&);
   bool of_host() const noexcept { return of_host_; }
-  short_way const& last() const noexcept { return all_.back(); }
+  fast_copy const& last() const noexcept { return all_.back(); }
 
  private:
-  boost::container::small_vector<short_way, 4> all_;  // one for each run of items in the same blocks
+  boost::container::small_vector<fast_copy, 4> all_;  // one for each run of items in the same blocks
   bool of_host_ = false;
 };
 

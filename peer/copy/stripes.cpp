@@ -28,12 +28,12 @@ struct stripes::state {
         : near(r, lent, "copy", where),
           far(r, device, "copy", where),
           memory(r.part<memory::device_memory>().on(lent, where)),
-          room(allocate_scoped(memory, near.line(), slots * largest_chunk, where)) {
-      memory.mark(room.get(), far.line(), where);
+          room(allocate_scoped(memory, near.stream(), slots * largest_chunk, where)) {
+      memory.record_use(room.get(), far.stream(), where);
     }
     void* slot() const noexcept { return at(room.get(), next * largest_chunk); }
 
-    own_stream near, far;
+    internal_stream near, far;
     memory::allocator& memory;
     memory::scoped_block room;
     std::size_t next = 0;
@@ -42,7 +42,7 @@ struct stripes::state {
   };
   struct set {  // the lanes of one copy
     int device = -1;
-    std::vector<int> lent;
+    std::vector<int> helpers;
     std::vector<std::unique_ptr<lane>> lanes;
     clock::stamp last;  // of the copy's stream, after its copy
     bool whole = true;  // no lane has refused
@@ -70,25 +70,25 @@ struct stripes::state {
     for (int const one : lent) {
       if (one == device || clocks.lost(one) || std::find(all.begin(), all.end(), one) != all.end()) continue;
       auto const known = ways.known(device, one);
-      if ((known == links::trust::claimed || known == links::trust::proven) && ways.may_be_opened(one))
+      if ((known == links::link_state::claimed || known == links::link_state::proven) && ways.may_be_opened(one))
         all.push_back(one);
     }
     return all;
   }
 
-  bool is_over(set const& one, clock::timeline& line) const {
-    return line.covers(one.last) || clocks.complete(one.last);
+  bool is_over(set const& one, clock::stream_clock& stream) const {
+    return stream.covers(one.last) || clocks.complete(one.last);
   }
 
   // Returns a set whose last copy is complete, or ordered before the line.
-  std::unique_ptr<set> idle_for(clock::timeline& line, std::vector<int> const& lent) {
+  std::unique_ptr<set> idle_for(clock::stream_clock& stream, std::vector<int> const& lent) {
     std::vector<clock::stamp> busy;
     for (bool asked : {false, true}) {
       for (clock::stamp const s : busy) static_cast<void>(clocks.poll(s));
       auto all = in.lock();
       for (auto& one : all->idle) {
-        if (one->device != line.device() || one->lent != lent || !one->whole) continue;
-        if (is_over(*one, line)) {
+        if (one->device != stream.device() || one->helpers != lent || !one->whole) continue;
+        if (is_over(*one, stream)) {
           auto found = std::move(one);
           std::erase(all->idle, nullptr);
           return found;
@@ -107,7 +107,7 @@ struct stripes::state {
     auto all = in.lock();
     for (auto& one : all->idle) {
       bool const in_the_way =
-          one->device == device && one->lent != lent && all->made[static_cast<std::size_t>(device)] >= most_copies;
+          one->device == device && one->helpers != lent && all->made[static_cast<std::size_t>(device)] >= most_copies;
       if ((one->whole && !in_the_way) || !clocks.complete(one->last)) continue;
       --all->made[static_cast<std::size_t>(one->device)];
       over.push_back(std::move(one));
@@ -128,10 +128,10 @@ struct stripes::state {
     auto fresh = std::make_unique<set>();
     try {
       fresh->device = device;
-      fresh->lent = lent;
+      fresh->helpers = lent;
       for (int const one : lent) {
         try {
-          if (ways.prove(device, one, where) != links::trust::proven) continue;
+          if (ways.prove(device, one, where) != links::link_state::proven) continue;
           auto made = std::make_unique<lane>(owner, one, device, where);
           if (made->memory.grant(made->room.get(), device).ok()) fresh->lanes.push_back(std::move(made));
         } catch (error const&) {}  // other lanes carry it, or the copy goes direct
@@ -139,7 +139,7 @@ struct stripes::state {
     } catch (...) {}
     if (!fresh->lanes.empty()) {
       try {
-        fresh->lent = usable(device, lent);  // without a link that was just found wrong
+        fresh->helpers = usable(device, lent);  // without a link that was just found wrong
       } catch (...) {}
       return fresh;
     }
@@ -167,33 +167,34 @@ struct sharing {
   runtime::impl& owner;
   clock::clocks& clocks;
   streams::pinned_memory& pinned;
-  clock::timeline& line;
-  end const &dst, &src;
+  clock::stream_clock& stream;
+  endpoint const &dst, &src;
   source_location where;
   bool up() const noexcept { return src.on_host(); }
-  end const& host() const noexcept { return up() ? src : dst; }
-  end const& far_end() const noexcept { return up() ? dst : src; }
+  endpoint const& host() const noexcept { return up() ? src : dst; }
+  endpoint const& far_end() const noexcept { return up() ? dst : src; }
 
   void begin(Lane& l) {
     l.given = false;
-    l.works = l.near.line().wait(line.now()).ok() && l.far.line().wait(line.now()).ok();
-    if (l.works && far_end().memory) far_end().memory->mark(far_end().at, l.far.line(), where);
+    l.works = l.near.stream().wait(stream.now()).ok() && l.far.stream().wait(stream.now()).ok();
+    if (l.works && far_end().memory) far_end().memory->record_use(far_end().at, l.far.stream(), where);
   }
 
   // Returns: false if the lane refused; the chunk is then not enqueued.
   bool pass(Lane& l, std::size_t offset, std::size_t bytes) noexcept {
-    auto &first = up() ? l.near.line() : l.far.line(), &second = up() ? l.far.line() : l.near.line();
+    auto &first = up() ? l.near.stream() : l.far.stream(), &second = up() ? l.far.stream() : l.near.stream();
     clock::stamp& emptied = l.emptied[l.next];
     void* const slot = l.slot();
     try {
       if (!first.wait(emptied).ok()) return false;
       l.given = true;
       if (up()) streams::enqueue_copy(first, slot, at(src.at, offset), bytes, where);
-      else streams::enqueue_peer_copy(first, slot, l.memory.device(), at(src.at, offset), line.device(), bytes, where);
+      else
+        streams::enqueue_peer_copy(first, slot, l.memory.device(), at(src.at, offset), stream.device(), bytes, where);
       emptied = first.now();  // until the second stream has the copy out
       if (!second.wait(first.now()).ok()) return false;
       if (up())
-        streams::enqueue_peer_copy(second, at(dst.at, offset), line.device(), slot, l.memory.device(), bytes, where);
+        streams::enqueue_peer_copy(second, at(dst.at, offset), stream.device(), slot, l.memory.device(), bytes, where);
       else streams::enqueue_copy(second, at(dst.at, offset), slot, bytes, where);
       emptied = second.now();
       l.next = (l.next + 1) % l.emptied.size();
@@ -207,10 +208,10 @@ struct sharing {
   driver::status join(Lane& l) noexcept {
     driver::status worst;
     if (!l.given) return worst;
-    if (host().block) pinned.mark(host().at, l.near.line().now());
+    if (host().block) pinned.record_use(host().at, l.near.stream().now());
     for (auto const* one : {up() ? &l.far : &l.near, up() ? &l.near : &l.far}) {
-      driver::status done = line.wait(one->line().now());
-      if (!done.ok()) done = clocks.synchronize(one->line().now());
+      driver::status done = stream.wait(one->stream().now());
+      if (!done.ok()) done = clocks.synchronize(one->stream().now());
       if (!done.ok()) worst = done;
     }
     return worst;
@@ -227,17 +228,17 @@ stripes::~stripes() {
 
 bool stripes::any_reaches(int device, std::span<int const> lent) { return !state_->usable(device, lent).empty(); }
 
-bool stripes::carry(clock::timeline& line, end const& dst, end const& src, std::size_t bytes, std::span<int const> lent,
-                    source_location where) {
+bool stripes::carry(clock::stream_clock& stream, endpoint const& dst, endpoint const& src, std::size_t bytes,
+                    std::span<int const> lent, source_location where) {
   auto& my = *state_;
-  auto const captured = my.owner.machine().capturing(line.device(), line.handle());
+  auto const captured = my.owner.machine().capturing(stream.device(), stream.handle());
   if (!captured.ok() || captured.value) return false;
-  auto const usable = my.usable(line.device(), lent);
+  auto const usable = my.usable(stream.device(), lent);
   if (usable.empty()) return false;
-  auto lanes = my.idle_for(line, usable);
-  if (!lanes) lanes = my.make(line.device(), usable, where);
+  auto lanes = my.idle_for(stream, usable);
+  if (!lanes) lanes = my.make(stream.device(), usable, where);
   if (!lanes) return false;
-  sharing<state::lane> all{my.owner, my.clocks, my.pinned, line, dst, src, where};
+  sharing<state::lane> all{my.owner, my.clocks, my.pinned, stream, dst, src, where};
   driver::status failed;
   std::exception_ptr thrown;
   try {
@@ -249,7 +250,7 @@ bool stripes::carry(clock::timeline& line, end const& dst, end const& src, std::
       std::size_t const n = std::min(chunk, bytes - offset), whose = i % shares;
       auto* const by = whose ? lanes->lanes[whose - 1].get() : nullptr;
       if (by && by->works && (by->works = all.pass(*by, offset, n))) continue;
-      streams::enqueue_copy(line, at(dst.at, offset), at(src.at, offset), n, where);
+      streams::enqueue_copy(stream, at(dst.at, offset), at(src.at, offset), n, where);
     }
   } catch (...) {
     thrown = std::current_exception();
@@ -259,8 +260,8 @@ bool stripes::carry(clock::timeline& line, end const& dst, end const& src, std::
     lanes->whole &= one->works && failed.ok();
   }
   // the caller may access the host memory now
-  if (thrown) static_cast<void>(my.owner.machine().synchronize_stream(line.device(), line.handle()));
-  lanes->last = line.now();
+  if (thrown) static_cast<void>(my.owner.machine().synchronize_stream(stream.device(), stream.handle()));
+  lanes->last = stream.now();
   my.keep(std::move(lanes));
   if (thrown) std::rethrow_exception(thrown);
   if (!failed.ok())

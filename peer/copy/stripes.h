@@ -33,8 +33,8 @@ class stripes {  // a part of the runtime
   // Ensures: the line is ordered after the whole copy. If a lane refuses, its part goes direct.
   // Returns: false if no lane is available: nothing was enqueued.
   // Throws: device_lost, driver_error. Afterwards only a lost device may still access the host memory.
-  bool carry(clock::timeline& line, end const& dst, end const& src, std::size_t bytes, std::span<int const> lent,
-             source_location);
+  bool carry(clock::stream_clock& stream, endpoint const& dst, endpoint const& src, std::size_t bytes,
+             std::span<int const> lent, source_location);
 
  private:
   struct state;

@@ -10,24 +10,24 @@
 
 namespace weir::peer {
 
-class own_stream {
+class internal_stream {
  public:
-  own_stream(runtime::impl& r, int device, std::string_view operation, source_location where)
+  internal_stream(runtime::impl& r, int device, std::string_view operation, source_location where)
       : pool_(r.part<streams::stream_pool>()) {
     r.open(device, operation, where);
     line_ = &pool_.lease(device, priority::normal, where);
   }
-  ~own_stream() {
+  ~internal_stream() {
     static_cast<void>(line_->synchronize());  // a lost device answers at once
     pool_.give_back(*line_);
   }
-  own_stream(own_stream const&) = delete;
-  own_stream& operator=(own_stream const&) = delete;
-  clock::timeline& line() const noexcept { return *line_; }
+  internal_stream(internal_stream const&) = delete;
+  internal_stream& operator=(internal_stream const&) = delete;
+  clock::stream_clock& stream() const noexcept { return *line_; }
 
  private:
   streams::stream_pool& pool_;
-  clock::timeline* line_ = nullptr;
+  clock::stream_clock* line_ = nullptr;
 };
 
 }  // namespace weir::peer

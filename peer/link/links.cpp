@@ -35,8 +35,8 @@ void write_pattern(void* to, std::uint64_t salt) {
 struct links::state {
   struct pair {
     bool asked = false;
-    driver::peer_info told{};
-    trust is = trust::claimed;
+    driver::peer_info claim{};
+    link_state is = link_state::claimed;
   };
   struct flow {
     memory::allocator const* of;
@@ -90,7 +90,7 @@ struct links::state {
   base::guarded<std::vector<look>> looks;
   base::mutex trying;                   // held during a link test
   // under trying: one stream a device, used by link tests only, so that a test waits for no other work
-  std::vector<clock::timeline*> lines;
+  std::vector<clock::stream_clock*> lines;
   std::vector<trial_page> pages;        // under trying; between tests, pages that the driver refused to take back
   base::atomic<std::size_t> left_over{0};  // number of these pages
   base::atomic<std::uint64_t> trier{0};    // the thread in a link test; 0: none
@@ -110,7 +110,7 @@ struct links::state {
     auto p = in.lock();
     auto& one = p->pairs[index(from, to)];
     one.asked = true;
-    one.told = answer.value;
+    one.claim = answer.value;
     return {{}, one};
   }
 
@@ -140,14 +140,14 @@ struct links::state {
 
   // An idle stream is settled at once. A busy stream is checked against the stamp of an earlier look: a new
   // stamp would always be behind new work.
-  bool under_way(clock::timeline& line, std::vector<look>& before) const {
+  bool under_way(clock::stream_clock& stream, std::vector<look>& before) const {
     auto const settled = [](driver::result<bool> const& done) {
       return done.ok() ? done.value : done.is.what == driver::code::lost;
     };
-    std::uint64_t const given = line.collectives();
-    look const now{line.now(), given};
+    std::uint64_t const given = stream.collectives();
+    look const now{stream.now(), given};
     auto last = std::find_if(before.begin(), before.end(), [&](look const& l) { return l.at.stream == now.at.stream; });
-    bool const idle = settled(line.query());
+    bool const idle = settled(stream.query());
     if (!idle && last != before.end() && !settled(clocks.poll(last->at))) return true;
     bool const answered = idle || (last != before.end() && last->given == given);
     if (last == before.end()) before.push_back(now);
@@ -159,26 +159,26 @@ struct links::state {
     std::vector<look> before = std::exchange(*looks.lock(), {});
     bool any = false;
     for (clock::stamp s : clocks.collectives_given()) {
-      if (auto* const line = clock::find(s.stream)) any |= under_way(*line, before);
+      if (auto* const stream = clock::find(s.stream)) any |= under_way(*stream, before);
     }
     if (any) *looks.lock() = std::move(before);  // an answer holds until the next collective
     return any;
   }
 
-  clock::timeline& line_on(int device, source_location at) {
-    auto& line = lines[static_cast<std::size_t>(device)];
-    if (!line) {
+  clock::stream_clock& line_on(int device, source_location at) {
+    auto& stream = lines[static_cast<std::size_t>(device)];
+    if (!stream) {
       owner.open(device, "links", at);
       auto const made = owner.machine().create_stream(device, driver::stream_kind::independent, 0);
       if (!made.ok()) throw_refusal(made.is, "links", "a stream on " + base::gpu_name(device), "Try again", at);
       try {
-        line = &clocks.make(device, made.value, clock::life::own);
+        stream = &clocks.make(device, made.value, clock::life::own);
       } catch (...) {
         static_cast<void>(owner.machine().destroy_stream(device, made.value));
         throw;
       }
     }
-    return *line;
+    return *stream;
   }
 
   // Maps a separate handle on `to`, open to `from`: other data in it would be open to an untested link.
@@ -213,8 +213,8 @@ struct links::state {
   // Blocks: until the work of earlier link tests is complete, on streams that carry no other work.
   void give_pages_back() noexcept {
     auto const idle = [&](int device) {
-      auto* const line = lines[static_cast<std::size_t>(device)];
-      auto const is = line ? owner.machine().synchronize_stream(device, line->handle()) : driver::status{};
+      auto* const stream = lines[static_cast<std::size_t>(device)];
+      auto const is = stream ? owner.machine().synchronize_stream(device, stream->handle()) : driver::status{};
       return is.ok() || is.what == driver::code::lost;
     };
     std::erase_if(pages, [&](trial_page& p) { return idle(p.from) && idle(p.to) && p.memory.give_back(); });
@@ -231,7 +231,7 @@ struct links::state {
   }
 
   // Writes from `from` into memory of `to`, and reads it back on both devices.
-  trust try_out(int from, int to, source_location at) {
+  link_state try_out(int from, int to, source_location at) {
     auto& near = line_on(from, at);
     auto& far = line_on(to, at);
     struct trial {
@@ -246,7 +246,7 @@ struct links::state {
     auto const must = [&](driver::status s) { require(s, "links", base::pair_text(from, to), "Try again", at); };
     mapped_handle& page = pages.emplace_back(trial_page{{}, from, to}).memory;
     if (auto const made = make_page(page, to, from, at); !made.ok()) {
-      if (made.what == driver::code::not_supported || made.what == driver::code::invalid) return trust::refused;
+      if (made.what == driver::code::not_supported || made.what == driver::code::invalid) return link_state::refused;
       must(made);
     }
     void* const there = page.data();
@@ -254,8 +254,8 @@ struct links::state {
     std::memset(came_back.get(), 0, proof_bytes);
     std::memset(arrived.get(), 0, proof_bytes);
     must(near.wait(far.now()));
-    for (auto const* one : {&sent, &came_back}) pinned.mark(one->get(), near);
-    pinned.mark(arrived.get(), far);
+    for (auto const* one : {&sent, &came_back}) pinned.record_use(one->get(), near);
+    pinned.record_use(arrived.get(), far);
     streams::enqueue_copy(near, start.get(), sent.get(), proof_bytes, at);
     streams::enqueue_peer_copy(near, there, to, start.get(), from, proof_bytes, at);
     streams::enqueue_peer_copy(near, back.get(), from, there, to, proof_bytes, at);
@@ -265,7 +265,7 @@ struct links::state {
     must(clocks.synchronize(far.now()));
     bool const right =
         !std::memcmp(came_back.get(), sent.get(), proof_bytes) && !std::memcmp(arrived.get(), sent.get(), proof_bytes);
-    return right ? trust::proven : trust::wrong;
+    return right ? link_state::proven : link_state::wrong;
   }
 };
 
@@ -279,32 +279,32 @@ links::~links() {
   state_->memory.remove_callback(state_->callback);
   if (weir::process_is_ending() || process_was_forked()) return;
   state_->give_pages_back();
-  for (auto* line : state_->lines) {
-    if (!line) continue;
-    state_->clocks.retire(*line);
-    static_cast<void>(state_->owner.machine().destroy_stream(line->device(), line->handle()));
+  for (auto* stream : state_->lines) {
+    if (!stream) continue;
+    state_->clocks.retire(*stream);
+    static_cast<void>(state_->owner.machine().destroy_stream(stream->device(), stream->handle()));
   }
 }
 
-driver::result<driver::peer_info> links::told(int from, int to) {
+driver::result<driver::peer_info> links::driver_claim(int from, int to) {
   auto const seen = state_->look_at(from, to);
-  return {seen.is, seen.value.told};
+  return {seen.is, seen.value.claim};
 }
 
-links::trust links::known(int from, int to) {
-  if (from == to) return trust::proven;
+links::link_state links::known(int from, int to) {
+  if (from == to) return link_state::proven;
   auto const seen = state_->look_at(from, to).value;
-  return seen.told.access ? seen.is : trust::refused;
+  return seen.claim.access ? seen.is : link_state::refused;
 }
 
-links::trust links::prove(int from, int to, source_location at) {
-  if (from != to) require(told(from, to).is, "links", base::pair_text(from, to), "Try again", at);
+links::link_state links::prove(int from, int to, source_location at) {
+  if (from != to) require(driver_claim(from, to).is, "links", base::pair_text(from, to), "Try again", at);
   auto is = known(from, to);
-  if (is != trust::claimed || !may_be_opened(to)) return is;
+  if (is != link_state::claimed || !may_be_opened(to)) return is;
   auto& my = *state_;
   base::lock_guard const alone(my.trying);
   is = known(from, to);
-  if (is != trust::claimed || !my.connect(from, to)) return is;
+  if (is != link_state::claimed || !my.connect(from, to)) return is;
   is = my.try_out(from, to, at);
   my.in.lock()->pairs[my.index(from, to)].is = is;
   return is;
@@ -348,10 +348,10 @@ bool links::may_try() { return !state_->collectives_under_way(); }
 
 void links::must_reach(int from, int to, std::string_view operation, source_location at) {
   auto const is = prove(from, to, at);
-  if (is == trust::proven) return;
+  if (is == link_state::proven) return;
   std::string const why =
-      is == trust::wrong     ? "This link changed bytes when it was tried: copy instead"
-      : is == trust::refused ? "These devices do not reach each other: copy instead"
+      is == link_state::wrong     ? "This link changed bytes when it was tried: copy instead"
+      : is == link_state::refused ? "These devices do not reach each other: copy instead"
       : !may_be_opened(to)
           ? "Memory of " + base::gpu_name(to) + " comes in segments, which cannot be opened: copy instead"
           : "One of them has memory open with " + std::to_string(most_peers) + " devices already: copy instead";
@@ -362,14 +362,14 @@ void links::prove_all(std::span<int const> devices, source_location at) noexcept
   for (int const from : devices) {
     for (int const to : devices) {
       try {
-        if (known(from, to) == trust::claimed && may_try()) prove(from, to, at);
+        if (known(from, to) == link_state::claimed && may_try()) prove(from, to, at);
       } catch (...) {}  // tried again later
-      if (from < to) (void)meet(from, to, at);
+      if (from < to) (void)open_to_each_other(from, to, at);
     }
   }
 }
 
-void links::flowed(int from, memory::allocator& of, memory::block const& block, std::size_t bytes,
+void links::count_bytes(int from, memory::allocator& of, memory::block const& block, std::size_t bytes,
                    source_location at) noexcept {
   auto& my = *state_;
   state::flow const key{&of, block.base, from};
@@ -383,10 +383,10 @@ void links::flowed(int from, memory::allocator& of, memory::block const& block, 
     }
     // A link test blocks. Streams that share a hardware queue could make it wait for ranks that wait for this
     // thread, so it is postponed.
-    if (known(from, of.device()) == trust::claimed && my.collectives_under_way()) return;
+    if (known(from, of.device()) == link_state::claimed && my.collectives_under_way()) return;
     // A refused grant, or a later block at this address, is tried again after the same number of bytes.
     my.in.lock()->flows.erase(key);
-    if (prove(from, of.device(), at) == trust::proven) static_cast<void>(of.grant(block.base, from));
+    if (prove(from, of.device(), at) == link_state::proven) static_cast<void>(of.grant(block.base, from));
   } catch (...) {}  // copies work without a grant
 }
 

@@ -12,7 +12,7 @@ namespace weir::peer {
 
 class links {  // a part of the runtime
  public:
-  enum class trust : std::uint8_t {
+  enum class link_state : std::uint8_t {
     refused,  // `from` has no access to memory of `to`
     claimed,  // the driver reports access
     proven,   // and a link test passed
@@ -28,11 +28,11 @@ class links {  // a part of the runtime
   ~links();
 
   // The driver's answer, queried until it succeeds once.
-  driver::result<driver::peer_info> told(int from, int to);
-  trust known(int from, int to);  // makes no device work; refused if the driver gives no answer
+  driver::result<driver::peer_info> driver_claim(int from, int to);
+  link_state known(int from, int to);  // makes no device work; refused if the driver gives no answer
   // Tests a claimed link. Stays claimed if no connection is left or no memory of `to` can be opened.
   // Blocks: the first time. Throws: out_of_memory, device_lost, driver_error
-  trust prove(int from, int to, source_location);
+  link_state prove(int from, int to, source_location);
   // false for memory in segments. Queries the driver once.
   bool may_be_opened(int device);
   // Whether no collectives are under way. A link test and the creation of a stream may wait for work of all
@@ -43,15 +43,15 @@ class links {  // a part of the runtime
   // With options::peer_access, opens all memory of either device to the other if the link passes its test.
   // Tries again at the next call after a failure. Blocks: the first time.
   // Returns: true if a link state or a grant may have changed.
-  bool meet(int a, int b, source_location) noexcept;
+  bool open_to_each_other(int a, int b, source_location) noexcept;
   std::uint64_t readers(int device);  // readers that all memory is open to or about to be, a bit each
   // Opens all memory of this stream of `to` (null: of all its streams). Throws: as enable_peer_access
-  void enable_peer_access(int to, clock::timeline* home, std::span<int const> readers, source_location);
+  void enable_peer_access(int to, clock::stream_clock* home, std::span<int const> readers, source_location);
   // Throws: not_supported naming the pair (no link, wrong bytes, no connection, segments); as prove()
   void must_reach(int from, int to, std::string_view operation, source_location);
   // Counts bytes copied between `from` and a block of another device. After enough bytes, grants the block to
   // `from` if the link passes its test. A refusal is no error: copies work without a grant.
-  void flowed(int from, memory::allocator& of, memory::block const&, std::size_t bytes, source_location) noexcept;
+  void count_bytes(int from, memory::allocator& of, memory::block const&, std::size_t bytes, source_location) noexcept;
 
  private:
   bool wants_to_meet(int from, int to);  // options::peer_access is set, and they have not met yet

@@ -19,7 +19,7 @@ mapped_handle& mapped_handle::operator=(mapped_handle&& other) noexcept {
   return *this;
 }
 
-void mapped_handle::known_to(observe::memory_beside& books, int device, observe::sharing as) noexcept {
+void mapped_handle::known_to(observe::external_memory& books, int device, observe::sharing as) noexcept {
   books_ = &books, counted_for_ = device, counted_as_ = as;
   books.appeared(device, as, at_, bytes_);
 }

@@ -21,7 +21,7 @@ class mapped_handle {
   // Requires: no work uses it. Returns: true if all is returned.
   bool give_back() noexcept;
   // Registers the handle until it is unmapped. Requires: mapped
-  void known_to(observe::memory_beside&, int device, observe::sharing) noexcept;
+  void known_to(observe::external_memory&, int device, observe::sharing) noexcept;
   void* data() const noexcept { return reinterpret_cast<void*>(at_); }
   driver::memory_handle handle() const noexcept { return handle_; }
   std::size_t bytes() const noexcept { return bytes_; }
@@ -33,7 +33,7 @@ class mapped_handle {
   std::size_t bytes_ = 0;
   base::atomic<std::uint64_t> readers_{0};  // a bit a device
   bool mapped_ = false;
-  observe::memory_beside* books_ = nullptr;  // counts the handle; null: none
+  observe::external_memory* books_ = nullptr;  // counts the handle; null: none
   int counted_for_ = -1;
   observe::sharing counted_as_ = observe::sharing::exported;
 };

@@ -33,18 +33,19 @@ std::vector<peer_link> links(source_location at) {
         table.push_back({device(from), device(to), peer_link::kind::self, 0, true, true, true});
         continue;
       }
-      auto is = peer::links::trust::claimed;
+      auto is = peer::links::link_state::claimed;
       try {
         is = all.prove(from, to, at);
       } catch (out_of_memory const&) {}  // tested by a later call
-      auto told = all.told(from, to).value;
+      auto claim = all.driver_claim(from, to).value;
       auto const a = static_cast<std::size_t>(from), b = static_cast<std::size_t>(to);
-      if (told.access && told.nvlinks == 0) told.nvlinks = peer::nvlinks_between(ends[a], buses[a], ends[b], buses[b]);
-      auto const by = !told.access       ? peer_link::kind::host
-                      : told.nvlinks > 0 ? peer_link::kind::nvlink
+      if (claim.access && claim.nvlinks == 0)
+        claim.nvlinks = peer::nvlinks_between(ends[a], buses[a], ends[b], buses[b]);
+      auto const by = !claim.access       ? peer_link::kind::host
+                      : claim.nvlinks > 0 ? peer_link::kind::nvlink
                                          : peer_link::kind::direct;
-      table.push_back({device(from), device(to), by, told.nvlinks, told.access, told.native_atomics,
-                       is == peer::links::trust::proven, is == peer::links::trust::wrong});
+      table.push_back({device(from), device(to), by, claim.nvlinks, claim.access, claim.native_atomics,
+                       is == peer::links::link_state::proven, is == peer::links::link_state::wrong});
     }
   }
   return table;
@@ -54,9 +55,10 @@ bool can_access_peer(device from, device to, source_location at) {
   auto& r = streams::current_runtime(at);
   int const reader = streams::resolve(from, r, "can_access_peer", at),
             owner = streams::resolve(to, r, "can_access_peer", at);
-  require(links_of(r).told(reader, owner).is, "can_access_peer", base::pair_text(reader, owner), "Try again", at);
+  require(links_of(r).driver_claim(reader, owner).is, "can_access_peer", base::pair_text(reader, owner), "Try again",
+          at);
   auto const known = links_of(r).known(reader, owner);
-  return known == peer::links::trust::claimed || known == peer::links::trust::proven;
+  return known == peer::links::link_state::claimed || known == peer::links::link_state::proven;
 }
 
 void detail::enable_peer_access(void const* block, device reader, source_location at) {
@@ -65,11 +67,11 @@ void detail::enable_peer_access(void const* block, device reader, source_locatio
   if (r.part<streams::pinned_memory>().find(block)) return;  // every device reads it
   auto* const memory = r.part<memory::device_memory>().owner(block);
   auto const found = memory ? memory->find(block) : std::nullopt;
-  auto const* const beside = found ? nullptr : r.part_if_made<observe::memory_beside>();
+  auto const* const beside = found ? nullptr : r.part_if_made<observe::external_memory>();
   if (auto const its = beside ? beside->find(block) : std::nullopt; its && its->in_use) {
     if (from == its->device || its->device < 0) return;
     links_of(r).must_reach(from, its->device, "enable_peer_access", at);
-    links_of(r).meet(from, its->device, at);
+    links_of(r).open_to_each_other(from, its->device, at);
     require(r.part<peer::shared_memory>().of(its->kind)->open_to(block, from), "enable_peer_access",
             "shared memory at " + streams::range_text(block, 0) + " for gpu:" + std::to_string(from),
             "Copy instead, or try again", at);
@@ -82,7 +84,7 @@ void detail::enable_peer_access(void const* block, device reader, source_locatio
   int const to = memory->device();
   if (from == to) return;
   links_of(r).must_reach(from, to, "enable_peer_access", at);
-  links_of(r).meet(from, to, at);
+  links_of(r).open_to_each_other(from, to, at);
   if (memory->granted(block, from)) return;
   require(memory->grant(block, from), "enable_peer_access",
           streams::range_text(found->base, found->bytes) + " for gpu:" + std::to_string(from),

@@ -15,7 +15,7 @@ constexpr std::uint64_t bit(int device) noexcept { return std::uint64_t{1} << (d
 
 }  // namespace
 
-void links::enable_peer_access(int to, clock::timeline* home, std::span<int const> readers, source_location at) {
+void links::enable_peer_access(int to, clock::stream_clock* home, std::span<int const> readers, source_location at) {
   std::uint64_t all = 0;
   std::string names;
   for (int const from : readers) {
@@ -29,14 +29,14 @@ void links::enable_peer_access(int to, clock::timeline* home, std::span<int cons
           "Copy instead, or try again", at);
 }
 
-bool links::meet(int a, int b, source_location at) noexcept {
+bool links::open_to_each_other(int a, int b, source_location at) noexcept {
   bool news = false;
   for (auto const& [from, to] : {std::pair{a, b}, std::pair{b, a}}) {
     try {
       if (!wants_to_meet(from, to)) continue;
-      if (known(from, to) == trust::claimed && !may_try()) continue;
+      if (known(from, to) == link_state::claimed && !may_try()) continue;
       news = true;
-      bool const proven = may_be_opened(to) && prove(from, to, at) == trust::proven;
+      bool const proven = may_be_opened(to) && prove(from, to, at) == link_state::proven;
       auto const opened = proven ? open_all(to, bit(from)) : driver::status{driver::code::not_supported};
       if (opened.ok() || opened.what == driver::code::not_supported) have_met(from, to);
     } catch (...) {}  // tried again later: copies work without a grant
@@ -49,7 +49,8 @@ bool links::meet(int a, int b, source_location at) noexcept {
 namespace weir {
 namespace {
 
-void open(runtime::impl& r, int owner, clock::timeline* home, std::vector<device> const& readers, source_location at) {
+void open(runtime::impl& r, int owner, clock::stream_clock* home, std::vector<device> const& readers,
+          source_location at) {
   std::vector<int> ordinals;
   for (device const one : readers) ordinals.push_back(streams::resolve(one, r, "enable_peer_access", at));
   r.part<peer::links>().enable_peer_access(owner, home, ordinals, at);
@@ -58,8 +59,8 @@ void open(runtime::impl& r, int owner, clock::timeline* home, std::vector<device
 }  // namespace
 
 void enable_peer_access(stream_ref s, std::vector<device> const& readers, source_location at) {
-  auto& line = streams::line_or_throw(s, "enable_peer_access", at);
-  open(line.owner(), line.device(), &line, readers, at);
+  auto& stream = streams::clock_or_throw(s, "enable_peer_access", at);
+  open(stream.owner(), stream.device(), &stream, readers, at);
 }
 
 void enable_peer_access(device owner, std::vector<device> const& readers, source_location at) {
@@ -68,9 +69,9 @@ void enable_peer_access(device owner, std::vector<device> const& readers, source
 }
 
 std::vector<device> memory_readers(stream_ref s, source_location at) {
-  auto& line = streams::line_or_throw(s, "memory_readers", at);
+  auto& stream = streams::clock_or_throw(s, "memory_readers", at);
   std::vector<device> all;
-  for (std::uint64_t left = line.owner().part<memory::device_memory>().on(line.device(), at).readers(line); left;
+  for (std::uint64_t left = stream.owner().part<memory::device_memory>().on(stream.device(), at).readers(stream); left;
        left &= left - 1)
     all.emplace_back(std::countr_zero(left));
   return all;

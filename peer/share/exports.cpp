@@ -14,20 +14,20 @@
 
 namespace weir::peer {
 
-os::heard say(owned_file const& life, word w) noexcept {
+os::heard say(owned_file const& life, importer_signal w) noexcept {
   std::array const text{static_cast<std::byte>(w)};
   return os::send_message(life.get(), text, {}, {});
 }
 
 // An importer sends at most two words; the limit ends the loop if it sends more.
-void loan::listen() noexcept {
+void importer::listen() noexcept {
   for (int words = 0; words < 8 && !closed_ && !released_; ++words) {
     std::array<std::byte, 8> text{};
     os::received const got = os::receive_message(life_.get(), text, {});
     if (got.is == os::heard::closed) closed_ = true;
     if (got.is != os::heard::message) return;
-    opened_ |= static_cast<word>(text[0]) == word::opened;
-    released_ |= static_cast<word>(text[0]) == word::released;
+    opened_ |= static_cast<importer_signal>(text[0]) == importer_signal::opened;
+    released_ |= static_cast<importer_signal>(text[0]) == importer_signal::released;
   }
 }
 
@@ -44,7 +44,7 @@ void exported::close_descriptor() noexcept {
   if (int const there = file.exchange(-1); there >= 0) os::close_file(there);
 }
 
-bool loan::watched() noexcept {
+bool importer::watched() noexcept {
   if (released_ && !closed_) closed_ = os::has_hung_up(life_.get());
   return !closed_;
 }
@@ -53,7 +53,7 @@ exports::exports(runtime::impl& r)
     : runtime_(r),
       clocks_(r.part<clock::clocks>()),
       memory_(r.part<memory::device_memory>()),
-      books_(r.part<observe::memory_beside>()),
+      books_(r.part<observe::external_memory>()),
       origin_(os::random_number()) {
   r.part<shared_memory>().set(observe::sharing::exported, this);
   callback_ = memory_.add_callback(
@@ -74,7 +74,7 @@ exports::~exports() {
     auto const idle = machine().synchronize_device(b->device);
     // On another error work may still run, so the pages stay mapped.
     if (idle.ok() || idle.what == driver::code::lost) b->pages.give_back();
-    b->loans.clear();
+    b->importers.clear();
   }
 }
 
@@ -86,7 +86,7 @@ void exports::set(exported& b, exported::state to) noexcept {
 std::shared_ptr<exported> exports::next_idle(std::uint64_t after) noexcept {
   auto all = all_.lock();
   for (auto const& b : *all) {
-    if (b->serial <= after || b->is != exported::state::idle || b->guests > 0) continue;
+    if (b->serial <= after || b->is != exported::state::idle || b->pins_by_grants > 0) continue;
     b->is = exported::state::looked_at;
     return b;
   }
@@ -94,7 +94,7 @@ std::shared_ptr<exported> exports::next_idle(std::uint64_t after) noexcept {
 }
 
 bool exports::complete(exported const& b) noexcept {
-  base::unpromised const own_affair(runtime_.witness());
+  base::internal_ordering const own_affair(runtime_.observer());
   return std::all_of(b.last_uses.begin(), b.last_uses.end(), [&](clock::stamp s) {
     if (clocks_.complete(s)) return true;
     try {
@@ -107,8 +107,8 @@ bool exports::complete(exported const& b) noexcept {
 }
 
 bool exports::forget(exported& b) noexcept {
-  b.going = true;
-  b.loans.clear();  // importers keep their mappings
+  b.retiring = true;
+  b.importers.clear();  // importers keep their mappings
   b.close_descriptor();
   if (!b.pages.give_back()) return false;
   std::erase_if(*all_.lock(), [&](auto const& one) { return one.get() == &b; });
@@ -116,7 +116,7 @@ bool exports::forget(exported& b) noexcept {
 }
 
 bool exports::wait_for(std::vector<clock::stamp> const& uses) noexcept try {
-  base::unpromised const own_affair(runtime_.witness());
+  base::internal_ordering const own_affair(runtime_.observer());
   bool const collectives = !clocks_.collectives_given().empty();
   return std::ranges::all_of(uses, [&](clock::stamp s) {
     return clocks_.complete(s) || (collectives ? clocks_.ask_for_a_while(s) : clocks_.synchronize(s)).ok();
@@ -164,13 +164,14 @@ std::shared_ptr<exported> exports::find_idle(int device, std::size_t bytes) noex
   std::uint64_t last = 0;
   while (auto b = next_idle(last)) {
     last = b->serial;
-    for (loan& l : b->loans) l.listen();
-    bool const lost_sight = std::any_of(b->loans.begin(), b->loans.end(), [](loan const& l) { return l.broken(); });
-    bool const free = std::all_of(b->loans.begin(), b->loans.end(), [](loan const& l) { return l.over(); });
+    for (importer& l : b->importers) l.listen();
+    bool const lost_sight =
+        std::any_of(b->importers.begin(), b->importers.end(), [](importer const& l) { return l.broken(); });
+    bool const free = std::all_of(b->importers.begin(), b->importers.end(), [](importer const& l) { return l.over(); });
     std::size_t const more = b->pages.bytes() - std::min(b->pages.bytes(), bytes);
-    bool const fits = !b->going && b->device == device && b->pages.bytes() >= bytes &&
+    bool const fits = !b->retiring && b->device == device && b->pages.bytes() >= bytes &&
                       more < std::max(bytes / 8, std::size_t{2} << 20);
-    bool const usable = free && fits, useless = lost_sight || b->going;
+    bool const usable = free && fits, useless = lost_sight || b->retiring;
     if ((usable || useless) && complete(*b)) {
       if (usable) return b;
       if (forget(*b)) continue;
@@ -224,14 +225,14 @@ driver::status exports::open_some(std::uint64_t readers, Which which) {
     auto const all = all_.lock();
     some.reserve(all->size());
     for (auto const& b : *all) {
-      if (b->is != exported::state::looked_at && !b->going && which(*b)) some.push_back(b), ++b->guests;
+      if (b->is != exported::state::looked_at && !b->retiring && which(*b)) some.push_back(b), ++b->pins_by_grants;
     }
   }
   driver::status worst;
   for (auto const& b : some) {
     if (auto const s = grant_all(*b, readers); !s.ok()) worst = s;
     auto const all = all_.lock();
-    --b->guests;
+    --b->pins_by_grants;
   }
   return worst;
 }
@@ -256,14 +257,14 @@ driver::device_info exports::about(int device, char const* operation, source_loc
   return info.value;
 }
 
-void exports::remember(std::weak_ptr<pool_books> one) {
+void exports::remember(std::weak_ptr<shared_pool> one) {
   auto all = pools_.lock();
   std::erase_if(*all, [](auto const& p) { return p.expired(); });
   all->push_back(std::move(one));
 }
 
-std::vector<std::shared_ptr<pool_books>> exports::pools() const {
-  std::vector<std::shared_ptr<pool_books>> out;
+std::vector<std::shared_ptr<shared_pool>> exports::pools() const {
+  std::vector<std::shared_ptr<shared_pool>> out;
   auto const all = pools_.lock();
   for (auto const& one : *all) {
     if (auto pool = one.lock()) out.push_back(std::move(pool));
@@ -271,9 +272,9 @@ std::vector<std::shared_ptr<pool_books>> exports::pools() const {
   return out;
 }
 
-void exports::keep(exported& b, bool going) noexcept {
+void exports::keep(exported& b, bool retiring) noexcept {
   auto const hold = all_.lock();
-  b.going |= going;
+  b.retiring |= retiring;
   b.is = exported::state::idle;
 }
 
@@ -305,7 +306,7 @@ std::shared_ptr<exported> exports::make(int device, std::size_t bytes, when_shor
     throw;
   }
   if (is.ok()) {
-    set(*made, exported::state::lent_out);
+    set(*made, exported::state::exported_in_use);
     try {
       open_as_device(*made, at);
     } catch (...) {
@@ -322,14 +323,14 @@ std::shared_ptr<exported> exports::make(int device, std::size_t bytes, when_shor
   throw out_of_memory(std::move(r), at);
 }
 
-std::shared_ptr<exported> exports::take(clock::timeline& home, std::size_t bytes, source_location at) {
+std::shared_ptr<exported> exports::take(clock::stream_clock& home, std::size_t bytes, source_location at) {
   auto b = find_idle(home.device(), bytes);
   bool const kept = b != nullptr;
   if (!b) b = make(home.device(), bytes, when_short::waits, at);
-  b->loans.clear();
+  b->importers.clear();
   b->users.clear();
   b->last_uses.clear();
-  set(*b, exported::state::lent_out);
+  set(*b, exported::state::exported_in_use);
   try {
     if (kept) open_as_device(*b, at);
     b->users.reserve(1);
@@ -344,9 +345,9 @@ std::shared_ptr<exported> exports::take(clock::timeline& home, std::size_t bytes
   return b;
 }
 
-void exports::begun(exported& b, clock::timeline& home, source_location at) noexcept {
+void exports::begun(exported& b, clock::stream_clock& home, source_location at) noexcept {
   auto const first = reinterpret_cast<driver::address>(b.data());
-  if (auto* const w = runtime_.witness()) [[unlikely]]
+  if (auto* const w = runtime_.observer()) [[unlikely]]
     w->allocated({home.device(), driver::stream_handle::none}, first, b.bytes, at);
   books_.taken(first, b.rounded(), b.bytes, at);
 }
@@ -355,16 +356,16 @@ void exports::begun(exported& b, clock::timeline& home, source_location at) noex
 void exports::tell_freed(exported& b) noexcept {
   constexpr source_location its_end{"the end of its exportable_buffer", "", 0};  // there is no caller's line
   try {
-    std::vector<driver::witness::user> behind;
-    for (clock::timeline const* user : b.users) behind.push_back({user->device(), user->handle()});
-    runtime_.witness()->freed(reinterpret_cast<driver::address>(b.data()), b.bytes, {{}, behind}, its_end);
+    std::vector<driver::allocation_observer::user> behind;
+    for (clock::stream_clock const* user : b.users) behind.push_back({user->device(), user->handle()});
+    runtime_.observer()->freed(reinterpret_cast<driver::address>(b.data()), b.bytes, {{}, behind}, its_end);
   } catch (...) {}  // the checker is not told
 }
 
 void exports::give_back(std::shared_ptr<exported> b) noexcept {
   if (!b || process_was_forked() || b->handle().ended) return;
-  if (b->home->runtime_.witness()) [[unlikely]] b->home->tell_freed(*b);
-  for (clock::timeline const* user : b->users) b->last_uses.push_back(user->now());  // has room, see users
+  if (b->home->runtime_.observer()) [[unlikely]] b->home->tell_freed(*b);
+  for (clock::stream_clock const* user : b->users) b->last_uses.push_back(user->now());  // has room, see users
   b->home->books_.given_back(reinterpret_cast<std::uintptr_t>(b->data()));
   if (auto const pool = std::move(b->pool)) return pool->put_back(std::move(b));
   b->home->set(*b, exported::state::idle);

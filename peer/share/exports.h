@@ -23,13 +23,17 @@
 
 namespace weir::peer {
 
-enum class word : std::uint8_t { lent = 'l', opened = 'o', released = 'r' };  // on a loan; the owner writes `lent`
-os::heard say(owned_file const& life, word) noexcept;
+enum class importer_signal : std::uint8_t {
+  lent = 'l',
+  opened = 'o',
+  released = 'r'
+};  // on a loan; the owner writes `lent`
+os::heard say(owned_file const& life, importer_signal) noexcept;
 
-class loan {
+class importer {
  public:
-  explicit loan(owned_file life) noexcept : life_(std::move(life)) {}
-  bool lend() noexcept { return say(life_, word::lent) == os::heard::message; }
+  explicit importer(owned_file life) noexcept : life_(std::move(life)) {}
+  bool lend() noexcept { return say(life_, importer_signal::lent) == os::heard::message; }
   void listen() noexcept;                                       // reads the importer's words
   bool over() const noexcept { return released_ || (closed_ && !opened_); }
   bool broken() const noexcept { return closed_ && opened_ && !released_; }
@@ -43,14 +47,14 @@ class loan {
 };
 
 class exports;
-class pool_books;
+class shared_pool;
 struct exported {  // a block of this process: a handle, or a range of a pool's handle
-  // lent_out: in an exportable_buffer, or a handle of a pool; idle: kept; looked_at: held by one thread
-  enum class state : std::uint8_t { lent_out, idle, looked_at };
+  // exported_in_use: in an exportable_buffer, or a handle of a pool; idle: kept; looked_at: held by one thread
+  enum class state : std::uint8_t { exported_in_use, idle, looked_at };
   mapped_handle pages;                  // empty: it lies in another block's handle
   std::shared_ptr<exported> within;
   std::size_t offset = 0, room = 0;     // in the handle; bytes
-  std::shared_ptr<pool_books> pool;     // while the buffer is live
+  std::shared_ptr<shared_pool> pool;     // while the buffer is live
   exported& handle() noexcept { return within ? *within : *this; }
   void* data() noexcept { return static_cast<std::byte*>(handle().pages.data()) + offset; }
   std::size_t rounded() noexcept { return within ? room : pages.bytes(); }
@@ -64,12 +68,12 @@ struct exported {  // a block of this process: a handle, or a range of a pool's 
   std::array<char, sizeof(message::device)> uuid{};  // of a handle: UUID of its device
   std::uint64_t serial = 0;
   base::atomic<int> file{-1};
-  std::vector<loan> loans;
-  std::vector<clock::timeline*> users;       // streams; last_uses has at least this capacity
+  std::vector<importer> importers;
+  std::vector<clock::stream_clock*> users;       // streams; last_uses has at least this capacity
   std::vector<clock::stamp> last_uses;       // idle: must be complete before reuse
   state is = state::looked_at;
-  int guests = 0;                            // threads that open it to a peer; it is not looked at meanwhile
-  bool going = false;                        // never reused; still to be returned to the driver
+  int pins_by_grants = 0;                            // threads that open it to a peer; it is not looked at meanwhile
+  bool retiring = false;                        // never reused; still to be returned to the driver
   bool ended = false;                        // its runtime has ended, and its memory with it
   exports* home = nullptr;                   // valid until ended
 };
@@ -79,7 +83,7 @@ class exports final : public openable_memory {  // a part of the runtime
   explicit exports(runtime::impl&);
   ~exports();
   // Throws: not_supported, out_of_memory, device_lost, driver_error
-  std::shared_ptr<exported> take(clock::timeline& home, std::size_t bytes, source_location);
+  std::shared_ptr<exported> take(clock::stream_clock& home, std::size_t bytes, source_location);
   static void give_back(std::shared_ptr<exported>) noexcept;
   std::uint64_t origin() const noexcept { return origin_; }
   driver::driver& machine() const noexcept { return runtime_.machine(); }
@@ -88,8 +92,8 @@ class exports final : public openable_memory {  // a part of the runtime
   std::size_t forget_idle() noexcept override;
 
   // For pools, which cut handles themselves ----
-  void remember(std::weak_ptr<pool_books>);
-  std::vector<std::shared_ptr<pool_books>> pools() const;                     // the pools that still exist
+  void remember(std::weak_ptr<shared_pool>);
+  std::vector<std::shared_ptr<shared_pool>> pools() const;                     // the pools that still exist
   // Throws: not_supported (the device maps no memory), driver_error
   driver::device_info about(int device, char const* operation, source_location) const;
   // Whether to wait for this process's work on freed blocks.
@@ -98,9 +102,9 @@ class exports final : public openable_memory {  // a part of the runtime
   std::shared_ptr<exported> make(int device, std::size_t bytes, when_short, source_location);
   driver::status grant(exported&, int reader);                  // Requires: it is lent out, or has a guest
   // Takes back what make() returned, for reuse after its loans and uses; going: for the driver then.
-  void keep(exported&, bool going) noexcept;
+  void keep(exported&, bool retiring) noexcept;
   // The block is in use from now on. Requires: its one user is `home`
-  void begun(exported&, clock::timeline& home, source_location) noexcept;
+  void begun(exported&, clock::stream_clock& home, source_location) noexcept;
   bool complete(exported const&) noexcept;                      // its last uses are complete
   // Blocks: until all are complete; while collectives are under way, at most two seconds for each. Returns:
   // false if some are not complete.
@@ -125,29 +129,29 @@ class exports final : public openable_memory {  // a part of the runtime
   runtime::impl& runtime_;
   clock::clocks& clocks_;
   memory::device_memory& memory_;
-  observe::memory_beside& books_;
+  observe::external_memory& books_;
   std::uint64_t const origin_;
   std::uint64_t callback_ = 0;
   base::atomic<std::uint64_t> next_serial_{1};
   base::mutex granting_;  // held over the driver call: it refuses two grants of one handle at once
   base::guarded<std::vector<std::shared_ptr<exported>>> all_;  // by serial
-  base::guarded<std::vector<std::weak_ptr<pool_books>>> pools_;
+  base::guarded<std::vector<std::weak_ptr<shared_pool>>> pools_;
 };
 
 struct imported {  // memory of another process, mapped here once
   std::uint64_t origin = 0, serial = 0;  // from its message
-  std::uint64_t line = 0;           // number of the channel that first delivered it
+  std::uint64_t channel = 0;           // number of the channel that first delivered it
   mapped_handle pages;
   owned_file file;                  // its first descriptor; others must be the same open file
   int device = -1;
   int uses = 0;                     // imported_buffers that use it
   std::uint64_t last_closed = 0;    // unused: value of closed_ when it became unused
   owned_file life;  // unused: of its last loan. Hung up: the memory or its process has ended
-  bool going = false, ended = false;
+  bool retiring = false, ended = false;
 };
 
 class imports;
-struct opening {  // of one imported_buffer
+struct opened_import {  // of one imported_buffer
   std::shared_ptr<imported> of;
   imports* home = nullptr;
   owned_file life;
@@ -165,17 +169,17 @@ class imports final : public openable_memory {  // a part of the runtime
     bool taken = false, opened = false;
   };
   // `line`: the number of the channel. Takes the files only on success, for a retry.
-  std::unique_ptr<opening> open(message const&, loaned&, std::uint64_t line, int reader, source_location);
+  std::unique_ptr<opened_import> open(message const&, loaned&, std::uint64_t channel, int reader, source_location);
   driver::status open_to(int device, std::uint64_t readers) override;
   driver::status open_to(void const* inside, int reader) override;
   bool at_rest(imported const&);         // Blocks: until all work of devices that may use it is done
-  void close(opening&) noexcept;         // writes `released`. Requires: no work uses it
+  void close(opened_import&) noexcept;         // writes `released`. Requires: no work uses it
   clock::clocks& clocks() noexcept { return clocks_; }
   std::size_t mapped() const { return all_.lock()->size(); }  // handles of other processes
 
  private:
   static void take_word(loaned&, std::string const& name, source_location);
-  std::shared_ptr<imported> find(message const&, owned_file const& memory, std::uint64_t line, int device);
+  std::shared_ptr<imported> find(message const&, owned_file const& memory, std::uint64_t channel, int device);
   std::shared_ptr<imported> bring_in(message const&, owned_file const& memory, int device, source_location);
   void make_reachable(imported&, int reader, source_location);
   driver::status grant_all(imported&, std::uint64_t readers);  // Requires: opening_
@@ -184,7 +188,7 @@ class imports final : public openable_memory {  // a part of the runtime
 
   runtime::impl& runtime_;
   clock::clocks& clocks_;
-  observe::memory_beside& books_;
+  observe::external_memory& books_;
   base::mutex opening_;                  // one open at a time, so that a second open of the same memory finds the first
   std::vector<std::string> uuids_;       // of this process's devices; under opening_
   base::guarded<std::vector<std::shared_ptr<imported>>> all_;

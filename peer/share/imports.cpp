@@ -33,7 +33,7 @@ constexpr std::size_t most_unused = 256;
 }  // namespace
 
 imports::imports(runtime::impl& r)
-    : runtime_(r), clocks_(r.part<clock::clocks>()), books_(r.part<observe::memory_beside>()) {
+    : runtime_(r), clocks_(r.part<clock::clocks>()), books_(r.part<observe::external_memory>()) {
   static_cast<void>(r.part<links>());
   r.part<shared_memory>().set(observe::sharing::imported, this);
 }
@@ -71,12 +71,12 @@ int imports::device_named(std::string const& uuid, source_location at) {
 
 // Names in a message are not trusted: the kernel must confirm that both descriptors are the same open file.
 // If it cannot, memory with the same names from the same channel matches: that peer had access to it.
-std::shared_ptr<imported> imports::find(message const& m, owned_file const& memory, std::uint64_t line, int device) {
+std::shared_ptr<imported> imports::find(message const& m, owned_file const& memory, std::uint64_t channel, int device) {
   auto const all = all_.lock();
   auto const found = std::find_if(all->begin(), all->end(), [&](auto const& b) {
-    if (b->origin != m.origin || b->serial != m.serial || b->device != device || b->going) return false;
+    if (b->origin != m.origin || b->serial != m.serial || b->device != device || b->retiring) return false;
     auto const is = os::same_open_file(b->file.get(), memory.get());
-    return is == os::sameness::same || (is == os::sameness::unknown && b->line == line);
+    return is == os::sameness::same || (is == os::sameness::unknown && b->channel == channel);
   });
   return found == all->end() ? nullptr : *found;
 }
@@ -89,7 +89,7 @@ void imports::take_word(loaned& with, std::string const& name, source_location a
   if (got.is == os::heard::closed) is_gone(name, at);
   if (got.is == os::heard::too_late) refuse(name + ": a stale message, it was opened before", at);
   if (got.is != os::heard::message) cannot_talk(name, at);
-  if (got.bytes != 1 || got.file_count > 0 || static_cast<word>(text[0]) != word::lent)
+  if (got.bytes != 1 || got.file_count > 0 || static_cast<importer_signal>(text[0]) != importer_signal::lent)
     refuse(name + ": a damaged loan, its owner says something else", at);
   with.taken = true;
 }
@@ -104,13 +104,13 @@ void imports::sweep() noexcept {
       std::shared_ptr<imported> oldest;
       for (auto const& one : *all) {
         if (one->uses > 0) continue;
-        if (!one->going && (!one->life.is_open() || os::has_hung_up(one->life.get()))) one->going = true;
-        if (one->going && !b) b = one;
-        if (one->going) continue;
+        if (!one->retiring && (!one->life.is_open() || os::has_hung_up(one->life.get()))) one->retiring = true;
+        if (one->retiring && !b) b = one;
+        if (one->retiring) continue;
         ++unused;
         if (!oldest || one->last_closed < oldest->last_closed) oldest = one;
       }
-      if (!b && unused > most_unused) oldest->going = true, b = std::move(oldest);
+      if (!b && unused > most_unused) oldest->retiring = true, b = std::move(oldest);
     }
     if (!b || !b->pages.give_back()) return;
     std::erase(*all_.lock(), b);
@@ -129,7 +129,7 @@ std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& 
   made->origin = m.origin;
   made->serial = m.serial;
   made->device = device;
-  made->going = true;  // until it is complete
+  made->retiring = true;  // until it is complete
   all_.lock()->push_back(made);
   auto const h = machine.import_handle(device, m.handle_bytes, memory.get());
   driver::status is = h.is;
@@ -157,31 +157,32 @@ void imports::make_reachable(imported& b, int reader, source_location at) {
   std::string const pair = base::pair_text(reader, b.device);
   runtime_.open(reader, operation, at);
   auto const is = runtime_.part<links>().prove(reader, b.device, at);
-  if (is != links::trust::proven)
+  if (is != links::link_state::proven)
     throw not_supported(
-        operation, pair + (is == links::trust::wrong ? ": this link changed bytes when it was tried" : ": no link"),
+        operation,
+        pair + (is == links::link_state::wrong ? ": this link changed bytes when it was tried" : ": no link"),
         "Open it for " + base::gpu_name(b.device) + " and copy", at);
   require(b.pages.grant(reader), operation, pair, "Open it for " + base::gpu_name(b.device) + " and copy, or try again",
           at);
 }
 
-std::unique_ptr<opening> imports::open(message const& m, loaned& with, std::uint64_t line, int reader,
+std::unique_ptr<opened_import> imports::open(message const& m, loaned& with, std::uint64_t channel, int reader,
                                        source_location at) {
   auto &memory = with.memory, &life = with.life;
   base::lock_guard const alone(opening_);
   int const device = device_named(uuid_of(m), at);
   runtime_.open(device, operation, at);
-  auto made = std::make_unique<opening>();
+  auto made = std::make_unique<opened_import>();
   std::string const name = base::text("a buffer in handle ", m.serial, " of its owner");
   if (!os::is_message_socket(life.get()))
     refuse(name + ": a damaged loan, its descriptor is no socket that keeps messages apart", at);
   take_word(with, name, at);
-  auto b = find(m, memory, line, device);
+  auto b = find(m, memory, channel, device);
   if (b && b->pages.bytes() != m.handle_bytes)
     refuse(base::text(name, ": ", m.handle_bytes, " B, but that memory has ", b->pages.bytes(), " B"), at);
   switch (os::has_hung_up(life.get()) ? os::heard::closed
           : with.opened               ? os::heard::message
-                                      : say(life, word::opened)) {
+                                      : say(life, importer_signal::opened)) {
     case os::heard::message: break;
     case os::heard::closed: is_gone(name, at);
     case os::heard::too_late: refuse(name + ": a damaged loan, its owner hears nothing", at);
@@ -189,7 +190,7 @@ std::unique_ptr<opening> imports::open(message const& m, loaned& with, std::uint
   }
   with.opened = true;
   auto const drop = [&] {
-    if (b && b->uses == 0) b->going = true;
+    if (b && b->uses == 0) b->retiring = true;
     sweep();
   };
   try {
@@ -199,11 +200,11 @@ std::unique_ptr<opening> imports::open(message const& m, loaned& with, std::uint
     if (opened.what != driver::code::not_supported)
       require(opened, operation, name, "Try again: it is still the next", at);
   } catch (std::logic_error const&) {  // released at once: no work has used it
-    static_cast<void>(say(life, word::released));
+    static_cast<void>(say(life, importer_signal::released));
     drop();
     throw;
   } catch (not_supported const&) {
-    static_cast<void>(say(life, word::released));
+    static_cast<void>(say(life, importer_signal::released));
     drop();
     throw;
   } catch (...) {
@@ -211,11 +212,11 @@ std::unique_ptr<opening> imports::open(message const& m, loaned& with, std::uint
     throw;
   }
   if (b->file.is_open()) memory.close();
-  else b->file = std::move(memory), b->line = line;
+  else b->file = std::move(memory), b->channel = channel;
   {
     auto const hold = all_.lock();
     ++b->uses;
-    b->going = false;
+    b->retiring = false;
     // The message omits the block's room in the handle. Assume the whole handle if the buffer begins there
     // and no second one fits behind it.
     bool const whole = m.offset == 0 && m.handle_bytes - m.bytes < std::size_t{2} << 20;
@@ -249,7 +250,8 @@ driver::status imports::open_to(int device, std::uint64_t readers) {
   std::vector<std::shared_ptr<imported>> const all = *all_.lock();
   driver::status worst;
   for (auto const& b : all) {
-    if (auto const s = b->device == device && !b->going ? grant_all(*b, readers) : driver::status{}; !s.ok()) worst = s;
+    if (auto const s = b->device == device && !b->retiring ? grant_all(*b, readers) : driver::status{}; !s.ok())
+      worst = s;
   }
   return worst;
 }
@@ -259,7 +261,7 @@ driver::status imports::open_to(void const* inside, int reader) {
   std::vector<std::shared_ptr<imported>> const all = *all_.lock();
   auto const at = reinterpret_cast<std::uintptr_t>(inside);
   for (auto const& b : all) {
-    if (!b->going && at - reinterpret_cast<std::uintptr_t>(b->pages.data()) < b->pages.bytes())
+    if (!b->retiring && at - reinterpret_cast<std::uintptr_t>(b->pages.data()) < b->pages.bytes())
       return grant_all(*b, std::uint64_t{1} << reader);
   }
   return {driver::code::invalid};
@@ -272,11 +274,12 @@ bool imports::at_rest(imported const& b) {
   return true;
 }
 
-void imports::close(opening& o) noexcept {
+void imports::close(opened_import& o) noexcept {
   if (o.of->ended || process_was_forked()) return;
   // Before the owner may put another buffer there.
   books_.given_back(reinterpret_cast<std::uintptr_t>(o.of->pages.data()) + o.offset);
-  static_cast<void>(say(o.life, word::released));  // if this fails, the owner treats the loan as broken, which is safe
+  static_cast<void>(
+      say(o.life, importer_signal::released));  // if this fails, the owner treats the loan as broken, which is safe
   auto const hold = all_.lock();
   if (--o.of->uses == 0) o.of->life = std::move(o.life), o.of->last_closed = ++closed_;
 }

@@ -30,12 +30,12 @@ std::string judge(message const& m, std::size_t bytes, std::size_t files, bool c
   }
   if (bytes != sizeof m) return base::text("a message of ", bytes, " B, ", sizeof m, " are whole");
   if (m.checksum != checksum_of(m)) return "a damaged message: its checksum is wrong";
-  if (m.kind != said::number && m.kind != said::buffer) return "a message of an unknown kind";
-  std::size_t const wanted = m.kind == said::buffer ? 2 : 0;
+  if (m.kind != message_kind::number && m.kind != message_kind::buffer) return "a message of an unknown kind";
+  std::size_t const wanted = m.kind == message_kind::buffer ? 2 : 0;
   if (cut && files <= wanted)
     return "a message whose descriptors did not all arrive: this process has as many open as it may";
   if (files != wanted) return base::text("a message with ", files, " descriptors");
-  if (m.kind == said::number) return {};
+  if (m.kind == message_kind::number) return {};
   bool const fits =
       m.bytes > 0 && m.bytes <= m.handle_bytes && m.offset <= m.handle_bytes - m.bytes && m.offset % granule == 0;
   if (!fits) return "a message of sizes that cannot be";

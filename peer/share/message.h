@@ -12,7 +12,7 @@ namespace weir::peer {
 
 using os::owned_file;
 
-enum class said : std::uint32_t { number = 1, buffer = 2 };
+enum class message_kind : std::uint32_t { number = 1, buffer = 2 };
 
 // Native byte order: both processes run on one machine.
 struct message {
@@ -21,7 +21,7 @@ struct message {
 
   std::uint64_t magic = mark;
   std::uint32_t version = this_version;
-  said kind = said::number;
+  message_kind kind = message_kind::number;
   std::uint64_t number = 0;        // said::number
   std::uint64_t bytes = 0;         // from here on for said::buffer: as requested
   std::uint64_t handle_bytes = 0;  // whole pages

@@ -32,14 +32,14 @@ exportable_buffer::exportable_buffer(size_t bytes, weir::device on, source_locat
   auto& r = streams::current_runtime(at);
   int const device = streams::resolve(on, r, "exportable_buffer", at);
   check_size("exportable_buffer", bytes, at);
-  auto& home = streams::current_line(r, device, at);
+  auto& home = streams::current_clock(r, device, at);
   is_ = r.part<peer::exports>().take(home, bytes, at);
 }
 
 exportable_buffer::exportable_buffer(stream_ref home, size_t bytes, source_location at) {
-  auto& line = streams::line_or_throw(home, "exportable_buffer", at);
+  auto& stream = streams::clock_or_throw(home, "exportable_buffer", at);
   check_size("exportable_buffer", bytes, at);
-  is_ = line.owner().part<peer::exports>().take(line, bytes, at);
+  is_ = stream.owner().part<peer::exports>().take(stream, bytes, at);
 }
 
 exportable_buffer::exportable_buffer(std::shared_ptr<peer::exported> is) noexcept : is_(std::move(is)) {}
@@ -55,22 +55,23 @@ weir::device exportable_buffer::device() const { return weir::device(is_->device
 
 int exportable_buffer::importers() const {
   if (!is_ || is_->handle().ended || process_was_forked()) return 0;
-  for (auto& l : is_->loans) l.listen();
-  return static_cast<int>(std::count_if(is_->loans.begin(), is_->loans.end(), [](auto const& l) { return l.alive(); }));
+  for (auto& l : is_->importers) l.listen();
+  return static_cast<int>(
+      std::count_if(is_->importers.begin(), is_->importers.end(), [](auto const& l) { return l.alive(); }));
 }
 
 void exportable_buffer::record_stream(stream_ref s, source_location at) const {
-  auto& line = streams::line_or_throw(s, "exportable_buffer::record_stream", at);
+  auto& stream = streams::clock_or_throw(s, "exportable_buffer::record_stream", at);
   if (!is_ || is_->ended)
     throw invalid_use("exportable_buffer::record_stream", "an empty buffer", "Record streams while the buffer is held",
                       at);
   auto& users = is_->users;
-  if (std::find(users.begin(), users.end(), &line) != users.end()) return;
-  if (&line.owner().machine() != &is_->home->machine())
+  if (std::find(users.begin(), users.end(), &stream) != users.end()) return;
+  if (&stream.owner().machine() != &is_->home->machine())
     throw invalid_use("exportable_buffer::record_stream", "a stream of another runtime",
                       "Use streams of the runtime whose buffer it is", at);
   is_->last_uses.reserve(users.size() + 1);
-  users.push_back(&line);
+  users.push_back(&stream);
 }
 
 // Opened ----------------------------------------------------------------------------------------------------
@@ -89,9 +90,9 @@ size_t imported_buffer::size() const noexcept { return is_ ? is_->bytes : 0; }
 weir::device imported_buffer::device() const { return weir::device(is_->of->device); }
 
 void imported_buffer::release(stream_ref last_use, source_location at) {
-  auto& line = streams::line_or_throw(last_use, "imported_buffer::release", at);
+  auto& stream = streams::clock_or_throw(last_use, "imported_buffer::release", at);
   if (!is_ || is_->of->ended) return is_.reset();
-  require(is_->home->clocks().synchronize(line.now()), "imported_buffer::release", streams::describe(line),
+  require(is_->home->clocks().synchronize(stream.now()), "imported_buffer::release", streams::describe(stream),
           "It is still open: try again, or let it end", at);
   is_->home->close(*is_);
   is_.reset();
@@ -113,7 +114,7 @@ share_pool::share_pool(share_pool_options o, source_location at) {
   int const device = streams::resolve(o.on, r, "share_pool", at);
   r.open(device, "share_pool", at);
   auto& exports = r.part<peer::exports>();
-  is_ = std::make_shared<peer::pool_books>(exports, r, device, o, at);
+  is_ = std::make_shared<peer::shared_pool>(exports, r, device, o, at);
   exports.remember(is_);
 }
 share_pool::~share_pool() = default;
@@ -121,7 +122,7 @@ share_pool::share_pool(share_pool&&) noexcept = default;
 share_pool& share_pool::operator=(share_pool&&) noexcept = default;
 
 namespace {
-peer::pool_books& live(std::shared_ptr<peer::pool_books> const& is, source_location at) {
+peer::shared_pool& live(std::shared_ptr<peer::shared_pool> const& is, source_location at) {
   constexpr char const* operation = "share_pool::allocate";
   if (!is || is->ended())
     throw invalid_use(operation, "a pool that was moved from, or whose runtime has ended", "Make another one", at);
@@ -134,18 +135,18 @@ exportable_buffer share_pool::allocate(size_t bytes, source_location at) {
   auto const& pool = live(is_, at);
   check_size("share_pool::allocate", bytes, at);
   return exportable_buffer(
-      peer::pool_books::allocate(is_, streams::current_line(pool.owner(), pool.device(), at), bytes, at));
+      peer::shared_pool::allocate(is_, streams::current_clock(pool.owner(), pool.device(), at), bytes, at));
 }
 
 exportable_buffer share_pool::allocate(stream_ref home, size_t bytes, source_location at) {
   constexpr char const* operation = "share_pool::allocate";
-  auto& line = streams::line_or_throw(home, operation, at);
-  if (int const device = live(is_, at).device(); line.device() != device || &line.owner() != &is_->owner()) {
-    throw invalid_use(operation, base::text(streams::describe(line), ", the pool is of gpu:", device),
+  auto& stream = streams::clock_or_throw(home, operation, at);
+  if (int const device = live(is_, at).device(); stream.device() != device || &stream.owner() != &is_->owner()) {
+    throw invalid_use(operation, base::text(streams::describe(stream), ", the pool is of gpu:", device),
                       "Pass a stream of the pool's device", at);
   }
   check_size(operation, bytes, at);
-  return exportable_buffer(peer::pool_books::allocate(is_, line, bytes, at));
+  return exportable_buffer(peer::shared_pool::allocate(is_, stream, bytes, at));
 }
 
 share_pool_statistics share_pool::statistics() const {
@@ -188,10 +189,10 @@ struct share_channel::state {
   }
 
   // Ensures: `next` is present and of that kind.
-  void expect(char const* operation, peer::said kind, source_location at) {
+  void expect(char const* operation, peer::message_kind kind, source_location at) {
     if (!next) next = receive(operation, at);
     if (next->what.kind == kind) return;
-    bool const buffer = kind == peer::said::number;
+    bool const buffer = kind == peer::message_kind::number;
     throw invalid_use(operation, buffer ? "a buffer comes first" : "a number comes first",
                       buffer ? "Call receive() before wait()" : "Call wait() before receive()", at);
   }
@@ -258,8 +259,8 @@ void share_channel::set_timeout(std::chrono::milliseconds timeout, source_locati
 }
 
 namespace {
-void wait_for(clock::timeline& line, char const* operation, source_location at) {
-  require(line.owner().part<clock::clocks>().synchronize(line.now()), operation, streams::describe(line),
+void wait_for(clock::stream_clock& stream, char const* operation, source_location at) {
+  require(stream.owner().part<clock::clocks>().synchronize(stream.now()), operation, streams::describe(stream),
           "Nothing was sent: try again", at);
 }
 }  // namespace
@@ -269,27 +270,27 @@ void share_channel::send(exportable_buffer const& b, stream_ref last_write, sour
   state& own = live(operation, at);
   if (!b.data())
     throw invalid_use(operation, "an empty buffer", "Send one that is held, of a runtime that has not ended", at);
-  wait_for(streams::line_or_throw(last_write, operation, at), operation, at);
+  wait_for(streams::clock_or_throw(last_write, operation, at), operation, at);
   peer::exported &is = *b.is_, &whole = is.handle();
-  if (is.loans.size() > 8) {  // keeps the last loan: it shows importers that the memory still exists
-    for (auto& l : is.loans) l.listen();
-    auto const last = std::prev(is.loans.end());
-    is.loans.erase(std::remove_if(is.loans.begin(), last, [](auto const& l) { return l.over(); }), last);
+  if (is.importers.size() > 8) {  // keeps the last loan: it shows importers that the memory still exists
+    for (auto& l : is.importers) l.listen();
+    auto const last = std::prev(is.importers.end());
+    is.importers.erase(std::remove_if(is.importers.begin(), last, [](auto const& l) { return l.over(); }), last);
   }
-  is.loans.reserve(is.loans.size() + 1);
+  is.importers.reserve(is.importers.size() + 1);
   auto const no_files = [&] {
     throw driver_error(0, operation, "the system has no descriptors left", "Close some, or raise the limit (ulimit -n)",
                        at);
   };
   auto const [mine, theirs] = os::make_sockets();
-  peer::loan ours{peer::owned_file(mine)};
+  peer::importer ours{peer::owned_file(mine)};
   peer::owned_file const life(theirs);
   if (mine < 0) no_files();
   if (!ours.lend()) throw driver_error(0, operation, "the system passes no word on", "Try again", at);
   auto const memory = whole.descriptor(is.home->machine());
   if (memory.is.what == driver::code::out_of_memory) no_files();
   require(memory.is, operation, base::text(whole.pages.bytes(), " B of gpu:", is.device), "Try again", at);
-  peer::message m{.kind = peer::said::buffer,
+  peer::message m{.kind = peer::message_kind::buffer,
                   .bytes = is.bytes,
                   .handle_bytes = whole.pages.bytes(),
                   .offset = is.offset,
@@ -297,7 +298,7 @@ void share_channel::send(exportable_buffer const& b, stream_ref last_write, sour
                   .serial = whole.serial};
   m.device = whole.uuid;
   own.send(operation, m, std::array{memory.value, life.get()}, at);
-  is.loans.emplace_back(std::move(ours));
+  is.importers.emplace_back(std::move(ours));
 }
 
 imported_buffer share_channel::receive(device reader, source_location at) {
@@ -305,7 +306,7 @@ imported_buffer share_channel::receive(device reader, source_location at) {
   state& own = live(operation, at);
   auto& r = streams::current_runtime(at);
   int const device = streams::resolve(reader, r, operation, at);
-  own.expect(operation, peer::said::buffer, at);
+  own.expect(operation, peer::message_kind::buffer, at);
   auto& all = r.part<peer::imports>();
   auto const forget = [&] { own.next.reset(); };
   imported_buffer out;
@@ -328,7 +329,7 @@ imported_buffer share_channel::receive(device reader, source_location at) {
 void share_channel::signal(std::uint64_t number, stream_ref after, source_location at) {
   constexpr char const* operation = "share_channel::signal";
   state& own = live(operation, at);
-  wait_for(streams::line_or_throw(after, operation, at), operation, at);
+  wait_for(streams::clock_or_throw(after, operation, at), operation, at);
   peer::message m{.number = number};
   own.send(operation, m, {}, at);
 }
@@ -344,7 +345,7 @@ void share_channel::signal(std::uint64_t number, event const& after, source_loca
 std::uint64_t share_channel::wait(source_location at) {
   constexpr char const* operation = "share_channel::wait";
   state& own = live(operation, at);
-  own.expect(operation, peer::said::number, at);
+  own.expect(operation, peer::message_kind::number, at);
   std::uint64_t const number = own.next->what.number;
   own.next.reset();
   return number;

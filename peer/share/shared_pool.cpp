@@ -23,7 +23,7 @@ std::size_t whole_pages(std::size_t handle_bytes, std::size_t page, source_locat
 
 }  // namespace
 
-pool_books::pool_books(exports& e, runtime::impl& r, int device, share_pool_options const& o, source_location at)
+shared_pool::shared_pool(exports& e, runtime::impl& r, int device, share_pool_options const& o, source_location at)
     : exports_(e),
       runtime_(r),
       device_(device),
@@ -35,14 +35,14 @@ pool_books::pool_books(exports& e, runtime::impl& r, int device, share_pool_opti
     if (reader == device) continue;
     std::string const pair = base::pair_text(reader, device);
     r.open(reader, "share_pool", at);
-    if (r.part<links>().prove(reader, device, at) != links::trust::proven)
+    if (r.part<links>().prove(reader, device, at) != links::link_state::proven)
       throw not_supported("share_pool", "a reader without a link: " + pair,
                           "Leave it out: copies reach it all the same", at);
     readers_.push_back(reader);
   }
 }
 
-pool_books::~pool_books() {
+shared_pool::~shared_pool() {
   if (ended_.load() || process_was_forked()) return;
   auto b = books_.lock();
   for (auto const& one : b->held) hand_down(*one, *b->handles.at(one->within->serial).pages);
@@ -50,21 +50,21 @@ pool_books::~pool_books() {
 }
 
 // Moves the block's pending uses and loans to its handle.
-void pool_books::hand_down(exported& from, exported& to) noexcept {
+void shared_pool::hand_down(exported& from, exported& to) noexcept {
   try {
     to.last_uses.insert(to.last_uses.end(), from.last_uses.begin(), from.last_uses.end());
-    std::move(from.loans.begin(), from.loans.end(), std::back_inserter(to.loans));
+    std::move(from.importers.begin(), from.importers.end(), std::back_inserter(to.importers));
   } catch (...) {
-    to.going = true;  // its pending uses are unknown: never reuse it
+    to.retiring = true;  // its pending uses are unknown: never reuse it
   }
 }
 
-bool pool_books::tighter::operator()(range const& a, range const& b) const noexcept {
+bool shared_pool::tighter::operator()(range const& a, range const& b) const noexcept {
   if (a.bytes != b.bytes) return a.bytes < b.bytes;
   return a.of == b.of ? a.offset < b.offset : a.of->pages->serial < b.of->pages->serial;
 }
 
-bool pool_books::cut(books& b, exported& block) {
+bool shared_pool::cut(books& b, exported& block) {
   auto const best = b.free.lower_bound(block.room, tighter{});
   if (best == b.free.end()) return false;
   range& r = *best;
@@ -88,7 +88,7 @@ bool pool_books::cut(books& b, exported& block) {
 }
 
 // Merges the range with free neighbours. Allocates nothing: the range exists already.
-void pool_books::set_free(books& b, handle& h, std::size_t offset) noexcept {
+void shared_pool::set_free(books& b, handle& h, std::size_t offset) noexcept {
   auto at = h.ranges.find(offset);
   auto const leave = [&](range& r) {
     if (r.size.is_linked()) b.free.erase(b.free.iterator_to(r));
@@ -110,23 +110,25 @@ void pool_books::set_free(books& b, handle& h, std::size_t offset) noexcept {
 }
 
 // Removes the handle's ranges from reuse.
-void pool_books::shut(books& b, handle& h) noexcept {
+void shared_pool::shut(books& b, handle& h) noexcept {
   for (auto& [offset, r] : h.ranges) {
     if (r.size.is_linked()) b.free.erase(b.free.iterator_to(r));
   }
 }
 
 // Requires: no other thread looks at the block.
-pool_books::now pool_books::look(exported& b) noexcept {
-  for (loan& l : b.loans) l.listen();
+shared_pool::now shared_pool::look(exported& b) noexcept {
+  for (importer& l : b.importers) l.listen();
   if (!exports_.complete(b)) return now::in_use;
-  if (std::any_of(b.loans.begin(), b.loans.end(), [](loan const& l) { return l.broken(); })) return now::lost;
-  if (!std::all_of(b.loans.begin(), b.loans.end(), [](loan const& l) { return l.over(); })) return now::in_use;
-  std::erase_if(b.loans, [](loan& l) { return !l.watched(); });
+  if (std::any_of(b.importers.begin(), b.importers.end(), [](importer const& l) { return l.broken(); }))
+    return now::lost;
+  if (!std::all_of(b.importers.begin(), b.importers.end(), [](importer const& l) { return l.over(); }))
+    return now::in_use;
+  std::erase_if(b.importers, [](importer& l) { return !l.watched(); });
   return now::free;
 }
 
-void pool_books::collect() noexcept try {
+void shared_pool::collect() noexcept try {
   std::vector<std::pair<std::shared_ptr<exported>, now>> all;
   {
     auto b = books_.lock();
@@ -146,16 +148,16 @@ void pool_books::collect() noexcept try {
       b->changes += is != now::in_use;
       settle(*b, *one, is);
     }
-    std::erase_if(b->held, [](auto const& one) { return one->is == exported::state::lent_out; });
+    std::erase_if(b->held, [](auto const& one) { return one->is == exported::state::exported_in_use; });
     b->look_again = 2 * b->held.size() + 32;
     take_out(*b, over, [](handle const& h) { return h.spoilt && h.blocks == 0; });
   }
   for (handle const& h : over) exports_.keep(*h.pages, true);
 } catch (...) {}  // no host memory: blocks already marked stay looked_at until their pool ends
 
-// lent_out: no longer held.
-void pool_books::settle(books& b, exported& block, now is) noexcept {
-  block.is = is == now::in_use ? exported::state::idle : exported::state::lent_out;
+// exported_in_use: no longer held.
+void shared_pool::settle(books& b, exported& block, now is) noexcept {
+  block.is = is == now::in_use ? exported::state::idle : exported::state::exported_in_use;
   if (is == now::in_use) return;
   handle& h = b.handles.at(block.within->serial);
   --h.blocks;
@@ -167,9 +169,9 @@ void pool_books::settle(books& b, exported& block, now is) noexcept {
   } else {
     set_free(b, h, block.offset);
     hand_down(block, *h.pages);  // the last loans show importers that the memory still exists
-    auto& kept = h.pages->loans;
+    auto& kept = h.pages->importers;
     if (kept.size() > h.most_kept) {
-      std::erase_if(kept, [](loan& l) { return !l.watched(); });
+      std::erase_if(kept, [](importer& l) { return !l.watched(); });
       h.most_kept = 2 * kept.size() + 32;
     }
     h.pages->last_uses.clear();  // all complete
@@ -177,7 +179,7 @@ void pool_books::settle(books& b, exported& block, now is) noexcept {
 }
 
 template <class Which>
-void pool_books::take_out(books& b, std::vector<handle>& into, Which which) {
+void shared_pool::take_out(books& b, std::vector<handle>& into, Which which) {
   into.reserve(b.handles.size());
   for (auto it = b.handles.begin(); it != b.handles.end();) {
     if (!which(it->second)) {
@@ -191,7 +193,7 @@ void pool_books::take_out(books& b, std::vector<handle>& into, Which which) {
   }
 }
 
-std::size_t pool_books::let_go() noexcept try {
+std::size_t shared_pool::let_go() noexcept try {
   collect();
   std::vector<handle> over;
   {
@@ -208,7 +210,7 @@ std::size_t pool_books::let_go() noexcept try {
   return 0;
 }
 
-void pool_books::refuse(std::size_t bytes, std::size_t reserved, source_location at) {
+void shared_pool::refuse(std::size_t bytes, std::size_t reserved, source_location at) {
   memory_report r = exports_.report(device_);
   r.requested = bytes;
   r.rounded = base::round_up(bytes, page_);
@@ -217,18 +219,19 @@ void pool_books::refuse(std::size_t bytes, std::size_t reserved, source_location
   throw out_of_memory(std::move(r), at);
 }
 
-void pool_books::add_held(books const& b, std::vector<std::vector<clock::stamp>>& all) {
+void shared_pool::add_held(books const& b, std::vector<std::vector<clock::stamp>>& all) {
   for (auto const& one : b.held) {
-    if (one->is == exported::state::idle && std::ranges::all_of(one->loans, &loan::over)) all.push_back(one->last_uses);
+    if (one->is == exported::state::idle && std::ranges::all_of(one->importers, &importer::over))
+      all.push_back(one->last_uses);
   }
 }
 
-bool pool_books::has_more(base::guarded<books>::access& b, search& s) {
+bool shared_pool::has_more(base::guarded<books>::access& b, search& s) {
   moved_.wait(b.lock(), [&] { return b->in_motion == 0 || b->changes != s.seen; });
   return b->changes != s.seen && ++s.rounds < most_rounds;
 }
 
-bool pool_books::wait_for_held(search& s) noexcept try {
+bool shared_pool::wait_for_held(search& s) noexcept try {
   if (++s.rounds > most_rounds) return false;
   std::vector<std::vector<clock::stamp>> all;
   {
@@ -241,7 +244,7 @@ bool pool_books::wait_for_held(search& s) noexcept try {
   return false;
 }
 
-void pool_books::grow(std::size_t bytes, std::size_t room, search& s, source_location at) {
+void shared_pool::grow(std::size_t bytes, std::size_t room, search& s, source_location at) {
   std::size_t const least = base::round_up(room, page_);
   std::size_t want = 0;
   {
@@ -261,7 +264,7 @@ void pool_books::grow(std::size_t bytes, std::size_t room, search& s, source_loc
     ++b->in_motion;
   }
   struct leaves {
-    pool_books& of;
+    shared_pool& of;
     ~leaves() {
       auto b = of.books_.lock();
       ++b->changes, --b->in_motion;
@@ -299,7 +302,7 @@ void pool_books::grow(std::size_t bytes, std::size_t room, search& s, source_loc
   }
 }
 
-std::shared_ptr<exported> pool_books::allocate(std::shared_ptr<pool_books> const& self, clock::timeline& home,
+std::shared_ptr<exported> shared_pool::allocate(std::shared_ptr<shared_pool> const& self, clock::stream_clock& home,
                                                std::size_t bytes, source_location at) {
   auto made = std::make_shared<exported>();
   exported& b = *made;
@@ -336,13 +339,13 @@ std::shared_ptr<exported> pool_books::allocate(std::shared_ptr<pool_books> const
         throw;
     }
   }
-  b.is = exported::state::lent_out;
+  b.is = exported::state::exported_in_use;
   b.pool = self;
   self->exports_.begun(b, home, at);
   return made;
 }
 
-void pool_books::put_back(std::shared_ptr<exported> block) noexcept {
+void shared_pool::put_back(std::shared_ptr<exported> block) noexcept {
   auto b = books_.lock();
   --b->live;
   b->allocated -= block->room, b->requested -= block->bytes, b->held_bytes += block->room;
@@ -351,7 +354,7 @@ void pool_books::put_back(std::shared_ptr<exported> block) noexcept {
   ++b->changes;
 }
 
-share_pool_statistics pool_books::statistics() {
+share_pool_statistics shared_pool::statistics() {
   collect();
   auto const b = books_.lock();
   return {.handles = b->handles.size(),
@@ -364,7 +367,7 @@ share_pool_statistics pool_books::statistics() {
           .lost = b->lost};
 }
 
-std::vector<std::string> pool_books::validate() const {
+std::vector<std::string> shared_pool::validate() const {
   auto const b = books_.lock();
   std::vector<std::string> wrong;
   std::size_t reserved = 0, free = 0, taken = 0;

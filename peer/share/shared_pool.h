@@ -16,15 +16,15 @@
 
 namespace weir::peer {
 
-class pool_books {
+class shared_pool {
  public:
   // Throws: as share_pool
-  pool_books(exports&, runtime::impl&, int device, share_pool_options const&, source_location);
-  ~pool_books();  // after its last block: passes its handles to exports, with their blocks' pending uses
-  pool_books(pool_books const&) = delete;
+  shared_pool(exports&, runtime::impl&, int device, share_pool_options const&, source_location);
+  ~shared_pool();  // after its last block: passes its handles to exports, with their blocks' pending uses
+  shared_pool(shared_pool const&) = delete;
 
   // Throws: as exports::take; out_of_memory also beyond the pool's limit
-  static std::shared_ptr<exported> allocate(std::shared_ptr<pool_books> const&, clock::timeline& home,
+  static std::shared_ptr<exported> allocate(std::shared_ptr<shared_pool> const&, clock::stream_clock& home,
                                             std::size_t bytes, source_location);
   void put_back(std::shared_ptr<exported>) noexcept;  // Blocks: no
   share_pool_statistics statistics();

@@ -23,7 +23,8 @@ std::string text_of(running_work const&);  // "launch at a.cpp:3 on stream 1 of 
 
 struct call_context {
   site in;             // of the outermost public call
-  int unpromised = 0;  // > 0: completion seen and waits inserted now are weir's own, a program may not rely on them
+  int internal_ordering =
+      0;  // > 0: completion seen and waits inserted now are weir's own, a program may not rely on them
   running_work const* running = nullptr;  // null: this thread runs the program's own code
 };
 call_context& this_call() noexcept;
@@ -61,17 +62,17 @@ class [[nodiscard]] call_site {
 
 // While one lives, what this thread learns from the driver and orders there is weir's own affair:
 // another run may do without.
-class [[nodiscard]] unpromised {
+class [[nodiscard]] internal_ordering {
  public:
-  explicit unpromised(bool wanted) noexcept {
+  explicit internal_ordering(bool wanted) noexcept {
     if (!wanted) [[likely]] return;
     in_ = &this_call();
-    ++in_->unpromised;
+    ++in_->internal_ordering;
   }
-  ~unpromised() {
-    if (in_) --in_->unpromised;
+  ~internal_ordering() {
+    if (in_) --in_->internal_ordering;
   }
-  unpromised(unpromised const&) = delete;
+  internal_ordering(internal_ordering const&) = delete;
 
  private:
   call_context* in_ = nullptr;

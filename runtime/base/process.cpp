@@ -27,10 +27,10 @@ void watch_process() noexcept {
   std::at_quick_exit(mark_ending);
   pthread_atfork(nullptr, nullptr, [] {
     detail::forked.store(true);
-    world_changed();
+    invalidate_fast_paths();
   });
   // asked of a process with threads, such as a driver's, the system takes milliseconds to answer
-  (void)base::can_fence_owners();
+  (void)base::has_process_wide_fence();
 }
 
 bool process_is_ending() noexcept { return ending.load(base::memory_order_relaxed); }

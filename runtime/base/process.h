@@ -23,8 +23,8 @@ inline bool process_was_forked() noexcept { return detail::forked.load(base::mem
 // stands. Whoever ends something that may be remembered changes it: memory of a device comes or goes, a
 // device is lost, a stream's registration ends, a fork. Even; odd while every allocation is to be noted: then
 // the shortest ways, which note nothing, are closed by the one look they take anyway.
-inline std::uint64_t world_version() noexcept { return detail::world.version.load(base::memory_order_acquire); }
-inline void world_changed() noexcept { detail::world.version.fetch_add(2); }
+inline std::uint64_t fast_path_version() noexcept { return detail::world.version.load(base::memory_order_acquire); }
+inline void invalidate_fast_paths() noexcept { detail::world.version.fetch_add(2); }
 // Requires: yes and no in turn
 inline void note_all_blocks(bool yes) noexcept {
   yes ? detail::world.version.fetch_add(1) : detail::world.version.fetch_sub(1);

@@ -47,7 +47,7 @@ void end_thread_values() noexcept {
 }
 
 int new_thread_slot() noexcept {
-  undivided const here;
+  no_switch const here;
   static atomic<int> next{0};
   int const slot = next.fetch_add(1);
   if (slot >= thread_slots) std::abort();  // raise thread_slots
@@ -92,49 +92,49 @@ void keep_baton(bool yes) noexcept {
   if (sync_scheduler* const me = scheduled_thread::value) me->stay(yes);
 }
 
-bool in_relay() noexcept { return scheduled_thread::value != nullptr; }
+bool in_scheduler() noexcept { return scheduled_thread::value != nullptr; }
 
-std::shared_ptr<sync_scheduler> start_in_relay(std::shared_ptr<void> body, void (*run)(void*)) {
+std::shared_ptr<sync_scheduler> start_scheduled(std::shared_ptr<void> body, void (*run)(void*)) {
   return scheduled_thread::value->start(std::move(body), run);
 }
 
-void join_in_relay(std::shared_ptr<sync_scheduler> t) { t->join(scheduled_thread::value); }
+void join_scheduled(std::shared_ptr<sync_scheduler> t) { t->join(scheduled_thread::value); }
 }  // namespace detail
 
-bool can_fence_owners() noexcept {
+bool has_process_wide_fence() noexcept {
   static bool const answer = os::can_fence_other_threads();
   return answer;
 }
 
-void fence_owners() noexcept { os::fence_other_threads(); }
+void process_wide_fence() noexcept { os::fence_other_threads(); }
 
 // An owner of a lower priority than the caller's has the processor only while the caller sleeps.
-void owners_word::wait_for_end() const noexcept {
+void bias_word::wait_for_end() const noexcept {
   constexpr int quick = 100;
   constexpr std::int64_t nap_ns = 50'000;
   int times = 0;
   while (word_.load(memory_order_acquire) & begun) {
-    if (times < quick || detail::relayed()) yield_thread();
+    if (times < quick || detail::is_scheduled()) yield_thread();
     else sleep_ns(nap_ns);
     times = std::min(times + 1, quick);
   }
 }
 
-void owned_mutex::lock() {
+void biased_mutex::lock() {
   mutex_.lock();
   std::uint64_t const me = this_thread_id();
   if (last_ == me) return void(++in_a_row_);
   last_ = me, in_a_row_ = 0;
-  owners_word const* const owner = owner_.load(memory_order_relaxed);
+  bias_word const* const owner = owner_.load(memory_order_relaxed);
   if (!owner) return;
   owner_.store(nullptr, memory_order_relaxed);
-  fence_owners();
+  process_wide_fence();
   owner->wait_for_end();
   if (patience_ < most_patience) patience_ *= 2;
 }
 
 std::int64_t now_ns() noexcept {
-  if (detail::relayed()) [[unlikely]] {
+  if (detail::is_scheduled()) [[unlikely]] {
     if (sync_scheduler* const me = detail::scheduled_thread::value) return me->now_ns();
   }
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -148,20 +148,20 @@ std::int64_t calendar_ns() noexcept {
 
 std::uint64_t ticks() noexcept {
 #if defined(__x86_64__)
-  if (!detail::relayed()) [[likely]] return __builtin_ia32_rdtsc();
+  if (!detail::is_scheduled()) [[likely]] return __builtin_ia32_rdtsc();
 #endif
   return static_cast<std::uint64_t>(now_ns());
 }
 
 void sleep_ns(std::int64_t ns) noexcept {
-  if (detail::relayed()) [[unlikely]] {
+  if (detail::is_scheduled()) [[unlikely]] {
     if (sync_scheduler* const me = detail::scheduled_thread::value) return me->sleep(ns);
   }
   std::this_thread::sleep_for(std::chrono::nanoseconds(ns));
 }
 
 void yield_thread() noexcept {
-  if (detail::relayed()) [[unlikely]] {
+  if (detail::is_scheduled()) [[unlikely]] {
     if (sync_scheduler* const me = detail::scheduled_thread::value) return me->yield();
   }
   std::this_thread::yield();

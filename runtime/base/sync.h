@@ -56,7 +56,7 @@ using unique_lock = std::unique_lock<mutex>;
 
 namespace detail {
 inline constinit std::atomic<int> relays{0};  // that have threads now
-inline bool relayed() noexcept { return relays.load(std::memory_order_relaxed) != 0; }
+inline bool is_scheduled() noexcept { return relays.load(std::memory_order_relaxed) != 0; }
 // The calls below as scheduled threads make them (sync_scheduler.h); any other thread makes the plain call.
 void point() noexcept;
 void lock(mutex&);
@@ -65,25 +65,25 @@ void unlock(mutex&) noexcept;
 bool wait(condition&, unique_lock&, std::int64_t limit_ns);  // false: the limit came first
 void notify(condition&, bool all) noexcept;
 void keep_baton(bool) noexcept;
-bool in_relay() noexcept;
-std::shared_ptr<sync_scheduler> start_in_relay(std::shared_ptr<void> body, void (*run)(void*));
-void join_in_relay(std::shared_ptr<sync_scheduler>);
+bool in_scheduler() noexcept;
+std::shared_ptr<sync_scheduler> start_scheduled(std::shared_ptr<void> body, void (*run)(void*));
+void join_scheduled(std::shared_ptr<sync_scheduler>);
 
 inline void atomic_point() noexcept {
 #ifdef WEIR_SCHEDULE_ATOMICS
-  if (relayed()) [[unlikely]] point();
+  if (is_scheduled()) [[unlikely]] point();
 #endif
 }
 }  // namespace detail
 
 // Where a relay may switch threads although nothing above is called.
 inline void switch_point() noexcept {
-  if (detail::relayed()) [[unlikely]] detail::point();
+  if (detail::is_scheduled()) [[unlikely]] detail::point();
 }
 
 // This thread is one of a relay: what it does next must hang on nothing that differs from run to run,
 // such as where pages lie.
-inline bool order_is_chosen() noexcept { return detail::relayed() && detail::in_relay(); }
+inline bool order_is_chosen() noexcept { return detail::is_scheduled() && detail::in_scheduler(); }
 
 // Whether somebody looks on. No switch point: what is seen of it decides nothing but what is told.
 class flag {
@@ -97,15 +97,15 @@ class flag {
 
 // While one lives this thread is not switched away from. For initialisers of statics: the language's lock
 // around them is none of these, so whoever meets it would wait for ever for a thread that may not run.
-class undivided {
+class no_switch {
  public:
-  undivided() noexcept {
-    if (detail::relayed()) [[unlikely]] detail::keep_baton(true);
+  no_switch() noexcept {
+    if (detail::is_scheduled()) [[unlikely]] detail::keep_baton(true);
   }
-  ~undivided() {
-    if (detail::relayed()) [[unlikely]] detail::keep_baton(false);
+  ~no_switch() {
+    if (detail::is_scheduled()) [[unlikely]] detail::keep_baton(false);
   }
-  undivided(undivided const&) = delete;
+  no_switch(no_switch const&) = delete;
 };
 
 template <class T>
@@ -178,14 +178,14 @@ inline constexpr quiet_t quiet;
 // in every thread of the process.
 //   owner:  begin(); look at a sign, any atomic; not kept out: change what belongs to the number, end(new
 //           value); kept out: end(old value)
-//   others: set the sign, fence_owners(), wait_for_end()
+//   others: set the sign, process_wide_fence(), wait_for_end()
 // Invariant: from then on, until the owner itself takes the sign away under a lock it shares with them, the
 // owner changes nothing: it may write the old number once more, having read it before it said that it has
 // begun. So nobody else writes the number.
-class owners_word {
+class bias_word {
  public:
   static constexpr std::uint64_t begun = 0x80;  // no bit of its values
-  constexpr owners_word() noexcept = default;
+  constexpr bias_word() noexcept = default;
   [[gnu::always_inline]] std::uint64_t begin() noexcept {
     std::uint64_t const value = word_.load(memory_order_relaxed);
     word_.store(value | begun, memory_order_relaxed);
@@ -199,8 +199,8 @@ class owners_word {
  private:
   atomic<std::uint64_t> word_{0};
 };
-bool can_fence_owners() noexcept;  // false: do without owners' words
-void fence_owners() noexcept;  // what other threads do from now on, they do after they can see what this one did before
+bool has_process_wide_fence() noexcept;  // false: do without owners' words
+void process_wide_fence() noexcept;  // what other threads do from now on, they do after they can see what this one did before
 
 // One pointer a thread for each Tag; `initial` in a new thread. In a program the linker makes it a load. No
 // model of thread-local storage is asked for that a library opened at run time has no room for.
@@ -214,21 +214,21 @@ class mutex {
   constexpr mutex() noexcept = default;
   explicit constexpr mutex(quiet_t) noexcept : quiet_(true) {}
   void lock() {
-    if (detail::relayed()) [[unlikely]] return detail::lock(*this);
+    if (detail::is_scheduled()) [[unlikely]] return detail::lock(*this);
     mutex_.lock();
   }
   bool try_lock() {
-    if (detail::relayed()) [[unlikely]] return detail::try_lock(*this);
+    if (detail::is_scheduled()) [[unlikely]] return detail::try_lock(*this);
     return mutex_.try_lock();
   }
   void unlock() {
-    if (detail::relayed()) [[unlikely]] return detail::unlock(*this);
+    if (detail::is_scheduled()) [[unlikely]] return detail::unlock(*this);
     mutex_.unlock();
   }
 
  private:
   friend class condition;
-  friend class relay;
+  friend class thread_scheduler;
   friend void detail::lock(mutex&);
   friend bool detail::try_lock(mutex&);
   friend void detail::unlock(mutex&) noexcept;
@@ -243,48 +243,48 @@ using lock_guard = std::lock_guard<mutex>;
 // Another thread that takes it ends that, and pays for a fence in every thread of the process.
 // Invariant: whoever holds it is alone. Only the thread of a word enters by it, and only while `owner_` names
 // it; who takes that name away, with the mutex held, waits until the word says that its thread is out.
-class owned_mutex {
+class biased_mutex {
  public:
   // The owner's way. False: it is not the owner (any more), and nothing is held.
-  [[gnu::always_inline]] bool enter(owners_word& mine) noexcept {
+  [[gnu::always_inline]] bool enter(bias_word& mine) noexcept {
     if (owner_.load(memory_order_relaxed) != &mine) return false;
     mine.begin();
     if (owner_.load(memory_order_acquire) == &mine) [[likely]] return true;
     mine.end(0);
     return false;
   }
-  [[gnu::always_inline]] static void leave(owners_word& mine) noexcept { mine.end(0); }
+  [[gnu::always_inline]] static void leave(bias_word& mine) noexcept { mine.end(0); }
 
   void lock();
   void unlock() { mutex_.unlock(); }
   // The calling thread's word, for its next times, if it is time.
   // Requires: taken by lock(); outlives this, or is disowned
-  void offer(owners_word& mine) noexcept {
+  void bias_to(bias_word& mine) noexcept {
     if (in_a_row_ >= patience_ && !owner_.load(memory_order_relaxed)) owner_.store(&mine, memory_order_release);
   }
-  void disown(owners_word const& gone) noexcept {  // Requires: taken by lock()
+  void revoke_bias(bias_word const& gone) noexcept {  // Requires: taken by lock()
     if (owner_.load(memory_order_relaxed) == &gone) owner_.store(nullptr, memory_order_relaxed);
   }
   // While it is taken by lock() an owner is the calling thread,
   // which takes the other way the next time if it is disowned.
   bool is_owned() const noexcept { return owner_.load(memory_order_relaxed) != nullptr; }
-  void disown() noexcept { owner_.store(nullptr, memory_order_relaxed); }
+  void revoke_bias() noexcept { owner_.store(nullptr, memory_order_relaxed); }
 
  private:
   static constexpr std::uint32_t least_patience = 4, most_patience = 1024;
-  atomic<owners_word*> owner_{nullptr};  // written with mutex_
+  atomic<bias_word*> owner_{nullptr};  // written with mutex_
   mutex mutex_;
   std::uint64_t last_ = 0;               // under mutex_, as what follows: the thread that took it last
   std::uint32_t in_a_row_ = 0;           // times that it took it since another one did
   // so many times before it is the owner; twice as many after each that was found not to be alone
   std::uint32_t patience_ = least_patience;
 };
-using owned_lock = std::lock_guard<owned_mutex>;
+using biased_lock = std::lock_guard<biased_mutex>;
 
 class condition {
  public:
   void wait(unique_lock& lock) {
-    if (detail::relayed()) [[unlikely]] return void(detail::wait(*this, lock, no_limit));
+    if (detail::is_scheduled()) [[unlikely]] return void(detail::wait(*this, lock, no_limit));
     wait_plainly(lock);
   }
   template <class Done>
@@ -296,15 +296,15 @@ class condition {
   bool wait_for(unique_lock& lock, time_limit limit, Done done);
   void notify_one() noexcept {
     condition_.notify_one();
-    if (detail::relayed()) [[unlikely]] detail::notify(*this, false);
+    if (detail::is_scheduled()) [[unlikely]] detail::notify(*this, false);
   }
   void notify_all() noexcept {
     condition_.notify_all();
-    if (detail::relayed()) [[unlikely]] detail::notify(*this, true);
+    if (detail::is_scheduled()) [[unlikely]] detail::notify(*this, true);
   }
 
  private:
-  friend class relay;
+  friend class thread_scheduler;
   friend bool detail::wait(condition&, unique_lock&, std::int64_t);
   static constexpr std::int64_t no_limit = -1;
   void wait_plainly(unique_lock& lock) {
@@ -358,8 +358,8 @@ class thread {
   template <class F>
   explicit thread(F&& body) {
     detail::may_make_thread();
-    if (detail::relayed() && detail::in_relay()) [[unlikely]] {
-      relayed_ = detail::start_in_relay(std::make_shared<std::decay_t<F>>(std::forward<F>(body)),
+    if (detail::is_scheduled() && detail::in_scheduler()) [[unlikely]] {
+      scheduled_ = detail::start_scheduled(std::make_shared<std::decay_t<F>>(std::forward<F>(body)),
                                         [](void* b) { (*static_cast<std::decay_t<F>*>(b))(); });
     } else {
       thread_ = std::thread(std::forward<F>(body));
@@ -367,15 +367,15 @@ class thread {
   }
   thread(thread&&) noexcept = default;
   thread& operator=(thread&&) noexcept = default;
-  bool joinable() const noexcept { return relayed_ || thread_.joinable(); }
+  bool joinable() const noexcept { return scheduled_ || thread_.joinable(); }
   void join() {
-    if (relayed_) return detail::join_in_relay(std::exchange(relayed_, nullptr));
+    if (scheduled_) return detail::join_scheduled(std::exchange(scheduled_, nullptr));
     thread_.join();
   }
 
  private:
   std::thread thread_;
-  std::shared_ptr<sync_scheduler> relayed_;
+  std::shared_ptr<sync_scheduler> scheduled_;
 };
 
 // One T a thread, made at first use, destroyed with the thread. At most thread_slots of these in a process.
@@ -422,7 +422,7 @@ int hardware_threads() noexcept;
 
 template <class Done>
 bool condition::wait_for(unique_lock& lock, time_limit limit, Done done) {
-  if (detail::relayed() && detail::in_relay()) [[unlikely]] {
+  if (detail::is_scheduled() && detail::in_scheduler()) [[unlikely]] {
     std::int64_t const end = limit.after(now_ns());
     while (!done()) {
       std::int64_t const left = end - now_ns();

@@ -9,7 +9,7 @@ using driver::code;
 using driver::result;
 using driver::status;
 
-result<bool> timeline::captured() const {
+result<bool> stream_clock::captured() const {
   auto const is = common_->machine.capturing(device_, handle());
   if (!is.ok()) return {note(is.is), false};
   if (seen_captured() != is.value) note_captured(is.value);
@@ -19,7 +19,7 @@ result<bool> timeline::captured() const {
 // No number is begun: the record is no point in the stream's own work. What others may ask about is never
 // recorded inside: their question would spoil the capture, and who waited for it would be captured as well.
 // Such an event is left to its fence.
-result<fence_ref> timeline::record_inside(event_ref const& event, fence_ref const& before) {
+result<fence_ref> stream_clock::record_inside(event_ref const& event, fence_ref const& before) {
   auto f = std::make_shared<clock::fence>();
   f->event = event, f->of = hold();
   f->captured = true;
@@ -34,7 +34,7 @@ result<fence_ref> timeline::record_inside(event_ref const& event, fence_ref cons
 
 // The driver is not asked to join what is no longer captured:
 // it might refuse by spoiling the waiter's own capture.
-status timeline::wait_inside(driver::event_handle event, timeline& from) {
+status stream_clock::wait_inside(driver::event_handle event, stream_clock& from) {
   if (&from.runtime_ != &runtime_) return {code::invalid};
   if (auto const s = open_for_work(); !s.ok()) return s;
   auto const there = from.captured();
@@ -45,7 +45,7 @@ status timeline::wait_inside(driver::event_handle event, timeline& from) {
   return s;
 }
 
-status timeline::join(timeline& from) {
+status stream_clock::join(stream_clock& from) {
   auto const there = from.captured();
   if (!there.ok()) return there.is;
   if (!there.value) return {code::not_permitted};

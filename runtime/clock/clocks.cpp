@@ -10,7 +10,7 @@
 namespace weir::clock {
 
 namespace detail {
-base::atomic<base::atomic<timeline*>*> directory[chunks];
+base::atomic<base::atomic<stream_clock*>*> directory[chunks];
 
 namespace {
 base::mutex& growing() {
@@ -18,15 +18,15 @@ base::mutex& growing() {
   return *m;
 }
 
-void enter(std::uint64_t id, timeline* t) {
+void enter(std::uint64_t id, stream_clock* t) {
   auto const at = place(id);
   auto* chunk = directory[at.chunk].load(base::memory_order_acquire);
   if (!chunk) {
-    base::undivided const one_step;  // how many timelines this process had before is none of a run's affairs
+    base::no_switch const one_step;  // how many timelines this process had before is none of a run's affairs
     base::lock_guard const hold(growing());
     chunk = directory[at.chunk].load(base::memory_order_acquire);
     if (!chunk) {
-      chunk = new base::atomic<timeline*>[first_chunk << at.chunk]{};
+      chunk = new base::atomic<stream_clock*>[first_chunk << at.chunk]{};
       directory[at.chunk].store(chunk, base::memory_order_release);
     }
   }
@@ -40,15 +40,15 @@ base::atomic<std::uint64_t> next_id{1};
 // First in, first out, through the timelines themselves: who retires one may have no memory.
 class clocks::chain {
  public:
-  void add(timeline& t) noexcept {
+  void add(stream_clock& t) noexcept {
     t.after_ = nullptr;
     (last_ ? last_->after_ : first_) = &t;
     last_ = &t;
     ++size_;
   }
   // Requires: not empty.
-  timeline& take_first() noexcept {
-    timeline& t = *std::exchange(first_, first_->after_);
+  stream_clock& take_first() noexcept {
+    stream_clock& t = *std::exchange(first_, first_->after_);
     if (!first_) last_ = nullptr;
     --size_;
     return t;
@@ -56,22 +56,22 @@ class clocks::chain {
   std::size_t size() const noexcept { return size_; }
 
  private:
-  timeline *first_ = nullptr, *last_ = nullptr;
+  stream_clock *first_ = nullptr, *last_ = nullptr;
   std::size_t size_ = 0;
 };
 
 struct clocks::state {
   explicit state(weir::runtime::impl& r)
-      : runtime(r), shared(std::make_shared<timeline::common>(r.machine(), r.device_count())) {}
+      : runtime(r), shared(std::make_shared<stream_clock::common>(r.machine(), r.device_count())) {}
   weir::runtime::impl& runtime;
-  std::shared_ptr<timeline::common> shared;
+  std::shared_ptr<stream_clock::common> shared;
   std::uint64_t const before = detail::next_id.load() - 1;  // ids that other runtimes have given
-  base::guarded<std::vector<std::unique_ptr<timeline>>> lines;
+  base::guarded<std::vector<std::unique_ptr<stream_clock>>> lines;
   base::atomic<bool> any_ended{false};
   base::guarded<chain> ended;  // retired, and not known to be done: each keeps its last event
   base::guarded<chain> over;   // retired and done, somebody's streams, in the order they were seen to be
   struct registration {
-    timeline* line;
+    stream_clock* stream;
     std::size_t times;
   };
   base::guarded<std::map<std::pair<int, driver::stream_handle>, registration>> registered;
@@ -89,13 +89,13 @@ clocks::~clocks() {
   state_->shared->events->close();
 }
 
-timeline& clocks::make(int device, driver::stream_handle h, life l) {
+stream_clock& clocks::make(int device, driver::stream_handle h, life l) {
   std::uint64_t const id = detail::next_id.fetch_add(1);
   state_->runtime.machine().number_stream(device, h, id - state_->before);
   if (l == life::foreign) {
-    if (timeline* const again = take_over(device, h, id)) return *again;
+    if (stream_clock* const again = take_over(device, h, id)) return *again;
   }
-  std::unique_ptr<timeline> made(new timeline(id, device, h, l, state_->runtime, state_->shared));
+  std::unique_ptr<stream_clock> made(new stream_clock(id, device, h, l, state_->runtime, state_->shared));
   auto lines = state_->lines.lock();
   base::make_room(*lines);
   detail::enter(id, made.get());
@@ -103,15 +103,15 @@ timeline& clocks::make(int device, driver::stream_handle h, life l) {
   return *lines->back();
 }
 
-std::uint64_t clocks::number_of(timeline const& t) const noexcept { return t.id() - state_->before; }
+std::uint64_t clocks::number_of(stream_clock const& t) const noexcept { return t.id() - state_->before; }
 
-timeline* clocks::take_over(int device, driver::stream_handle h, std::uint64_t id) {
+stream_clock* clocks::take_over(int device, driver::stream_handle h, std::uint64_t id) {
   constexpr int few = 4;  // the others are of other devices, or held
-  timeline* found = nullptr;
+  stream_clock* found = nullptr;
   {
     auto over = state_->over.lock();
     for (int i = 0; i < few && !found && over->size() > kept_ended; ++i) {
-      timeline& t = over->take_first();
+      stream_clock& t = over->take_first();
       if (t.device() == device && t.held_.use_count() == 1) found = &t;
       else over->add(t);
     }
@@ -127,26 +127,26 @@ timeline* clocks::take_over(int device, driver::stream_handle h, std::uint64_t i
   return found;
 }
 
-timeline& clocks::enrol(int device, driver::stream_handle h) {
+stream_clock& clocks::enrol(int device, driver::stream_handle h) {
   auto all = state_->registered.lock();
   auto const at = all->try_emplace({device, h}, state::registration{nullptr, 0}).first;
-  if (!at->second.line) {
+  if (!at->second.stream) {
     try {
-      at->second.line = &make(device, h, life::foreign);
+      at->second.stream = &make(device, h, life::foreign);
     } catch (...) {
       all->erase(at);
       throw;
     }
   }
   ++at->second.times;
-  return *at->second.line;
+  return *at->second.stream;
 }
 
-void clocks::leave(timeline& t) {
+void clocks::leave(stream_clock& t) {
   {
     auto all = state_->registered.lock();
     auto const at = all->find({t.device(), t.handle()});
-    if (at != all->end() && at->second.line == &t) {
+    if (at != all->end() && at->second.stream == &t) {
       if (--at->second.times) return;
       all->erase(at);
     }
@@ -154,8 +154,8 @@ void clocks::leave(timeline& t) {
   retire(t);
 }
 
-void clocks::retire(timeline& t) {
-  if (t.alive() == life::own) world_changed();  // foreign ones are never remembered
+void clocks::retire(stream_clock& t) {
+  if (t.alive() == life::own) invalidate_fast_paths();  // foreign ones are never remembered
   if (t.alive() == life::retired) return;
   state_->any_ended.store(true);
   auto const last = t.fence();
@@ -166,7 +166,7 @@ void clocks::retire(timeline& t) {
   let_go_of_ended(t);
 }
 
-void clocks::end(timeline& t) {
+void clocks::end(stream_clock& t) {
   base::lock_guard const hold(t.lock_);
   t.last_.store(t.next_.load() - 1);
   t.life_.store(life::retired, base::memory_order_release);
@@ -175,7 +175,7 @@ void clocks::end(timeline& t) {
 
 // Whoever retires one asks about a few that went before, more of them the more there are: so the events of
 // streams that are gone come back.
-void clocks::let_go_of_ended(timeline& last) noexcept {
+void clocks::let_go_of_ended(stream_clock& last) noexcept {
   chain oldest;
   {
     auto ended = state_->ended.lock();
@@ -183,7 +183,7 @@ void clocks::let_go_of_ended(timeline& last) noexcept {
     ended->add(last);
   }
   while (oldest.size()) {
-    timeline& t = oldest.take_first();
+    stream_clock& t = oldest.take_first();
     auto const done = t.poll(t.last_.load());
     if (done.is.what == driver::code::lost) continue;  // it never will be
     if (!done.ok() || !done.value) {
@@ -212,18 +212,18 @@ driver::result<event_ref> clocks::take_event(int device, driver::event_kind kind
 bool clocks::any_ended() const noexcept { return state_->any_ended.load(base::memory_order_acquire); }
 
 bool clocks::complete(stamp s) const noexcept {
-  timeline const* const there = find(s.stream);
-  return !there || there->passed(s.n);
+  stream_clock const* const there = find(s.stream);
+  return !there || there->is_complete_up_to(s.n);
 }
 
 driver::result<bool> clocks::poll(stamp s) {
-  timeline* const there = find(s.stream);
+  stream_clock* const there = find(s.stream);
   if (!there) return {{}, true};
   return there->poll(s.n);
 }
 
 driver::status clocks::synchronize(stamp s) {
-  timeline* const there = find(s.stream);
+  stream_clock* const there = find(s.stream);
   if (!there) return {};
   return there->synchronize(s.n);
 }
@@ -252,18 +252,18 @@ bool clocks::have_passed(std::vector<stamp>& all) {
 driver::status clocks::synchronize_device(int device) try {
   if (auto const s = state_->shared->state_of(device); !s.ok()) return s;
   struct one {
-    timeline* line;
-    timeline::begun begun;
+    stream_clock* stream;
+    stream_clock::begun begun;
   };
   std::vector<one> all;
-  std::vector<timeline*> living;
+  std::vector<stream_clock*> living;
   {
     auto lines = state_->lines.lock();
     for (auto& t : *lines) {
       if (t->device() == device && t->alive() != life::retired) living.push_back(t.get());
     }
   }
-  for (timeline const* const t : living) {  // the driver would refuse by spoiling their captures
+  for (stream_clock const* const t : living) {  // the driver would refuse by spoiling their captures
     if (auto const inside = t->captured(); inside.ok() && inside.value) return {driver::code::not_permitted};
   }
   {
@@ -271,18 +271,18 @@ driver::status clocks::synchronize_device(int device) try {
     for (auto& t : *lines) {
       if (t->device() != device) continue;
       if (t->alive() != life::retired) all.push_back({t.get(), t->begin()});
-      else if (!t->passed(t->last_.load())) all.push_back({t.get(), {t->last_.load(), t->knowledge()}});
+      else if (!t->is_complete_up_to(t->last_.load())) all.push_back({t.get(), {t->last_.load(), t->knowledge()}});
     }
   }
   if (auto const s = state_->shared->note(device, state_->shared->machine.synchronize_device(device)); !s.ok())
     return s;
-  for (auto const& o : all) o.line->observe(o.begun.n, o.begun.seen);
+  for (auto const& o : all) o.stream->observe(o.begun.n, o.begun.seen);
   return {};
 } catch (std::bad_alloc const&) {
   return {driver::code::out_of_memory};
 }
 
-void clocks::note_complete(timeline& t, fence_ref const& f) {
+void clocks::note_complete(stream_clock& t, fence_ref const& f) {
   if (!f->event->given_away() && !f->stale.load()) t.observe(f->n, f->seen);
 }
 
@@ -290,7 +290,7 @@ std::vector<stamp> clocks::collectives_given() const {
   std::vector<stamp> given;
   auto lines = state_->lines.lock();
   for (auto& t : *lines) {
-    if (stamp const s = t->now(); t->carries_collectives() && !t->passed(s.n)) given.push_back(s);
+    if (stamp const s = t->now(); t->carries_collectives() && !t->is_complete_up_to(s.n)) given.push_back(s);
   }
   return given;
 }

@@ -8,13 +8,13 @@
 
 namespace weir::clock {
 
-struct timeline::common {
+struct stream_clock::common {
   common(driver::driver& m, int devices)
       : machine(m),
         events(std::make_shared<event_pool>(m, devices)),
         lost(new base::atomic<std::int64_t>[static_cast<std::size_t>(devices)]) {}
   driver::driver& machine;
-  driver::witness* const witness = machine.watching();
+  driver::allocation_observer* const observer = machine.watching();
   std::shared_ptr<event_pool> const events;
   std::unique_ptr<base::atomic<std::int64_t>[]> const lost;  // 0: no, else 2 × the driver's number + 1
   base::atomic<std::uint64_t> fences{0}, waits{0}, polls{0};
@@ -30,7 +30,7 @@ struct timeline::common {
     if (s.what != driver::code::lost) return s;
     lost[static_cast<std::size_t>(device)].store(2 * static_cast<std::int64_t>(s.native) + 1,
                                                  base::memory_order_release);
-    world_changed();
+    invalidate_fast_paths();
     return s;
   }
 };

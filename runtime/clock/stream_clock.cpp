@@ -26,26 +26,26 @@ Answer or_out_of_memory(Act act) noexcept {
 }  // namespace
 
 // No call was needed, for the answer was known: a witness is told.
-void timeline::rely_on(timeline const* other) const {
-  if (!common_->witness || !other || &other->runtime_ != &runtime_) [[likely]] return;
-  common_->witness->relied_on({device_, handle()}, {other->device_, other->handle()});
+void stream_clock::rely_on(stream_clock const* other) const {
+  if (!common_->observer || !other || &other->runtime_ != &runtime_) [[likely]] return;
+  common_->observer->relied_on({device_, handle()}, {other->device_, other->handle()});
 }
-void timeline::know_complete() const {
-  if (common_->witness) [[unlikely]] common_->witness->relied_on({}, {device_, handle()});
+void stream_clock::know_complete() const {
+  if (common_->observer) [[unlikely]] common_->observer->relied_on({}, {device_, handle()});
 }
 
-driver::status timeline::note(status s) const noexcept {
+driver::status stream_clock::note(status s) const noexcept {
   if (s.what == driver::code::lost && logs(runtime_, log_level::error) && common_->state_of(device_).ok())
     log(log_level::error, {device_, id()}, "the device is lost to this process");
   return common_->note(device_, s);
 }
 
-driver::status timeline::open_for_work() const {
+driver::status stream_clock::open_for_work() const {
   if (alive() == life::retired) return {code::invalid};
   return common_->state_of(device_);
 }
 
-driver::status timeline::usable() const {
+driver::status stream_clock::usable() const {
   if (auto const s = open_for_work(); !s.ok()) return s;
   auto const inside = captured();
   if (!inside.ok()) return inside.is;
@@ -55,12 +55,12 @@ driver::status timeline::usable() const {
 // A record increments next before the driver call: a stamp read after this is not covered by the fence being
 // recorded. A fence carries the frontier as it was before its record:
 // what is merged meanwhile may be ordered after the record.
-timeline::begun timeline::begin() {
+stream_clock::begun stream_clock::begin() {
   base::lock_guard const hold(lock_);
   return {next_.fetch_add(1, base::memory_order_acq_rel), frontier_};
 }
 
-result<fence_ref> timeline::record(event_ref const& event, fence_ref const& before) {
+result<fence_ref> stream_clock::record(event_ref const& event, fence_ref const& before) {
   if (auto const s = open_for_work(); !s.ok()) return {s, {}};
   auto const inside = captured();
   if (!inside.ok()) return {inside.is, {}};
@@ -74,7 +74,7 @@ result<fence_ref> timeline::record(event_ref const& event, fence_ref const& befo
   return f;
 }
 
-status timeline::record_outside(clock::fence& f, fence_ref const& before) {
+status stream_clock::record_outside(clock::fence& f, fence_ref const& before) {
   bool const was_stale = before && before->stale.exchange(true);
   begun b = begin();
   f.n = b.n;
@@ -87,7 +87,7 @@ status timeline::record_outside(clock::fence& f, fence_ref const& before) {
   return {};
 }
 
-void timeline::publish(fence_ref const& f) {
+void stream_clock::publish(fence_ref const& f) {
   fence_list::dropped dropped;
   base::unique_lock hold(lock_);
   try {
@@ -96,7 +96,7 @@ void timeline::publish(fence_ref const& f) {
   hold.unlock();
 }
 
-result<fence_ref> timeline::record_fence(bool asked) {
+result<fence_ref> stream_clock::record_fence(bool asked) {
   if (auto const s = usable(); !s.ok()) return {s, {}};
   auto f = or_out_of_memory<result<fence_ref>>([&] { return common_->events->take_fence(device_); });
   if (!f.ok()) return {note(f.is), {}};
@@ -109,13 +109,13 @@ result<fence_ref> timeline::record_fence(bool asked) {
   return f;
 }
 
-result<stamp> timeline::fence() {
+result<stamp> stream_clock::fence() {
   auto f = record_fence(false);
   if (!f.ok()) return {f.is, {}};
   return {{}, {id(), f.value->n}};
 }
 
-result<fence_ref> timeline::fence_for(std::uint64_t n) {
+result<fence_ref> stream_clock::fence_for(std::uint64_t n) {
   auto listed = or_out_of_memory<result<fence_ref>>([&] {
     fence_list::dropped dropped;
     base::lock_guard const hold(lock_);
@@ -124,7 +124,7 @@ result<fence_ref> timeline::fence_for(std::uint64_t n) {
   return !listed.ok() || listed.value ? listed : record_fence(true);
 }
 
-std::uint64_t timeline::fence_covering(std::uint64_t n) {
+std::uint64_t stream_clock::fence_covering(std::uint64_t n) {
   return or_out_of_memory<result<std::uint64_t>>([&] {
            fence_list::dropped dropped;
            base::lock_guard const hold(lock_);
@@ -133,21 +133,21 @@ std::uint64_t timeline::fence_covering(std::uint64_t n) {
          }).value;
 }
 
-snapshot timeline::knowledge() const {
+snapshot stream_clock::knowledge() const {
   base::lock_guard const hold(lock_);
   return frontier_;
 }
 
-bool timeline::knows(stamp s) const {
+bool stream_clock::knows(stamp s) const {
   base::lock_guard const hold(lock_);
   return frontier_ && frontier_->of(s.stream) >= s.n;
 }
 
-void timeline::merge(timeline const& from, clock::fence const& f) {
+void stream_clock::merge(stream_clock const& from, clock::fence const& f) {
   static frontier const nothing;
   auto const known_complete = [this](frontier::entry const& e) {
-    timeline const* const there = find(e.stream);
-    return e.stream == id() || !there || there->passed(e.n);
+    stream_clock const* const there = find(e.stream);
+    return e.stream == id() || !there || there->is_complete_up_to(e.n);
   };
   snapshot old;  // let go of after the lock
   base::lock_guard const hold(lock_);
@@ -158,7 +158,7 @@ void timeline::merge(timeline const& from, clock::fence const& f) {
   } catch (...) {}  // no memory: it is ordered, and not known to be
 }
 
-status timeline::wait(fence_ref const& f, timeline& from) {
+status stream_clock::wait(fence_ref const& f, stream_clock& from) {
   if (f->captured) return wait_inside(f->event->handle(), from);
   if (!f->event->given_away() && covers({from.id(), f->n})) {
     rely_on(&from);
@@ -169,7 +169,7 @@ status timeline::wait(fence_ref const& f, timeline& from) {
 }
 
 // A waiter merges only after the driver's wait returned: until then what this stream is given is not ordered.
-status timeline::wait_for(fence_ref const& f, timeline& from) {
+status stream_clock::wait_for(fence_ref const& f, stream_clock& from) {
   bool const relied_on = !f->event->given_away();
   if (auto const s = usable(); !s.ok()) return s;
   if (auto const s = common_->state_of(from.device_); !s.ok()) return s;
@@ -188,13 +188,13 @@ status timeline::wait_for(fence_ref const& f, timeline& from) {
   return {};
 }
 
-status timeline::wait(stamp wanted, bool* behind_all) {
+status stream_clock::wait(stamp wanted, bool* behind_all) {
   for (;;) {
     if (covers(wanted)) {
       rely_on(find(wanted.stream));
       return {};
     }
-    timeline& from = *find(wanted.stream);
+    stream_clock& from = *find(wanted.stream);
     if (&from.runtime_ != &runtime_) return {code::invalid};
     if (auto const s = open_for_work(); !s.ok()) return s;  // whether it is captured is asked right before the wait
     if (auto const s = common_->state_of(from.device_); !s.ok()) return s;
@@ -209,17 +209,17 @@ status timeline::wait(stamp wanted, bool* behind_all) {
 
 // A whole capture passed between the questions before and after the record, and has it:
 // nobody can ask about that event, or wait for it.
-bool timeline::in_vain(clock::fence& f, status answer) {
+bool stream_clock::in_vain(clock::fence& f, status answer) {
   if (answer.what != code::invalid) return false;
   f.stale.store(true);
   return true;
 }
 
 // Completion is transitive: a complete fence completes all that it was ordered after.
-void timeline::observe(std::uint64_t n, snapshot const& seen) {
+void stream_clock::observe(std::uint64_t n, snapshot const& seen) {
   if (seen) {
     for (auto const& e : seen->entries()) {
-      if (timeline* const there = find(e.stream)) there->done_.raise(e.n);
+      if (stream_clock* const there = find(e.stream)) there->done_.raise(e.n);
     }
   }
   done_.raise(n);  // done only grows
@@ -231,7 +231,7 @@ void timeline::observe(std::uint64_t n, snapshot const& seen) {
   hold.unlock();
 }
 
-result<bool> timeline::ask(fence_ref const& f) {
+result<bool> stream_clock::ask(fence_ref const& f) {
   common_->polls.fetch_add(1, base::memory_order_relaxed);
   auto const s = note(common_->machine.query_event(f->event->handle()));
   if (f->stale.load() || in_vain(*f, s)) return {{code::not_ready}, false};  // the answer may be about a later record
@@ -241,10 +241,10 @@ result<bool> timeline::ask(fence_ref const& f) {
   return {{}, true};
 }
 
-result<bool> timeline::poll(std::uint64_t n) {
+result<bool> stream_clock::poll(std::uint64_t n) {
   for (;;) {
     n = last_wanted(n);
-    if (passed(n)) {
+    if (is_complete_up_to(n)) {
       know_complete();
       return {{}, true};
     }
@@ -270,10 +270,10 @@ result<bool> timeline::poll(std::uint64_t n) {
   }
 }
 
-status timeline::synchronize(std::uint64_t n) {
+status stream_clock::synchronize(std::uint64_t n) {
   for (;;) {
     n = last_wanted(n);
-    if (passed(n)) {
+    if (is_complete_up_to(n)) {
       know_complete();
       return {};
     }
@@ -297,7 +297,7 @@ status timeline::synchronize(std::uint64_t n) {
 
 // The stream itself is the event here: a number is begun as for a record,
 // since stamps read from now on may mean more work.
-result<bool> timeline::query() {
+result<bool> stream_clock::query() {
   if (auto const s = usable(); !s.ok()) return {s, false};
   begun const b = begin();
   common_->polls.fetch_add(1, base::memory_order_relaxed);
@@ -308,7 +308,7 @@ result<bool> timeline::query() {
   return {{}, true};
 }
 
-status timeline::synchronize() {
+status stream_clock::synchronize() {
   if (auto const s = usable(); !s.ok()) return s;
   begun const b = begin();
   if (auto const s = note(common_->machine.synchronize_stream(device_, handle())); !s.ok()) return s;
@@ -316,7 +316,7 @@ status timeline::synchronize() {
   return {};
 }
 
-std::vector<std::string> timeline::validate() const {
+std::vector<std::string> stream_clock::validate() const {
   std::vector<std::string> broken;
   auto const hold_that = [&](bool holds, char const* words) {
     if (!holds) broken.push_back(std::string(words) + " (stream " + std::to_string(id()) + ")");
@@ -325,7 +325,7 @@ std::vector<std::string> timeline::validate() const {
   std::uint64_t const next = next_.load();
   hold_that(done_.load() < next, "done only grows and names fences that were begun");
   auto const begun_there = [](frontier::entry const& e) {
-    timeline const* const there = find(e.stream);
+    stream_clock const* const there = find(e.stream);
     return !there || e.n < there->next_.load();
   };
   if (frontier_) {
@@ -340,8 +340,8 @@ std::vector<std::string> timeline::validate() const {
     if (!f->seen) continue;
     bool const complete = f->n <= done_.load();  // read first: observe() raises the other streams before this one
     for (auto const& e : f->seen->entries()) {
-      timeline const* const there = find(e.stream);
-      bool const done = !there || there->passed(e.n);
+      stream_clock const* const there = find(e.stream);
+      bool const done = !there || there->is_complete_up_to(e.n);
       hold_that(done || (frontier_ && frontier_->of(e.stream) >= e.n),
                 "a fence carries the frontier as it was before its record");
       if (complete)

@@ -53,11 +53,11 @@ struct tenure_word {
   static constexpr int device(std::uint64_t t) noexcept { return static_cast<int>(t & 63); }
 };
 
-class timeline;
+class stream_clock;
 class clocks;
-timeline* find(std::uint64_t id) noexcept;
+stream_clock* find(std::uint64_t id) noexcept;
 
-class alignas(64) timeline final {  // a free without a lock reads `next_`: no other stream's words share its line
+class alignas(64) stream_clock final {  // a free without a lock reads `next_`: no other stream's words share its line
  public:
   std::uint64_t id() const noexcept { return id_.get(); }  // process-wide, never 0, never reused
   int device() const noexcept { return device_; }
@@ -74,7 +74,9 @@ class alignas(64) timeline final {  // a free without a lock reads `next_`: no o
   // read after whatever the caller did before (acquire).
   stamp now() const noexcept { return {id(), next_.load(base::memory_order_acquire)}; }
   // Its registration has ended and all its work is complete: what is noted of it says nothing any more.
-  bool is_over() const noexcept { return alive() == life::retired && passed(last_.load(base::memory_order_acquire)); }
+  bool is_over() const noexcept {
+    return alive() == life::retired && is_complete_up_to(last_.load(base::memory_order_acquire));
+  }
   // While a copy of this is held the object of an ended registration is no other one's.
   // Null for weir's own streams, which never end.
   std::shared_ptr<void const> hold() const noexcept { return held_; }
@@ -93,18 +95,18 @@ class alignas(64) timeline final {  // a free without a lock reads `next_`: no o
   // All that `from` was given inside its capture comes before what this is given from now on;
   // so this is captured with it.
   // not_permitted: `from` is not captured.
-  driver::status join(timeline& from);
+  driver::status join(stream_clock& from);
 
   // Is everything stamped `s` ordered before whatever this stream is given next?
   // From knowledge alone: no driver call.
   bool covers(stamp s) const;
   // The same for who has many stamps of one stream to judge:
   // (of, n) is covered or complete for every n up to this one.
-  std::uint64_t covers_up_to(timeline const& of) const;
+  std::uint64_t covers_up_to(stream_clock const& of) const;
   // The oldest recorded fence that covers the stamp (this, n), which a wait for it would be for; 0: it would
   // have to record one. No driver call.
   std::uint64_t fence_covering(std::uint64_t n);
-  void rely_on(timeline const* other) const;  // covers() was asked on behalf of the program, and that was enough
+  void rely_on(stream_clock const* other) const;  // covers() was asked on behalf of the program, and that was enough
   void know_complete() const;                 // the same of this stream's completion
   // Makes it so: nothing when covered, else (a fence on s.stream if none covers s yet, and)
   // one device wait. Merges s.stream's frontier.
@@ -115,7 +117,7 @@ class alignas(64) timeline final {  // a free without a lock reads `next_`: no o
   // The same through the fence of somebody's event, as record() answered it. not_ready: the event was
   // recorded again meanwhile, by another thread.
   // An event whose native handle was given away is waited for, and nothing is concluded.
-  driver::status wait(fence_ref const&, timeline& recorded_on);
+  driver::status wait(fence_ref const&, stream_clock& recorded_on);
 
   // Remembers the device as lost when that says so. Returns: the same. Requires: the answer of a call that
   // concerns this stream's device alone.
@@ -134,7 +136,7 @@ class alignas(64) timeline final {  // a free without a lock reads `next_`: no o
  private:
   friend class clocks;
   struct common;  // what the timelines of one runtime share
-  timeline(std::uint64_t id, int device, driver::stream_handle h, life l, weir::runtime::impl& r,
+  stream_clock(std::uint64_t id, int device, driver::stream_handle h, life l, weir::runtime::impl& r,
            std::shared_ptr<common> c)
       : id_(id),
         device_(device),
@@ -152,21 +154,21 @@ class alignas(64) timeline final {  // a free without a lock reads `next_`: no o
   begun begin();
   bool knows(stamp s) const;                          // covers(), the part under the lock
   snapshot knowledge() const;                         // the frontier of now
-  bool passed(std::uint64_t n) const noexcept;        // is (this, n) known to be complete?
+  bool is_complete_up_to(std::uint64_t n) const noexcept;        // is (this, n) known to be complete?
   std::uint64_t last_wanted(std::uint64_t n) const noexcept;  // a retired stream has no stamp beyond its last fence
   driver::status open_for_work() const;               // it has not ended, its device is not lost
   driver::result<fence_ref> record_inside(event_ref const&, fence_ref const& before);
   driver::status record_outside(clock::fence&, fence_ref const& before);
-  driver::status wait_inside(driver::event_handle, timeline& from);
+  driver::status wait_inside(driver::event_handle, stream_clock& from);
   driver::status usable() const;  // open for work and not captured: may a record or a wait be given to this stream?
   driver::result<fence_ref> fence_for(std::uint64_t n);  // one that covers n; records it when there is none
   driver::result<fence_ref> record_fence(bool asked);
   void publish(fence_ref const&);                     // now others find it
   // whether it is covered or not. Requires: one runtime, not a captured fence
-  driver::status wait_for(fence_ref const&, timeline& recorded_on);
+  driver::status wait_for(fence_ref const&, stream_clock& recorded_on);
   // a question about its event was answered so: is it worth nothing?
   static bool in_vain(clock::fence&, driver::status answer);
-  void merge(timeline const& from, clock::fence const&);
+  void merge(stream_clock const& from, clock::fence const&);
   void observe(std::uint64_t n, snapshot const&);     // a fence n with that frontier was seen complete
   // is this fence complete? One driver call. not_ready: the fence went stale meanwhile
   driver::result<bool> ask(fence_ref const&);
@@ -191,14 +193,14 @@ class alignas(64) timeline final {  // a free without a lock reads `next_`: no o
   base::atomic<std::uint64_t> collectives_{0};  // given so far
   void note_captured(bool yes) const noexcept {  // nobody takes memory on a captured stream the short way
     seen_captured_.store(yes, base::memory_order_relaxed);
-    world_changed();
+    invalidate_fast_paths();
   }
 
   mutable base::atomic<bool> seen_captured_{false};
   mutable base::mutex lock_;
   snapshot frontier_;        // under lock_
   fence_list fences_;        // under lock_
-  timeline* after_ = nullptr;  // of the next that ended, see clocks::chain
+  stream_clock* after_ = nullptr;  // of the next that ended, see clocks::chain
 };
 
 // The timelines of one runtime: a part.
@@ -208,17 +210,17 @@ class clocks {
   // Blocks: no. Stamps of its streams are complete from now on:
   // whoever ends a runtime has its streams drained before
   ~clocks();
-  timeline& make(int device, driver::stream_handle, life);  // own or foreign
-  std::uint64_t number_of(timeline const&) const noexcept;  // in reports: counted in each runtime from 1
+  stream_clock& make(int device, driver::stream_handle, life);  // own or foreign
+  std::uint64_t number_of(stream_clock const&) const noexcept;  // in reports: counted in each runtime from 1
   // the end of a registration: a last fence, then no more driver calls on its stream. The object stays, as
   // long as the runtime; when its work is complete and `kept_ended` more have ended it may be another
   // registration's
-  void retire(timeline&);
+  void retire(stream_clock&);
   static constexpr std::size_t kept_ended = 256;
   bool any_ended() const noexcept;  // registrations, ever
   // somebody's stream: made, or the one that this handle has already
-  timeline& enrol(int device, driver::stream_handle);
-  void leave(timeline&);                               // ends what one enrol() began; the last one retires it
+  stream_clock& enrol(int device, driver::stream_handle);
+  void leave(stream_clock&);                               // ends what one enrol() began; the last one retires it
   driver::result<event_ref> take_event(int device, driver::event_kind);  // for somebody's event
   // known to be complete; no driver call. Never true for work that a lost device did not do
   bool complete(stamp) const noexcept;
@@ -231,7 +233,7 @@ class clocks {
   bool have_passed(std::vector<stamp>&);           // drops those that are complete, or of a lost device: none is left
   driver::status synchronize_device(int device);   // Blocks: until all streams of the device are done, foreign ones too
   // somebody saw the event of this fence complete; nothing is concluded when it is stale or given away
-  void note_complete(timeline&, fence_ref const&);
+  void note_complete(stream_clock&, fence_ref const&);
   std::vector<stamp> collectives_given() const;    // of every stream that carries them and is not known to be done
   bool lost(int device) const noexcept;            // a call on that device answered lost
   void note(int device, driver::status) noexcept;  // remembers that a call that names this device alone answered lost
@@ -240,9 +242,9 @@ class clocks {
   std::vector<std::string> validate() const;       // which invariants (above) do not hold; empty: all hold
 
  private:
-  void end(timeline&);
-  timeline* take_over(int device, driver::stream_handle, std::uint64_t id);  // null: none is over for long enough
-  void let_go_of_ended(timeline& last) noexcept;
+  void end(stream_clock&);
+  stream_clock* take_over(int device, driver::stream_handle, std::uint64_t id);  // null: none is over for long enough
+  void let_go_of_ended(stream_clock& last) noexcept;
   class chain;
   struct state;
   std::unique_ptr<state> state_;
@@ -253,7 +255,7 @@ namespace detail {
 inline constexpr int chunks = 42;
 inline constexpr std::uint64_t first_chunk = 64;
 inline constexpr std::uint64_t most_ids = first_chunk << (chunks - 1);
-extern base::atomic<base::atomic<timeline*>*> directory[chunks];
+extern base::atomic<base::atomic<stream_clock*>*> directory[chunks];
 struct place_of {
   int chunk;
   std::uint64_t index;
@@ -267,34 +269,34 @@ constexpr place_of place(std::uint64_t id) noexcept {
 
 // Of any runtime of this process; null: its runtime is gone, everything stamped there is complete.
 // Threads: any, while that runtime is not being destroyed.
-inline timeline* find(std::uint64_t id) noexcept {
+inline stream_clock* find(std::uint64_t id) noexcept {
   if (id - 1 >= detail::most_ids) return nullptr;  // 0 too
   auto const at = detail::place(id);
   auto* chunk = detail::directory[at.chunk].load(base::memory_order_acquire);
   return chunk ? chunk[at.index].load(base::memory_order_acquire) : nullptr;
 }
 
-inline std::uint64_t timeline::last_wanted(std::uint64_t n) const noexcept {
+inline std::uint64_t stream_clock::last_wanted(std::uint64_t n) const noexcept {
   if (life_.load(base::memory_order_acquire) != life::retired) return n;
   std::uint64_t const last = last_.load(base::memory_order_acquire);
   return n < last ? n : last;
 }
 
-inline bool timeline::passed(std::uint64_t n) const noexcept {
+inline bool stream_clock::is_complete_up_to(std::uint64_t n) const noexcept {
   std::uint64_t const done = done_.load(base::memory_order_acquire);
   return done >= n || done >= last_wanted(n);
 }
 
-inline bool timeline::covers(stamp s) const {
+inline bool stream_clock::covers(stamp s) const {
   if (s.stream == id()) return true;
-  timeline const* const there = find(s.stream);
-  if (!there || there->passed(s.n)) return true;
+  stream_clock const* const there = find(s.stream);
+  if (!there || there->is_complete_up_to(s.n)) return true;
   if (seen_captured()) return false;
   // Asked again last: what was seen complete since is no longer kept among what is known to be ordered.
-  return knows({s.stream, there->last_wanted(s.n)}) || there->passed(s.n);
+  return knows({s.stream, there->last_wanted(s.n)}) || there->is_complete_up_to(s.n);
 }
 
-inline std::uint64_t timeline::covers_up_to(timeline const& of) const {
+inline std::uint64_t stream_clock::covers_up_to(stream_clock const& of) const {
   constexpr std::uint64_t all = ~std::uint64_t{0};
   if (&of == this) return all;
   std::uint64_t known = 0;

@@ -16,7 +16,7 @@ struct sink {
 };
 sink& the_sink() {
   static auto* const only = [] {
-    base::undivided const here;
+    base::no_switch const here;
     return new sink;
   }();
   return *only;

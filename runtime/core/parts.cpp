@@ -20,7 +20,7 @@ base::atomic<std::uint64_t> next_runtime_id{1};
 }  // namespace
 
 int detail::new_part_slot() noexcept {
-  base::undivided const here;
+  base::no_switch const here;
   static base::atomic<int> next{0};
   int const slot = next.fetch_add(1);
   if (slot >= part_slots) std::abort();  // raise part_slots
@@ -32,7 +32,7 @@ runtime::impl::impl(weir::runtime& facade, std::unique_ptr<driver::driver> machi
     : facade_(facade),
       life_(std::make_shared<base::atomic<impl*>>(this)),
       driver_(races_wanted(o, at) ? with_checker(std::move(machine)) : std::move(machine)),
-      witness_(driver_->watching()),
+      observer_(driver_->watching()),
       options_(o),
       why_(std::move(why)),
       id_(next_runtime_id.fetch_add(1)),
@@ -206,7 +206,7 @@ runtime& runtime::current(source_location at) { return runtime_of_thread(at); }
 runtime& runtime_of_thread(source_location const& at) {
   if (runtime* const r = guarded_runtime().get()) [[unlikely]] return *r;
   static runtime* const process_default = [&at] {
-    base::undivided const whole;
+    base::no_switch const whole;
     return new runtime(options::from_environment(at), at);
   }();
   return *process_default;

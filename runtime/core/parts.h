@@ -76,7 +76,7 @@ struct runtime::impl {
   void before_the_end(void* part, void (*let_go)(void*) noexcept);
 
   driver::driver& machine() noexcept { return *driver_; }
-  driver::witness* witness() const noexcept { return witness_; }  // null, unless a checker looks on
+  driver::allocation_observer* observer() const noexcept { return observer_; }  // null, unless a checker looks on
   int device_count() const noexcept { return device_count_; }
   weir::options const& options() const noexcept { return options_; }
   std::string const& why() const noexcept { return why_; }  // why this driver, for a person
@@ -103,7 +103,7 @@ struct runtime::impl {
   weir::runtime& facade_;
   std::shared_ptr<base::atomic<impl*>> const life_;  // null from when its end begins
   std::unique_ptr<driver::driver> driver_;
-  driver::witness* witness_;
+  driver::allocation_observer* observer_;
   weir::options options_;
   std::string why_;
   std::uint64_t id_;

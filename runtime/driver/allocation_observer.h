@@ -10,9 +10,9 @@
 
 namespace weir::driver {
 
-class witness {
+class allocation_observer {
  public:
-  virtual ~witness() = default;
+  virtual ~allocation_observer() = default;
 
   struct user {  // a stream, as the seam names it
     int device = -1;

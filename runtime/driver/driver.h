@@ -123,7 +123,7 @@ struct work {
 // What a piece of work reads or writes, for whoever judges order. Ranges of bytes.
 struct touch { address at = 0; std::size_t bytes = 0; bool writes = false; };
 
-class witness;
+class allocation_observer;
 
 class driver {
  public:
@@ -136,7 +136,7 @@ class driver {
   // After a wait of the host that answered `failed`: who waits for whom. Empty: that is not why.
   virtual std::string why_stuck() { return behind() ? behind()->why_stuck() : std::string(); }
   // who is told what calls do not show (allocation_observer.h). Null: nobody
-  virtual witness* watching() noexcept { return nullptr; }
+  virtual allocation_observer* watching() noexcept { return nullptr; }
 
   // Machine -------------------------------------------------------------------------------------------------
   virtual bool simulated() const noexcept = 0;

@@ -4,7 +4,7 @@
 //
 // Invariant: reserved = allocated + pending + cached, in bytes, for small, large and all.
 // Peaks. Of a device with one stream that one thread allocates on they are exact: that thread's cache may
-// raise a level, or the bytes cached, only as far as the tally granted (untold.h). With several threads or
+// raise a level, or the bytes cached, only as far as the tally granted (unpublished.h). With several threads or
 // streams what thread caches hold counts as taken, and bytes that were asked for are known as of the last
 // time that a thread held the lock: a peak errs by at most what those caches hold. With several streams a
 // tally's level is known to the others with some slack as well: a peak errs upward by at most an eighth of
@@ -21,14 +21,14 @@
 
 #include "runtime/base/sync.h"
 #include "runtime/observe/stat_math.h"
-#include "runtime/observe/untold.h"
+#include "runtime/observe/unpublished.h"
 
 namespace weir::observe {
 
 enum class size_pool : std::uint8_t { small, large };  // small: a slot of a slab
 
 // What thread caches know better than the tally of their memory: it counts the slots they hold as taken.
-struct lent_slots {
+struct cached_slots {
   std::int64_t held = 0, held_bytes = 0;   // now in a cache
   std::int64_t waiting_bytes = 0;                        // of those that wait for another stream in an outbox
   // of slots taken from caches less those given back there: their size less what was asked
@@ -36,7 +36,7 @@ struct lent_slots {
   // ever
   std::int64_t taken = 0, total_bytes = 0, taken_requested = 0, given = 0, given_bytes = 0, given_requested = 0;
   std::int64_t waited = 0, waited_bytes = 0;             // of those given: in an outbox, ever
-  lent_slots& operator+=(lent_slots const& o) noexcept {
+  cached_slots& operator+=(cached_slots const& o) noexcept {
     held += o.held, held_bytes += o.held_bytes, waiting_bytes += o.waiting_bytes, waited += o.waited,
         waited_bytes += o.waited_bytes;
     unused_bytes += o.unused_bytes;
@@ -57,40 +57,40 @@ class shared_levels {
  public:
   void join() noexcept {
     base::lock_guard const hold(lock_);
-    ++tallies_;
+    ++heaps_;
   }
   // What a tally has told of itself before, and the number that its levels stay below without telling more.
-  struct told_levels {
+  struct published_levels {
     level_values upto{};
     std::int64_t slack = 0, slack_blocks = 0;  // at the last telling: so much any level of bytes may rise, of blocks
     std::int64_t extra = 0;              // what it then had of an eighth of the peak beyond its equal share
   };
   // A tally is at `now` and may rise by some slack from now on.
-  void tell(level_values const& now, told_levels& told, std::int64_t own_slack, std::int64_t slack_bytes,
+  void publish(level_values const& now, published_levels& last, std::int64_t own_slack, std::int64_t slack_bytes,
             std::int64_t slack_blocks) noexcept {
     base::lock_guard const hold(lock_);
-    std::int64_t const n = std::max(tallies_, few);
+    std::int64_t const n = std::max(heaps_, few);
     constexpr auto most = static_cast<std::size_t>(level::active_bytes);
-    std::int64_t const all = peaks_[most][2] / 8, by_held = all - all / 4, held = sums_[most][2] >> 10;
-    extra_ -= told.extra;
-    told.extra = std::clamp<std::int64_t>(held > 0 ? by_held / held * (told.upto[most][2] >> 10) : 0, 0,
-                                          std::max<std::int64_t>(0, by_held - extra_));
-    extra_ += told.extra;
-    std::int64_t const share = all / 4 / std::max<std::int64_t>(1, tallies_) + told.extra;
-    told.slack = std::max({own_slack, slack_bytes * few / n, share * 7 / 16});
-    told.slack_blocks = slack_blocks * few / n;
-    auto const tell_of = [&](std::size_t k, std::int64_t slack) {
+    std::int64_t const all = peaks_[most][2] / 8, by_cached = all - all / 4, held = sums_[most][2] >> 10;
+    extra_ -= last.extra;
+    last.extra = std::clamp<std::int64_t>(held > 0 ? by_cached / held * (last.upto[most][2] >> 10) : 0, 0,
+                                          std::max<std::int64_t>(0, by_cached - extra_));
+    extra_ += last.extra;
+    std::int64_t const share = all / 4 / std::max<std::int64_t>(1, heaps_) + last.extra;
+    last.slack = std::max({own_slack, slack_bytes * few / n, share * 7 / 16});
+    last.slack_blocks = slack_blocks * few / n;
+    auto const publish_level = [&](std::size_t k, std::int64_t slack) {
 #pragma GCC unroll 3
       for (std::size_t p = 0; p < 3; ++p) {
-        std::int64_t const upto = now[k][p] + slack, sum = sums_[k][p] + (upto - told.upto[k][p]), peak = peaks_[k][p];
+        std::int64_t const upto = now[k][p] + slack, sum = sums_[k][p] + (upto - last.upto[k][p]), peak = peaks_[k][p];
         sums_[k][p] = sum;
-        told.upto[k][p] = upto;
+        last.upto[k][p] = upto;
         peaks_[k][p] = sum > peak ? sum : peak;
       }
     };
     constexpr auto first_of_bytes = static_cast<std::size_t>(level::allocated_bytes);
-    for (std::size_t k = 0; k < first_of_bytes; ++k) tell_of(k, told.slack_blocks);
-    for (std::size_t k = first_of_bytes; k < levels; ++k) tell_of(k, told.slack);
+    for (std::size_t k = 0; k < first_of_bytes; ++k) publish_level(k, last.slack_blocks);
+    for (std::size_t k = first_of_bytes; k < levels; ++k) publish_level(k, last.slack);
   }
   void raise(level_values const& to) noexcept {
     base::lock_guard const hold(lock_);
@@ -111,17 +111,17 @@ class shared_levels {
   mutable base::mutex lock_;  // taken last
   level_values sums_{}, peaks_{};
   static constexpr std::int64_t few = 4;
-  std::int64_t tallies_ = 0;
+  std::int64_t heaps_ = 0;
   std::int64_t extra_ = 0;    // bytes: the sum of the tallies' own
 };
 
 // Of one stream's memory. Sums that only grow;
 // what is now is their difference, and peaks are looked at where the direction turns.
-class tally {
+class heap_counters {
  public:
   static constexpr std::int64_t slack_bytes = 8 << 20, slack_blocks = 4096;
-  tally() = default;
-  tally(tally const&) = delete;
+  heap_counters() = default;
+  heap_counters(heap_counters const&) = delete;
 
   // These two happen with every block of an arena:
   // inline, so that what is known of the pool there is not asked here.
@@ -136,9 +136,9 @@ class tally {
     cached_rose(p, as(rounded));
   }
   // given back, but other streams may still use it
-  void held(size_pool p, std::size_t rounded, std::size_t requested) noexcept {
+  void freed_pending(size_pool p, std::size_t rounded, std::size_t requested) noexcept {
     give(p, 1, as(rounded), as(requested), given_);
-    at(held_, p).add(1, as(rounded), 0);
+    at(pending_, p).add(1, as(rounded), 0);
     for (std::size_t q : {index(p), all}) pending_peak_[q].raise(pending(q));
     drift(rounded);
   }
@@ -155,16 +155,16 @@ class tally {
   void also_waiting(std::int64_t bytes) noexcept {
     for (std::size_t q : {index(size_pool::small), all}) pending_peak_[q].raise(pending(q) + bytes);
   }
-  void held_no_more(size_pool p, std::size_t rounded, std::size_t blocks = 1) noexcept {
+  void pending_no_more(size_pool p, std::size_t rounded, std::size_t blocks = 1) noexcept {
     falls();
-    at(settled_, p).add(as(blocks), as(rounded), 0);
+    at(reclaimed_, p).add(as(blocks), as(rounded), 0);
     drift(rounded);
     cached_rose(p, as(rounded));
   }
   // Slots go to a thread's cache, or come back from one.
-  void lent(std::int64_t slots, std::size_t bytes) noexcept {
-    if (alone_.get()) return at(lent_, size_pool::small).add(slots, as(bytes), as(bytes));
-    take(size_pool::small, slots, as(bytes), as(bytes), lent_);
+  void drawn(std::int64_t slots, std::size_t bytes) noexcept {
+    if (alone_.get()) return at(drawn_, size_pool::small).add(slots, as(bytes), as(bytes));
+    take(size_pool::small, slots, as(bytes), as(bytes), drawn_);
   }
   void returned(std::int64_t slots, std::size_t bytes) noexcept {
     if (alone_.get()) return at(returned_, size_pool::small).add(slots, as(bytes), as(bytes));
@@ -174,15 +174,15 @@ class tally {
     cached_rose(size_pool::small, as(bytes));
   }
   // What a thread's cache did since it last told: taken less given back; of that, put into its outbox.
-  void told(change const& out, change const& posted) noexcept;
+  void absorb(change const& out, change const& deferred) noexcept;
   // Alone: told(), and how far the one cache may go from there without telling. Requires: nothing else was
   // counted since the last answer, or since told()
-  grant left_after(change const& out, change const& posted) noexcept;
+  grant left_after(change const& out, change const& deferred) noexcept;
   // The one cache has a grant that is set aside in all rooms: large blocks come and go beside it, and it
   // tells nothing. After each of these calls its owner asks whether a room is used up, and if so tells.
   bool sets_aside() const noexcept { return set_aside_; }
   bool is_used_up() const noexcept {
-    return set_aside_ && (bytes_room_.near() | requested_room_.near() | blocks_room_.near() | cached_room_.near()) < 0;
+    return set_aside_ && (bytes_left_.near() | requested_left_.near() | blocks_left_.near() | cached_left_.near()) < 0;
   }
   // Alone: what the one cache holds is known to be free, for it asks before a peak may pass.
   // Else what caches hold counts as taken.
@@ -195,12 +195,12 @@ class tally {
     map(bytes > 0 ? size_pool::small : size_pool::large, bytes > 0 ? bytes : -bytes);
   }
   // Without a branch: whether a block leaves a piece behind nobody can foretell.
-  void free_pieces(std::int64_t change) noexcept {
+  void free_blocks(std::int64_t change) noexcept {
     std::int64_t const gone = change & (change >> 63);
-    pieces_made_.add(change - gone);
-    pieces_gone_.add(-gone);
-    std::int64_t const now = pieces_made_.get() - pieces_gone_.get(), most = pieces_peak_.get();
-    pieces_peak_.set(now > most ? now : most);
+    free_blocks_made_.add(change - gone);
+    free_blocks_gone_.add(-gone);
+    std::int64_t const now = free_blocks_made_.get() - free_blocks_gone_.get(), most = free_blocks_peak_.get();
+    free_blocks_peak_.set(now > most ? now : most);
   }
   std::int64_t bytes_live() const noexcept { return live(all, &sums::bytes); }
   std::int64_t bytes_live(size_pool p) const noexcept { return live(index(p), &sums::bytes); }
@@ -211,13 +211,13 @@ class tally {
   std::int64_t most_live() const noexcept { return std::max(peaks_[2][all].get(), live(all, &sums::bytes)); }
   // From now on there are others: what this one holds is told to them.
   void share(shared_levels& with) noexcept {
-    if (shared_) return tell();  // with less slack, as there are more
+    if (shared_) return publish();  // with less slack, as there are more
     set_alone(false);
     shared_ = &with;
     with.join();
     note_peaks();
     with.raise(peaks());
-    tell();
+    publish();
   }
   void reset_peak() noexcept {
     auto const now = current();
@@ -225,16 +225,16 @@ class tally {
       for (std::size_t p = 0; p < 3; ++p) peaks_[k][p].set(now[k][p]);
     }
     for (std::size_t p = 0; p < 3; ++p) pending_peak_[p].set(pending(p)), cached_peak_[p].set(cached(p));
-    for (room* r : {&bytes_room_, &requested_room_, &blocks_room_, &cached_room_}) r->set({});
-    pieces_peak_.set(pieces_made_.get() - pieces_gone_.get());
-    if (shared_) tell();
+    for (headroom* r : {&bytes_left_, &requested_left_, &blocks_left_, &cached_left_}) r->set({});
+    free_blocks_peak_.set(free_blocks_made_.get() - free_blocks_gone_.get());
+    if (shared_) publish();
   }
 
  private:
-  friend class counters;
-  using cell = base::single_writer<std::int64_t>;
+  friend class device_counters;
+  using value = base::single_writer<std::int64_t>;
   struct sums {
-    cell blocks, bytes, requested;
+    value blocks, bytes, requested;
     void add(std::int64_t n, std::int64_t b, std::int64_t r) noexcept { blocks.add(n), bytes.add(b), requested.add(r); }
   };
   using pools = std::array<sums, 2>;
@@ -247,10 +247,10 @@ class tally {
                                    pools& as_what) noexcept {
     rises();
     at(as_what, p).add(n, bytes, requested);
-    bytes_room_.add(p, -bytes), requested_room_.add(p, -requested), blocks_room_.add(p, -n), cached_room_.add(p, bytes);
+    bytes_left_.add(p, -bytes), requested_left_.add(p, -requested), blocks_left_.add(p, -n), cached_left_.add(p, bytes);
     if (!shared_) [[likely]] return;
     credit_ -= bytes, credit_blocks_ -= n;
-    if ((credit_ | credit_blocks_) < 0) [[unlikely]] tell();
+    if ((credit_ | credit_blocks_) < 0) [[unlikely]] publish();
   }
   [[gnu::always_inline]] void give(size_pool p, std::int64_t n, std::int64_t bytes, std::int64_t requested,
                                    pools& as_what) noexcept {
@@ -258,7 +258,7 @@ class tally {
     at(as_what, p).add(n, bytes, requested);
   }
   [[gnu::always_inline]] void rises() noexcept {
-    if (cached_room_.least() < 0) [[unlikely]] {
+    if (cached_left_.least() < 0) [[unlikely]] {
       if (!rising_) note_cached();
     }
     rising_ = true;
@@ -271,36 +271,36 @@ class tally {
   }
   // What all levels of that pool fell by at least, what its cached bytes rose by.
   [[gnu::always_inline]] void fell(size_pool p, std::int64_t n, std::int64_t bytes, std::int64_t requested) noexcept {
-    bytes_room_.add(p, bytes), requested_room_.add(p, requested), blocks_room_.add(p, n);
+    bytes_left_.add(p, bytes), requested_left_.add(p, requested), blocks_left_.add(p, n);
   }
-  [[gnu::always_inline]] void cached_rose(size_pool p, std::int64_t bytes) noexcept { cached_room_.add(p, -bytes); }
+  [[gnu::always_inline]] void cached_rose(size_pool p, std::int64_t bytes) noexcept { cached_left_.add(p, -bytes); }
   [[gnu::always_inline]] void regain(std::size_t bytes) noexcept {
     if (!shared_) [[likely]] return;
     credit_ += as(bytes), ++credit_blocks_;
-    if (credit_ > most_credit_) [[unlikely]] tell();
+    if (credit_ > most_credit_) [[unlikely]] publish();
   }
   void drift(std::size_t bytes) noexcept {  // some levels fell, not all
     drifted_ += as(bytes);
-    if (drifted_ > most_drift_ && shared_) tell();
+    if (drifted_ > most_drift_ && shared_) publish();
   }
   void map(size_pool p, std::int64_t bytes) noexcept {
     mapped_[index(p)].add(bytes);
     if (bytes > 0) note_cached();
   }
-  std::int64_t of(pools const& s, std::size_t p, cell sums::*what) const noexcept {
+  std::int64_t of(pools const& s, std::size_t p, value sums::*what) const noexcept {
     return p == all ? (s[0].*what).get() + (s[1].*what).get() : (s[p].*what).get();
   }
-  std::int64_t live(std::size_t p, cell sums::*what) const noexcept {
-    return of(taken_, p, what) - of(given_, p, what) + of(lent_, p, what) - of(returned_, p, what);
+  std::int64_t live(std::size_t p, value sums::*what) const noexcept {
+    return of(taken_, p, what) - of(given_, p, what) + of(drawn_, p, what) - of(returned_, p, what);
   }
   std::int64_t pending(std::size_t p) const noexcept {
-    return of(held_, p, &sums::bytes) + (p == index(size_pool::large) ? 0 : sent_.bytes.get()) -
-           of(settled_, p, &sums::bytes);
+    return of(pending_, p, &sums::bytes) + (p == index(size_pool::large) ? 0 : sent_.bytes.get()) -
+           of(reclaimed_, p, &sums::bytes);
   }
   std::int64_t cached(std::size_t p) const noexcept {
     std::int64_t const in_caches =
         alone_.get() && p != index(size_pool::large)
-            ? of(lent_, p, &sums::bytes) - of(returned_, p, &sums::bytes) + sent_.bytes.get() - out_.bytes.get()
+            ? of(drawn_, p, &sums::bytes) - of(returned_, p, &sums::bytes) + sent_.bytes.get() - out_.bytes.get()
             : 0;
     return (p == all ? mapped_[0].get() + mapped_[1].get() : mapped_[p].get()) - live(p, &sums::bytes) - pending(p) +
            in_caches;
@@ -316,24 +316,24 @@ class tally {
   void note_peaks() noexcept;
   void note_cached() noexcept;
   std::int64_t rooms_up() const noexcept {
-    return bytes_room_.least() | requested_room_.least() | blocks_room_.least();
+    return bytes_left_.least() | requested_left_.least() | blocks_left_.least();
   }
-  void add(change const& out, change const& posted) noexcept;
+  void add(change const& out, change const& deferred) noexcept;
   grant left() noexcept;
   void set_aside(grant const&, int sign) noexcept;
   bool take_back() noexcept;  // what was set aside. False: nothing was
   // Of what a peak may err by, 7/16 is room to rise, 7/16 to fall,
   // 1/8 to drift before the others are told again.
-  [[gnu::noinline]] void tell() noexcept {
+  [[gnu::noinline]] void publish() noexcept {
     auto const now = current();
-    shared_->tell(now, told_, now[3][all] / 8 * 7 / 16, slack_bytes * 7 / 16, slack_blocks);
-    credit_ = told_.slack, credit_blocks_ = told_.slack_blocks, drifted_ = 0;
-    most_credit_ = 2 * told_.slack, most_drift_ = told_.slack / 4;
+    shared_->publish(now, published_, now[3][all] / 8 * 7 / 16, slack_bytes * 7 / 16, slack_blocks);
+    credit_ = published_.slack, credit_blocks_ = published_.slack_blocks, drifted_ = 0;
+    most_credit_ = 2 * published_.slack, most_drift_ = published_.slack / 4;
   }
 
-  pools taken_{}, given_{}, held_{}, settled_{}, lent_{}, returned_{};
+  pools taken_{}, given_{}, pending_{}, reclaimed_{}, drawn_{}, returned_{};
   sums sent_{};                             // of small: held in an outbox before, which the caches count
-  sums out_{}, posted_{};                   // of small: as told()
+  sums out_{}, deferred_{};                   // of small: as told()
   base::single_writer<bool> alone_{true};  // read without the lock by who sums all
   struct left_now {  // of small and of all: up to each peak, and what cached bytes may rise
     bool known = false;  // exactly, and nothing has changed since
@@ -344,15 +344,15 @@ class tally {
   grant aside_;
   std::int64_t large_seen_ = 0;  // large blocks that had come and gone when it was granted
   bool set_aside_ = false;       // aside_, in all rooms. Invariant: no room is used up when a call of the owner's ends
-  std::array<cell, 2> mapped_{};
-  std::array<std::array<cell, 3>, levels> peaks_{};
-  std::array<cell, 3> pending_peak_{}, cached_peak_{};
-  cell pieces_made_, pieces_gone_, pieces_peak_;
+  std::array<value, 2> mapped_{};
+  std::array<std::array<value, 3>, levels> peaks_{};
+  std::array<value, 3> pending_peak_{}, cached_peak_{};
+  value free_blocks_made_, free_blocks_gone_, free_blocks_peak_;
   bool rising_ = false;          // the last change was an allocation: peaks may be higher than noted
   // How much the levels of small, large, all may rise at least before one is above its noted peak; least() <
   // 0: one has been since set(). What large blocks change, all the time, is one number: of large's and all's
   // the lower, for both move alike then.
-  class room {
+  class headroom {
    public:
     [[gnu::always_inline]] void add(size_pool p, std::int64_t by) noexcept {
       if (p == size_pool::large) near_.add(by);
@@ -375,18 +375,18 @@ class tally {
       small_ += by, beyond_ += by;
       small_passed_ |= small_ | near_.get();
     }
-    cell near_;                                   // a cell: two rooms are not to be one store
+    value near_;                                   // a cell: two rooms are not to be one store
     std::int64_t small_ = 0, beyond_ = 0;         // what all's is more than large's
     std::int64_t small_passed_ = 0;
   };
-  room bytes_room_, requested_room_, blocks_room_, cached_room_;
+  headroom bytes_left_, requested_left_, blocks_left_, cached_left_;
   // how much the level may still rise before the others must be told
   std::int64_t credit_ = 0, credit_blocks_ = 0, most_credit_ = 0, drifted_ = 0, most_drift_ = 0;
   shared_levels* shared_ = nullptr;
-  shared_levels::told_levels told_;
+  shared_levels::published_levels published_;
 };
 
-class counters {
+class device_counters {
  public:
   // Bytes are asked of the driver only once they are charged here. Ensures: false and no change if reserved
   // would pass the limit. What is charged counts as reserved from when gave() says that the driver gave it.
@@ -447,9 +447,9 @@ class counters {
   shared_levels& shared() noexcept { return shared_; }
 
   // What all tallies say together, `lent` being what thread caches know better.
-  memory_statistics read(std::span<tally const* const> tallies, lent_slots const& lent) const {
+  memory_statistics read(std::span<heap_counters const* const> heap_counts, cached_slots const& caches) const {
     lock_guard hold(lock_);
-    memory_statistics out = since(sum(tallies, lent), base_);
+    memory_statistics out = since(sum(heap_counts, caches), base_);
     out.cache_hits = static_cast<std::uint64_t>(
         std::max<std::int64_t>(0, out.allocation.all.allocated - static_cast<std::int64_t>(misses_)));
     return out;
@@ -464,13 +464,13 @@ class counters {
       shared_.lower();
     });
   }
-  void reset_accumulated(std::span<tally const* const> tallies, lent_slots const& lent) {
+  void reset_accumulated(std::span<heap_counters const* const> heap_counts, cached_slots const& caches) {
     lock_guard hold(lock_);
     misses_ = 0;
     now_.recovered_by = {};
     now_.num_ooms = now_.num_alloc_retries = now_.fences = now_.waits_inserted = now_.late_waits = now_.pages_mapped =
         0;
-    base_ = sum(tallies, lent);
+    base_ = sum(heap_counts, caches);
   }
 
  private:
@@ -485,7 +485,8 @@ class counters {
     }
     return n;
   }
-  memory_statistics sum(std::span<tally const* const> tallies, lent_slots const&) const noexcept;  // Requires: lock_
+  memory_statistics sum(std::span<heap_counters const* const> heap_counts,
+                        cached_slots const&) const noexcept;  // Requires: lock_
   template <class Do>
   void edit(Do act) {
     lock_guard hold(lock_);

@@ -10,23 +10,23 @@
 namespace weir::observe {
 namespace {
 
-base::guarded<std::vector<memory_beside const*>>& in_process() {
-  static auto* const all = new base::guarded<std::vector<memory_beside const*>>;  // outlives every runtime
+base::guarded<std::vector<external_memory const*>>& in_process() {
+  static auto* const all = new base::guarded<std::vector<external_memory const*>>;  // outlives every runtime
   return *all;
 }
 
 }  // namespace
 
-memory_beside::memory_beside(runtime::impl&) { in_process().lock()->push_back(this); }
-memory_beside::~memory_beside() { std::erase(*in_process().lock(), this); }
+external_memory::external_memory(runtime::impl&) { in_process().lock()->push_back(this); }
+external_memory::~external_memory() { std::erase(*in_process().lock(), this); }
 
-statistic* memory_beside::of(books& b, int device, sharing kind) noexcept {
+statistic* external_memory::of(books& b, int device, sharing kind) noexcept {
   auto const d = static_cast<std::size_t>(device);
   if (d >= b.devices.size()) return nullptr;
   return kind == sharing::exported ? &b.devices[d].exported : &b.devices[d].imported;
 }
 
-void memory_beside::appeared(int device, sharing kind, std::uintptr_t at, std::size_t bytes) noexcept {
+void external_memory::appeared(int device, sharing kind, std::uintptr_t at, std::size_t bytes) noexcept {
   auto b = books_.lock();
   try {
     if (b->devices.size() <= static_cast<std::size_t>(device)) b->devices.resize(static_cast<std::size_t>(device) + 1);
@@ -35,14 +35,15 @@ void memory_beside::appeared(int device, sharing kind, std::uintptr_t at, std::s
   if (statistic* const s = of(*b, device, kind)) add(*s, static_cast<std::int64_t>(bytes));
 }
 
-void memory_beside::vanished(int device, sharing kind, std::uintptr_t at, std::size_t bytes) noexcept {
+void external_memory::vanished(int device, sharing kind, std::uintptr_t at, std::size_t bytes) noexcept {
   auto b = books_.lock();
   b->mapped.erase(at);
   b->blocks.erase(b->blocks.lower_bound(at), b->blocks.lower_bound(at + bytes));
   if (statistic* const s = of(*b, device, kind)) add(*s, -static_cast<std::int64_t>(bytes));
 }
 
-void memory_beside::taken(std::uintptr_t at, std::size_t bytes, std::size_t requested, source_location from) noexcept {
+void external_memory::taken(std::uintptr_t at, std::size_t bytes, std::size_t requested,
+                            source_location from) noexcept {
   auto b = books_.lock();
   try {
     auto const [is, first] = b->blocks.try_emplace(at, block{at, bytes, requested, from});
@@ -56,12 +57,12 @@ void memory_beside::taken(std::uintptr_t at, std::size_t bytes, std::size_t requ
   }
 }
 
-void memory_beside::given_back(std::uintptr_t at) noexcept {
+void external_memory::given_back(std::uintptr_t at) noexcept {
   auto b = books_.lock();
   if (auto const is = b->blocks.find(at); is != b->blocks.end() && --is->second.holders == 0) b->blocks.erase(is);
 }
 
-bool memory_beside::pinned(std::uintptr_t at, std::size_t bytes, source_location from) noexcept {
+bool external_memory::pinned(std::uintptr_t at, std::size_t bytes, source_location from) noexcept {
   auto b = books_.lock();
   try {
     b->pins.insert_or_assign(at, block{at, bytes, bytes, from});
@@ -71,7 +72,7 @@ bool memory_beside::pinned(std::uintptr_t at, std::size_t bytes, source_location
   }
 }
 
-std::optional<memory_beside::block> memory_beside::unpinned(std::uintptr_t page, std::size_t page_bytes) noexcept {
+std::optional<external_memory::block> external_memory::unpinned(std::uintptr_t page, std::size_t page_bytes) noexcept {
   auto b = books_.lock();
   auto const is = b->pins.lower_bound(page);
   if (is == b->pins.end() || is->first - page >= page_bytes) return std::nullopt;
@@ -80,13 +81,13 @@ std::optional<memory_beside::block> memory_beside::unpinned(std::uintptr_t page,
   return was;
 }
 
-void memory_beside::opened(std::uintptr_t at, int reader) noexcept {
+void external_memory::opened(std::uintptr_t at, int reader) noexcept {
   auto b = books_.lock();
   if (auto const found = b->mapped.find(at); found != b->mapped.end())
     found->second.readers |= std::uint64_t{1} << (reader & 63);
 }
 
-std::optional<memory_beside::place> memory_beside::find(void const* where) const noexcept {
+std::optional<external_memory::place> external_memory::find(void const* where) const noexcept {
   auto const at = reinterpret_cast<std::uintptr_t>(where);
   auto const b = books_.lock();
   if (auto const pin = base::holder_of(b->pins, at); pin != b->pins.end())
@@ -107,7 +108,7 @@ std::optional<memory_beside::place> memory_beside::find(void const* where) const
   return place{.device = its.device, .kind = its.kind, .readers = its.readers};
 }
 
-std::optional<memory_beside::place> memory_beside::find_in_process(void const* where) noexcept {
+std::optional<external_memory::place> external_memory::find_in_process(void const* where) noexcept {
   auto const all = in_process().lock();
   for (auto const* one : *all) {
     if (auto const found = one->find(where)) return found;
@@ -115,28 +116,28 @@ std::optional<memory_beside::place> memory_beside::find_in_process(void const* w
   return std::nullopt;
 }
 
-void memory_beside::add_to(int device, memory_statistics& out) const {
+void external_memory::add_to(int device, memory_statistics& out) const {
   auto const b = books_.lock();
   if (static_cast<std::size_t>(device) >= b->devices.size()) return;
   out.exported_bytes = b->devices[static_cast<std::size_t>(device)].exported;
   out.imported_bytes = b->devices[static_cast<std::size_t>(device)].imported;
 }
 
-void memory_beside::reset_peak(int device) {
+void external_memory::reset_peak(int device) {
   auto b = books_.lock();
   for (auto const kind : {sharing::exported, sharing::imported}) {
     if (statistic* const s = of(*b, device, kind)) s->peak = s->current;
   }
 }
 
-void memory_beside::reset_accumulated(int device) {
+void external_memory::reset_accumulated(int device) {
   auto b = books_.lock();
   for (auto const kind : {sharing::exported, sharing::imported}) {
     if (statistic* const s = of(*b, device, kind)) s->allocated = s->freed = 0;
   }
 }
 
-std::vector<memory_beside::segment> memory_beside::segments(int device) const {
+std::vector<external_memory::segment> external_memory::segments(int device) const {
   auto const b = books_.lock();
   std::vector<segment> out;
   for (auto const& [at, its] : b->mapped) {

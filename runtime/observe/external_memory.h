@@ -15,11 +15,11 @@ namespace weir::observe {
 
 enum class sharing : std::uint8_t { exported, imported };  // this process's memory, another one's
 
-class memory_beside {  // a part of the runtime
+class external_memory {  // a part of the runtime
  public:
-  explicit memory_beside(runtime::impl&);
-  ~memory_beside();
-  memory_beside(memory_beside const&) = delete;
+  explicit external_memory(runtime::impl&);
+  ~external_memory();
+  external_memory(external_memory const&) = delete;
   // A handle was mapped here, or is mapped no more: whole pages, of that device. For want of memory for these
   // books a handle is counted, and is no segment. Requires: pages of one kind do not overlap
   void appeared(int device, sharing, std::uintptr_t at, std::size_t bytes) noexcept;

@@ -98,10 +98,10 @@ struct history::book {
     if (e.what == action::alloc) {
       if (auto const early = earlier_ends.find(e.at); early != earlier_ends.end() && early->second > e.ticks) {
         earlier_ends.erase(early);
-        count_taken(line_of(e), e.bytes, false);
+        count_taken(clock_of(e), e.bytes, false);
         return;
       }
-      std::uint32_t const line = line_of(e);
+      std::uint32_t const line = clock_of(e);
       auto const [at, fresh] = live.try_emplace(e.at);
       if (!fresh) end(at->second);  // its end was not seen: it was given back while nobody wrote
       at->second = {e.ticks, e.bytes, e.stream, line, e.stack, e.thread};
@@ -150,7 +150,7 @@ struct history::book {
     l.sums.blocks_at_peak = l.sums.blocks, l.sums.bytes_at_peak = l.sums.bytes;
   }
 
-  std::uint32_t line_of(event const& e) {
+  std::uint32_t clock_of(event const& e) {
     if (last_line < lines.size()) {  // mostly the same as before
       line_sums const& l = lines[last_line].sums;
       place const& p = places[lines[last_line].place];
@@ -181,7 +181,7 @@ history::history() : book_(std::make_unique<book>()) {}
 
 history& history::process() noexcept {
   static auto* const only = [] {
-    base::undivided const here;
+    base::no_switch const here;
     return new history;
   }();
   return *only;

@@ -20,9 +20,13 @@
 namespace weir::observe {
 
 enum class action : std::uint8_t {
-  alloc, free, out_of_memory,
-  map, unmap,     // memory held of the driver
-  held, settled,  // a free block that another stream may still use (the event names that one), and when no more
+  alloc,
+  free,
+  out_of_memory,
+  map,
+  unmap,  // memory held of the driver
+  free_pending,
+  free_completed,  // a free block that another stream may still use (the event names that one), and when no more
 };
 inline constexpr int pinned_memory_place = -1;  // in place of a device
 

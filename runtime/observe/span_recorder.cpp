@@ -6,15 +6,15 @@
 
 namespace weir::observe {
 
-activity& activity::process() noexcept {
+span_recorder& span_recorder::process() noexcept {
   static auto* const only = [] {
-    base::undivided const here;
-    return new activity;
+    base::no_switch const here;
+    return new span_recorder;
   }();
   return *only;
 }
 
-void activity::start(std::size_t spans) {
+void span_recorder::start(std::size_t spans) {
   base::lock_guard const hold(lock_);
   ring_.clear();
   most_ = std::max<std::size_t>(spans, 1), next_ = 0;
@@ -22,7 +22,7 @@ void activity::start(std::size_t spans) {
   on_.set(true);
 }
 
-void activity::add(span s) noexcept {
+void span_recorder::add(span s) noexcept {
   try {
     base::lock_guard const hold(lock_);
     if (ring_.size() < most_) ring_.push_back(std::move(s));
@@ -30,7 +30,7 @@ void activity::add(span s) noexcept {
   } catch (std::bad_alloc const&) {}  // one span less
 }
 
-std::vector<span> activity::spans() const {
+std::vector<span> span_recorder::spans() const {
   base::lock_guard const hold(lock_);
   std::vector<span> out(ring_.begin() + static_cast<std::ptrdiff_t>(next_), ring_.end());
   out.insert(out.end(), ring_.begin(), ring_.begin() + static_cast<std::ptrdiff_t>(next_));
@@ -52,7 +52,7 @@ void host_span::begin(std::string_view name, source_location at, std::size_t byt
     open_->name = name;
     open_->at = at, open_->bytes = bytes, open_->stream = stream;
     open_->number = base::this_thread_id();
-    open_->link = stream ? activity::process().new_link() : 0;
+    open_->link = stream ? span_recorder::process().new_link() : 0;
     open_->begin_ns = base::now_ns();
     if (!call_of_thread::value) call_of_thread::value = open_.get();
   } catch (std::bad_alloc const&) {
@@ -63,7 +63,7 @@ void host_span::begin(std::string_view name, source_location at, std::size_t byt
 void host_span::end() noexcept {
   open_->end_ns = base::now_ns();
   if (call_of_thread::value == open_.get()) call_of_thread::value = nullptr;
-  if (activity::on()) activity::process().add(std::move(*open_));
+  if (span_recorder::on()) span_recorder::process().add(std::move(*open_));
 }
 
 }  // namespace weir::observe

@@ -23,9 +23,9 @@ struct span {
   source_location at{nullptr, nullptr, 0};
 };
 
-class activity {
+class span_recorder {
  public:
-  static activity& process() noexcept;  // never destroyed
+  static span_recorder& process() noexcept;  // never destroyed
   static bool on() noexcept { return on_.on(); }
 
   void start(std::size_t spans);
@@ -48,7 +48,7 @@ class activity {
 class [[nodiscard]] host_span {
  public:
   host_span(std::string_view name, source_location at, std::size_t bytes = 0, std::uint64_t stream = 0) noexcept {
-    if (activity::on()) [[unlikely]] begin(name, at, bytes, stream);
+    if (span_recorder::on()) [[unlikely]] begin(name, at, bytes, stream);
   }
   ~host_span() {
     if (open_) [[unlikely]] end();

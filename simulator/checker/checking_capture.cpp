@@ -48,7 +48,7 @@ epoch knowledge::launched(executable& x, moment before, base::site site) {
   return now;
 }
 
-status checked::begin_capture(int device, stream_handle s, capture_mode mode) {
+status checking_driver::begin_capture(int device, stream_handle s, capture_mode mode) {
   status const is = inner_->begin_capture(device, s, mode);
   if (!is.ok()) return is;
   auto const known = judge_.lock();
@@ -56,7 +56,7 @@ status checked::begin_capture(int device, stream_handle s, capture_mode mode) {
   return is;
 }
 
-result<graph_handle> checked::end_capture(int device, stream_handle s) {
+result<graph_handle> checking_driver::end_capture(int device, stream_handle s) {
   if (process_was_forked()) return inner_->end_capture(device, s);
   {
     auto const known = judge_.lock();
@@ -79,7 +79,7 @@ result<graph_handle> checked::end_capture(int device, stream_handle s) {
   return r;
 }
 
-result<executable_handle> checked::instantiate(int device, graph_handle g) {
+result<executable_handle> checking_driver::instantiate(int device, graph_handle g) {
   auto const r = noted(inner_->instantiate(device, g), device);
   if (!r.ok()) return r;
   auto const known = judge_.lock();
@@ -90,7 +90,7 @@ result<executable_handle> checked::instantiate(int device, graph_handle g) {
   return r;
 }
 
-status checked::launch_graph(int device, stream_handle s, executable_handle x) {
+status checking_driver::launch_graph(int device, stream_handle s, executable_handle x) {
   moment const now = before(device, s);
   status const is = inner_->launch_graph(device, s, x);
   if (!is.ok()) return note(is, device);
@@ -104,12 +104,12 @@ status checked::launch_graph(int device, stream_handle s, executable_handle x) {
   return is;
 }
 
-status checked::destroy_graph(graph_handle g) {
+status checking_driver::destroy_graph(graph_handle g) {
   if (!process_was_forked()) judge_.lock()->captured.graphs.erase(static_cast<std::uint64_t>(g));
   return inner_->destroy_graph(g);
 }
 
-status checked::destroy_executable(executable_handle x) {
+status checking_driver::destroy_executable(executable_handle x) {
   if (!process_was_forked()) judge_.lock()->captured.executables.erase(static_cast<std::uint64_t>(x));
   return inner_->destroy_executable(x);
 }

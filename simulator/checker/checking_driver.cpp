@@ -16,12 +16,12 @@ base::site site_of(char const* operation) {
   if (!s.operation) s.operation = operation;
   return s;
 }
-trust trust_here() { return base::this_call().unpromised ? trust::known : trust::promised; }
+trust trust_here() { return base::this_call().internal_ordering ? trust::known : trust::promised; }
 bool away() noexcept { return process_was_forked(); }  // a thread that is not in this child process may hold the lock
 
 // All live checkers. The default runtime's is never destroyed.
-base::guarded<std::vector<checked*>>& alive() {
-  static auto* const all = new base::guarded<std::vector<checked*>>;
+base::guarded<std::vector<checking_driver*>>& alive() {
+  static auto* const all = new base::guarded<std::vector<checking_driver*>>;
   return *all;
 }
 base::atomic<bool> any_printed{false};
@@ -31,7 +31,7 @@ void print_at_exit() {
   if (away()) return;
   {
     auto const all = alive().lock();
-    for (checked* c : *all) c->print_findings();
+    for (checking_driver* c : *all) c->print_findings();
   }
   try {
     if (any_printed.load() && races_of_process() == race_check::fail) os::end_process(status_of_reports);
@@ -40,20 +40,20 @@ void print_at_exit() {
 
 std::string block_at(address at) {  // after a fault; never blocks on a checker's lock
   auto const all = alive().lock();
-  for (checked* c : *all) {
+  for (checking_driver* c : *all) {
     if (auto said = c->describe(at); !said.empty()) return said;
   }
   return {};
 }
 void shield_met(std::uint64_t shield, os::bad_access const& a) {
   auto const all = alive().lock();
-  for (checked* c : *all) {
+  for (checking_driver* c : *all) {
     if (c->met_shield(shield, a)) return;
   }
 }
 void print_at_a_fault() {
   auto const all = alive().lock();
-  for (checked* c : *all) c->print_findings_at_a_fault();
+  for (checking_driver* c : *all) c->print_findings_at_a_fault();
 }
 
 }  // namespace
@@ -64,29 +64,30 @@ void detail::tell_host_use(void const* at, std::size_t bytes, host_use how, base
   if (away() || base::this_call().running) return;  // work on a stream is no host use
   try {
     auto const all = alive().lock();
-    for (checked* c : *all) c->host_uses(reinterpret_cast<address>(at), bytes, how, site);
+    for (checking_driver* c : *all) c->host_uses(reinterpret_cast<address>(at), bytes, how, site);
   } catch (...) {}  // out of memory: this use is missed
 }
 
 void print_all_findings() noexcept {
   auto const all = alive().lock();
-  for (checked* c : *all) c->print_findings();
+  for (checking_driver* c : *all) c->print_findings();
 }
 
 wrapped wrap(std::unique_ptr<driver> inner) {
-  auto made = std::make_unique<checked>(std::move(inner));
+  auto made = std::make_unique<checking_driver>(std::move(inner));
   control* const c = made.get();
   return {std::move(made), c};
 }
 
 control* control_of(driver& d) noexcept {
   for (driver* at = &d; at; at = at->behind()) {
-    if (auto* const c = dynamic_cast<checked*>(at)) return c;
+    if (auto* const c = dynamic_cast<checking_driver*>(at)) return c;
   }
   return nullptr;
 }
 
-checked::checked(std::unique_ptr<driver> inner) : driver_front(std::move(inner)), machine_(sim::controls_of(*inner_)) {
+checking_driver::checking_driver(std::unique_ptr<driver> inner)
+    : driver_front(std::move(inner)), machine_(sim::controls_of(*inner_)) {
   judge_.lock()->machine = machine_;
   auto all = alive().lock();
   static int const registered =
@@ -96,14 +97,14 @@ checked::checked(std::unique_ptr<driver> inner) : driver_front(std::move(inner))
   detail::checkers.fetch_add(1);
 }
 
-checked::~checked() {
+checking_driver::~checking_driver() {
   if (away()) return;
   detail::checkers.fetch_sub(1);
   std::erase(*alive().lock(), this);
   print_findings();
 }
 
-void checked::print(knowledge& known) {
+void checking_driver::print(knowledge& known) {
   if (known.found.empty() || std::exchange(known.taken, true)) return;
   any_printed.store(true);
   os::print_error("weir: the checker found " + std::to_string(known.found.size()) + ":\n");
@@ -111,13 +112,13 @@ void checked::print(knowledge& known) {
     os::print_error("weir: " + f.text + (f.times > 1 ? " (" + std::to_string(f.times) + " times)" : "") + "\n");
 }
 
-void checked::print_findings() noexcept {
+void checking_driver::print_findings() noexcept {
   try {
     print(*judge_.lock());
   } catch (...) {}
 }
 
-void checked::print_findings_at_a_fault() noexcept {
+void checking_driver::print_findings_at_a_fault() noexcept {
   try {
     if (auto const known = judge_.try_lock()) print(**known);
   } catch (...) {}
@@ -125,13 +126,13 @@ void checked::print_findings_at_a_fault() noexcept {
 
 // Effects of a call -----------------------------------------------------------------------------------------
 
-moment checked::before(int device, stream_handle s) {
+moment checking_driver::before(int device, stream_handle s) {
   if (away()) return {};
   auto const known = judge_.lock();
   return known->order.now(known->order.find(device, s));
 }
 
-status checked::note(status is, int device) {
+status checking_driver::note(status is, int device) {
   if (is.what != code::lost || away()) return is;
   {
     auto m = made_.lock();
@@ -145,7 +146,7 @@ status checked::note(status is, int device) {
   return is;
 }
 
-status checked::after(status is, int device, moment const& before, std::span<range const> ranges,
+status checking_driver::after(status is, int device, moment const& before, std::span<range const> ranges,
                       char const* operation) {
   if (!is.ok()) return note(is, device);
   if (!before.at.stream) return is;
@@ -156,13 +157,13 @@ status checked::after(status is, int device, moment const& before, std::span<ran
   return is;
 }
 
-status checked::seen(status is, int device, moment const& what) {
+status checking_driver::seen(status is, int device, moment const& what) {
   if (!is.ok()) return note(is, device);
   if (what.at.stream) saw_complete(what);
   return is;
 }
 
-void checked::saw_complete(moment const& what) {
+void checking_driver::saw_complete(moment const& what) {
   auto const known = judge_.lock();
   known->order.saw_complete(what, trust_here());
   let_host_back(*known);
@@ -170,7 +171,7 @@ void checked::saw_complete(moment const& what) {
 }
 
 // If a wait on the machine answers failed, the machine's last finding names the circle.
-status checked::note_stuck(status is) {
+status checking_driver::note_stuck(status is) {
   auto* const machine = is.what == code::failed && !away() ? sim::controls_of(*inner_) : nullptr;
   if (!machine) return is;
   auto const said = machine->findings();
@@ -182,7 +183,7 @@ status checked::note_stuck(status is) {
 
 // Streams and events ----------------------------------------------------------------------------------------
 
-result<stream_handle> checked::create_stream(int device, stream_kind kind, int priority) {
+result<stream_handle> checking_driver::create_stream(int device, stream_kind kind, int priority) {
   auto const r = inner_->create_stream(device, kind, priority);
   if (!r.ok()) {
     note(r.is, device);
@@ -194,14 +195,14 @@ result<stream_handle> checked::create_stream(int device, stream_kind kind, int p
   return r;
 }
 
-void checked::number_stream(int device, stream_handle s, std::uint64_t number) {
+void checking_driver::number_stream(int device, stream_handle s, std::uint64_t number) {
   inner_->number_stream(device, s, number);
   if (away()) return;
   auto const known = judge_.lock();
   known->order.set_number(known->order.find(device, s), number);
 }
 
-status checked::destroy_stream(int device, stream_handle s) {
+status checking_driver::destroy_stream(int device, stream_handle s) {
   if (away()) return inner_->destroy_stream(device, s);
   // Removed first: the driver may give the same handle to another thread at once.
   bool const was_made = made_.lock()->streams.erase({device, s}) != 0;
@@ -213,7 +214,7 @@ status checked::destroy_stream(int device, stream_handle s) {
   return note(is, device);
 }
 
-result<stream_handle> checked::adopt(int device, CUstream_st* native) {
+result<stream_handle> checking_driver::adopt(int device, CUstream_st* native) {
   auto const r = noted(inner_->adopt(device, native), device);
   if (!r.ok() || away()) return r;
   auto const known = judge_.lock();
@@ -224,14 +225,14 @@ result<stream_handle> checked::adopt(int device, CUstream_st* native) {
   return r;
 }
 
-result<event_handle> checked::create_event(int device, event_kind kind) {
+result<event_handle> checking_driver::create_event(int device, event_kind kind) {
   auto const r = inner_->create_event(device, kind);
   if (!r.ok()) note(r.is, device);
   else made_.lock()->events[static_cast<std::uintptr_t>(r.value)] = device;
   return r;
 }
 
-status checked::destroy_event(int device, event_handle e) {
+status checking_driver::destroy_event(int device, event_handle e) {
   if (away()) return inner_->destroy_event(device, e);
   bool const was_made = made_.lock()->events.erase(static_cast<std::uintptr_t>(e)) != 0;
   moment const last = judge_.lock()->order.forget(e);
@@ -243,7 +244,7 @@ status checked::destroy_event(int device, event_handle e) {
   return note(is, device);
 }
 
-status checked::record(int device, stream_handle s, event_handle e) {
+status checking_driver::record(int device, stream_handle s, event_handle e) {
   moment const now = before(device, s);
   std::uint64_t const in = now.at.stream ? judge_.lock()->captured.number_of(now.at.stream) : 0;
   status const is = inner_->record(device, s, e);
@@ -259,7 +260,7 @@ status checked::record(int device, stream_handle s, event_handle e) {
   return is;
 }
 
-status checked::wait(int device, stream_handle s, event_handle e) {
+status checking_driver::wait(int device, stream_handle s, event_handle e) {
   if (away()) return inner_->wait(device, s, e);
   moment const what = judge_.lock()->order.record_of(e);
   status const is = inner_->wait(device, s, e);
@@ -271,23 +272,23 @@ status checked::wait(int device, stream_handle s, event_handle e) {
 }
 
 // so_far(), not now(): completion of one of a blocking and the legacy stream says nothing about the other.
-moment checked::given(int device, stream_handle s) {
+moment checking_driver::given(int device, stream_handle s) {
   if (away()) return {};
   auto const known = judge_.lock();
   return known->order.so_far(known->order.find(device, s));
 }
 
-status checked::query_stream(int device, stream_handle s) {
+status checking_driver::query_stream(int device, stream_handle s) {
   moment const all = given(device, s);
   return seen(inner_->query_stream(device, s), device, all);
 }
 
-status checked::synchronize_stream(int device, stream_handle s) {
+status checking_driver::synchronize_stream(int device, stream_handle s) {
   moment const all = given(device, s);
   return seen(note_stuck(inner_->synchronize_stream(device, s)), device, all);
 }
 
-status checked::synchronize_device(int device) {
+status checking_driver::synchronize_device(int device) {
   std::vector<moment> all;
   if (!away()) {
     auto const known = judge_.lock();
@@ -302,7 +303,7 @@ status checked::synchronize_device(int device) {
 }
 
 // An event that answers lost means that the device of its recording stream is lost.
-status checked::note_of_recorder(status is, moment const& what) {
+status checking_driver::note_of_recorder(status is, moment const& what) {
   if (is.what != code::lost) return is;
   int const device = judge_.lock()->order.device_of(what.at.stream);
   return note(is, device);
@@ -310,7 +311,7 @@ status checked::note_of_recorder(status is, moment const& what) {
 
 // If the event was recorded again meanwhile, the answer may concern either record.
 template <class Ask>
-status checked::of_event(event_handle e, Ask ask) {
+status checking_driver::of_event(event_handle e, Ask ask) {
   if (away()) return ask();
   moment const what = judge_.lock()->order.record_of(e);
   status const is = ask();
@@ -320,17 +321,18 @@ status checked::of_event(event_handle e, Ask ask) {
   return is;
 }
 
-status checked::query_event(event_handle e) {
+status checking_driver::query_event(event_handle e) {
   return of_event(e, [&] { return inner_->query_event(e); });
 }
 
-status checked::synchronize_event(event_handle e) {
+status checking_driver::synchronize_event(event_handle e) {
   return of_event(e, [&] { return note_stuck(inner_->synchronize_event(e)); });
 }
 
 // Work ------------------------------------------------------------------------------------------------------
 
-status checked::after_copy(status is, int device, moment const& before, void* dst, void const* src, std::size_t bytes) {
+status checking_driver::after_copy(status is, int device, moment const& before, void* dst, void const* src,
+                                   std::size_t bytes) {
   if (!is.ok()) return note(is, device);
   if (!before.at.stream || bytes == 0) return is;
   auto const from = reinterpret_cast<address>(src), to = reinterpret_cast<address>(dst);
@@ -344,21 +346,21 @@ status checked::after_copy(status is, int device, moment const& before, void* ds
   return is;
 }
 
-status checked::copy(int device, stream_handle s, void* dst, void const* src, std::size_t bytes) {
+status checking_driver::copy(int device, stream_handle s, void* dst, void const* src, std::size_t bytes) {
   moment const now = before(device, s);
   status const is = inner_->copy(device, s, dst, src, bytes);
   return after_copy(is, device, now, dst, src, bytes);
 }
 
-status checked::copy_peer(int device, stream_handle s, void* dst, int dst_device, void const* src, int src_device,
-                          std::size_t bytes) {
+status checking_driver::copy_peer(int device, stream_handle s, void* dst, int dst_device, void const* src,
+                                  int src_device, std::size_t bytes) {
   moment const now = before(device, s);
   status const is = inner_->copy_peer(device, s, dst, dst_device, src, src_device, bytes);
   if (!is.ok()) return is;  // three devices are involved; any may be lost
   return after_copy(is, device, now, dst, src, bytes);
 }
 
-status checked::fill(int device, stream_handle s, void* dst, std::uint32_t pattern, int pattern_bytes,
+status checking_driver::fill(int device, stream_handle s, void* dst, std::uint32_t pattern, int pattern_bytes,
                      std::size_t count) {
   moment const now = before(device, s);
   status const is = inner_->fill(device, s, dst, pattern, pattern_bytes, count);
@@ -367,7 +369,7 @@ status checked::fill(int device, stream_handle s, void* dst, std::uint32_t patte
   return after(is, device, now, uses, "fill");
 }
 
-status checked::host_function(int device, stream_handle s, work w) {
+status checking_driver::host_function(int device, stream_handle s, work w) {
   moment const now = before(device, s);
   status const is = inner_->host_function(device, s, w);
   if (!is.ok() || !now.at.stream) return note(is, device);
@@ -376,14 +378,14 @@ status checked::host_function(int device, stream_handle s, work w) {
   return is;
 }
 
-status checked::enqueue(int device, stream_handle s, std::span<touch const> touches, work w) {
+status checking_driver::enqueue(int device, stream_handle s, std::span<touch const> touches, work w) {
   moment const now = before(device, s);
   boost::container::small_vector<range, 8> uses;
   for (touch const& t : touches) uses.push_back({t.at, t.bytes, t.writes});
   return after(inner_->enqueue(device, s, touches, w), device, now, {uses.data(), uses.size()}, "enqueue");
 }
 
-void checked::touched(int device, stream_handle s, std::span<touch const> touches) {
+void checking_driver::touched(int device, stream_handle s, std::span<touch const> touches) {
   inner_->touched(device, s, touches);
   moment const now = before(device, s);
   boost::container::small_vector<range, 8> uses;
@@ -391,7 +393,7 @@ void checked::touched(int device, stream_handle s, std::span<touch const> touche
   after({}, device, now, {uses.data(), uses.size()}, "native work");
 }
 
-result<gate_handle> checked::hold(int device, stream_handle s) {
+result<gate_handle> checking_driver::hold(int device, stream_handle s) {
   moment const now = before(device, s);
   auto const r = inner_->hold(device, s);
   after(r.is, device, now, {}, "hold");

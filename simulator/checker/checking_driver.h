@@ -9,13 +9,13 @@
 
 namespace weir::driver::check {
 
-class checked final : public driver_front<checked>, public control, public witness {
+class checking_driver final : public driver_front<checking_driver>, public control, public allocation_observer {
  public:
-  explicit checked(std::unique_ptr<driver> inner);
-  ~checked() override;
+  explicit checking_driver(std::unique_ptr<driver> inner);
+  ~checking_driver() override;
 
   driver* behind() noexcept override { return inner_.get(); }
-  witness* watching() noexcept override { return this; }
+  allocation_observer* watching() noexcept override { return this; }
   void number_stream(int device, stream_handle, std::uint64_t number) override;
 
   result<device_info> info(int device) override { return noted(inner_->info(device), device); }
@@ -85,7 +85,7 @@ class checked final : public driver_front<checked>, public control, public witne
   std::string describe(address);   // the block there, for a report. Empty: none, or the lock is held
 
  private:
-  friend class driver_front<checked>;
+  friend class driver_front<checking_driver>;
   template <class Behind>
   auto pass(call, call_subject, Behind&& behind) {
     return behind();
@@ -113,7 +113,7 @@ class checked final : public driver_front<checked>, public control, public witne
   void print(knowledge&);
 
   sim::controls* const machine_;                   // null: not simulated
-  mutable checker judge_;
+  mutable race_judge judge_;
   struct made {
     std::map<std::pair<int, stream_handle>, int> streams;
     std::unordered_map<std::uintptr_t, int> events;  // device of each event

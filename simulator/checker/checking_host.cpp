@@ -5,7 +5,7 @@
 
 namespace weir::driver::check {
 
-void checked::host_uses(address at, std::size_t bytes, host_use how, base::site site) {
+void checking_driver::host_uses(address at, std::size_t bytes, host_use how, base::site site) {
   auto const known = judge_.lock();
   // Reported here: neither a page fault nor a changed source of the same work is reported again.
   for (access_ref const& a : known->host_uses(at, bytes, how, site)) {
@@ -19,8 +19,8 @@ void checked::host_uses(address at, std::size_t bytes, host_use how, base::site 
 }
 
 // weir's own copies have no shields: weir may know more than it promises (base::unpromised).
-void checked::keep_host_away(knowledge& known, epoch e, std::span<range const> ranges, base::site site) {
-  if (!machine_ || base::this_call().unpromised) return;
+void checking_driver::keep_host_away(knowledge& known, epoch e, std::span<range const> ranges, base::site site) {
+  if (!machine_ || base::this_call().internal_ordering) return;
   for (range const& r : ranges) {
     auto const [at, bytes] = known.memory.on_pages_of_its_own(r.at, r.bytes);
     if (bytes == 0) continue;
@@ -30,7 +30,7 @@ void checked::keep_host_away(knowledge& known, epoch e, std::span<range const> r
   }
 }
 
-void checked::let_host_back(knowledge& known) {
+void checking_driver::let_host_back(knowledge& known) {
   if (known.shields.empty()) [[likely]] return;
   std::erase_if(known.shields, [&](knowledge::shielded const& s) {
     bool const over = known.order.complete({s.use->stream, s.use->n}, trust::promised);
@@ -39,7 +39,7 @@ void checked::let_host_back(knowledge& known) {
   });
 }
 
-void checked::let_host_back(knowledge& known, address at, std::size_t bytes) {
+void checking_driver::let_host_back(knowledge& known, address at, std::size_t bytes) {
   std::erase_if(known.shields, [&](knowledge::shielded const& s) {
     bool const there = s.use->at < at + bytes && at < s.use->at + s.use->bytes;
     if (there) machine_->unshield(s.number);
@@ -47,7 +47,7 @@ void checked::let_host_back(knowledge& known, address at, std::size_t bytes) {
   });
 }
 
-bool checked::met_shield(std::uint64_t shield, os::bad_access const& a) {
+bool checking_driver::met_shield(std::uint64_t shield, os::bad_access const& a) {
   auto const known = judge_.lock();
   char const* const how = a.how == os::bad_access::kind::write  ? "writes"
                           : a.how == os::bad_access::kind::read ? "reads"

@@ -10,13 +10,13 @@ bool away() noexcept { return process_was_forked(); }
 using as = places::as;
 }  // namespace
 
-result<address> checked::reserve(std::size_t bytes, std::size_t alignment) {
+result<address> checking_driver::reserve(std::size_t bytes, std::size_t alignment) {
   auto const r = inner_->reserve(bytes, alignment);
   if (r.ok()) judge_.lock()->memory.reserve(r.value, bytes);
   return r;
 }
 
-status checked::unreserve(address at, std::size_t bytes) {
+status checking_driver::unreserve(address at, std::size_t bytes) {
   if (away()) return inner_->unreserve(at, bytes);
   judge_.lock()->memory.unreserve(at);
   status const is = inner_->unreserve(at, bytes);
@@ -24,17 +24,17 @@ status checked::unreserve(address at, std::size_t bytes) {
   return is;
 }
 
-result<memory_handle> checked::created(result<memory_handle> r, int device, std::size_t bytes) {
+result<memory_handle> checking_driver::created(result<memory_handle> r, int device, std::size_t bytes) {
   if (r.ok()) judge_.lock()->memory.create(r.value, device, bytes);
   else note(r.is, device);
   return r;
 }
 
-result<memory_handle> checked::create(int device, std::size_t bytes) {
+result<memory_handle> checking_driver::create(int device, std::size_t bytes) {
   return created(inner_->create(device, bytes), device, bytes);
 }
 
-status checked::release(memory_handle h) {
+status checking_driver::release(memory_handle h) {
   if (away()) return inner_->release(h);
   auto p = judge_.lock()->memory.release(h);
   status const is = inner_->release(h);
@@ -42,13 +42,13 @@ status checked::release(memory_handle h) {
   return is;
 }
 
-status checked::map(address at, std::size_t bytes, memory_handle h) {
+status checking_driver::map(address at, std::size_t bytes, memory_handle h) {
   status const is = inner_->map(at, bytes, h);
   if (is.ok()) judge_.lock()->memory.map(at, bytes, h);
   return is;
 }
 
-status checked::unmap(address at, std::size_t bytes) {
+status checking_driver::unmap(address at, std::size_t bytes) {
   if (away()) return inner_->unmap(at, bytes);
   std::optional<places::region> gone = judge_.lock()->memory.take(at);
   status const is = inner_->unmap(at, bytes);
@@ -60,23 +60,23 @@ status checked::unmap(address at, std::size_t bytes) {
   return is;
 }
 
-result<memory_handle> checked::create_shared(int device, std::size_t bytes) {
+result<memory_handle> checking_driver::create_shared(int device, std::size_t bytes) {
   return created(inner_->create_shared(device, bytes), device, bytes);
 }
 
 // A separate physical memory: accesses of other processes are not seen.
-result<memory_handle> checked::import_handle(int device, std::size_t bytes, int file) {
+result<memory_handle> checking_driver::import_handle(int device, std::size_t bytes, int file) {
   return created(inner_->import_handle(device, bytes, file), device, bytes);
 }
 
-result<address> checked::create_segment(int device, std::size_t bytes) {
+result<address> checking_driver::create_segment(int device, std::size_t bytes) {
   auto const r = inner_->create_segment(device, bytes);
   if (r.ok()) judge_.lock()->memory.map(r.value, bytes, as::segment, device);
   else note(r.is, device);
   return r;
 }
 
-status checked::release_segment(int device, address at) {
+status checking_driver::release_segment(int device, address at) {
   if (away()) return inner_->release_segment(device, at);
   auto gone = judge_.lock()->memory.take(at);
   std::size_t const bytes = gone ? gone->bytes : 0;
@@ -87,13 +87,13 @@ status checked::release_segment(int device, address at) {
   return is;
 }
 
-status checked::pin(void* host, std::size_t bytes) {
+status checking_driver::pin(void* host, std::size_t bytes) {
   status const is = inner_->pin(host, bytes);
   if (is.ok()) judge_.lock()->memory.map(reinterpret_cast<address>(host), bytes, as::pin, -1);
   return is;
 }
 
-status checked::unpin(void* host) {
+status checking_driver::unpin(void* host) {
   if (away()) return inner_->unpin(host);
   auto const at = reinterpret_cast<address>(host);
   std::optional<places::region> gone = judge_.lock()->memory.take(at);
@@ -108,7 +108,7 @@ status checked::unpin(void* host) {
 // Witness ---------------------------------------------------------------------------------------------------
 
 // Only a simulated machine, which guards blocks, may hear of a free while work still uses the block.
-void checked::allocated(user home, address at, std::size_t bytes, source_location where) {
+void checking_driver::allocated(user home, address at, std::size_t bytes, source_location where) {
   if (away()) return;
   if (sim::bytes_are_guarded && simulated()) inner_->block_taken(at, bytes);
   auto const known = judge_.lock();
@@ -121,7 +121,7 @@ void checked::allocated(user home, address at, std::size_t bytes, source_locatio
   known->allocated(of_nobody ? 0 : known->order.find(home.device, home.stream), home.device, at, bytes, where);
 }
 
-void checked::freed(address at, std::size_t bytes, waits_for r, source_location where) {
+void checking_driver::freed(address at, std::size_t bytes, waits_for r, source_location where) {
   if (away()) return;
   if (sim::bytes_are_guarded && simulated()) inner_->block_given_back(at);
   auto const known = judge_.lock();
@@ -131,21 +131,21 @@ void checked::freed(address at, std::size_t bytes, waits_for r, source_location 
   known->freed(at, bytes, {behind.data(), behind.size()}, {counted.data(), counted.size()}, where);
 }
 
-void checked::handed_over(user to, address at, std::size_t bytes, source_location where) {
+void checking_driver::handed_over(user to, address at, std::size_t bytes, source_location where) {
   if (away()) return;
   auto const known = judge_.lock();
   known->handed_over(known->order.find(to.device, to.stream), at, bytes, where);
 }
 
-void checked::wait_inserted(user waiter, user other, address at, std::size_t bytes) {
+void checking_driver::wait_inserted(user waiter, user other, address at, std::size_t bytes) {
   if (away()) return;
   auto const known = judge_.lock();
   known->wait_inserted(known->order.find(waiter.device, waiter.stream), known->order.find(other.device, other.stream),
                        at, bytes);
 }
 
-void checked::relied_on(user waiter, user other) {
-  if (away() || base::this_call().unpromised) return;
+void checking_driver::relied_on(user waiter, user other) {
+  if (away() || base::this_call().internal_ordering) return;
   auto const known = judge_.lock();
   known->relied_on(waiter.device < 0 ? 0 : known->order.find(waiter.device, waiter.stream),
                    known->order.find(other.device, other.stream));
@@ -154,16 +154,16 @@ void checked::relied_on(user waiter, user other) {
 
 // Answers ---------------------------------------------------------------------------------------------------
 
-std::vector<finding> checked::findings() {
+std::vector<finding> checking_driver::findings() {
   auto const known = judge_.lock();
   known->taken = true;
   return known->found;
 }
 
-void checked::on_finding(std::function<void(finding const&)> f) { judge_.lock()->listener = std::move(f); }
-control::late_waits checked::counted() const { return judge_.lock()->over; }
+void checking_driver::on_finding(std::function<void(finding const&)> f) { judge_.lock()->listener = std::move(f); }
+control::late_waits checking_driver::counted() const { return judge_.lock()->over; }
 
-std::vector<std::string> checked::census() const {
+std::vector<std::string> checking_driver::census() const {
   std::vector<std::string> all;
   std::vector<bool> lost;
   {
@@ -181,7 +181,7 @@ std::vector<std::string> checked::census() const {
   return all;
 }
 
-std::string checked::describe(address at) {
+std::string checking_driver::describe(address at) {
   auto const known = judge_.try_lock();
   if (!known) return {};
   auto const b = (*known)->blocks.find(at, 1);
@@ -190,17 +190,17 @@ std::string checked::describe(address at) {
          (b->second.live ? "" : ", given back at " + text_of(b->second.freed));
 }
 
-epoch checked::position(int device, stream_handle s) {
+epoch checking_driver::position(int device, stream_handle s) {
   auto const known = judge_.lock();
   return known->order.now(known->order.find(device, s)).at;
 }
 
-bool checked::ordered(epoch e, int device, stream_handle s) {
+bool checking_driver::ordered(epoch e, int device, stream_handle s) {
   auto const known = judge_.lock();
   moment const now = known->order.now(known->order.find(device, s));
   return known->order.ordered(e, now.at.stream, now.seen, trust::known);
 }
 
-bool checked::complete(epoch e) { return judge_.lock()->order.complete(e, trust::known); }
+bool checking_driver::complete(epoch e) { return judge_.lock()->order.complete(e, trust::known); }
 
 }  // namespace weir::driver::check

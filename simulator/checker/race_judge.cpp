@@ -7,7 +7,7 @@ namespace {
 constexpr shadow::offset everywhere = ~shadow::offset{0};
 }  // namespace
 
-checker::locked::~locked() {
+race_judge::locked::~locked() {
   if (of_.all_.to_tell.empty()) [[likely]] return;
   auto const news = std::exchange(of_.all_.to_tell, {});
   auto const listener = of_.all_.listener;

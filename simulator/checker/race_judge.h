@@ -77,18 +77,18 @@ std::string text_of(base::site const&);
 std::string text_of(source_location const&);
 std::string key_of_call(base::site const&);
 
-class checker {
+class race_judge {
  public:
   class locked {
    public:
-    explicit locked(checker& c) : of_(c), hold_(c.lock_) {}
-    locked(checker& c, base::unique_lock&& held) : of_(c), hold_(std::move(held)) {}
+    explicit locked(race_judge& c) : of_(c), hold_(c.lock_) {}
+    locked(race_judge& c, base::unique_lock&& held) : of_(c), hold_(std::move(held)) {}
     ~locked();  // calls the listener after it releases the lock
     knowledge* operator->() const noexcept { return &of_.all_; }
     knowledge& operator*() const noexcept { return of_.all_; }
 
    private:
-    checker& of_;
+    race_judge& of_;
     base::unique_lock hold_;
   };
   locked lock() { return locked(*this); }

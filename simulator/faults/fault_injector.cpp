@@ -6,7 +6,7 @@
 
 namespace weir::driver {
 
-std::uint64_t faulty::refuse(order o) {
+std::uint64_t fault_injector::refuse(order o) {
   if (o.k == 0 || o.with == code::ok) return 0;
   auto orders = orders_.lock();
   orders->push_back({next_number_, o});
@@ -14,31 +14,31 @@ std::uint64_t faulty::refuse(order o) {
   return next_number_++;
 }
 
-std::uint64_t faulty::fail_call(std::string_view name, std::uint64_t k, code with) {
+std::uint64_t fault_injector::fail_call(std::string_view name, std::uint64_t k, code with) {
   auto const found = std::find(weir::driver::call_names.begin(), weir::driver::call_names.end(), name);
   if (found == weir::driver::call_names.end()) return 0;
   return refuse({static_cast<call>(found - weir::driver::call_names.begin()), k, with, 0, false});
 }
 
-bool faulty::cancel(std::uint64_t number) {
+bool fault_injector::cancel(std::uint64_t number) {
   auto orders = orders_.lock();
   auto const gone = std::erase_if(*orders, [&](standing const& s) { return s.number == number; });
   any_orders_.store(!orders->empty());
   return gone != 0;
 }
 
-void faulty::forget_orders() {
+void fault_injector::forget_orders() {
   auto orders = orders_.lock();
   orders->clear();
   any_orders_.store(false);
 }
 
-status faulty::look_through_orders(call c, call_subject who) {
+status fault_injector::look_through_orders(call c, call_subject who) {
   status answer;
   {
     auto orders = orders_.lock();
     for (standing& s : *orders) {
-      faulty::order& o = s.order;
+      fault_injector::order& o = s.order;
       if (o.of != c && o.of != call::any) continue;
       if (o.k > 0 && --o.k > 0) continue;
       if (!answer.ok() || (o.by_contract && !contract_of(c).has(o.with))) continue;
@@ -60,7 +60,7 @@ status faulty::look_through_orders(call c, call_subject who) {
 
 // A refused call drops the work that it was given.
 template <class Behind>
-status faulty::pass_work(call c, int device, work const& w, Behind&& behind) {
+status fault_injector::pass_work(call c, int device, work const& w, Behind&& behind) {
   if (status const refused = refusal(c, device); !refused.ok()) [[unlikely]] {
     if (w.drop) w.drop(w.state);
     return refused;
@@ -68,17 +68,17 @@ status faulty::pass_work(call c, int device, work const& w, Behind&& behind) {
   return through(c, behind);
 }
 
-status faulty::host_function(int device, stream_handle s, work w) {
+status fault_injector::host_function(int device, stream_handle s, work w) {
   return pass_work(call::host_function, device, w, [&] { return inner_->host_function(device, s, w); });
 }
-status faulty::enqueue(int device, stream_handle s, std::span<touch const> touches, work w) {
+status fault_injector::enqueue(int device, stream_handle s, std::span<touch const> touches, work w) {
   return pass_work(call::enqueue, device, w, [&] { return inner_->enqueue(device, s, touches, w); });
 }
-void faulty::recheck() {  // never refused; the watcher sees it as call::any
+void fault_injector::recheck() {  // never refused; the watcher sees it as call::any
   static_cast<void>(through(call::any, [&] { return inner_->recheck(), true; }));
 }
 // The only refused call that still takes effect: a failed end also ends the capture (driver.h).
-result<graph_handle> faulty::end_capture(int device, stream_handle s) {
+result<graph_handle> fault_injector::end_capture(int device, stream_handle s) {
   status const refused = refusal(call::end_capture, device);
   auto const kept = through(call::end_capture, [&] { return inner_->end_capture(device, s); });
   if (refused.ok()) return kept;

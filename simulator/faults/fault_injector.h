@@ -9,9 +9,9 @@
 
 namespace weir::driver {
 
-class faulty : public driver_front<faulty> {
+class fault_injector : public driver_front<fault_injector> {
  public:
-  explicit faulty(std::unique_ptr<driver> inner) : driver_front(std::move(inner)) {}
+  explicit fault_injector(std::unique_ptr<driver> inner) : driver_front(std::move(inner)) {}
   driver& inner() const noexcept { return *inner_; }
 
   static constexpr std::uint64_t without_end = ~std::uint64_t{0};
@@ -58,10 +58,10 @@ class faulty : public driver_front<faulty> {
   virtual int device_of(event_handle) const { return no_device; }  // for calls that only name an event
 
  private:
-  friend class driver_front<faulty>;
+  friend class driver_front<fault_injector>;
   struct standing {
     std::uint64_t number;
-    faulty::order order;  // k: further calls until the refusal; 0: the next call that may be refused
+    fault_injector::order order;  // k: further calls until the refusal; 0: the next call that may be refused
   };
   template <class Behind>
   auto through(call c, Behind&& behind) -> decltype(behind()) {
@@ -95,9 +95,9 @@ class faulty : public driver_front<faulty> {
 };
 
 // Returns null if no injector is in front of that driver.
-inline faulty* faulty_of(driver& d) noexcept {
+inline fault_injector* fault_injector_of(driver& d) noexcept {
   for (driver* at = &d; at; at = at->behind()) {
-    if (auto* const found = dynamic_cast<faulty*>(at)) return found;
+    if (auto* const found = dynamic_cast<fault_injector*>(at)) return found;
   }
   return nullptr;
 }

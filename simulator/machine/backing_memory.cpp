@@ -17,18 +17,19 @@ constexpr std::size_t most_kept = 8;             // files
 constexpr std::size_t most_at_once = 1u << 20;   // bytes
 }  // namespace
 
-struct bank::shelf {
+struct backing_memory::shelf {
   base::guarded<std::vector<file>> files;
 };
 
-bank::shelf& bank::kept() noexcept {
+backing_memory::shelf& backing_memory::kept() noexcept {
   static shelf* const all = new shelf;  // never destroyed: machines of static objects end late
   return *all;
 }
 
-bank::bank(std::size_t capacity, fresh_bytes f, std::uint64_t seed) : capacity_(capacity), fresh_(f), seed_(seed) {}
+backing_memory::backing_memory(std::size_t capacity, fresh_bytes f, std::uint64_t seed)
+    : capacity_(capacity), fresh_(f), seed_(seed) {}
 
-bank::~bank() {
+backing_memory::~backing_memory() {
   if (file_.number < 0) return;
   if (file_.window && file_.generation == os::fork_generation()) {
     if (file_.end > window_bytes && os::resize_file(file_.number, window_bytes)) file_.end = window_bytes;
@@ -42,7 +43,7 @@ bank::~bank() {
   os::close_file(file_.number);
 }
 
-bool bank::open() {
+bool backing_memory::open() {
   if (file_.number >= 0) return true;
   if (fresh_ == fresh_bytes::arbitrary) {
     auto files = kept().files.lock();
@@ -66,7 +67,7 @@ bool bank::open() {
   return true;
 }
 
-std::optional<std::uint64_t> bank::take(std::size_t bytes) {
+std::optional<std::uint64_t> backing_memory::take(std::size_t bytes) {
   if (bytes > free_bytes() || !open()) return std::nullopt;
   auto const hole = std::find_if(holes_.begin(), holes_.end(), [&](auto const& h) { return h.second >= bytes; });
   std::uint64_t offset = end_;
@@ -89,7 +90,7 @@ std::optional<std::uint64_t> bank::take(std::size_t bytes) {
   return offset;
 }
 
-void bank::fill(std::uint64_t offset, std::size_t bytes, int value) {
+void backing_memory::fill(std::uint64_t offset, std::size_t bytes, int value) {
   if (file_.window && offset + bytes <= window_bytes) {
     std::memset(static_cast<std::byte*>(file_.window) + offset, value, bytes);
   } else if (void* const at = os::reserve_addresses(bytes, 1)) {
@@ -98,7 +99,7 @@ void bank::fill(std::uint64_t offset, std::size_t bytes, int value) {
   }
 }
 
-void bank::give_back(std::uint64_t offset, std::size_t bytes) {
+void backing_memory::give_back(std::uint64_t offset, std::size_t bytes) {
   used_ -= bytes;
   if (fresh_ == fresh_bytes::zero && !os::punch_hole(file_.number, offset, bytes)) fill(offset, bytes, 0);
   auto after = holes_.lower_bound(offset);
@@ -117,22 +118,22 @@ void bank::give_back(std::uint64_t offset, std::size_t bytes) {
   holes_[offset] = size;
 }
 
-bool bank::count(std::size_t bytes) noexcept {
+bool backing_memory::count(std::size_t bytes) noexcept {
   if (bytes > free_bytes()) return false;
   used_ += bytes;
   return true;
 }
-void bank::uncount(std::size_t bytes) noexcept { used_ -= bytes; }
+void backing_memory::uncount(std::size_t bytes) noexcept { used_ -= bytes; }
 
-bool bank::map(void* at, std::uint64_t offset, std::size_t bytes) {
+bool backing_memory::map(void* at, std::uint64_t offset, std::size_t bytes) {
   // Few pages with content: one call that maps all is cheaper than one fault a page.
   bool const at_once = fresh_ == fresh_bytes::arbitrary && bytes <= most_at_once;
   return os::map_file(at, bytes, file_.number, offset, at_once ? os::pages::now : os::pages::when_touched);
 }
 
-void bank::consume_memory(std::size_t bytes) { others_ += std::min(bytes, free_bytes()); }
-void bank::others_leave(std::size_t bytes) { others_ -= std::min(bytes, others_); }
+void backing_memory::consume_memory(std::size_t bytes) { others_ += std::min(bytes, free_bytes()); }
+void backing_memory::others_leave(std::size_t bytes) { others_ -= std::min(bytes, others_); }
 
-std::size_t bank::free_bytes() const noexcept { return capacity_ - used_ - others_; }
+std::size_t backing_memory::free_bytes() const noexcept { return capacity_ - used_ - others_; }
 
 }  // namespace weir::driver::sim

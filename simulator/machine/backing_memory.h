@@ -13,11 +13,11 @@ enum class fresh_bytes : std::uint8_t {
   arbitrary,  // chosen by a seed; the process's next machine reuses the file, so that machines are cheap
 };
 
-class bank {
+class backing_memory {
  public:
-  bank(std::size_t capacity, fresh_bytes, std::uint64_t seed);
-  ~bank();
-  bank(bank const&) = delete;
+  backing_memory(std::size_t capacity, fresh_bytes, std::uint64_t seed);
+  ~backing_memory();
+  backing_memory(backing_memory const&) = delete;
 
   // Returns: the offset in the file, or none if the device or the system has no memory.
   std::optional<std::uint64_t> take(std::size_t bytes);

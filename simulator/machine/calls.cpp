@@ -51,14 +51,14 @@ status machine::answer(base::unique_lock& lock, int device, outcome end) {
   }
   note(42, device);
   all_.lose(device);
-  schedule_->changed(lock);
+  executor_->changed(lock);
   return {code::lost};
 }
 
 // The answer to a query. An unreachable position answers `lost`, as for a wait. May release the lock.
 status machine::polled(base::unique_lock& lock, stream& s, std::uint64_t position) {
   auto const alive = s.shared_from_this();
-  schedule_->asked(s, position);
+  executor_->asked(s, position);
   if (all_.devices[static_cast<std::size_t>(s.device)].lost) return {code::lost};  // asked() may have lost it
   if (s.done >= position) return fine;
   return all_.hopeless(s, position) ? answer(lock, s.device, outcome::lost) : status{code::not_ready};
@@ -66,7 +66,7 @@ status machine::polled(base::unique_lock& lock, stream& s, std::uint64_t positio
 
 status machine::queue(base::unique_lock& lock, stream& s, operation&& o) {
   all_.give(s, std::move(o));
-  return schedule_->given(lock, s) ? fine : status{code::lost};
+  return executor_->given(lock, s) ? fine : status{code::lost};
 }
 
 status machine::append(int device, stream_handle h, operation&& o) {
@@ -144,7 +144,7 @@ status machine::synchronize_stream(int device, stream_handle h) {
   note(22, s->id);
   if (status const met = spoil_met(*s); !met.ok()) return met;
   auto const alive = s->shared_from_this();
-  return answer(s.lock, device, schedule_->until(s.lock, *s, s->given));
+  return answer(s.lock, device, executor_->until(s.lock, *s, s->given));
 }
 
 status machine::synchronize_device(int device) {
@@ -156,7 +156,7 @@ status machine::synchronize_device(int device) {
   std::vector<std::pair<std::shared_ptr<stream>, std::uint64_t>> now;
   for (auto const& s : all_.devices[static_cast<std::size_t>(device)].live) now.emplace_back(s, s->given);
   for (auto const& [s, position] : now) {
-    if (status const end = answer(lock, device, schedule_->until(lock, *s, position)); !end.ok()) return end;
+    if (status const end = answer(lock, device, executor_->until(lock, *s, position)); !end.ok()) return end;
   }
   return fine;
 }
@@ -268,7 +268,7 @@ status machine::synchronize_event(event_handle h) {
   if (!e->on) return fine;
   note(29, e->on->id, e->position);
   auto const alive = e->on;
-  return answer(lock, e->device, schedule_->until(lock, *alive, e->position));
+  return answer(lock, e->device, executor_->until(lock, *alive, e->position));
 }
 
 result<float> machine::elapsed_ms(event_handle start, event_handle end) {
@@ -371,7 +371,7 @@ status machine::enqueue(int device, stream_handle h, std::span<touch const> touc
 void machine::recheck() {
   if (!may_call().ok()) return;
   base::unique_lock lock(all_.mutex);
-  schedule_->changed(lock);
+  executor_->changed(lock);
 }
 
 // Gates -----------------------------------------------------------------------------------------------------
@@ -394,7 +394,7 @@ result<gate_handle> machine::hold(int device, stream_handle h) {
   ++d.closed_gates;
   auto const made = static_cast<gate_handle>(all_.gates.add(std::move(g)));
   all_.give(*s, std::move(o));
-  schedule_->given(s.lock, *s);
+  executor_->given(s.lock, *s);
   if (all_.connections > 0) recheck();  // streams stop sharing connections while a gate holds one
   return {fine, made};
 }
@@ -408,7 +408,7 @@ status machine::open_gate(gate_handle h) {
   g->open = true;
   --all_.devices[static_cast<std::size_t>(g->device)].closed_gates;
   all_.gates.remove(static_cast<std::uint64_t>(h));
-  schedule_->changed(lock);
+  executor_->changed(lock);
   return fine;
 }
 

@@ -259,7 +259,7 @@ status machine::launch_graph(int device, stream_handle h, executable_handle eh) 
   replay_on(*s, *e);
   e->last_on = s->shared_from_this();
   e->last = s->given;
-  schedule_->changed(s.lock);
+  executor_->changed(s.lock);
   return fine;
 }
 

@@ -11,12 +11,12 @@ namespace weir::driver::sim {
 
 enum class outcome : std::uint8_t { done, lost, stuck };  // lost: its device, or one it waits for
 
-class schedule {
+class executor {
  public:
-  virtual ~schedule() = default;
+  virtual ~executor() = default;
   // Makes the threads that run the device's work. false: the system has no more threads
   virtual bool make_ready(int /*device*/) { return true; }
-  virtual habit by() const { return habit::undecided; }                // chosen by a seed
+  virtual schedule_policy by() const { return schedule_policy::undecided; }                // chosen by a seed
   // An operation was appended. Releases the lock. false: the queue had no room, and the device is lost now
   virtual bool given(base::unique_lock&, stream&) = 0;
   virtual void changed(base::unique_lock&) = 0;  // a gate opened, or work may be ready. Releases the lock
@@ -31,8 +31,8 @@ class schedule {
   virtual bool run(base::unique_lock&) = 0;                            // until nothing moves; true: all done
 };
 
-std::unique_ptr<schedule> make_crew(queues&);             // two workers a device, one for host functions
-std::unique_ptr<schedule> make_stepper(queues&);          // streams move only by step, run or a waiting host
-std::unique_ptr<schedule> make_wanderer(queues&, tape&);  // the tape chooses
+std::unique_ptr<executor> make_threaded_executor(queues&);             // two workers a device, one for host functions
+std::unique_ptr<executor> make_stepping_executor(queues&);          // streams move only by step, run or a waiting host
+std::unique_ptr<executor> make_seeded_executor(queues&, tape&);  // the tape chooses
 
 }  // namespace weir::driver::sim

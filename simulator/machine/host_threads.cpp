@@ -12,38 +12,38 @@ constexpr std::int64_t point_ns = 50;            // time that passes at each swi
 constexpr int enumerated_switches = 2;           // switches away from threads that could continue
 }  // namespace
 
-hosts::hosts(tape& t, machine m) : tape_(t), machine_(std::move(m)), threads_(*this) {}
+host_order::host_order(tape& t, machine m) : tape_(t), machine_(std::move(m)), threads_(*this) {}
 
-void hosts::decide() {
+void host_order::decide() {
   if (tape_.enumerating()) {
-    habit_ = habit::enumerated;
+    policy_ = schedule_policy::enumerated;
     switches_left_ = enumerated_switches;
     return;
   }
-  habit_ = mixed_habits[tape_.weighted(mix_of_habits)];
-  if (habit_ == habit::chance || habit_ == habit::starved) {
+  policy_ = mixed_policies[tape_.weighted(mix_of_policies)];
+  if (policy_ == schedule_policy::chance || policy_ == schedule_policy::starved) {
     static constexpr std::uint32_t percents[] = {5, 15, 40};
     percent_ = percents[tape_.draw(3)];
   }
-  if (habit_ == habit::starved) starved_ = static_cast<int>(tape_.draw(4));
-  if (habit_ == habit::ranked) {
+  if (policy_ == schedule_policy::starved) starved_ = static_cast<int>(tape_.draw(4));
+  if (policy_ == schedule_policy::ranked) {
     std::uint32_t const reach = 16u << tape_.draw(7);  // the length of the run is unknown
     for (std::uint32_t n = 1 + tape_.draw(3); n > 0; --n) changes_.push_back(1 + tape_.draw(reach));
     std::sort(changes_.rbegin(), changes_.rend());
   }
 }
 
-std::int64_t hosts::now_ns() noexcept {
+std::int64_t host_order::now_ns() noexcept {
   return machine_.now_ns() + jumped_ns_ + static_cast<std::int64_t>(threads_.points()) * point_ns;
 }
 
-int hosts::after(int now, std::span<int const> can) noexcept {
+int host_order::after(int now, std::span<int const> can) noexcept {
   auto const next = std::upper_bound(can.begin(), can.end(), now);
   return next == can.end() ? can.front() : *next;
 }
 
 // Returns one of `can`: one other than `now` in `percent` of cases.
-int hosts::other(int now, std::span<int const> can, std::uint32_t percent) {
+int host_order::other(int now, std::span<int const> can, std::uint32_t percent) {
   auto const n = static_cast<std::uint32_t>(can.size());
   std::uint32_t const k = percent >= 100 ? tape_.draw(n) : tape_.rarely(n, percent);
   auto const self = std::find(can.begin(), can.end(), now);
@@ -51,14 +51,14 @@ int hosts::other(int now, std::span<int const> can, std::uint32_t percent) {
   return can[(first + k) % n];
 }
 
-std::uint32_t& hosts::rank(int number) {
+std::uint32_t& host_order::rank(int number) {
   auto const i = static_cast<std::size_t>(number);
   if (ranks_.size() <= i) ranks_.resize(i + 1);
   if (ranks_[i] == 0) ranks_[i] = 1000 + tape_.draw(1000);
   return ranks_[i];
 }
 
-int hosts::highest(std::span<int const> can) {
+int host_order::highest(std::span<int const> can) {
   int best = can.front();
   for (int t : can) {
     if (rank(t) > rank(best)) best = t;
@@ -66,9 +66,9 @@ int hosts::highest(std::span<int const> can) {
   return best;
 }
 
-int hosts::next(int now, std::span<int const> can) noexcept {
-  if (habit_ == habit::undecided) decide();
-  if (habit_ == habit::ranked && !changes_.empty() && threads_.points() >= changes_.back()) {
+int host_order::next(int now, std::span<int const> can) noexcept {
+  if (policy_ == schedule_policy::undecided) decide();
+  if (policy_ == schedule_policy::ranked && !changes_.empty() && threads_.points() >= changes_.back()) {
     changes_.pop_back();
     yields(now);
   }
@@ -77,17 +77,17 @@ int hosts::next(int now, std::span<int const> can) noexcept {
     yields(now);
     chosen = after(now, can);
   } else {
-    switch (habit_) {
-      case habit::undecided: case habit::lazy: break;
-      case habit::chance: chosen = other(now, can, percent_); break;
-      case habit::starved:
+    switch (policy_) {
+      case schedule_policy::undecided: case schedule_policy::lazy: break;
+      case schedule_policy::chance: chosen = other(now, can, percent_); break;
+      case schedule_policy::starved:
         chosen = other(now, can, percent_);
         if (chosen == starved_) chosen = now;
         break;
-      case habit::ranked: chosen = highest(can); break;
-      case habit::uniform: chosen = other(now, can, 100); break;
-      case habit::eager: chosen = after(now, can); break;
-      case habit::enumerated:
+      case schedule_policy::ranked: chosen = highest(can); break;
+      case schedule_policy::uniform: chosen = other(now, can, 100); break;
+      case schedule_policy::eager: chosen = after(now, can); break;
+      case schedule_policy::enumerated:
         if (switches_left_ > 0) chosen = other(now, can, 100);
         if (chosen != now) --switches_left_;
         break;
@@ -97,23 +97,23 @@ int hosts::next(int now, std::span<int const> can) noexcept {
   return chosen;
 }
 
-int hosts::instead(int now, std::span<int const> can) noexcept {
-  if (habit_ == habit::undecided) decide();
+int host_order::instead(int now, std::span<int const> can) noexcept {
+  if (policy_ == schedule_policy::undecided) decide();
   in_a_row_ = 0;
-  switch (habit_) {
-    case habit::undecided: case habit::lazy: case habit::eager: return after(now, can);
-    case habit::ranked: return highest(can);
-    case habit::starved: {
+  switch (policy_) {
+    case schedule_policy::undecided: case schedule_policy::lazy: case schedule_policy::eager: return after(now, can);
+    case schedule_policy::ranked: return highest(can);
+    case schedule_policy::starved: {
       int const chosen = other(now, can, 100);
       return chosen == starved_ && can.size() > 1 ? after(chosen, can) : chosen;
     }
-    case habit::chance: case habit::uniform: case habit::enumerated: break;
+    case schedule_policy::chance: case schedule_policy::uniform: case schedule_policy::enumerated: break;
   }
   return other(now, can, 100);
 }
 
-void hosts::yields(int now) noexcept {
-  if (habit_ == habit::ranked) rank(now) = lowest_ > 1 ? lowest_-- : 1;
+void host_order::yields(int now) noexcept {
+  if (policy_ == schedule_policy::ranked) rank(now) = lowest_ > 1 ? lowest_-- : 1;
 }
 
 }  // namespace weir::driver::sim

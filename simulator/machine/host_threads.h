@@ -11,17 +11,17 @@
 
 namespace weir::driver::sim {
 
-class hosts final : public base::relay_choices {
+class host_order final : public base::schedule_choices {
  public:
   struct machine {                                // callbacks into the machine
     std::function<bool()> move;                   // one step of some stream. false: none can move
     std::function<std::int64_t()> now_ns;
     std::function<void(std::string const&)> stuck;
   };
-  hosts(tape&, machine);
+  host_order(tape&, machine);
 
-  base::relay& threads() noexcept { return threads_; }
-  habit by() const noexcept { return habit_; }
+  base::thread_scheduler& threads() noexcept { return threads_; }
+  schedule_policy by() const noexcept { return policy_; }
 
   int next(int now, std::span<int const> can) noexcept override;
   int instead(int now, std::span<int const> can) noexcept override;
@@ -41,7 +41,7 @@ class hosts final : public base::relay_choices {
 
   tape& tape_;
   machine machine_;
-  habit habit_ = habit::undecided;
+  schedule_policy policy_ = schedule_policy::undecided;
   std::uint32_t percent_ = 0;           // chance, starved: share of switch points that switch
   int starved_ = 0;                     // a thread's number
   std::vector<std::uint32_t> ranks_;    // by thread's number; 0: none yet
@@ -50,7 +50,7 @@ class hosts final : public base::relay_choices {
   int switches_left_ = 0;               // enumerated
   int in_a_row_ = 0;                    // switch points passed by one thread in a row
   std::int64_t jumped_ns_ = 0;
-  base::relay threads_;                 // last member: destroyed first
+  base::thread_scheduler threads_;                 // last member: destroyed first
 };
 
 }  // namespace weir::driver::sim

@@ -17,7 +17,7 @@ constinit std::array<base::byte_range, left_behind::most> left_ranges{};
 }  // namespace
 
 bool left_behind::keep(address at, std::size_t bytes) noexcept {
-  base::undivided const other_machines_are_none_of_a_runs_affairs;
+  base::no_switch const other_machines_are_none_of_a_runs_affairs;
   base::lock_guard const hold(left_lock);
   std::size_t const n = left_count.get();
   if (n == most || !os::unmap_to_nothing(reinterpret_cast<void*>(at), bytes)) return false;
@@ -28,7 +28,7 @@ bool left_behind::keep(address at, std::size_t bytes) noexcept {
 
 bool left_behind::has(address at) noexcept {
   if (left_count.get() == 0) return false;
-  base::undivided const other_machines_are_none_of_a_runs_affairs;
+  base::no_switch const other_machines_are_none_of_a_runs_affairs;
   base::lock_guard const hold(left_lock);
   for (std::size_t i = 0, n = left_count.get(); i < n; ++i) {
     if (left_ranges[i].left_from(at)) return true;

@@ -18,10 +18,10 @@ using namespace weir::literals;
 constexpr std::size_t page_of(scheduling how) { return how == scheduling::threads ? 2_MiB : 64_KiB; }
 
 // A machine whose calls can be refused.
-class refusable final : public faulty {
+class refusable final : public fault_injector {
  public:
   explicit refusable(std::unique_ptr<machine> inner)
-      : faulty(std::move(inner)), machine_(static_cast<machine&>(faulty::inner())) {
+      : fault_injector(std::move(inner)), machine_(static_cast<machine&>(fault_injector::inner())) {
     machine_.refused_by(*this);
   }
   driver* behind() noexcept override { return &machine_; }  // where its controls are
@@ -91,15 +91,15 @@ machine::machine(weir::simulated const& like, std::uint64_t seed, tape* lent, st
     all_.connections = 1 + tape_.draw(4);
   }
   if (how_ == scheduling::seeded) all_.spreads = [this] { return tape_.coin(50); };
-  schedule_ = how_ == scheduling::threads   ? make_crew(all_)
-              : how_ == scheduling::stepped ? make_stepper(all_)
-                                            : make_wanderer(all_, tape_);
+  executor_ = how_ == scheduling::threads   ? make_threaded_executor(all_)
+              : how_ == scheduling::stepped ? make_stepping_executor(all_)
+                                            : make_seeded_executor(all_, tape_);
   if (how_ != scheduling::seeded) return;
-  hosts_ = std::make_unique<hosts>(
-      tape_, hosts::machine{[this] {
+  hosts_ = std::make_unique<host_order>(
+      tape_, host_order::machine{[this] {
                               base::unique_lock lock(all_.mutex, std::try_to_lock);
                               return lock.owns_lock() &&
-                                     schedule_->move_one(lock, tape_.enumerating() ? 0 : tape_.draw(16));
+                                     executor_->move_one(lock, tape_.enumerating() ? 0 : tape_.draw(16));
                             },
                             all_.clock, [this](std::string const& why) { all_.note_finding("stuck: " + why); }});
   all_.hosts = &hosts_->threads();
@@ -107,13 +107,13 @@ machine::machine(weir::simulated const& like, std::uint64_t seed, tape* lent, st
 
 machine::~machine() {
   if (os::fork_generation() != generation_) {  // the workers exist only in the parent process: none to join
-    static_cast<void>(schedule_.release());
+    static_cast<void>(executor_.release());
     static_cast<void>(hosts_.release());
     return;
   }
   if (hosts_) {
     hosts_->threads().end();
-    count_habits(schedule_->by(), hosts_->by());
+    count_policies(executor_->by(), hosts_->by());
   }
   all_.hosts = nullptr;
   bool const print = os::environment("WEIR_SIM_CENSUS").value_or("0") == "1";
@@ -124,7 +124,7 @@ machine::~machine() {
       for (auto const& line : left) os::print_error("weir: simulated machine left: " + line + "\n");
     }
   }
-  schedule_.reset();
+  executor_.reset();
   forget_captures();
   for (auto const& s : all_.live()) {
     s->busy = false;
@@ -142,7 +142,7 @@ status machine::may_call() const {
 }
 
 status machine::may_call_among_hosts() const {
-  base::relay& threads = hosts_->threads();
+  base::thread_scheduler& threads = hosts_->threads();
   if (!threads.has_this_thread()) {
     all_.note_finding("stranger: a thread that simulation::spawn did not make called a machine whose threads it made");
     return {code::not_permitted};
@@ -192,7 +192,7 @@ status machine::open(int device) {
   base::lock_guard lock(all_.mutex);
   auto& d = all_.devices[static_cast<std::size_t>(device)];
   if (d.lost) return {code::lost};
-  if (!d.open && !schedule_->make_ready(device)) return {code::out_of_memory};
+  if (!d.open && !executor_->make_ready(device)) return {code::out_of_memory};
   d.open = true;
   return fine;
 }
@@ -224,7 +224,7 @@ status machine::wait_for_all(int only) {
   }
   for (auto const& [s, position] : now) {
     if (all_.hopeless(*s, position)) continue;
-    if (schedule_->until(lock, *s, position) == outcome::stuck) return {code::failed};
+    if (executor_->until(lock, *s, position) == outcome::stuck) return {code::failed};
   }
   if (only >= 0) return check(only, need::alive);  // the wait may have lost it
   return fine;
@@ -291,7 +291,7 @@ status machine::unmap(address at, std::size_t bytes) {
   if (how_ != scheduling::threads) {
     blocking_call(6, pages_.name_of(at), bytes);
     base::lock_guard lock(all_.mutex);
-    schedule_->before_unmap();
+    executor_->before_unmap();
   }
   return pages_.unmap(at, bytes);
 }
@@ -377,7 +377,7 @@ bool machine::step(int device, stream_handle h) {
   if (!s) return false;
   note(40, s->id);
   auto const alive = s->shared_from_this();
-  bool const moved = schedule_->step(*s);
+  bool const moved = executor_->step(*s);
   std::vector<work> dropped;
   dropped.swap(all_.dropped);
   lock.unlock();
@@ -388,7 +388,7 @@ bool machine::step(int device, stream_handle h) {
 bool machine::run() {
   base::unique_lock lock(all_.mutex);
   note(41);
-  bool const all_done = schedule_->run(lock);
+  bool const all_done = executor_->run(lock);
   std::vector<work> dropped;
   dropped.swap(all_.dropped);
   lock.unlock();

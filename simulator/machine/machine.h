@@ -11,10 +11,10 @@
 #include "weir/runtime.h"
 
 namespace weir::base {
-class relay;
+class thread_scheduler;
 }
 namespace weir::driver {
-class faulty;
+class fault_injector;
 }
 
 namespace weir::driver::sim {
@@ -37,7 +37,7 @@ class controls {
   virtual std::uint64_t fail_call(std::string_view call, std::uint64_t k, code) = 0;
   virtual bool cancel_failure(std::uint64_t number) = 0;               // Returns: whether it was pending
   virtual void clear_failures() = 0;
-  virtual faulty& refusing() noexcept = 0;                             // where these are kept
+  virtual fault_injector& refusing() noexcept = 0;                             // where these are kept
   virtual void lose_device(int device) = 0;                            // a sticky error, now
   virtual void disconnect(int from, int to) = 0;                       // removes the peer link from -> to
   // the peer link from -> to corrupts bytes from now on; the driver still offers it
@@ -49,7 +49,7 @@ class controls {
   virtual std::vector<freedom_taken> freedoms_taken() const = 0;  // F1 to F10, with counts
   // misuse so far: use of unmapped or ungranted memory, a host wait that cannot end
   virtual std::vector<std::string> findings() const = 0;
-  virtual base::relay* host_threads() noexcept = 0;  // the scheduler of host threads. Null: not seeded
+  virtual base::thread_scheduler* host_threads() noexcept = 0;  // the scheduler of host threads. Null: not seeded
   // all live objects: reservations, handles, mappings, segments, pins, streams, events, closed gates
   virtual std::vector<std::string> census() const = 0;
   // This thread makes a direct CUDA call that is unsafe during a capture. false: it spoiled a capture

@@ -88,8 +88,8 @@ class machine final : public driver, public controls {
   }
   bool cancel_failure(std::uint64_t number) override { return front_->cancel(number); }
   void clear_failures() override { front_->forget_orders(); }
-  faulty& refusing() noexcept override { return *front_; }
-  void refused_by(faulty& front) noexcept { front_ = &front; }  // what stands in front of this, see make()
+  fault_injector& refusing() noexcept override { return *front_; }
+  void refused_by(fault_injector& front) noexcept { front_ = &front; }  // what stands in front of this, see make()
   int device_of(event_handle) const;                         // -1: unknown event
   void lose_device(int device) override;
   void disconnect(int from, int to) override;
@@ -100,7 +100,7 @@ class machine final : public driver, public controls {
   std::vector<freedom_taken> freedoms_taken() const override;
   std::vector<std::string> findings() const override { return all_.findings(); }
   std::string why_stuck() override { return all_.why_stuck(); }
-  base::relay* host_threads() noexcept override { return hosts_ ? &hosts_->threads() : nullptr; }
+  base::thread_scheduler* host_threads() noexcept override { return hosts_ ? &hosts_->threads() : nullptr; }
   std::vector<std::string> census() const override;
   void at_end(std::function<void(std::vector<std::string> const&)>) override;
   bool unsafe_call() override;
@@ -168,7 +168,7 @@ class machine final : public driver, public controls {
     return visible_.empty() ? device : visible_[static_cast<std::size_t>(device)];
   }
 
-  faulty* front_ = nullptr;
+  fault_injector* front_ = nullptr;
   std::vector<int> const visible_;
   int const devices_;
   weir::simulated::scheduling const how_;
@@ -180,13 +180,13 @@ class machine final : public driver, public controls {
   freedoms takes_;
   sim::memory pages_;
   queues all_;
-  slots<graph> graphs_{slots<graph>::reuse::told_apart};
-  slots<executable> executables_{slots<executable>::reuse::told_apart};
+  handle_table<graph> graphs_{handle_table<graph>::reuse::told_apart};
+  handle_table<executable> executables_{handle_table<executable>::reuse::told_apart};
   std::vector<std::shared_ptr<stream>> legacy_;              // by device; null: unused
   std::map<std::pair<int, std::uint64_t>, std::shared_ptr<stream>> of_threads_;  // (device, thread)
-  std::unique_ptr<schedule> schedule_;
+  std::unique_ptr<executor> executor_;
   std::vector<std::size_t> others_hold_;  // by device: bytes taken by F8
-  std::unique_ptr<hosts> hosts_;                             // seeded
+  std::unique_ptr<host_order> hosts_;                             // seeded
   std::function<void(std::vector<std::string> const&)> at_end_;
 };
 
@@ -202,7 +202,7 @@ void machine::blocking_call(Numbers... numbers) {
   base::unique_lock lock(all_.mutex);
   note(numbers...);
   if (others) let_others_allocate();
-  schedule_->pause();
+  executor_->pause();
 }
 
 }  // namespace weir::driver::sim

@@ -26,7 +26,7 @@ using base::overlaps;
 
 memory::memory(shape const& s) : shape_(s), links_(static_cast<std::size_t>(s.devices)), corrupt_(links_.size()) {
   for (int d = 0; d < s.devices; ++d)
-    banks_.push_back(std::make_unique<bank>(s.bytes, s.pages, s.seed + static_cast<std::uint64_t>(d)));
+    backing_.push_back(std::make_unique<backing_memory>(s.bytes, s.pages, s.seed + static_cast<std::uint64_t>(d)));
   if (s.guarded) watch_faults(*this);
 }
 
@@ -85,7 +85,7 @@ void memory::return_addresses(address at, std::size_t bytes) {
 }
 
 result<std::uint32_t> memory::new_physical(int device, std::size_t bytes) {
-  auto const offset = banks_[static_cast<std::size_t>(device)]->take(bytes);
+  auto const offset = backing_[static_cast<std::size_t>(device)]->take(bytes);
   if (!offset) return {{code::out_of_memory}};
   std::uint32_t const index = new_slot();
   physical& p = handles_[index];
@@ -121,7 +121,7 @@ void memory::drop_if_dead(std::uint32_t index) {
   physical& p = handles_[index];
   if (!p.released || p.mappings > 0) return;
   if (p.file >= 0) close_shared(p);
-  else banks_[static_cast<std::size_t>(p.device)]->give_back(p.offset, p.bytes);
+  else backing_[static_cast<std::size_t>(p.device)]->give_back(p.offset, p.bytes);
   p.device = -1;
   free_handles_.push_back(index);
 }
@@ -151,7 +151,7 @@ bool memory::in_one_reservation(address at, std::size_t bytes) const {
 status memory::place_handle(address at, std::uint32_t index) {
   physical& p = handles_[index];
   bool const placed = p.file >= 0 ? os::map_file(pointer(at), p.bytes, p.file, 0)
-                                  : banks_[static_cast<std::size_t>(p.device)]->map(pointer(at), p.offset, p.bytes);
+                                  : backing_[static_cast<std::size_t>(p.device)]->map(pointer(at), p.offset, p.bytes);
   if (!placed) return {code::out_of_memory};
   os::advise(pointer(at), p.bytes, os::advice::not_to_children);
   if (shape_.guarded && open_to_all_ == 0) {
@@ -308,17 +308,17 @@ bool memory::is_pin(address at) const {
 
 memory_info memory::room(int device) const {
   base::lock_guard lock(mutex_);
-  return {banks_[static_cast<std::size_t>(device)]->free_bytes(), shape_.bytes};
+  return {backing_[static_cast<std::size_t>(device)]->free_bytes(), shape_.bytes};
 }
 
 void memory::consume_memory(int device, std::size_t bytes) {
   base::lock_guard lock(mutex_);
-  banks_[static_cast<std::size_t>(device)]->consume_memory(bytes);
+  backing_[static_cast<std::size_t>(device)]->consume_memory(bytes);
 }
 
 void memory::others_leave(int device, std::size_t bytes) {
   base::lock_guard lock(mutex_);
-  banks_[static_cast<std::size_t>(device)]->others_leave(bytes);
+  backing_[static_cast<std::size_t>(device)]->others_leave(bytes);
 }
 
 std::uint64_t memory::came_back() const {

@@ -173,7 +173,7 @@ class memory {
   auto unused(base::unique_lock&, Map&, address);
   base::condition unused_;
   int waiting_to_unmap_ = 0;
-  std::vector<std::unique_ptr<bank>> banks_;
+  std::vector<std::unique_ptr<backing_memory>> backing_;
   std::vector<std::uint64_t> links_;    // [from]: a bit for each `to`
   std::vector<std::uint64_t> corrupt_;  // [from]: a bit for each `to`
   base::atomic<bool> any_corrupt_{false};

@@ -6,29 +6,29 @@
 
 namespace weir::driver::sim {
 namespace {
-constinit base::guarded<habits_met> met;
+constinit base::guarded<policies_met> met;
 }  // namespace
 
-std::string_view name_of(habit h) noexcept {
+std::string_view name_of(schedule_policy h) noexcept {
   switch (h) {
-    case habit::lazy: return "lazy";
-    case habit::chance: return "chance";
-    case habit::starved: return "starved";
-    case habit::ranked: return "ranked";
-    case habit::uniform: return "uniform";
-    case habit::eager: return "eager";
-    case habit::enumerated: return "enumerated";
-    case habit::undecided: return "undecided";
+    case schedule_policy::lazy: return "lazy";
+    case schedule_policy::chance: return "chance";
+    case schedule_policy::starved: return "starved";
+    case schedule_policy::ranked: return "ranked";
+    case schedule_policy::uniform: return "uniform";
+    case schedule_policy::eager: return "eager";
+    case schedule_policy::enumerated: return "enumerated";
+    case schedule_policy::undecided: return "undecided";
   }
   return "?";
 }
 
-void count_habits(habit streams, habit threads) {
+void count_policies(schedule_policy streams, schedule_policy threads) {
   auto all = met.lock();
   ++all->streams[static_cast<std::size_t>(streams)];
   ++all->threads[static_cast<std::size_t>(threads)];
 }
 
-habits_met all_habits_met() { return *met.lock(); }
+policies_met all_policies_met() { return *met.lock(); }
 
 }  // namespace weir::driver::sim

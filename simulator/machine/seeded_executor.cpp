@@ -5,16 +5,16 @@
 namespace weir::driver::sim {
 namespace {
 
-class wanderer final : public walk {
+class seeded_executor final : public stepping {
  public:
-  wanderer(queues& q, tape& t) : walk(q), tape_(t) {
+  seeded_executor(queues& q, tape& t) : stepping(q), tape_(t) {
     if (tape_.enumerating()) return;
-    habit_ = mixed_habits[tape_.weighted(mix_of_habits)];
-    if (habit_ == habit::starved) starved_ = 1 + tape_.draw(6);  // a stream's id
-    if (habit_ == habit::ranked) turns_left_ = 1 + tape_.draw(3);
+    policy_ = mixed_policies[tape_.weighted(mix_of_policies)];
+    if (policy_ == schedule_policy::starved) starved_ = 1 + tape_.draw(6);  // a stream's id
+    if (policy_ == schedule_policy::ranked) turns_left_ = 1 + tape_.draw(3);
   }
 
-  habit by() const override { return habit_; }
+  schedule_policy by() const override { return policy_; }
   bool given(base::unique_lock& lock, stream&) override {
     wander();
     leave(lock);
@@ -30,7 +30,7 @@ class wanderer final : public walk {
       patience_ = 0;
       return;
     }
-    if (habit_ == habit::chance || habit_ == habit::enumerated) {
+    if (policy_ == schedule_policy::chance || policy_ == schedule_policy::enumerated) {
       if (tape_.coin(50)) drive(s, position);
     } else {
       wander();
@@ -48,25 +48,25 @@ class wanderer final : public walk {
   outcome until(base::unique_lock& lock, stream& s, std::uint64_t position) override {
     // jumps up to ten hours
     if (s.done < position && all_.takes.takes(freedom::time, 20)) now_ns_ += std::int64_t{1} << tape_.draw(45);
-    return walk::until(lock, s, position);
+    return stepping::until(lock, s, position);
   }
 
   void pause() override {
-    if (habit_ == habit::lazy || habit_ == habit::enumerated || !tape_.coin(12)) return;
+    if (policy_ == schedule_policy::lazy || policy_ == schedule_policy::enumerated || !tape_.coin(12)) return;
     all_.takes.took(freedom::blocking_calls);
     run_all();  // never waits at a closed gate: the caller itself may open it later
   }
 
  private:
   void wander() {
-    switch (habit_) {
-      case habit::eager: run_all(); return;
-      case habit::lazy: case habit::undecided: return;
-      case habit::enumerated: return;  // only answers are enumerated: the host sees nothing else
-      case habit::chance: moves(tape_.draw(8) == 7 ? 1 : 0, nullptr); return;
-      case habit::uniform: moves(tape_.draw(6), nullptr); return;
-      case habit::starved: moves(tape_.draw(6), find_starved()); return;
-      case habit::ranked: ranked_moves(tape_.draw(5)); return;
+    switch (policy_) {
+      case schedule_policy::eager: run_all(); return;
+      case schedule_policy::lazy: case schedule_policy::undecided: return;
+      case schedule_policy::enumerated: return;  // only answers are enumerated: the host sees nothing else
+      case schedule_policy::chance: moves(tape_.draw(8) == 7 ? 1 : 0, nullptr); return;
+      case schedule_policy::uniform: moves(tape_.draw(6), nullptr); return;
+      case schedule_policy::starved: moves(tape_.draw(6), find_starved()); return;
+      case schedule_policy::ranked: ranked_moves(tape_.draw(5)); return;
     }
   }
 
@@ -108,7 +108,7 @@ class wanderer final : public walk {
   }
 
   tape& tape_;
-  habit habit_ = habit::enumerated;
+  schedule_policy policy_ = schedule_policy::enumerated;
   std::uint64_t starved_ = 0;
   std::uint32_t turns_left_ = 0;
   int patience_ = 0;
@@ -116,6 +116,6 @@ class wanderer final : public walk {
 
 }  // namespace
 
-std::unique_ptr<schedule> make_wanderer(queues& q, tape& t) { return std::make_unique<wanderer>(q, t); }
+std::unique_ptr<executor> make_seeded_executor(queues& q, tape& t) { return std::make_unique<seeded_executor>(q, t); }
 
 }  // namespace weir::driver::sim

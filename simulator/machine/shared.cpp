@@ -10,7 +10,7 @@ result<memory_handle> memory::create_shared(int device, std::size_t bytes) {
   if (bytes == 0 || bytes % shape_.granularity != 0) return {invalid};
   base::lock_guard lock(mutex_);
   make_room();
-  bank& from = *banks_[static_cast<std::size_t>(device)];
+  backing_memory& from = *backing_[static_cast<std::size_t>(device)];
   if (!from.count(bytes)) return {{code::out_of_memory}};
   int const file = os::make_memory_file("weir shared memory");
   if (file < 0 || !os::resize_file(file, bytes) || !os::seal_size(file)) {
@@ -54,7 +54,7 @@ void memory::make_room() {
 void memory::close_shared(physical& p) {
   if (p.file < 0) return;
   os::close_file(p.file);
-  if (!p.foreign) banks_[static_cast<std::size_t>(p.device)]->uncount(p.bytes);
+  if (!p.foreign) backing_[static_cast<std::size_t>(p.device)]->uncount(p.bytes);
   p.file = -1;
 }
 

@@ -14,7 +14,7 @@ constexpr std::size_t poisoned_at_most = 1u << 20;  // bytes of one output
 bool overlap(touch const& a, touch const& b) { return a.at < b.at + b.bytes && b.at < a.at + a.bytes; }
 }  // namespace
 
-walk::walk(queues& q) : all_(q) {
+stepping::stepping(queues& q) : all_(q) {
   q.clock = [this] { return now_ns_; };
   q.abandon = [this](stream& s) {
     if (auto const half = running_.find(s.id); half != running_.end()) {
@@ -25,7 +25,7 @@ walk::walk(queues& q) : all_(q) {
   };
 }
 
-bool walk::can_move(stream const& s) const {
+bool stepping::can_move(stream const& s) const {
   auto const& device = all_.devices[static_cast<std::size_t>(s.device)];
   if (s.queue.empty() || device.lost || device.failing) return false;
   operation const& o = s.queue.front();
@@ -37,7 +37,7 @@ bool walk::can_move(stream const& s) const {
   return ready && !in_the_way(s).by;
 }
 
-walk::obstacle walk::in_the_way(stream const& s) const {
+stepping::obstacle stepping::in_the_way(stream const& s) const {
   if (stream* const ahead = all_.ahead_of(s)) {
     all_.takes.took(freedom::shared_connections);
     bool const begun = ahead->queue.front().at != operation::phase::queued;
@@ -53,7 +53,7 @@ walk::obstacle walk::in_the_way(stream const& s) const {
 }
 
 // A correctly ordered stream cannot see that an operation has started. An unordered read sees poison.
-void walk::poison(operation const& o, shadow& into) {
+void stepping::poison(operation const& o, shadow& into) {
   memory::at_work const now(all_.bytes, into.uses, memory::pins::declared);
   for (use const& u : into.uses) {
     if (!u.what.writes || u.what.bytes == 0) continue;
@@ -73,7 +73,7 @@ void walk::poison(operation const& o, shadow& into) {
   }
 }
 
-void walk::start(stream& s) {
+void stepping::start(stream& s) {
   operation& o = s.queue.front();
   shadow& mine = running_[s.id];
   o.uses(s.device, mine.uses);
@@ -88,7 +88,7 @@ void walk::start(stream& s) {
   if (o.what == operation::kind::host && all_.takes.on(freedom::host_functions)) host_function_of_ = s.weak_from_this();
 }
 
-void walk::write(stream& s) {
+void stepping::write(stream& s) {
   operation& o = s.queue.front();
   shadow& mine = running_[s.id];
   using pins = memory::pins;
@@ -108,14 +108,14 @@ void walk::write(stream& s) {
   o.at = operation::phase::written;
 }
 
-void walk::finish(stream& s) {
+void stepping::finish(stream& s) {
   auto const alive = s.shared_from_this();
   all_.retire(s, freed_);
   freed_.clear();  // no wake-up needed: the next step searches again
   all_.forget_if_finished(s);
 }
 
-bool walk::move(stream& s, stride how) {
+bool stepping::move(stream& s, stride how) {
   if (!can_move(s)) return false;
   all_.tell_hosts();
   using kind = operation::kind;
@@ -142,7 +142,7 @@ bool walk::move(stream& s, stride how) {
   return true;
 }
 
-std::shared_ptr<stream> const* walk::movable(std::uint32_t from, stream const* but) {
+std::shared_ptr<stream> const* stepping::movable(std::uint32_t from, stream const* but) {
   std::size_t total = 0;
   for (auto const& d : all_.devices) total += d.live.size();
   if (total == 0) return nullptr;
@@ -161,14 +161,14 @@ std::shared_ptr<stream> const* walk::movable(std::uint32_t from, stream const* b
   return nullptr;
 }
 
-void walk::run_all() {
+void stepping::run_all() {
   while (auto const* next = movable(0, nullptr)) {
     auto const s = *next;
     move(*s, stride::whole);
   }
 }
 
-outcome walk::drive(stream& target, std::uint64_t position) {
+outcome stepping::drive(stream& target, std::uint64_t position) {
   auto const alive = target.shared_from_this();
   std::vector<std::pair<std::shared_ptr<stream>, std::uint64_t>> path{{alive, position}};
   while (!path.empty()) {
@@ -203,7 +203,7 @@ outcome walk::drive(stream& target, std::uint64_t position) {
   return outcome::done;
 }
 
-outcome walk::until(base::unique_lock& lock, stream& s, std::uint64_t position) {
+outcome stepping::until(base::unique_lock& lock, stream& s, std::uint64_t position) {
   auto const alive = s.shared_from_this();
   outcome end = outcome::stuck;
   do {
@@ -218,13 +218,13 @@ outcome walk::until(base::unique_lock& lock, stream& s, std::uint64_t position) 
   return end;
 }
 
-void walk::before_unmap() {
+void stepping::before_unmap() {
   for (auto const& s : all_.live()) {
     if (!s->queue.empty() && s->queue.front().at == operation::phase::running) write(*s);
   }
 }
 
-bool walk::move_one(base::unique_lock& lock, std::uint32_t from) {
+bool stepping::move_one(base::unique_lock& lock, std::uint32_t from) {
   auto const* const next = movable(from, nullptr);
   if (!next) return false;
   auto const s = *next;
@@ -233,9 +233,9 @@ bool walk::move_one(base::unique_lock& lock, std::uint32_t from) {
   return true;
 }
 
-bool walk::step(stream& s) { return move(s, stride::whole); }
+bool stepping::step(stream& s) { return move(s, stride::whole); }
 
-bool walk::run(base::unique_lock&) {
+bool stepping::run(base::unique_lock&) {
   run_all();
   all_.surface();
   for (auto const& s : all_.live()) {
@@ -244,7 +244,7 @@ bool walk::run(base::unique_lock&) {
   return true;
 }
 
-void walk::leave(base::unique_lock& lock) {
+void stepping::leave(base::unique_lock& lock) {
   std::vector<work> dropped;
   dropped.swap(all_.dropped);
   all_.tell_hosts();
@@ -254,9 +254,9 @@ void walk::leave(base::unique_lock& lock) {
 
 namespace {
 
-class stepper final : public walk {
+class stepping_executor final : public stepping {
  public:
-  using walk::walk;
+  using stepping::stepping;
   bool given(base::unique_lock& lock, stream&) override {
     leave(lock);
     return true;
@@ -268,6 +268,6 @@ class stepper final : public walk {
 
 }  // namespace
 
-std::unique_ptr<schedule> make_stepper(queues& q) { return std::make_unique<stepper>(q); }
+std::unique_ptr<executor> make_stepping_executor(queues& q) { return std::make_unique<stepping_executor>(q); }
 
 }  // namespace weir::driver::sim

@@ -5,9 +5,9 @@
 
 namespace weir::driver::sim {
 
-class walk : public schedule {
+class stepping : public executor {
  public:
-  explicit walk(queues&);
+  explicit stepping(queues&);
   outcome until(base::unique_lock&, stream&, std::uint64_t position) override;
   void before_unmap() override;
   bool step(stream&) override;

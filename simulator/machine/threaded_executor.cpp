@@ -11,13 +11,13 @@ namespace {
 
 constexpr std::size_t full_queue = 1024;  // operations; an appending call blocks while its stream has more
 
-class crew final : public schedule {
+class threaded_executor final : public executor {
  public:
-  explicit crew(queues& q) : all_(q) {
+  explicit threaded_executor(queues& q) : all_(q) {
     for (std::size_t i = 0; i < 2 * q.devices.size() + 1; ++i) engines_.push_back(std::make_unique<engine>());
   }
 
-  ~crew() override {
+  ~threaded_executor() override {
     {
       base::lock_guard lock(all_.mutex);
       ending_ = true;
@@ -292,6 +292,6 @@ class crew final : public schedule {
 
 }  // namespace
 
-std::unique_ptr<schedule> make_crew(queues& q) { return std::make_unique<crew>(q); }
+std::unique_ptr<executor> make_threaded_executor(queues& q) { return std::make_unique<threaded_executor>(q); }
 
 }  // namespace weir::driver::sim

@@ -103,10 +103,10 @@ inline bool event::complete() const noexcept { return !on || on->done >= positio
 // Objects by handle: index + 1, with the slot's generation in the high bits unless handles are reused at
 // once.
 template <class T>
-class slots {
+class handle_table {
  public:
   enum class reuse : std::uint8_t { told_apart, at_once };
-  explicit slots(reuse r) : reuse_(r) {}
+  explicit handle_table(reuse r) : reuse_(r) {}
   std::uint64_t add(std::shared_ptr<T> what) {
     std::uint32_t index;
     if (free_.empty()) {
@@ -159,9 +159,9 @@ class queues {
   queues(int devices, freedoms&, memory&);
 
   mutable base::mutex mutex{base::quiet};
-  slots<stream> streams;
-  slots<event> events;
-  slots<gate> gates;
+  handle_table<stream> streams;
+  handle_table<event> events;
+  handle_table<gate> gates;
   struct device_state {
     bool open = false, lost = false;
     bool failing = false;                       // its work has failed and nothing runs; not reported yet
@@ -179,7 +179,7 @@ class queues {
   std::vector<work> dropped;           // work to drop after the lock is released
   std::function<std::int64_t()> clock;  // in ns, for timing events
   std::function<void(stream&)> abandon; // called when a walk will never finish its half-done front
-  base::relay* hosts = nullptr;         // the host threads, if the machine schedules them
+  base::thread_scheduler* hosts = nullptr;         // the host threads, if the machine schedules them
   std::function<bool()> spreads;        // does a fault of work lose the other devices? Empty: never
 
   void give(stream&, operation&&);  // to the end of its queue

@@ -9,8 +9,8 @@ namespace {
 
 struct kept {
   baton_flag go{};
-  std::shared_ptr<relay_thread> next{};
-  std::shared_ptr<relay_thread> (*body)(relay_thread&) noexcept = nullptr;
+  std::shared_ptr<scheduler_thread> next{};
+  std::shared_ptr<scheduler_thread> (*body)(scheduler_thread&) noexcept = nullptr;
 };
 
 // Never destroyed: kept threads sleep until the process ends.
@@ -49,10 +49,10 @@ void labour(kept& me) {
 // A child of fork has one thread, in no relay. During the fork no switch point may choose another thread.
 [[maybe_unused]] bool const watching_forks = os::around_forks(
     [] {
-      if (auto* const me = this_relay_thread()) ++me->quiet;
+      if (auto* const me = this_scheduler_thread()) ++me->quiet;
     },
     [] {
-      if (auto* const me = this_relay_thread()) --me->quiet;
+      if (auto* const me = this_scheduler_thread()) --me->quiet;
     },
     [] {
       scheduled_thread::value = nullptr;
@@ -62,8 +62,8 @@ void labour(kept& me) {
 
 }  // namespace
 
-void run_on_kept_thread(std::shared_ptr<relay_thread> t,
-                        std::shared_ptr<relay_thread> (*body)(relay_thread&) noexcept) {
+void run_on_kept_thread(std::shared_ptr<scheduler_thread> t,
+                        std::shared_ptr<scheduler_thread> (*body)(scheduler_thread&) noexcept) {
   kept* by = nullptr;
   {
     std::lock_guard lock(all()->mutex);

@@ -25,7 +25,7 @@ class baton_flag {
   int word_ = 0;  // 1: it has the baton
 };
 
-struct relay_thread final : sync_scheduler {
+struct scheduler_thread final : sync_scheduler {
   enum class state : std::uint8_t { ready, lock, condition, others, thread, asleep, ended };
   static constexpr std::int64_t never = -1;
 
@@ -42,7 +42,7 @@ struct relay_thread final : sync_scheduler {
   std::shared_ptr<sync_scheduler> start(std::shared_ptr<void> body, void (*run)(void*)) override;
   void join(sync_scheduler* by) override;
 
-  relay* in = nullptr;
+  thread_scheduler* in = nullptr;
   int number = 0;
   std::string name{};
   std::shared_ptr<void> body{};
@@ -62,10 +62,13 @@ struct relay_thread final : sync_scheduler {
 };
 
 // null: not in a relay
-inline relay_thread* this_relay_thread() noexcept { return static_cast<relay_thread*>(scheduled_thread::value); }
+inline scheduler_thread* this_scheduler_thread() noexcept {
+  return static_cast<scheduler_thread*>(scheduled_thread::value);
+}
 
 // Runs body(t) on a kept thread once t has the baton, which then goes to the thread that body returns.
 // Threads: any. Throws: as std::thread.
-void run_on_kept_thread(std::shared_ptr<relay_thread> t, std::shared_ptr<relay_thread> (*body)(relay_thread&) noexcept);
+void run_on_kept_thread(std::shared_ptr<scheduler_thread> t,
+                        std::shared_ptr<scheduler_thread> (*body)(scheduler_thread&) noexcept);
 
 }  // namespace weir::base::detail

@@ -10,7 +10,7 @@
 
 namespace weir::base {
 namespace {
-using state = detail::relay_thread::state;
+using state = detail::scheduler_thread::state;
 
 [[noreturn]] void end_process(std::string const& why) noexcept {
   os::print_error("weir: " + why + "\n");
@@ -18,17 +18,17 @@ using state = detail::relay_thread::state;
 }
 }  // namespace
 
-relay* relay::here() noexcept {
-  member* const me = detail::this_relay_thread();
+thread_scheduler* thread_scheduler::here() noexcept {
+  member* const me = detail::this_scheduler_thread();
   return me ? me->in : nullptr;
 }
 
-int relay::number() noexcept {
-  member* const me = detail::this_relay_thread();
+int thread_scheduler::number() noexcept {
+  member* const me = detail::this_scheduler_thread();
   return me ? me->number : 0;
 }
 
-void relay::enter(std::string name, life l) {
+void thread_scheduler::enter(std::string name, life l) {
   if (active() || here()) end_process("a thread begins a second relay");
   auto first = std::make_shared<member>();
   first->in = this;
@@ -44,7 +44,7 @@ void relay::enter(std::string name, life l) {
   detail::relays.fetch_add(1);
 }
 
-void relay::leave() noexcept {
+void thread_scheduler::leave() noexcept {
   if (!has_this_thread() || alive_ != 1) end_process("a relay is left while threads of it are running: " + circle());
   detail::scheduled_thread::value = nullptr;
   threads_.clear();
@@ -55,25 +55,25 @@ void relay::leave() noexcept {
   detail::relays.fetch_sub(1);
 }
 
-void relay::end() noexcept {
+void thread_scheduler::end() noexcept {
   if (!active()) return;
   if (!has_this_thread()) end_process("a machine with threads of its own is ended by another thread: " + circle());
   if (alive_ > 1) {
     if (!over_) why_over_ = "the machine ends before its threads: " + circle();
     give_up();
-    for (std::size_t i = 1; i < threads_.size(); ++i) join(*detail::this_relay_thread(), *threads_[i]);
+    for (std::size_t i = 1; i < threads_.size(); ++i) join(*detail::this_scheduler_thread(), *threads_[i]);
   }
   leave();
 }
 
-void relay::spawn(std::string name, std::function<void()> body) {
+void thread_scheduler::spawn(std::string name, std::function<void()> body) {
   auto t = start(std::move(name), std::make_shared<std::function<void()>>(std::move(body)),
                  [](void* b) { (*static_cast<std::function<void()>*>(b))(); });
   t->spawned = true;
   point();
 }
 
-relay::member_ptr relay::start(std::string name, std::shared_ptr<void> body, void (*run)(void*)) {
+thread_scheduler::member_ptr thread_scheduler::start(std::string name, std::shared_ptr<void> body, void (*run)(void*)) {
   auto t = std::make_shared<member>();
   t->in = this;
   t->number = static_cast<int>(threads_.size());
@@ -89,8 +89,8 @@ relay::member_ptr relay::start(std::string name, std::shared_ptr<void> body, voi
   return t;
 }
 
-relay::member_ptr relay::body_of(member& me) noexcept {
-  relay& in = *me.in;
+thread_scheduler::member_ptr thread_scheduler::body_of(member& me) noexcept {
+  thread_scheduler& in = *me.in;
   try {
     if (!in.over_) me.run(me.body.get());
   } catch (abandoned const&) {
@@ -110,8 +110,8 @@ relay::member_ptr relay::body_of(member& me) noexcept {
   return in.threads_[static_cast<std::size_t>(in.choose_other(me.number))];
 }
 
-std::string relay::join() {
-  member& me = *detail::this_relay_thread();
+std::string thread_scheduler::join() {
+  member& me = *detail::this_scheduler_thread();
   for (std::size_t i = 1; i < threads_.size(); ++i) {
     if (threads_[i]->spawned || over_) join(me, *threads_[i]);
   }
@@ -123,7 +123,7 @@ std::string relay::join() {
   return why;
 }
 
-void relay::join(member& me, member& other) {
+void thread_scheduler::join(member& me, member& other) {
   point();
   while (other.is != state::ended) {
     if (me.number != 0) throw_if_over(me);  // the first thread must reach the end of the run
@@ -135,8 +135,8 @@ void relay::join(member& me, member& other) {
 
 // Switch points ---------------------------------------------------------------------------------------------
 
-void relay::point() noexcept {
-  member& me = *detail::this_relay_thread();
+void thread_scheduler::point() noexcept {
+  member& me = *detail::this_scheduler_thread();
   if (me.quiet > 0 || choosing_) return;
   if (++points_ % endless == 0) {
     if (over_) end_process("a run that is over does not end: " + why_over_);
@@ -149,8 +149,8 @@ void relay::point() noexcept {
   if (ready_.size() > 1) hand_to(choices_.next(me.number, ready_));
 }
 
-void relay::yield() noexcept {
-  member& me = *detail::this_relay_thread();
+void thread_scheduler::yield() noexcept {
+  member& me = *detail::this_scheduler_thread();
   point();
   if (me.quiet > 0 && ++points_ % endless == 0)
     end_process("a thread waits for another one while it may not be switched away (base::undivided, base::quiet)");
@@ -161,8 +161,8 @@ void relay::yield() noexcept {
   hand_to(others.size() == 1 ? others[0] : choices_.instead(me.number, others));
 }
 
-void relay::sleep(std::int64_t ns) {
-  member& me = *detail::this_relay_thread();
+void thread_scheduler::sleep(std::int64_t ns) {
+  member& me = *detail::this_scheduler_thread();
   if (over_ || choosing_) return;
   me.is = state::asleep;
   me.until_ns = time_limit(std::chrono::nanoseconds(ns)).after(choices_.now_ns());
@@ -170,8 +170,8 @@ void relay::sleep(std::int64_t ns) {
   block(me);
 }
 
-void relay::hand_to(int n) noexcept {
-  member& me = *detail::this_relay_thread();
+void thread_scheduler::hand_to(int n) noexcept {
+  member& me = *detail::this_scheduler_thread();
   if (n == me.number) return;
   auto const next = threads_[static_cast<std::size_t>(n)];
   next->go->give();
@@ -180,17 +180,17 @@ void relay::hand_to(int n) noexcept {
 
 // Locks and conditions --------------------------------------------------------------------------------------
 
-int relay::holder(mutex const& m) const noexcept {
+int thread_scheduler::holder(mutex const& m) const noexcept {
   auto const at = std::find_if(held_.begin(), held_.end(), [&](held const& h) { return h.what == &m; });
   return at == held_.end() ? -1 : at->by;
 }
 
-void relay::take(member& me, mutex& m) {
+void thread_scheduler::take(member& me, mutex& m) {
   held_.push_back({&m, me.number});
   if (m.quiet_) ++me.quiet;
 }
 
-bool relay::give_back(member& me, mutex& m) noexcept {
+bool thread_scheduler::give_back(member& me, mutex& m) noexcept {
   auto const at =
       std::find_if(held_.rbegin(), held_.rend(), [&](held const& h) { return h.what == &m && h.by == me.number; });
   if (at == held_.rend()) {  // locked before this thread entered, or in not_retaken: see retake()
@@ -206,7 +206,7 @@ bool relay::give_back(member& me, mutex& m) noexcept {
   return true;
 }
 
-void relay::lock(member& me, mutex& m) {
+void thread_scheduler::lock(member& me, mutex& m) {
   if (!m.quiet_) point();
   if (over_ && !m.quiet_ && points_ - over_at_ > patience) throw_if_over(me);  // else it takes and frees locks forever
   me.gave_up = false;
@@ -228,7 +228,7 @@ void relay::lock(member& me, mutex& m) {
 }
 
 // The holder is outside the relay and needs no baton, or locked it before it entered and waits for the baton.
-void relay::lock_from_outside(mutex& m) {
+void thread_scheduler::lock_from_outside(mutex& m) {
   for (int naps = 0; !m.mutex_.try_lock(); ++naps) {
     if (naps > 20'000)
       end_process("a lock is never given back that no thread of this machine locked since it is one: " + circle());
@@ -236,19 +236,19 @@ void relay::lock_from_outside(mutex& m) {
   }
 }
 
-bool relay::try_lock(member& me, mutex& m) {
+bool thread_scheduler::try_lock(member& me, mutex& m) {
   if (!m.quiet_) point();
   if (!m.mutex_.try_lock()) return false;
   take(me, m);
   return true;
 }
 
-void relay::unlock(member& me, mutex& m) noexcept {
+void thread_scheduler::unlock(member& me, mutex& m) noexcept {
   if (give_back(me, m)) point();
 }
 
 // After a wait. When all unwind, the holder may never release the lock; one thread runs, so data are safe.
-void relay::retake(member& me, mutex& m) {
+void thread_scheduler::retake(member& me, mutex& m) {
   while (!m.mutex_.try_lock()) {
     if (holder(m) < 0) {
       lock_from_outside(m);
@@ -262,7 +262,7 @@ void relay::retake(member& me, mutex& m) {
   take(me, m);
 }
 
-bool relay::wait(member& me, condition& c, unique_lock& lock, std::int64_t limit_ns) {
+bool thread_scheduler::wait(member& me, condition& c, unique_lock& lock, std::int64_t limit_ns) {
   throw_if_over(me);
   mutex& m = *lock.mutex();
   me.is = state::condition;
@@ -280,9 +280,9 @@ bool relay::wait(member& me, condition& c, unique_lock& lock, std::int64_t limit
   return in_time;
 }
 
-bool relay::wait_for_others(condition& c, unique_lock& lock, std::function<std::string()> const& why) {
+bool thread_scheduler::wait_for_others(condition& c, unique_lock& lock, std::function<std::string()> const& why) {
   if (over_ || choosing_) return false;
-  member& me = *detail::this_relay_thread();
+  member& me = *detail::this_scheduler_thread();
   me.is = state::others;
   me.what = &c;
   me.why = &why;
@@ -295,7 +295,7 @@ bool relay::wait_for_others(condition& c, unique_lock& lock, std::function<std::
   return moved;
 }
 
-void relay::notify(condition& c, bool all) noexcept {
+void thread_scheduler::notify(condition& c, bool all) noexcept {
   std::vector<member*> waiting;
   for (auto const& t : threads_) {
     if ((t->is == state::condition || t->is == state::others) && t->what == &c) waiting.push_back(t.get());
@@ -310,22 +310,22 @@ void relay::notify(condition& c, bool all) noexcept {
 
 // The next thread ------------------------------------------------------------------------------------------
 
-void relay::make_ready(member& t) noexcept {
+void thread_scheduler::make_ready(member& t) noexcept {
   if (t.until_ns != member::never) --limits_;
   t.until_ns = member::never;
   t.is = state::ready;
   ready_.insert(std::lower_bound(ready_.begin(), ready_.end(), t.number), t.number);
 }
 
-void relay::not_ready(member& t) noexcept { std::erase(ready_, t.number); }
+void thread_scheduler::not_ready(member& t) noexcept { std::erase(ready_, t.number); }
 
-void relay::block(member& me) {
+void thread_scheduler::block(member& me) {
   if (choosing_) end_process("work of a simulated device waits for a host thread: " + circle());
   not_ready(me);
   hand_to(choose_other(me.number));
 }
 
-int relay::choose_other(int now) {
+int thread_scheduler::choose_other(int now) {
   for (;;) {
     wake_sleepers();
     if (!ready_.empty()) return ready_.size() == 1 ? ready_[0] : choices_.instead(now, ready_);
@@ -336,7 +336,7 @@ int relay::choose_other(int now) {
   }
 }
 
-void relay::wake_sleepers() noexcept {
+void thread_scheduler::wake_sleepers() noexcept {
   if (limits_ == 0) return;
   std::int64_t const now = choices_.now_ns();
   for (auto const& t : threads_) {
@@ -346,7 +346,7 @@ void relay::wake_sleepers() noexcept {
   }
 }
 
-bool relay::jump_to_next_limit() noexcept {
+bool thread_scheduler::jump_to_next_limit() noexcept {
   if (limits_ == 0) return false;
   std::int64_t first = member::never;
   for (auto const& t : threads_) {
@@ -357,7 +357,7 @@ bool relay::jump_to_next_limit() noexcept {
 }
 
 // Wakes threads that wait in the machine: they continue with an error. If there are none, all unwind.
-void relay::nothing_moves() {
+void thread_scheduler::nothing_moves() {
   std::string const text = circle();
   if (over_) {
     if (!wake_at_locks(false) && !wake_at_locks(true))
@@ -375,7 +375,7 @@ void relay::nothing_moves() {
   give_up();
 }
 
-bool relay::wake_at_locks(bool firm) noexcept {
+bool thread_scheduler::wake_at_locks(bool firm) noexcept {
   for (auto const& t : threads_) {
     if (t->is != state::lock || t->firm != firm) continue;
     t->gave_up = true;
@@ -385,7 +385,7 @@ bool relay::wake_at_locks(bool firm) noexcept {
   return false;
 }
 
-void relay::give_up() noexcept {
+void thread_scheduler::give_up() noexcept {
   over_ = true;
   over_at_ = points_;
   // the first thread's code may not print the reason of the exception it gets
@@ -395,18 +395,18 @@ void relay::give_up() noexcept {
   }
 }
 
-void relay::throw_if_over(member const& me) const {
+void thread_scheduler::throw_if_over(member const& me) const {
   if (over_ && !me.ends && std::uncaught_exceptions() == 0) throw abandoned{};
 }
 
-std::string relay::name_of(void const* what) const {
+std::string thread_scheduler::name_of(void const* what) const {
   auto const at = std::find(named_.begin(), named_.end(), what);
   auto const index = at - named_.begin();
   if (at == named_.end()) named_.push_back(what);
   return std::to_string(index + 1);
 }
 
-std::string relay::state_of(member const& t) const {
+std::string thread_scheduler::state_of(member const& t) const {
   auto const named = [](member const& m) {
     return "thread " + std::to_string(m.number) + (m.name.empty() ? "" : " (" + m.name + ")");
   };
@@ -429,7 +429,7 @@ std::string relay::state_of(member const& t) const {
   return {};
 }
 
-std::string relay::circle() const {
+std::string thread_scheduler::circle() const {
   std::string text;
   for (auto const& t : threads_) {
     if (t->is != state::ended) text += (text.empty() ? "" : "; ") + state_of(*t);
@@ -441,28 +441,28 @@ std::string relay::circle() const {
 
 namespace detail {
 
-void relay_thread::point() noexcept { in->point(); }
-void relay_thread::lock(mutex& m) { in->lock(*this, m); }
-bool relay_thread::try_lock(mutex& m) { return in->try_lock(*this, m); }
-void relay_thread::unlock(mutex& m) noexcept { in->unlock(*this, m); }
-bool relay_thread::wait(condition& c, unique_lock& lock, std::int64_t limit_ns) {
+void scheduler_thread::point() noexcept { in->point(); }
+void scheduler_thread::lock(mutex& m) { in->lock(*this, m); }
+bool scheduler_thread::try_lock(mutex& m) { return in->try_lock(*this, m); }
+void scheduler_thread::unlock(mutex& m) noexcept { in->unlock(*this, m); }
+bool scheduler_thread::wait(condition& c, unique_lock& lock, std::int64_t limit_ns) {
   return in->wait(*this, c, lock, limit_ns);
 }
-void relay_thread::notify(condition& c, bool all) noexcept { in->notify(c, all); }
-void relay_thread::stay(bool yes) noexcept { quiet += yes ? 1 : -1; }
-std::int64_t relay_thread::now_ns() noexcept { return in->now_ns(); }
-void relay_thread::sleep(std::int64_t ns) { in->sleep(ns); }
-void relay_thread::yield() noexcept { in->yield(); }
+void scheduler_thread::notify(condition& c, bool all) noexcept { in->notify(c, all); }
+void scheduler_thread::stay(bool yes) noexcept { quiet += yes ? 1 : -1; }
+std::int64_t scheduler_thread::now_ns() noexcept { return in->now_ns(); }
+void scheduler_thread::sleep(std::int64_t ns) { in->sleep(ns); }
+void scheduler_thread::yield() noexcept { in->yield(); }
 
-std::shared_ptr<sync_scheduler> relay_thread::start(std::shared_ptr<void> with, void (*run_it)(void*)) {
+std::shared_ptr<sync_scheduler> scheduler_thread::start(std::shared_ptr<void> with, void (*run_it)(void*)) {
   auto t = in->start("weir's", std::move(with), run_it);
   in->point();
   return t;
 }
 
-void relay_thread::join(sync_scheduler* by) {
+void scheduler_thread::join(sync_scheduler* by) {
   if (is == state::ended) return;
-  auto* const me = static_cast<relay_thread*>(by);
+  auto* const me = static_cast<scheduler_thread*>(by);
   if (!me || me->in != in)
     end_process("a thread of a seeded machine is joined by a thread that is none of that machine's");
   in->join(*me, *this);

@@ -23,13 +23,13 @@
 namespace weir::base {
 
 namespace detail {
-struct relay_thread;
+struct scheduler_thread;
 }
 
 // The decisions of a relay, made by a seeded machine. Thread numbers ascend from 0, the thread that entered.
-class relay_choices {
+class schedule_choices {
  public:
-  virtual ~relay_choices() = default;
+  virtual ~schedule_choices() = default;
   // Thread `now` is at a switch point and can continue. Returns: one of `can`: `now` or another.
   virtual int next(int now, std::span<int const> can) noexcept = 0;
   // Thread `now` cannot continue, or yields. Returns: one of `can`.
@@ -45,16 +45,16 @@ class relay_choices {
 // Thrown to unwind a thread whose wait cannot end. Not a std::exception: no handler takes it for an error.
 struct abandoned {};
 
-class relay {
+class thread_scheduler {
  public:
   // when the first thread's membership ends: at join(), or at leave()
   enum class life : std::uint8_t { while_needed, until_left };
 
-  explicit relay(relay_choices& c) noexcept : choices_(c) {}
-  ~relay() { end(); }
-  relay(relay const&) = delete;
+  explicit thread_scheduler(schedule_choices& c) noexcept : choices_(c) {}
+  ~thread_scheduler() { end(); }
+  thread_scheduler(thread_scheduler const&) = delete;
 
-  static relay* here() noexcept;                        // of this thread. Null: none
+  static thread_scheduler* here() noexcept;                        // of this thread. Null: none
   static int number() noexcept;                         // of this thread, in its relay
   bool active() const noexcept { return active_.load(std::memory_order_relaxed); }  // Threads: any
   bool has_this_thread() const noexcept { return here() == this; }                  // Threads: any
@@ -87,8 +87,8 @@ class relay {
   static constexpr std::uint64_t patience = 1'000'000;
 
  private:
-  friend struct detail::relay_thread;
-  using member = detail::relay_thread;
+  friend struct detail::scheduler_thread;
+  using member = detail::scheduler_thread;
   using member_ptr = std::shared_ptr<member>;
 
   member_ptr start(std::string name, std::shared_ptr<void> body, void (*run)(void*));
@@ -120,7 +120,7 @@ class relay {
   std::string state_of(member const&) const;
   std::string name_of(void const* lock_or_condition) const;
 
-  relay_choices& choices_;
+  schedule_choices& choices_;
   std::atomic<bool> active_{false};
   life life_ = life::while_needed;
   std::vector<member_ptr> threads_;                     // by number

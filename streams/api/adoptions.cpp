@@ -29,7 +29,7 @@ std::string text_of(source_location at) {
 }  // namespace
 
 std::uint64_t adoptions::add(void* block, source_location at) {
-  base::undivided const one_step;  // earlier work of buffers is not part of a run
+  base::no_switch const one_step;  // earlier work of buffers is not part of a run
   auto all = last_of_each().lock();
   adoption& its = (*all)[block];
   if (its.owned) {
@@ -44,7 +44,7 @@ std::uint64_t adoptions::add(void* block, source_location at) {
 }
 
 bool adoptions::owner_ends_slowly(void* block, std::uint64_t since) noexcept {
-  base::undivided const one_step;
+  base::no_switch const one_step;
   source_location by{nullptr, nullptr, 0};
   {
     auto all = last_of_each().lock();

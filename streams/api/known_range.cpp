@@ -48,7 +48,7 @@ known_range known_range::of(runtime::impl& r, void const* at, std::size_t bytes)
       return out;
     }
   }
-  if (auto const* const beside = r.part_if_made<observe::memory_beside>()) {
+  if (auto const* const beside = r.part_if_made<observe::external_memory>()) {
     if (auto const its = beside->find(at)) {
       out.device = its->device, out.readers = its->readers;
       out.locked_in_place = its->device < 0;

@@ -30,11 +30,11 @@ char const* verb(access_mode how) noexcept {
   return how == access_mode::read ? "reads" : how == access_mode::write ? "writes" : "updates";
 }
 
-void check_use(streams::known_range const& is, memory_use const& u, clock::timeline& line, source_location at) {
+void check_use(streams::known_range const& is, memory_use const& u, clock::stream_clock& stream, source_location at) {
   auto const refuse = [&](std::string what, std::string remedy) {
     throw invalid_use("launch",
                       std::string(verb(u.how)) + " " + base::address_text(u.address) + " on " +
-                          base::gpu_name(line.device()) + ": " + std::move(what),
+                          base::gpu_name(stream.device()) + ": " + std::move(what),
                       std::move(remedy), at);
   };
   if (is.require_inside("launch", verb(u.how), at).is == streams::known_range::verdict::unknown) {
@@ -42,7 +42,7 @@ void check_use(streams::known_range const& is, memory_use const& u, clock::timel
       refuse("a block of another runtime",
              "Launch on a stream of the runtime whose block it is; order two runtimes on the host");
     // A GPU may access any memory, even pageable. Simulated devices reach only their own and pinned memory.
-    driver::driver& machine = line.owner().machine();
+    driver::driver& machine = stream.owner().machine();
     auto const place =
         machine.simulated() ? machine.find(u.address) : driver::result<driver::place>{{driver::code::not_ready}};
     if (place.ok() && place.value.in == driver::where::pageable) {
@@ -55,11 +55,11 @@ void check_use(streams::known_range const& is, memory_use const& u, clock::timel
       refuse("memory that weir does not know, nor where it ends", "Say how many bytes: reads(p, bytes)");
     return;
   }
-  if (is.device >= 0 && is.device != line.device() && !is.open_to(line.device())) {
-    refuse("the block is on " + base::gpu_name(is.device) + " and " + base::gpu_name(line.device()) +
+  if (is.device >= 0 && is.device != stream.device() && !is.open_to(stream.device())) {
+    refuse("the block is on " + base::gpu_name(is.device) + " and " + base::gpu_name(stream.device()) +
                " has no access to it",
            "Launch on a stream of " + base::gpu_name(is.device) + ", copy the block to " +
-               base::gpu_name(line.device()) + ", or grant access (weir::enable_peer_access)");
+               base::gpu_name(stream.device()) + ", or grant access (weir::enable_peer_access)");
   }
 }
 
@@ -90,8 +90,8 @@ class touches {
 // Work of the program. An exception from it ends the process: on a stream nothing can catch it.
 class body {
  public:
-  body(queued what, clock::timeline& line, char const* operation, source_location at) noexcept
-      : what_(what), about_{{operation, at}, line.device(), line.owner().part<clock::clocks>().number_of(line)} {}
+  body(queued what, clock::stream_clock& stream, char const* operation, source_location at) noexcept
+      : what_(what), about_{{operation, at}, stream.device(), stream.owner().part<clock::clocks>().number_of(stream)} {}
   ~body() { what_.drop(what_.state); }
   body(body const&) = delete;
   static void run(void* self) noexcept {
@@ -119,10 +119,10 @@ class body {
   base::running_work const about_;
 };
 
-void require_of(clock::timeline& line, driver::status s, std::string_view what, source_location at) {
+void require_of(clock::stream_clock& stream, driver::status s, std::string_view what, source_location at) {
   if (s.ok()) [[likely]] return;
   throw_refusal(
-      line.note(s), what, "stream " + std::to_string(line.id()) + " of " + base::gpu_name(line.device()),
+      stream.note(s), what, "stream " + std::to_string(stream.id()) + " of " + base::gpu_name(stream.device()),
       "Earlier work of the device may be the cause: options::launch_blocking (CUDA_LAUNCH_BLOCKING=1) finds the line",
       at);
 }
@@ -130,8 +130,8 @@ void require_of(clock::timeline& line, driver::status s, std::string_view what, 
 }  // namespace
 
 bool begin_work(stream_ref s, std::span<memory_use const> uses, source_location at) {
-  clock::timeline& line = streams::line_or_throw(s, "launch", at);
-  runtime::impl& r = line.owner();
+  clock::stream_clock& stream = streams::clock_or_throw(s, "launch", at);
+  runtime::impl& r = stream.owner();
   using streams::known_range;
   std::array<known_range, 8> few;
   std::vector<known_range> many(uses.size() > few.size() ? uses.size() : 0);
@@ -139,56 +139,58 @@ bool begin_work(stream_ref s, std::span<memory_use const> uses, source_location 
   for (std::size_t i = 0; i < uses.size(); ++i) {
     if (!uses[i].address) continue;
     found[i] = known_range::of(r, uses[i].address, uses[i].bytes);
-    check_use(found[i], uses[i], line, at);
+    check_use(found[i], uses[i], stream, at);
   }
   for (std::size_t i = 0; i < uses.size(); ++i) {  // marks only after all uses are valid
-    if (found[i].memory && found[i].block.home != &line) found[i].memory->mark(uses[i].address, line, at);
-    if (found[i].pinned) found[i].pinned->mark(uses[i].address, line);
+    if (found[i].memory && found[i].block.home != &stream) found[i].memory->record_use(uses[i].address, stream, at);
+    if (found[i].pinned) found[i].pinned->record_use(uses[i].address, stream);
   }
   bool const simulated = r.machine().simulated();
   // on a simulated machine only queue_work() starts it: the copy of the body may throw before
-  if (!simulated) streams::begin_timed_launch(line, at);
+  if (!simulated) streams::begin_timed_launch(stream, at);
   return simulated;
 }
 
 void queue_work(stream_ref s, std::span<memory_use const> uses, queued q, source_location at) {
-  clock::timeline& line = streams::line_of(s);
-  base::call_site const in(line.owner().witness(), "launch", at);
-  streams::begin_timed_launch(line, at);
+  clock::stream_clock& stream = streams::clock_of(s);
+  base::call_site const in(stream.owner().observer(), "launch", at);
+  streams::begin_timed_launch(stream, at);
   driver::status is;
   body* given = nullptr;
   try {
-    touches const touched(line.owner(), uses);
-    given = new body(q, line, "launch", at);
-    is = line.owner().machine().enqueue(line.device(), line.handle(), touched.all(), {body::run, body::drop, given});
+    touches const touched(stream.owner(), uses);
+    given = new body(q, stream, "launch", at);
+    is = stream.owner().machine().enqueue(stream.device(), stream.handle(), touched.all(),
+                                          {body::run, body::drop, given});
   } catch (...) {
     given ? delete given : q.drop(q.state);
     streams::end_timed_launch();
     throw;
   }
   if (!is.ok()) streams::end_timed_launch();
-  require_of(line, is, "launch", at);  // a refusing driver has dropped the work
+  require_of(stream, is, "launch", at);  // a refusing driver has dropped the work
 }
 
 void abandon_work(stream_ref s, std::span<memory_use const> uses) noexcept {
-  clock::timeline& line = streams::line_of(s);
+  clock::stream_clock& stream = streams::clock_of(s);
   streams::end_timed_launch();
   try {
-    line.owner().machine().touched(line.device(), line.handle(), touches(line.owner(), uses).all());
+    stream.owner().machine().touched(stream.device(), stream.handle(), touches(stream.owner(), uses).all());
   } catch (...) {  // no memory for a list: the checker misses this launch
   }
 }
 
 void end_work(stream_ref s, std::span<memory_use const> uses, source_location at) {
-  clock::timeline& line = streams::line_of(s);
+  clock::stream_clock& stream = streams::clock_of(s);
   streams::end_timed_launch();
-  driver::driver& machine = line.owner().machine();
-  base::call_site const in(line.owner().witness(), "launch", at);
-  if (!machine.simulated()) machine.touched(line.device(), line.handle(), touches(line.owner(), uses).all());
-  if (line.owner().options().launch_blocking) [[unlikely]] {
-    auto const capturing = machine.capturing(line.device(), line.handle());
-    require_of(line, capturing.is, "launch", at);
-    if (!capturing.value) require_of(line, machine.synchronize_stream(line.device(), line.handle()), "launch", at);
+  driver::driver& machine = stream.owner().machine();
+  base::call_site const in(stream.owner().observer(), "launch", at);
+  if (!machine.simulated()) machine.touched(stream.device(), stream.handle(), touches(stream.owner(), uses).all());
+  if (stream.owner().options().launch_blocking) [[unlikely]] {
+    auto const capturing = machine.capturing(stream.device(), stream.handle());
+    require_of(stream, capturing.is, "launch", at);
+    if (!capturing.value)
+      require_of(stream, machine.synchronize_stream(stream.device(), stream.handle()), "launch", at);
   }
 }
 
@@ -199,9 +201,9 @@ void no_device_code(source_location at) {
 
 void check_native_launch(stream_ref s, int native_code, source_location at) {
   if (native_code == 0) [[likely]] return;
-  clock::timeline& line = streams::line_of(s);
-  driver::status const is = line.captured().is;  // also returns a sticky error, and spoils no capture
-  require_of(line, is.what == driver::code::lost ? is : driver::status{driver::code::failed, native_code},
+  clock::stream_clock& stream = streams::clock_of(s);
+  driver::status const is = stream.captured().is;  // also returns a sticky error, and spoils no capture
+  require_of(stream, is.what == driver::code::lost ? is : driver::status{driver::code::failed, native_code},
              "parallel_for", at);
 }
 
@@ -210,18 +212,18 @@ void check_native_launch(stream_ref s, int native_code, source_location at) {
 namespace weir {
 
 void launch_host(stream_ref s, std::function<void()> run, source_location at) {
-  clock::timeline& line = streams::line_or_throw(s, "launch_host", at);
+  clock::stream_clock& stream = streams::clock_or_throw(s, "launch_host", at);
   if (!run) throw invalid_use("launch_host", "an empty function", "Give it something to run", at);
-  base::call_site const in(line.owner().witness(), "launch_host", at);
-  streams::timed_work const timed(line, "launch_host", 0, at);
+  base::call_site const in(stream.owner().observer(), "launch_host", at);
+  streams::timed_work const timed(stream, "launch_host", 0, at);
   using function = std::function<void()>;
   auto kept = std::make_unique<function>(std::move(run));
   auto* const given = new detail::body(
       {[](void* f) { (*static_cast<function*>(f))(); }, [](void* f) { delete static_cast<function*>(f); }, kept.get()},
-      line, "launch_host", at);
+      stream, "launch_host", at);
   static_cast<void>(kept.release());
-  detail::require_of(line,
-                     line.owner().machine().host_function(line.device(), line.handle(),
+  detail::require_of(stream,
+                     stream.owner().machine().host_function(stream.device(), stream.handle(),
                                                           {detail::body::run, detail::body::drop, given}),
                      "launch_host", at);
 }

@@ -41,15 +41,15 @@ memory::device_memory& blocks(runtime::impl& r) { return r.part<memory::device_m
 }
 
 // The block's allocator in the stream's runtime: a stream of another runtime could end before the block.
-memory::allocator* device_owner(void const* p, clock::timeline const& user) {
+memory::allocator* device_owner(void const* p, clock::stream_clock const& user) {
   auto* const its = user.owner().part_if_made<memory::device_memory>();
   return its ? its->owner(p) : nullptr;
 }
-streams::pinned_memory* pinned_owner(void const* p, clock::timeline const& user) {
+streams::pinned_memory* pinned_owner(void const* p, clock::stream_clock const& user) {
   auto* const its = user.owner().part_if_made<streams::pinned_memory>();
   return its && its->reserves(p) ? its : nullptr;
 }
-[[noreturn]] void throw_stranger(char const* operation, void const* p, clock::timeline const& user,
+[[noreturn]] void throw_stranger(char const* operation, void const* p, clock::stream_clock const& user,
                                  source_location at) {
   if (!streams::block_of_allocator(p)) throw_foreign(operation, p, at);
   throw invalid_use(operation,
@@ -78,7 +78,7 @@ void* pageable(size_t bytes, size_t alignment, source_location at) {
 }
 
 // History: an allocation is noted after it succeeds, a free before it happens.
-void* noted(void* p, std::size_t bytes, clock::timeline const& home, source_location const& at) noexcept {
+void* noted(void* p, std::size_t bytes, clock::stream_clock const& home, source_location const& at) noexcept {
   observe::note(observe::action::alloc, p, bytes, home.id(), home.owner().id(), home.device(), at);
   return p;
 }
@@ -86,8 +86,8 @@ void note_end(void const* p, source_location const& at) noexcept {
   observe::note(observe::action::free, p, 0, 0, 0, 0, at);
 }
 
-void* allocate_on(clock::timeline& home, size_t bytes, size_t alignment, source_location const& at) {
-  void* const p = memory::quick_allocate_noted(&home, bytes, alignment);
+void* allocate_on(clock::stream_clock& home, size_t bytes, size_t alignment, source_location const& at) {
+  void* const p = memory::fast_allocate_noted(&home, bytes, alignment);
   return noted(p ? p : blocks(home.owner()).on(home.device(), at).allocate(home, bytes, alignment, at), bytes, home,
                at);
 }
@@ -95,53 +95,53 @@ void* allocate_on(clock::timeline& home, size_t bytes, size_t alignment, source_
 }  // namespace
 
 void* allocate(size_t bytes, size_t alignment, source_location at) {
-  return allocate_on(streams::current_line(streams::current_runtime(at), at), bytes, alignment, at);
+  return allocate_on(streams::current_clock(streams::current_runtime(at), at), bytes, alignment, at);
 }
 
 void* detail::allocate_quickly(stream_ref s, size_t bytes, size_t alignment) noexcept {
-  return memory::quick_allocate(stream_access::line(s), bytes, alignment);
+  return memory::fast_allocate(stream_access::stream(s), bytes, alignment);
 }
-bool detail::deallocate_quickly(void* p) noexcept { return memory::quick_deallocate(p); }
+bool detail::deallocate_quickly(void* p) noexcept { return memory::fast_deallocate(p); }
 
 void* detail::allocate_slowly(stream_ref s, size_t bytes, size_t alignment, source_location at) {
-  return allocate_on(streams::line_or_throw(s, "allocate", at), bytes, alignment, at);
+  return allocate_on(streams::clock_or_throw(s, "allocate", at), bytes, alignment, at);
 }
 void detail::deallocate_slowly(void* p, source_location at) {
-  if (memory::quick_deallocate_marked(nullptr, p)) return;
+  if (memory::fast_deallocate_marked(nullptr, p)) return;
   note_end(p, at);
-  if (memory::quick_deallocate_noted(p) || !p || process_was_forked()) return;  // a child's copy of a block
+  if (memory::fast_deallocate_noted(p) || !p || process_was_forked()) return;  // a child's copy of a block
   if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) return a->deallocate(p, nullptr, at);
   if (auto* const host = streams::pinned_memory::owner(p)) return host->deallocate(p, at);
   throw_foreign("deallocate", p, at);
 }
 
 void deallocate(stream_ref last_use, void* p, source_location at) {
-  if (memory::quick_deallocate_used(detail::stream_access::line(last_use), p) || !p || process_was_forked()) return;
-  if (memory::quick_deallocate_marked(detail::stream_access::line(last_use), p)) return;
-  clock::timeline& line = streams::line_or_throw(last_use, "deallocate", at);
+  if (memory::fast_deallocate_used(detail::stream_access::stream(last_use), p) || !p || process_was_forked()) return;
+  if (memory::fast_deallocate_marked(detail::stream_access::stream(last_use), p)) return;
+  clock::stream_clock& stream = streams::clock_or_throw(last_use, "deallocate", at);
   note_end(p, at);
-  if (memory::allocator* const a = device_owner(p, line)) return a->deallocate(p, &line, at);
-  if (auto* const host = pinned_owner(p, line)) {
+  if (memory::allocator* const a = device_owner(p, stream)) return a->deallocate(p, &stream, at);
+  if (auto* const host = pinned_owner(p, stream)) {
     auto const found = host->find(p);
-    if (found && found->base == p) host->mark(p, line);
+    if (found && found->base == p) host->record_use(p, stream);
     return host->deallocate(p, at);
   }
-  throw_stranger("deallocate", p, line, at);
+  throw_stranger("deallocate", p, stream, at);
 }
 
 void record_stream(void const* p, stream_ref user, source_location at) {
-  if (memory::quick_mark(detail::stream_access::line(user), p)) return;
-  clock::timeline& line = streams::line_or_throw(user, "record_stream", at);
-  if (memory::allocator* const a = device_owner(p, line)) {
-    a->mark(p, line, at);
-    return memory::remember_user(line);
+  if (memory::fast_record_use(detail::stream_access::stream(user), p)) return;
+  clock::stream_clock& stream = streams::clock_or_throw(user, "record_stream", at);
+  if (memory::allocator* const a = device_owner(p, stream)) {
+    a->record_use(p, stream, at);
+    return memory::remember_user(stream);
   }
-  if (auto* const host = pinned_owner(p, line)) {
-    if (host->find(p)) return host->mark(p, line);
+  if (auto* const host = pinned_owner(p, stream)) {
+    if (host->find(p)) return host->record_use(p, stream);
     throw invalid_use("record_stream", base::address_text(p) + " lies in no live pinned block",
                       "It was freed before: record the stream while the block is held", at);
   }
-  throw_stranger("record_stream", p, line, at);
+  throw_stranger("record_stream", p, stream, at);
 }
 
 std::optional<block_info> streams::block_of_allocator(void const* p) noexcept {
@@ -160,7 +160,7 @@ std::optional<block_info> streams::block_of_allocator(void const* p) noexcept {
 
 std::optional<block_info> find_block(void const* p) noexcept {
   if (auto own = streams::block_of_allocator(p)) return own;
-  auto const beside = process_was_forked() ? std::nullopt : observe::memory_beside::find_in_process(p);
+  auto const beside = process_was_forked() ? std::nullopt : observe::external_memory::find_in_process(p);
   if (!beside || !beside->in_use) return std::nullopt;
   bool const of_host = beside->device < 0;
   return block_info{of_host ? cpu : device(beside->device), of_host ? memory_kind::pinned : memory_kind::device,
@@ -177,7 +177,7 @@ buffer::buffer(size_t bytes, buffer_options o, source_location at) {
     data_ = pageable(bytes, o.alignment, at);
     kind_ = static_cast<size_t>(memory_kind::pageable);
   } else {
-    clock::timeline& home = streams::current_line(r, streams::resolve(o.on, r, "buffer", at), at);
+    clock::stream_clock& home = streams::current_clock(r, streams::resolve(o.on, r, "buffer", at), at);
     data_ = allocate_on(home, bytes, o.alignment, at);
     kind_ = static_cast<size_t>(memory_kind::device);
   }
@@ -186,7 +186,7 @@ buffer::buffer(size_t bytes, buffer_options o, source_location at) {
 }
 
 buffer::buffer(stream_ref s, size_t bytes, size_t alignment, source_location at)
-    : data_(allocate_on(streams::line_or_throw(s, "buffer", at), bytes, alignment, at)),
+    : data_(allocate_on(streams::clock_or_throw(s, "buffer", at), bytes, alignment, at)),
       size_(bytes),
       kind_(static_cast<size_t>(memory_kind::device)),
       since_(streams::adoptions::now()) {}
@@ -207,7 +207,7 @@ void buffer::reset() noexcept {
       std::free(p);
     } else if (k == memory_kind::pinned) {
       if (auto* const host = streams::pinned_memory::owner(p)) host->deallocate(p, its_end);
-    } else if (memory::quick_deallocate_noted(p)) {
+    } else if (memory::fast_deallocate_noted(p)) {
     } else if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) {
       a->deallocate(p, nullptr, its_end);
     }
@@ -240,9 +240,9 @@ void buffer::set_stream(stream_ref home, source_location at) {
   if (!a)
     throw invalid_use("buffer::set_stream", kind() == memory_kind::device ? "an empty buffer" : "host memory",
                       "Only device blocks have a home stream", at);
-  clock::timeline& line = streams::line_or_throw(home, "buffer::set_stream", at);
-  if (device_owner(data_, line) != a) throw_stranger("buffer::set_stream", data_, line, at);
-  a->set_stream(data_, line, at);
+  clock::stream_clock& stream = streams::clock_or_throw(home, "buffer::set_stream", at);
+  if (device_owner(data_, stream) != a) throw_stranger("buffer::set_stream", data_, stream, at);
+  a->set_stream(data_, stream, at);
 }
 
 void* buffer::release() noexcept {

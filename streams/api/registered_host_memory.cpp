@@ -39,7 +39,7 @@ driver::status locked_ranges::lock(void* first, std::size_t bytes, base::byte_ra
   }
   bool const booked = books_.pinned(own.at, own.bytes, at);
   try {
-    if (runtime_.witness() && booked) [[unlikely]] runtime_.witness()->allocated({}, own.at, own.bytes, at);
+    if (runtime_.observer() && booked) [[unlikely]] runtime_.observer()->allocated({}, own.at, own.bytes, at);
   } catch (...) {
     static_cast<void>(books_.unpinned(reinterpret_cast<driver::address>(first), os::page_size()));
     try_unlock(first);
@@ -56,7 +56,7 @@ void locked_ranges::unlock(void* first) noexcept {
   auto const was = books_.unpinned(reinterpret_cast<driver::address>(first), os::page_size());
   constexpr source_location its_end{"the end of its registered_host_memory", "", 0};  // not a line of the program
   try {
-    if (runtime_.witness() && was) [[unlikely]] runtime_.witness()->freed(was->at, was->requested, {}, its_end);
+    if (runtime_.observer() && was) [[unlikely]] runtime_.observer()->freed(was->at, was->requested, {}, its_end);
   } catch (...) {}  // the witness misses this free
   try_unlock(first);
 }

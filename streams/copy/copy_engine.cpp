@@ -8,12 +8,12 @@
 namespace weir::streams {
 namespace {
 
-[[noreturn]] void refused(driver::status why, clock::timeline const& line, void const* dst, void const* src,
+[[noreturn]] void refused(driver::status why, clock::stream_clock const& stream, void const* dst, void const* src,
                           std::size_t bytes, source_location at, std::string const& whose = "") {
   bool const filling = !src;
   throw_refusal(why, filling ? "fill" : "copy",
                 range_text(dst, bytes) + (filling ? "" : " <- " + range_text(src, bytes)) +
-                    " on a stream of gpu:" + std::to_string(line.device()) + whose,
+                    " on a stream of gpu:" + std::to_string(stream.device()) + whose,
                 why.what == driver::code::lost ? "Go on with the other devices"
                                                : "Nothing was enqueued: the same call may be made again",
                 at);
@@ -35,53 +35,53 @@ std::string which_is_lost(runtime::impl& r, driver::status why, int one, int oth
   return out;
 }
 
-driver::status try_copy(clock::timeline& line, void* dst, void const* src, std::size_t bytes,
+driver::status try_copy(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes,
                         source_location const& at) {
-  auto& r = line.owner();
-  if (r.witness() || observe::activity::on()) [[unlikely]] {
-    base::call_site const in(r.witness(), "copy", at);
-    timed_work const timed(line, "copy", bytes, at);
-    return line.note(r.machine().copy(line.device(), line.handle(), dst, src, bytes));
+  auto& r = stream.owner();
+  if (r.observer() || observe::span_recorder::on()) [[unlikely]] {
+    base::call_site const in(r.observer(), "copy", at);
+    timed_work const timed(stream, "copy", bytes, at);
+    return stream.note(r.machine().copy(stream.device(), stream.handle(), dst, src, bytes));
   }
-  auto const done = r.machine().copy(line.device(), line.handle(), dst, src, bytes);
-  return done.ok() ? done : line.note(done);
+  auto const done = r.machine().copy(stream.device(), stream.handle(), dst, src, bytes);
+  return done.ok() ? done : stream.note(done);
 }
 
-void throw_refused_copy(driver::status why, clock::timeline const& line, void const* dst, void const* src,
+void throw_refused_copy(driver::status why, clock::stream_clock const& stream, void const* dst, void const* src,
                         std::size_t bytes, source_location at) {
-  refused(why, line, dst, src, bytes, at);
+  refused(why, stream, dst, src, bytes, at);
 }
 
-void enqueue_copy(clock::timeline& line, void* dst, void const* src, std::size_t bytes, source_location at) {
-  auto const done = try_copy(line, dst, src, bytes, at);
-  if (!done.ok()) [[unlikely]] refused(done, line, dst, src, bytes, at);
+void enqueue_copy(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes, source_location at) {
+  auto const done = try_copy(stream, dst, src, bytes, at);
+  if (!done.ok()) [[unlikely]] refused(done, stream, dst, src, bytes, at);
 }
 
-driver::status try_peer_copy(clock::timeline& line, void* dst, int dst_device, void const* src, int src_device,
+driver::status try_peer_copy(clock::stream_clock& stream, void* dst, int dst_device, void const* src, int src_device,
                              std::size_t bytes, source_location at) noexcept {
-  base::call_site const in(line.owner().witness(), "copy", at);
-  timed_work const timed(line, "copy", bytes, at);
+  base::call_site const in(stream.owner().observer(), "copy", at);
+  timed_work const timed(stream, "copy", bytes, at);
   auto const done =
-      line.owner().machine().copy_peer(line.device(), line.handle(), dst, dst_device, src, src_device, bytes);
+      stream.owner().machine().copy_peer(stream.device(), stream.handle(), dst, dst_device, src, src_device, bytes);
   // marks the lost device
   if (done.what == driver::code::lost)
-    (void)line.note(line.owner().machine().query_stream(line.device(), line.handle()));
+    (void)stream.note(stream.owner().machine().query_stream(stream.device(), stream.handle()));
   return done;
 }
 
-void enqueue_peer_copy(clock::timeline& line, void* dst, int dst_device, void const* src, int src_device,
+void enqueue_peer_copy(clock::stream_clock& stream, void* dst, int dst_device, void const* src, int src_device,
                        std::size_t bytes, source_location at) {
-  auto const done = try_peer_copy(line, dst, dst_device, src, src_device, bytes, at);
+  auto const done = try_peer_copy(stream, dst, dst_device, src, src_device, bytes, at);
   if (!done.ok()) [[unlikely]]
-    refused(done, line, dst, src, bytes, at, which_is_lost(line.owner(), done, dst_device, src_device));
+    refused(done, stream, dst, src, bytes, at, which_is_lost(stream.owner(), done, dst_device, src_device));
 }
 
-void enqueue_fill(clock::timeline& line, void* dst, std::byte value, std::size_t bytes, source_location at) {
-  base::call_site const in(line.owner().witness(), "fill", at);
-  timed_work const timed(line, "fill", bytes, at);
-  auto const done = line.note(
-      line.owner().machine().fill(line.device(), line.handle(), dst, static_cast<std::uint32_t>(value), 1, bytes));
-  if (!done.ok()) [[unlikely]] refused(done, line, dst, nullptr, bytes, at);
+void enqueue_fill(clock::stream_clock& stream, void* dst, std::byte value, std::size_t bytes, source_location at) {
+  base::call_site const in(stream.owner().observer(), "fill", at);
+  timed_work const timed(stream, "fill", bytes, at);
+  auto const done = stream.note(stream.owner().machine().fill(stream.device(), stream.handle(), dst,
+                                                              static_cast<std::uint32_t>(value), 1, bytes));
+  if (!done.ok()) [[unlikely]] refused(done, stream, dst, nullptr, bytes, at);
 }
 
 }  // namespace weir::streams

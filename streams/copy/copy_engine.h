@@ -8,18 +8,18 @@
 namespace weir::streams {
 
 // Between pinned memory and the stream's device, in either direction, or within the device.
-void enqueue_copy(clock::timeline&, void* dst, void const* src, std::size_t bytes, source_location);
+void enqueue_copy(clock::stream_clock&, void* dst, void const* src, std::size_t bytes, source_location);
 // The same for callers that must clean up after a refusal. Returns: the driver's answer
-driver::status try_copy(clock::timeline&, void* dst, void const* src, std::size_t bytes, source_location const&);
-[[noreturn]] void throw_refused_copy(driver::status, clock::timeline const&, void const* dst, void const* src,
+driver::status try_copy(clock::stream_clock&, void* dst, void const* src, std::size_t bytes, source_location const&);
+[[noreturn]] void throw_refused_copy(driver::status, clock::stream_clock const&, void const* dst, void const* src,
                                      std::size_t bytes, source_location);
 // Between two devices; the driver chooses the path.
-void enqueue_peer_copy(clock::timeline&, void* dst, int dst_device, void const* src, int src_device, std::size_t bytes,
-                       source_location);
+void enqueue_peer_copy(clock::stream_clock&, void* dst, int dst_device, void const* src, int src_device,
+                       std::size_t bytes, source_location);
 // The same for callers with other work to finish first. Returns: the driver's answer.
-driver::status try_peer_copy(clock::timeline&, void* dst, int dst_device, void const* src, int src_device,
+driver::status try_peer_copy(clock::stream_clock&, void* dst, int dst_device, void const* src, int src_device,
                              std::size_t bytes, source_location) noexcept;
-void enqueue_fill(clock::timeline&, void* dst, std::byte value, std::size_t bytes, source_location);
+void enqueue_fill(clock::stream_clock&, void* dst, std::byte value, std::size_t bytes, source_location);
 // void functions throw device_lost or driver_error, and then nothing is enqueued.
 
 // For messages: "0x7f1000 (4096 B)".

@@ -11,14 +11,14 @@
 
 namespace weir::streams {
 
-void copy_crew::work_by(manner how) noexcept {
+void copy_workers::work_by(tuning how) noexcept {
   base::lock_guard const lock(mutex_);
   how_ = how;
 }
 
 // Takes and copies one piece. Requires: one is left.
-void copy_crew::take_piece(task& t, base::unique_lock& lock) {
-  std::size_t const from = t.taken, n = std::min(t.piece, t.bytes - from);
+void copy_workers::take_grain(task& t, base::unique_lock& lock) {
+  std::size_t const from = t.taken, n = std::min(t.grain, t.bytes - from);
   t.taken += n;
   ++t.hands;
   if (t.taken == t.bytes) {
@@ -35,7 +35,7 @@ void copy_crew::take_piece(task& t, base::unique_lock& lock) {
 }
 
 // Spins first: a sleeping thread wakes slowly, on virtual machines slower than many pieces take.
-void copy_crew::spin_while(base::atomic<std::uint64_t> const& word, std::uint64_t value, base::unique_lock& lock) {
+void copy_workers::spin_while(base::atomic<std::uint64_t> const& word, std::uint64_t value, base::unique_lock& lock) {
   if (how_.spin_ns <= 0 || base::order_is_chosen()) return;
   std::int64_t const end = base::now_ns() + how_.spin_ns;
   lock.unlock();
@@ -47,7 +47,7 @@ void copy_crew::spin_while(base::atomic<std::uint64_t> const& word, std::uint64_
   lock.lock();
 }
 
-void copy_crew::work(int number) {
+void copy_workers::work(int number) {
   if (!near_.empty()) os::keep_this_thread_on(near_);
   base::unique_lock lock(mutex_);
   auto const may = [&] { return ending_ || (number < how_.threads && !queue_.empty()); };
@@ -55,11 +55,11 @@ void copy_crew::work(int number) {
     if (!may()) spin_while(submitted_, submitted_.load(base::memory_order_relaxed), lock);
     queued_.wait(lock, may);
     if (ending_) return;  // finish() does what is queued
-    take_piece(*queue_.front(), lock);
+    take_grain(*queue_.front(), lock);
   }
 }
 
-void copy_crew::submit(task& t) noexcept {
+void copy_workers::submit(task& t) noexcept {
   base::unique_lock lock(mutex_);
   if (t.is != task::state::idle) return;
   try {
@@ -78,15 +78,15 @@ void copy_crew::submit(task& t) noexcept {
   t.is = task::state::queued;
   submitted_.fetch_add(1, base::memory_order_relaxed);
   bool const some_stand_by = asked_ > how_.threads;  // notify_one could wake one of these, which may not work
-  t.piece < t.bytes || some_stand_by ? queued_.notify_all() : queued_.notify_one();
+  t.grain < t.bytes || some_stand_by ? queued_.notify_all() : queued_.notify_one();
 }
 
-void copy_crew::finish(task& t) {
+void copy_workers::finish(task& t) {
   base::unique_lock lock(mutex_);
-  while (t.is == task::state::idle || t.is == task::state::queued) take_piece(t, lock);
+  while (t.is == task::state::idle || t.is == task::state::queued) take_grain(t, lock);
   while (t.is == task::state::running) {
     if (how_.helps && !queue_.empty()) {
-      take_piece(*queue_.front(), lock);
+      take_grain(*queue_.front(), lock);
       continue;
     }
     spin_while(finished_, finished_.load(base::memory_order_relaxed), lock);
@@ -94,14 +94,14 @@ void copy_crew::finish(task& t) {
   }
 }
 
-void copy_crew::cancel(task& t) noexcept {
+void copy_workers::cancel(task& t) noexcept {
   base::unique_lock lock(mutex_);
   if (t.is == task::state::queued) std::erase(queue_, &t);
   t.is = t.hands ? task::state::running : task::state::done;  // no more pieces are taken
   done_.wait(lock, [&] { return t.is != task::state::running; });
 }
 
-void copy_crew::stop() noexcept {
+void copy_workers::stop() noexcept {
   std::vector<base::thread> ended;
   {
     base::unique_lock lock(mutex_);

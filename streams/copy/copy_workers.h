@@ -11,7 +11,7 @@
 
 namespace weir::streams {
 
-class copy_crew {
+class copy_workers {
  public:
   // Threads share a task in pieces, in order, so that the first and the last task finish early.
   struct task {
@@ -19,26 +19,26 @@ class copy_crew {
     void const* src = nullptr;
     std::size_t bytes = 0;
     stores by = stores::plain;
-    std::size_t piece = std::numeric_limits<std::size_t>::max();  // size of a piece, not 0
+    std::size_t grain = std::numeric_limits<std::size_t>::max();  // size of a piece, not 0
     // Under the crew's lock. Idle, queued: pieces are left. Running: all are taken, by `hands` threads.
     enum class state : std::uint8_t { idle, queued, running, done } is = state::idle;
     std::size_t taken = 0;  // bytes
     int hands = 0;
   };
-  struct manner {
+  struct tuning {
     int threads;
     bool helps = false;         // a thread that waits for a task copies queued ones meanwhile
     std::int64_t spin_ns = 0;   // how long a thread spins before it sleeps
   };
 
   // near: the processors of its threads, if the system allows it; empty: any. Throws: bad_alloc
-  explicit copy_crew(int threads, std::vector<int> near = {}) : near_(std::move(near)), how_{threads} {}
-  ~copy_crew() { stop(); }
+  explicit copy_workers(int threads, std::vector<int> near = {}) : near_(std::move(near)), how_{threads} {}
+  ~copy_workers() { stop(); }
   int threads() const noexcept {
     base::lock_guard const lock(mutex_);
     return how_.threads;
   }
-  void work_by(manner) noexcept;  // from the next submit on
+  void work_by(tuning) noexcept;  // from the next submit on
 
   // The first submit starts the threads. A cancelled task stays done. Without memory, finish() runs the task:
   // host functions submit too. Requires: the task lives until it is done.
@@ -49,12 +49,12 @@ class copy_crew {
 
  private:
   void work(int number);
-  void take_piece(task&, base::unique_lock&);
+  void take_grain(task&, base::unique_lock&);
   void spin_while(base::atomic<std::uint64_t> const& word, std::uint64_t value, base::unique_lock&);
 
   std::vector<int> const near_;
   mutable base::mutex mutex_;
-  manner how_;
+  tuning how_;
   base::condition queued_, done_;
   std::deque<task*> queue_;
   std::vector<base::thread> threads_;

@@ -8,7 +8,7 @@
 
 namespace weir::streams {
 
-std::shared_ptr<copy_crew> staging_crews::of(int node) noexcept {
+std::shared_ptr<copy_workers> node_workers::of(int node) noexcept {
   if (node < 0 || threads_ == 0) return common_;
   try {
     auto all = known_.lock();
@@ -17,7 +17,7 @@ std::shared_ptr<copy_crew> staging_crews::of(int node) noexcept {
     auto near = os::usable_processors_near(node);
     its = common_;
     if (near.size() < static_cast<std::size_t>(threads_) || all->stopped) return its;
-    its = std::make_shared<copy_crew>(threads_, std::move(near));
+    its = std::make_shared<copy_workers>(threads_, std::move(near));
     if (all->how.threads) its->work_by(all->how);
     return its;
   } catch (...) {
@@ -25,15 +25,15 @@ std::shared_ptr<copy_crew> staging_crews::of(int node) noexcept {
   }
 }
 
-void staging_crews::work_by(copy_crew::manner how) noexcept {
+void node_workers::work_by(copy_workers::tuning how) noexcept {
   auto all = known_.lock();
   all->how = how;
   common_->work_by(how);
   for (auto& [node, one] : all->near) one->work_by(how);
 }
 
-void staging_crews::stop() noexcept {
-  std::map<int, std::shared_ptr<copy_crew>> near;
+void node_workers::stop() noexcept {
+  std::map<int, std::shared_ptr<copy_workers>> near;
   {
     auto all = known_.lock();
     all->stopped = true;

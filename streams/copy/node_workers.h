@@ -8,22 +8,22 @@
 
 namespace weir::streams {
 
-class staging_crews {
+class node_workers {
  public:
-  explicit staging_crews(int threads) : common_(std::make_shared<copy_crew>(threads)), threads_(threads) {}
+  explicit node_workers(int threads) : common_(std::make_shared<copy_workers>(threads)), threads_(threads) {}
 
   // The node's own crew, if the node has enough known processors for its threads and is not the whole host;
   // else the common one. Shared: fetches may still be queued at teardown.
-  std::shared_ptr<copy_crew> of(int node) noexcept;
-  void work_by(copy_crew::manner) noexcept;  // all crews
+  std::shared_ptr<copy_workers> of(int node) noexcept;
+  void work_by(copy_workers::tuning) noexcept;  // all crews
   void stop() noexcept;
 
  private:
-  std::shared_ptr<copy_crew> const common_;
+  std::shared_ptr<copy_workers> const common_;
   int const threads_;
   struct known {
-    std::map<int, std::shared_ptr<copy_crew>> near;  // includes the common one
-    copy_crew::manner how{.threads = 0};             // threads 0: never set
+    std::map<int, std::shared_ptr<copy_workers>> near;  // includes the common one
+    copy_workers::tuning how{.threads = 0};             // threads 0: never set
     bool stopped = false;
   };
   base::guarded<known> known_;

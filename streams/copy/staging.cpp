@@ -29,8 +29,9 @@ constexpr std::size_t few_shares = 8;
 constexpr std::size_t between_chunk = std::size_t{2} << 20;  // upper bound
 constexpr std::size_t between_slots = 4;  // one is filled, one is emptied, and two cover the streams' lag
 
-std::string of_copy(clock::timeline const& line, void const* dst, void const* src, std::size_t bytes) {
-  return range_text(dst, bytes) + " <- " + range_text(src, bytes) + " on a stream of " + base::gpu_name(line.device());
+std::string of_copy(clock::stream_clock const& stream, void const* dst, void const* src, std::size_t bytes) {
+  return range_text(dst, bytes) + " <- " + range_text(src, bytes) + " on a stream of " +
+         base::gpu_name(stream.device());
 }
 
 std::byte* at(void* base, std::size_t offset) { return static_cast<std::byte*>(base) + offset; }
@@ -43,8 +44,8 @@ class slot {
       : bytes_(bytes), memory_(pool.allocate_near(device, bytes, at), {&pool}) {}
   void* memory() const noexcept { return memory_.get(); }
   std::size_t bytes() const noexcept { return bytes_; }
-  void used_by(clock::timeline const& line) const noexcept { used_until(line.now()); }
-  void used_until(clock::stamp s) const noexcept { memory_.get_deleter().of->mark(memory(), s); }
+  void used_by(clock::stream_clock const& stream) const noexcept { used_until(stream.now()); }
+  void used_until(clock::stamp s) const noexcept { memory_.get_deleter().of->record_use(memory(), s); }
 
  private:
   std::size_t bytes_;
@@ -52,9 +53,9 @@ class slot {
 };
 
 // Not a promise to the program: weir may use all that it knows about its own slot.
-void own_copy(clock::timeline& line, void* dst, void const* src, std::size_t bytes, source_location where) {
-  base::unpromised const own_slot(line.owner().witness());
-  enqueue_copy(line, dst, src, bytes, where);
+void own_copy(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes, source_location where) {
+  base::internal_ordering const own_slot(stream.owner().observer());
+  enqueue_copy(stream, dst, src, bytes, where);
 }
 
 // If pinned memory is short, halves the slot down to the smallest.
@@ -71,24 +72,24 @@ slot shrinking_slot(pinned_memory& pool, int device, std::size_t bytes, source_l
 
 // The host part of a copy to pageable memory. Host functions run it, perhaps after the call.
 struct fetch {
-  fetch(std::shared_ptr<copy_crew> c, std::size_t chunks) : crew(std::move(c)), chunk(chunks) {}
-  std::shared_ptr<copy_crew> crew;
-  std::vector<copy_crew::task> chunk;  // ranges are set before their host function is enqueued
+  fetch(std::shared_ptr<copy_workers> c, std::size_t chunks) : workers(std::move(c)), chunk(chunks) {}
+  std::shared_ptr<copy_workers> workers;
+  std::vector<copy_workers::task> chunk;  // ranges are set before their host function is enqueued
   std::size_t slots = 0;
 
   // A lost stream drops its host functions. No chunk has arrived then, and none may be touched.
   ~fetch() { cancel(); }
   void cancel() noexcept {
-    for (auto& one : chunk) crew->cancel(one);
+    for (auto& one : chunk) workers->cancel(one);
   }
 
   // The crew copies chunk i to the host while the engine fills the next slots. Before the stream continues,
   // the engine's next slot must be empty; after the last chunk, all slots.
   void arrived(std::size_t i) {
     bool const last = i + 1 == chunk.size();
-    if (!last) crew->submit(chunk[i]);
+    if (!last) workers->submit(chunk[i]);
     if (i + 1 < slots) return;  // the next slot is unused; slots never exceed chunks
-    for (std::size_t k = i + 1 - slots; k <= (last ? i : i + 1 - slots); ++k) crew->finish(chunk[k]);
+    for (std::size_t k = i + 1 - slots; k <= (last ? i : i + 1 - slots); ++k) workers->finish(chunk[k]);
   }
 };
 
@@ -138,23 +139,23 @@ struct staging::state {
       : owner(r),
         clocks(r.part<clock::clocks>()),
         pinned(r.part<pinned_memory>()),
-        crews(how_many(r)),
+        workers_by_node(how_many(r)),
         rooms(static_cast<std::size_t>(r.device_count())) {}
 
   weir::runtime::impl& owner;
   clock::clocks& clocks;
   pinned_memory& pinned;
-  staging_crews crews;
+  node_workers workers_by_node;
   std::vector<base::guarded<device_room>> rooms;
 
-  base::guarded<manner> to_fill, to_fetch;
+  base::guarded<tuning> to_fill, to_fetch;
 
-  std::shared_ptr<copy_crew> crew_near(clock::timeline const& line) {
-    return crews.of(pinned.node_near(line.device()));
+  std::shared_ptr<copy_workers> workers_near(clock::stream_clock const& stream) {
+    return workers_by_node.of(pinned.node_near(stream.device()));
   }
 
-  base::guarded<device_room>& room_of(clock::timeline const& line) {
-    return rooms[static_cast<std::size_t>(line.device())];
+  base::guarded<device_room>& room_of(clock::stream_clock const& stream) {
+    return rooms[static_cast<std::size_t>(stream.device())];
   }
 
   void forget_complete(device_room& r) {
@@ -165,13 +166,13 @@ struct staging::state {
   }
 
   // If no room is known, polls the oldest slots: each has a fence from its enqueue.
-  bool has_room(clock::timeline const& line, std::size_t bytes) {
+  bool has_room(clock::stream_clock const& stream, std::size_t bytes) {
     while (true) {
       clock::stamp oldest;
       {
-        auto r = room_of(line).lock();
-        if (r->bytes + bytes > room) forget_complete(*r);
-        if (r->in_use.empty() || r->bytes + bytes <= room) return true;
+        auto r = room_of(stream).lock();
+        if (r->bytes + bytes > budget) forget_complete(*r);
+        if (r->in_use.empty() || r->bytes + bytes <= budget) return true;
         oldest = r->in_use.front().until;
       }
       auto const done = clocks.poll(oldest);
@@ -179,30 +180,30 @@ struct staging::state {
     }
   }
 
-  void wait_for_room(clock::timeline const& line, std::size_t bytes, source_location where) {
-    while (!has_room(line, bytes)) {
+  void wait_for_room(clock::stream_clock const& stream, std::size_t bytes, source_location where) {
+    while (!has_room(stream, bytes)) {
       clock::stamp oldest;
       {
-        auto r = room_of(line).lock();
+        auto r = room_of(stream).lock();
         if (r->in_use.empty()) return;
         oldest = r->in_use.front().until;
       }
-      base::unpromised const own_affair(owner.witness());
+      base::internal_ordering const own_affair(owner.observer());
       if (auto const waited = clocks.synchronize(oldest); !waited.ok()) {
-        throw_refusal(waited, "copy", "waiting for staging memory of gpu:" + std::to_string(line.device()),
+        throw_refusal(waited, "copy", "waiting for staging memory of gpu:" + std::to_string(stream.device()),
                       "Earlier copies to this device are not done", where);
       }
-      auto r = room_of(line).lock();
+      auto r = room_of(stream).lock();
       forget_complete(*r);
     }
   }
 
   // Near that device, a slot per chunk, at most `most`; if memory is short, fewer (at least one) and smaller.
   // Waits for room.
-  std::vector<slot> slots_for(clock::timeline const& line, int device, std::size_t bytes, std::size_t most,
+  std::vector<slot> slots_for(clock::stream_clock const& stream, int device, std::size_t bytes, std::size_t most,
                               std::size_t& chunk, source_location where) {
     std::size_t const wanted = std::min(most, (bytes + chunk - 1) / chunk);
-    wait_for_room(line, wanted * chunk, where);
+    wait_for_room(stream, wanted * chunk, where);
     std::vector<slot> slots;
     slots.reserve(wanted);
     slots.push_back(shrinking_slot(pinned, device, chunk, where));
@@ -213,27 +214,27 @@ struct staging::state {
     return slots;
   }
 
-  void note(clock::timeline const& line, std::size_t bytes) noexcept {
-    auto r = room_of(line).lock();
+  void note(clock::stream_clock const& stream, std::size_t bytes) noexcept {
+    auto r = room_of(stream).lock();
     try {
-      r->in_use.push_back({line.now(), bytes});
+      r->in_use.push_back({stream.now(), bytes});
       r->bytes += bytes;
     } catch (...) {}  // no memory: `room` is exceeded once
   }
 
   // Chunks such that the engine and all threads have work. If threads share slots, a few suffice.
-  std::size_t chunk_for(std::size_t bytes, manner const& how, copy_crew const& crew) const {
-    std::size_t const workers = static_cast<std::size_t>(crew.threads()) + 1;
-    std::size_t const shares = how.piece < how.chunk ? few_shares : 2 * workers;
+  std::size_t chunk_for(std::size_t bytes, tuning const& how, copy_workers const& workers) const {
+    std::size_t const active = static_cast<std::size_t>(workers.threads()) + 1;
+    std::size_t const shares = how.grain < how.chunk ? few_shares : 2 * active;
     std::size_t const share = base::round_up(bytes / shares, smallest_chunk);
     return std::min(bytes, std::clamp(share, finest_chunk, how.chunk));
   }
 
-  void refuse_captured(clock::timeline const& line, void const* dst, void const* src, std::size_t bytes,
+  void refuse_captured(clock::stream_clock const& stream, void const* dst, void const* src, std::size_t bytes,
                        source_location where) {
-    auto const captured = owner.machine().capturing(line.device(), line.handle());
+    auto const captured = owner.machine().capturing(stream.device(), stream.handle());
     if (captured.is.what == driver::code::lost) {
-      throw_refusal(line.note(captured.is), "copy", of_copy(line, dst, src, bytes), "", where);
+      throw_refusal(stream.note(captured.is), "copy", of_copy(stream, dst, src, bytes), "", where);
     }
     if (captured.ok() && captured.value) {
       throw invalid_use(
@@ -249,27 +250,27 @@ staging::~staging() {
   if (process_was_forked()) {
     static_cast<void>(state_.release());  // the threads exist only in the parent process and cannot be joined
   } else {
-    state_->crews.stop();
+    state_->workers_by_node.stop();
   }
 }
 
 namespace {
-staging::manner allowed(staging::manner how) noexcept {
+staging::tuning allowed(staging::tuning how) noexcept {
   how.chunk = std::clamp(how.chunk, staging::smallest_chunk, staging::largest_slot);
   how.first = std::clamp(how.first, staging::smallest_chunk, how.chunk);
-  how.piece = std::max(how.piece, staging::smallest_chunk);
-  how.room = std::clamp(how.room, how.chunk, staging::room / 4 * 3);
+  how.grain = std::max(how.grain, staging::smallest_chunk);
+  how.budget = std::clamp(how.budget, how.chunk, staging::budget / 4 * 3);
   return how;
 }
 }  // namespace
 
-void staging::fill_by(manner how) noexcept { *state_->to_fill.lock() = allowed(how); }
-void staging::fetch_by(manner how) noexcept { *state_->to_fetch.lock() = allowed(how); }
-void staging::work_by(copy_crew::manner how) noexcept {
+void staging::fill_by(tuning how) noexcept { *state_->to_fill.lock() = allowed(how); }
+void staging::fetch_by(tuning how) noexcept { *state_->to_fetch.lock() = allowed(how); }
+void staging::work_by(copy_workers::tuning how) noexcept {
   if (how.threads == 0) how.threads = how_many(state_->owner);
-  state_->crews.work_by(how);
+  state_->workers_by_node.work_by(how);
 }
-int staging::threads() const noexcept { return state_->crews.of(-1)->threads(); }
+int staging::threads() const noexcept { return state_->workers_by_node.of(-1)->threads(); }
 
 std::size_t staging::in_use(int device) const {
   auto r = state_->rooms[static_cast<std::size_t>(device)].lock();
@@ -277,40 +278,41 @@ std::size_t staging::in_use(int device) const {
   return r->bytes;
 }
 
-void staging::to_device(clock::timeline& line, void* dst, void const* src, std::size_t bytes, source_location where) {
+void staging::to_device(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes,
+                        source_location where) {
   struct filled {
     slot in;
     std::size_t offset;
-    copy_crew::task fill;
+    copy_workers::task fill;
   };
   struct all_filled {  // on every exit the crew no longer reads the source
-    copy_crew& crew;
+    copy_workers& workers;
     std::deque<filled> parts{};
     ~all_filled() {
-      for (auto& one : parts) crew.cancel(one.fill);
+      for (auto& one : parts) workers.cancel(one.fill);
     }
   };
   auto& my = *state_;
-  my.refuse_captured(line, dst, src, bytes, where);
-  manner const how = *my.to_fill.lock();
-  auto const crew = my.crew_near(line);
-  std::size_t chunk = my.chunk_for(bytes, how, *crew), rising = std::min(how.first, chunk);
+  my.refuse_captured(stream, dst, src, bytes, where);
+  tuning const how = *my.to_fill.lock();
+  auto const workers = my.workers_near(stream);
+  std::size_t chunk = my.chunk_for(bytes, how, *workers), rising = std::min(how.first, chunk);
   stores const by = chunk >= least_past_caches ? how.by : stores::plain;
   // the engine uses the rest of the room
-  std::size_t const window = std::min(2 * (static_cast<std::size_t>(crew->threads()) + 1), how.room / how.chunk);
-  all_filled filling{*crew};
+  std::size_t const window = std::min(2 * (static_cast<std::size_t>(workers->threads()) + 1), how.budget / how.chunk);
+  all_filled filling{*workers};
   std::size_t next = 0;
   while (next < bytes || !filling.parts.empty()) {
     while (next < bytes && filling.parts.size() < window) {
       std::size_t n = size_within(rising, bytes - next, how.first);
-      if (!my.has_room(line, (filling.parts.size() + 1) * chunk)) {
+      if (!my.has_room(stream, (filling.parts.size() + 1) * chunk)) {
         if (!filling.parts.empty()) break;  // enqueue filled slots first: others may wait for their room
-        my.wait_for_room(line, n, where);
+        my.wait_for_room(stream, n, where);
       }
       std::optional<slot> s;
       try {
-        if (filling.parts.empty()) s.emplace(shrinking_slot(my.pinned, line.device(), n, where));
-        else s.emplace(my.pinned, line.device(), n, where);
+        if (filling.parts.empty()) s.emplace(shrinking_slot(my.pinned, stream.device(), n, where));
+        else s.emplace(my.pinned, stream.device(), n, where);
       } catch (out_of_memory const&) {
         if (filling.parts.empty()) throw;
         break;  // enqueue filled slots first: they become room
@@ -323,61 +325,61 @@ void staging::to_device(clock::timeline& line, void* dst, void const* src, std::
       fill.src = at(src, next);
       fill.bytes = n;
       fill.by = by;
-      fill.piece = how.piece;
+      fill.grain = how.grain;
       next += n;
-      if (bytes > chunk) crew->submit(fill);
+      if (bytes > chunk) workers->submit(fill);
     }
-    base::unpromised const own_slot(my.owner.witness());
+    base::internal_ordering const own_slot(my.owner.observer());
     auto& first = filling.parts.front();
-    crew->finish(first.fill);
-    enqueue_copy(line, at(dst, first.offset), first.in.memory(), first.fill.bytes, where);
-    first.in.used_by(line);
-    my.note(line, first.in.bytes());
+    workers->finish(first.fill);
+    enqueue_copy(stream, at(dst, first.offset), first.in.memory(), first.fill.bytes, where);
+    first.in.used_by(stream);
+    my.note(stream, first.in.bytes());
     // lets a query see this slot done before later ones
-    if (filling.parts.size() > 1 || next < bytes) static_cast<void>(line.fence());
+    if (filling.parts.size() > 1 || next < bytes) static_cast<void>(stream.fence());
     filling.parts.pop_front();
   }
 }
 
-void staging::coming::cancel() const noexcept {
+void staging::download::cancel() const noexcept {
   if (job_) static_cast<fetch*>(job_.get())->cancel();
 }
 
-staging::coming staging::to_host(clock::timeline& line, void* dst, void const* src, std::size_t bytes,
+staging::download staging::to_host(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes,
                                  source_location where) {
   auto& my = *state_;
-  my.refuse_captured(line, dst, src, bytes, where);
-  manner how = *my.to_fetch.lock();
-  how.chunk = std::clamp(how.room / least_fetch_slots, finest_chunk, fetch_chunk);
-  auto const crew = my.crew_near(line);
-  std::size_t chunk = my.chunk_for(bytes, how, *crew);
-  std::vector<slot> slots =
-      my.slots_for(line, line.device(), bytes, std::clamp<std::size_t>(how.room / chunk, 1, fetch_slots), chunk, where);
+  my.refuse_captured(stream, dst, src, bytes, where);
+  tuning how = *my.to_fetch.lock();
+  how.chunk = std::clamp(how.budget / least_fetch_slots, finest_chunk, fetch_chunk);
+  auto const workers = my.workers_near(stream);
+  std::size_t chunk = my.chunk_for(bytes, how, *workers);
+  std::vector<slot> slots = my.slots_for(stream, stream.device(), bytes,
+                                         std::clamp<std::size_t>(how.budget / chunk, 1, fetch_slots), chunk, where);
   auto const sizes = fetched_sizes(bytes, chunk);
-  auto const job = std::make_shared<fetch>(crew, sizes.size());
+  auto const job = std::make_shared<fetch>(workers, sizes.size());
   job->slots = slots.size();
   struct marks {  // on every exit the slots are marked for enqueued work
     std::vector<slot>& slots;
-    clock::timeline& line;
+    clock::stream_clock& stream;
     ~marks() {
-      for (auto& one : slots) one.used_by(line);
+      for (auto& one : slots) one.used_by(stream);
     }
-  } const at_the_end{slots, line};
+  } const at_the_end{slots, stream};
   try {
     for (std::size_t i = 0, offset = 0; i < sizes.size(); offset += sizes[i++]) {
-      base::unpromised const own_slot(my.owner.witness());
+      base::internal_ordering const own_slot(my.owner.observer());
       auto& part = job->chunk[i];
       void* const through = slots[i % slots.size()].memory();
       part.dst = at(dst, offset);
       part.src = through;
       part.bytes = sizes[i];
-      part.by = how.by, part.piece = how.piece;
-      enqueue_copy(line, through, at(src, offset), part.bytes, where);
-      auto const queued = my.owner.machine().host_function(line.device(), line.handle(),
+      part.by = how.by, part.grain = how.grain;
+      enqueue_copy(stream, through, at(src, offset), part.bytes, where);
+      auto const queued = my.owner.machine().host_function(stream.device(), stream.handle(),
                                                            {&arrival::run, &arrival::drop, new arrival{job, i}});
       if (!queued.ok()) {
         throw_refusal(
-            line.note(queued), "copy", of_copy(line, dst, src, bytes),
+            stream.note(queued), "copy", of_copy(stream, dst, src, bytes),
             queued.what == driver::code::lost ? "Go on with the other devices" : "The same call may be made again",
             where);
       }
@@ -386,70 +388,70 @@ staging::coming staging::to_host(clock::timeline& line, void* dst, void const* s
     job->cancel();
     throw;
   }
-  my.note(line, chunk * slots.size());
-  coming out;
+  my.note(stream, chunk * slots.size());
+  download out;
   out.job_ = job;
   return out;
 }
 
-void staging::to_waiting_host(clock::timeline& line, void* dst, void const* src, std::size_t bytes,
+void staging::to_waiting_host(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes,
                               source_location where) {
   auto& my = *state_;
-  my.refuse_captured(line, dst, src, bytes, where);
-  manner const how = *my.to_fetch.lock();
-  auto const crew = my.crew_near(line);
-  std::size_t chunk = my.chunk_for(bytes, how, *crew);
+  my.refuse_captured(stream, dst, src, bytes, where);
+  tuning const how = *my.to_fetch.lock();
+  auto const workers = my.workers_near(stream);
+  std::size_t chunk = my.chunk_for(bytes, how, *workers);
   std::vector<slot> slots =
-      my.slots_for(line, line.device(), bytes, std::max<std::size_t>(how.room / how.chunk, 2), chunk, where);
+      my.slots_for(stream, stream.device(), bytes, std::max<std::size_t>(how.budget / how.chunk, 2), chunk, where);
   // `ahead` slots are with the engine, the others with the crew
   std::size_t const chunks = (bytes + chunk - 1) / chunk, ahead = (slots.size() + 2) / 3;
   struct emptying {  // on every exit the host memory is no longer accessed
     state& my;
-    copy_crew& crew;
+    copy_workers& workers;
     std::vector<slot>& slots;
-    clock::timeline& line;
-    std::vector<copy_crew::task> part = std::vector<copy_crew::task>(slots.size());
+    clock::stream_clock& stream;
+    std::vector<copy_workers::task> part = std::vector<copy_workers::task>(slots.size());
     std::vector<clock::stamp> filled = std::vector<clock::stamp>(slots.size());
     bool all_came = false;
     std::size_t bytes() const { return slots.size() * slots[0].bytes(); }
-    emptying(state& s, copy_crew& c, std::vector<slot>& them, clock::timeline& l)
-        : my(s), crew(c), slots(them), line(l) {
-      my.room_of(line).lock()->bytes += bytes();  // held by a caller who waits
+    emptying(state& s, copy_workers& c, std::vector<slot>& them, clock::stream_clock& l)
+        : my(s), workers(c), slots(them), stream(l) {
+      my.room_of(stream).lock()->bytes += bytes();  // held by a caller who waits
     }
     ~emptying() {
-      for (auto& one : part) crew.cancel(one);
-      for (std::size_t k = 0; k < slots.size(); ++k) slots[k].used_until(all_came ? filled[k] : line.now());
-      my.room_of(line).lock()->bytes -= bytes();
+      for (auto& one : part) workers.cancel(one);
+      for (std::size_t k = 0; k < slots.size(); ++k) slots[k].used_until(all_came ? filled[k] : stream.now());
+      my.room_of(stream).lock()->bytes -= bytes();
     }
-  } all(my, *crew, slots, line);
+  } all(my, *workers, slots, stream);
   auto const size_of = [&](std::size_t i) { return std::min(chunk, bytes - i * chunk); };
   auto const done = [&](driver::status s) {
     if (s.ok()) return;
-    throw_refusal(s, "copy", of_copy(line, dst, src, bytes),
+    throw_refusal(s, "copy", of_copy(stream, dst, src, bytes),
                   s.what == driver::code::lost ? "Go on with the other devices" : "The same call may be made again",
                   where);
   };
-  base::unpromised const own_affair(my.owner.witness());
+  base::internal_ordering const own_affair(my.owner.observer());
   for (std::size_t given = 0, came = 0; came < chunks; ++came) {
     for (; given < chunks && given < came + ahead; ++given) {
       std::size_t const k = given % slots.size();
-      if (given >= slots.size()) crew->finish(all.part[k]);
-      enqueue_copy(line, slots[k].memory(), at(src, given * chunk), size_of(given), where);
-      all.filled[k] = line.now();
-      done(line.fence().is);  // lets a query see it done before later ones
+      if (given >= slots.size()) workers->finish(all.part[k]);
+      enqueue_copy(stream, slots[k].memory(), at(src, given * chunk), size_of(given), where);
+      all.filled[k] = stream.now();
+      done(stream.fence().is);  // lets a query see it done before later ones
     }
     std::size_t const k = came % slots.size();
     done(my.clocks.synchronize(all.filled[k]));
     auto& part = all.part[k];
     // this task was finished before its slot was refilled: no thread reads it
-    part = {at(dst, came * chunk), slots[k].memory(), size_of(came), how.by, how.piece};
-    crew->submit(part);
+    part = {at(dst, came * chunk), slots[k].memory(), size_of(came), how.by, how.grain};
+    workers->submit(part);
   }
-  for (auto& one : all.part) crew->finish(one);
+  for (auto& one : all.part) workers->finish(one);
   all.all_came = true;
 }
 
-void staging::between(clock::timeline& from, clock::timeline& to, void* dst, void const* src, std::size_t bytes,
+void staging::between(clock::stream_clock& from, clock::stream_clock& to, void* dst, void const* src, std::size_t bytes,
                       source_location where) {
   auto& my = *state_;
   my.refuse_captured(from, dst, src, bytes, where);
@@ -459,7 +461,7 @@ void staging::between(clock::timeline& from, clock::timeline& to, void* dst, voi
   std::vector<slot> slots = my.slots_for(to, from.device(), bytes, between_slots, chunk, where);
   struct marks {
     std::vector<slot>& slots;
-    clock::timeline &from, &to;
+    clock::stream_clock &from, &to;
     ~marks() {
       for (auto& one : slots) one.used_by(from), one.used_by(to);
     }

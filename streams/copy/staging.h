@@ -1,7 +1,7 @@
 // Staged copies: memory that copy engines cannot reach goes through slots of pinned memory, in stream order.
 // Threads: any. Slots are blocks of the pinned pool: the streams' stamps tell when one can be reused.
 //
-// Invariant: one staging thread uses at most `room` bytes of slots per device; concurrent ones may exceed it.
+// Invariant: one staging thread uses at most `budget` bytes of slots per device; concurrent ones may exceed it.
 #pragma once
 #include <memory>
 
@@ -14,16 +14,16 @@ class staging {  // a part of the runtime
  public:
   // slots shrink to this if pinned memory is short
   static constexpr std::size_t smallest_chunk = std::size_t{64} << 10;
-  static constexpr std::size_t room = std::size_t{64} << 20;          // bytes per device
+  static constexpr std::size_t budget = std::size_t{64} << 20;          // bytes per device
 
   explicit staging(runtime::impl&);
   ~staging();
 
   // Pageable memory to the stream's device. Ensures: the source has been read.
-  // Blocks: while earlier staged copies to this device use all of `room`.
-  void to_device(clock::timeline&, void* dst, void const* src, std::size_t bytes, source_location);
+  // Blocks: while earlier staged copies to this device use all of `budget`.
+  void to_device(clock::stream_clock&, void* dst, void const* src, std::size_t bytes, source_location);
   // A copy from a device to pageable memory that is still in progress.
-  class coming {
+  class download {
    public:
     // Ensures: the memory is no longer accessed. Blocks: briefly, if bytes are being copied
     void cancel() const noexcept;
@@ -33,30 +33,30 @@ class staging {  // a part of the runtime
   };
   // The stream's device to pageable memory. The bytes arrive in stream order; later stamps cover them.
   // Blocks: as to_device; not for this copy.
-  coming to_host(clock::timeline&, void* dst, void const* src, std::size_t bytes, source_location);
+  download to_host(clock::stream_clock&, void* dst, void const* src, std::size_t bytes, source_location);
   // The same for a caller that waits: no host function delays the stream. Ensures: the bytes have arrived.
-  void to_waiting_host(clock::timeline&, void* dst, void const* src, std::size_t bytes, source_location);
+  void to_waiting_host(clock::stream_clock&, void* dst, void const* src, std::size_t bytes, source_location);
   // From the device of `from` to that of `to`. Ensures: `to` is ordered after the copy.
   // Requires: both streams are ordered after earlier work on src and dst.
-  void between(clock::timeline& from, clock::timeline& to, void* dst, void const* src, std::size_t bytes,
+  void between(clock::stream_clock& from, clock::stream_clock& to, void* dst, void const* src, std::size_t bytes,
                source_location);
   // All throw: out_of_memory (not even a smallest slot), device_lost, driver_error, invalid_use (a captured
   // stream). Then no host thread accesses src or dst, slots are returned, and bytes of dst are unspecified.
 
   // How bytes pass through slots. docs/copies.md explains the defaults.
-  struct manner {
+  struct tuning {
     std::size_t chunk = std::size_t{4} << 20;    // bytes per slot, at most largest_slot
     // bytes of the first slot to a device; slots double up to chunk, and the last ones shrink again
     std::size_t first = std::size_t{512} << 10;
-    std::size_t piece = std::size_t{256} << 10;  // bytes of a slot that one thread takes at a time
+    std::size_t grain = std::size_t{256} << 10;  // bytes of a slot that one thread takes at a time
     stores by = stores::plain;                   // for slots of at least 1 MiB
     // bytes of slots per copy. To a device: without those that the engine reads
-    std::size_t room = std::size_t{48} << 20;
+    std::size_t budget = std::size_t{48} << 20;
   };
   static constexpr std::size_t largest_slot = std::size_t{8} << 20;
-  void fill_by(manner) noexcept;   // copies to a device, from now on
-  void fetch_by(manner) noexcept;  // copies to a waiting caller; only `room` also for others
-  void work_by(copy_crew::manner) noexcept;  // threads 0: the default
+  void fill_by(tuning) noexcept;   // copies to a device, from now on
+  void fetch_by(tuning) noexcept;  // copies to a waiting caller; only `budget` also for others
+  void work_by(copy_workers::tuning) noexcept;  // threads 0: the default
 
   int threads() const noexcept;            // of the crew; 0: the calling thread copies
   std::size_t in_use(int device) const;    // bytes of slots not known to be free

@@ -12,7 +12,7 @@ namespace weir::streams {
 
 class locked_ranges {  // a part of the runtime
  public:
-  explicit locked_ranges(runtime::impl& r) : runtime_(r), books_(r.part<observe::memory_beside>()) {}
+  explicit locked_ranges(runtime::impl& r) : runtime_(r), books_(r.part<observe::external_memory>()) {}
   ~locked_ranges();  // Blocks: as unlock. Unlocks all: a registered_host_memory may outlive its runtime
   // `first`, `bytes`: the whole pages around `own`. Throws: bad_alloc; then nothing is locked
   driver::status lock(void* first, std::size_t bytes, base::byte_range own, source_location);
@@ -30,7 +30,7 @@ class locked_ranges {  // a part of the runtime
   void forget(void* first) noexcept;
 
   runtime::impl& runtime_;
-  observe::memory_beside& books_;
+  observe::external_memory& books_;
   base::guarded<std::vector<range>> all_;  // never held across a driver call
 };
 

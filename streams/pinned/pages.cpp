@@ -27,12 +27,12 @@ class touching {
     int const threads = static_cast<int>(std::min<std::size_t>(
         {bytes / worth_a_thread, most_threads, static_cast<std::size_t>(os::usable_processors())}));
     try {
-      while (static_cast<int>(crew_.size()) + 1 < threads) crew_.emplace_back([this] { run(bytes_); });
+      while (static_cast<int>(workers_.size()) + 1 < threads) workers_.emplace_back([this] { run(bytes_); });
     } catch (...) {}  // fewer threads are slower
-    run(crew_.empty() ? bytes_ : bytes_ / head_start);
+    run(workers_.empty() ? bytes_ : bytes_ / head_start);
   }
   ~touching() {
-    for (auto& one : crew_) one.join();
+    for (auto& one : workers_) one.join();
   }
   touching(touching const&) = delete;
   touching& operator=(touching const&) = delete;
@@ -50,7 +50,7 @@ class touching {
   std::byte* const base_;
   std::size_t const bytes_;
   base::atomic<std::size_t> next_{0};
-  std::vector<base::thread> crew_;
+  std::vector<base::thread> workers_;
 };
 
 }  // namespace

@@ -41,24 +41,24 @@ void pinned_memory::deallocate(void* block, source_location at) {
     auto& one = freed->second;
     pinned_uses::version().fetch_add(1);
     state::gather(*p, one);
-    if (auto* const witness = state_->owner.witness()) [[unlikely]] {
-      std::vector<driver::witness::user> behind, counted;
-      for (auto* line : one.users)
-        (line->alive() == clock::life::retired ? counted : behind).push_back({line->device(), line->handle()});
+    if (auto* const observer = state_->owner.observer()) [[unlikely]] {
+      std::vector<driver::allocation_observer::user> behind, counted;
+      for (auto* user : one.users)
+        (user->alive() == clock::life::retired ? counted : behind).push_back({user->device(), user->handle()});
       for (auto const s : one.stamps) {
-        if (auto* const line = clock::find(s.stream)) counted.push_back({line->device(), line->handle()});
+        if (auto* const user = clock::find(s.stream)) counted.push_back({user->device(), user->handle()});
       }
-      witness->freed(number(block), one.requested, {behind, counted}, at);
+      observer->freed(number(block), one.requested, {behind, counted}, at);
     }
-    for (auto* line : one.users) join(one.stamps, line->now());
+    for (auto* user : one.users) join(one.stamps, user->now());
     one.users.clear();
     drop_if(one.stamps, [&](clock::stamp s) { return state_->clocks.complete(s); });
     --p->live;
-    p->tally.take_back(one.requested, one.bytes);
+    p->counters.take_back(one.requested, one.bytes);
     if (one.use_forgotten) {
       one.is = state_of::quarantined;
     } else if (one.stamps.empty()) {
-      state_->settle(*p, freed);
+      state_->reclaim(*p, freed);
     } else {
       one.is = state_of::pending;
       p->unfenced += one.bytes;
@@ -72,12 +72,12 @@ void pinned_memory::deallocate(void* block, source_location at) {
     }
   }
   for (auto const s : to_fence) {  // best effort: a refused fence is recorded at the next miss
-    auto* const line = clock::find(s.stream);
-    if (line && line->alive() != clock::life::retired) static_cast<void>(line->fence());
+    auto* const user = clock::find(s.stream);
+    if (user && user->alive() != clock::life::retired) static_cast<void>(user->fence());
   }
 }
 
-void pinned_memory::mark(void const* block, clock::timeline& user) noexcept {
+void pinned_memory::record_use(void const* block, clock::stream_clock& user) noexcept {
   if (state_->outside(block)) return;
   auto p = state_->in.lock();
   auto const found = p->space.find(number(block));
@@ -87,13 +87,13 @@ void pinned_memory::mark(void const* block, clock::timeline& user) noexcept {
   try {
     state::forget_ended(*p, found->second);
     users.push_back(&user);
-    state::make_room(found->second);
+    state::make_entries(found->second);
   } catch (...) {
     found->second.use_forgotten = true;
   }
 }
 
-void pinned_memory::mark(void const* block, clock::stamp s) noexcept {
+void pinned_memory::record_use(void const* block, clock::stamp s) noexcept {
   if (state_->outside(block)) return;
   auto p = state_->in.lock();
   auto const found = p->space.find(number(block));
@@ -101,7 +101,7 @@ void pinned_memory::mark(void const* block, clock::stamp s) noexcept {
   try {
     state::forget_ended(*p, found->second);
     join(found->second.stamps, s);
-    state::make_room(found->second);
+    state::make_entries(found->second);
   } catch (...) {
     found->second.use_forgotten = true;
   }

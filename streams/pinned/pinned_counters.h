@@ -5,7 +5,7 @@
 
 namespace weir::streams {
 
-class pinned_tally {
+class pinned_counters {
  public:
   static constexpr std::size_t large_from = std::size_t{1} << 20;  // bytes, as in torch
 
@@ -23,7 +23,7 @@ class pinned_tally {
     live(-1, requested, rounded);
     bytes(now_.pending_bytes, rounded, requested);
   }
-  void settle(std::size_t requested, std::size_t rounded) {  // pending to cached
+  void reclaim(std::size_t requested, std::size_t rounded) {  // pending to cached
     change(now_.active, -1, requested);
     bytes(now_.active_bytes, -rounded, requested);
     bytes(now_.pending_bytes, -rounded, requested);

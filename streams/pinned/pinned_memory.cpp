@@ -28,7 +28,7 @@ base::guarded<std::vector<pinned_memory*>>& pools() {
 
 }  // namespace
 
-pinned_space::few<clock::stamp> pinned_memory::state::settle_known(
+pinned_space::few<clock::stamp> pinned_memory::state::reclaim_known(
     pool& p, pinned_space::few<std::uint64_t> const& lost) noexcept {
   pinned_space::few<clock::stamp> oldest;
   std::erase_if(p.pending, [&](address at) {
@@ -36,7 +36,7 @@ pinned_space::few<clock::stamp> pinned_memory::state::settle_known(
     auto& stamps = freed->second.stamps;
     drop_if(stamps, [&](clock::stamp s) { return clocks.complete(s); });
     if (stamps.empty()) {
-      settle(p, freed);
+      reclaim(p, freed);
       return true;
     }
     if (std::any_of(stamps.begin(), stamps.end(),
@@ -58,7 +58,7 @@ pinned_space::few<clock::stamp> pinned_memory::state::settle_known(
 void pinned_memory::state::collect() noexcept {
   pinned_space::few<std::uint64_t> lost;
   for (bool news = true; news;) {
-    auto const oldest = settle_known(*in.lock(), lost);
+    auto const oldest = reclaim_known(*in.lock(), lost);
     news = false;
     for (auto const s : oldest) {
       auto const polled = clocks.poll(s);
@@ -67,27 +67,27 @@ void pinned_memory::state::collect() noexcept {
   }
 }
 
-auto pinned_memory::state::grow(int near, std::size_t rounded, std::size_t alignment, std::size_t bytes) -> growth {
+auto pinned_memory::state::grow(int near, std::size_t rounded, std::size_t alignment, std::size_t bytes) -> grown {
   std::size_t const least = base::round_up(rounded + (alignment > huge_page ? alignment : 0), os::page_size());
   std::size_t want = least < small_segment ? small_segment : base::round_up(least, segment_step);
-  auto entries = pinned_space::make_room();
+  auto entries = pinned_space::make_entries();
   {
     auto p = in.lock();
     if (void* const block = hand_out(*p, near, bytes, rounded, alignment)) return {{}, block};
-    std::size_t const charged = p->tally.reserved() + p->coming, limit = most_reserved(*p);
+    std::size_t const charged = p->counters.reserved() + p->mapping, limit = most_reserved(*p);
     if (charged > limit || want > limit - charged) want = least;
     if (charged > limit || want > limit - charged) return {{driver::code::out_of_memory, 0}, nullptr, p->in_motion()};
-    p->coming += want;
+    p->mapping += want;
   }
   auto const pages = take_pages(owner.machine(), want, near);
   auto p = in.lock();
-  p->coming -= want;
+  p->mapping -= want;
   if (!pages.ok()) return {pages.is, nullptr, p->in_motion()};
   auto const first = number(pages.value.base);
   p->space.add(std::move(entries), first, pages.value.bytes, near);
-  p->tally.reserve(pages.value.bytes);
+  p->counters.reserve(pages.value.bytes);
   {
-    base::undivided const wherever_it_lies;
+    base::no_switch const wherever_it_lies;
     address low = lowest.load();
     while (first < low && !lowest.compare_exchange(low, first)) {}
     highest.raise(first + pages.value.bytes);
@@ -96,12 +96,12 @@ auto pinned_memory::state::grow(int near, std::size_t rounded, std::size_t align
 }
 
 std::size_t pinned_memory::state::trim(std::int64_t unused_since) {
-  struct going {
+  struct returning {
     host_pages pages;
-    pinned_space::room entries;
+    pinned_space::entries entries;
     int node;
   };
-  std::vector<going> idle;
+  std::vector<returning> idle;
   collect();
   {
     auto p = in.lock();
@@ -110,16 +110,16 @@ std::size_t pinned_memory::state::trim(std::int64_t unused_since) {
     for (address const base : bases) {
       auto const its = p->space.segment_of(base);
       idle.push_back({{reinterpret_cast<std::byte*>(base), its.bytes}, p->space.remove(base), its.node});
-      p->going += its.bytes;
+      p->returning += its.bytes;
     }
   }
   std::size_t gave = 0;
   for (auto& [pages, entries, its_node] : idle) {
     bool const returned = return_pages(owner.machine(), pages).ok();
     auto p = in.lock();
-    p->going -= pages.bytes;
+    p->returning -= pages.bytes;
     if (returned) {
-      p->tally.unreserve(pages.bytes);
+      p->counters.unreserve(pages.bytes);
       gave += pages.bytes;
     } else {
       p->space.add(std::move(entries), number(pages.base), pages.bytes, its_node);
@@ -176,10 +176,10 @@ void pinned_memory::state::refuse(std::size_t bytes, std::size_t rounded, std::v
   r.recovery = std::move(ladder);
   {
     auto p = in.lock();
-    ++p->tally.now().num_ooms;
-    r.allocated = p->tally.allocated();
-    r.pending = p->tally.pending();
-    r.reserved = p->tally.reserved();
+    ++p->counters.now().num_ooms;
+    r.allocated = p->counters.allocated();
+    r.pending = p->counters.pending();
+    r.reserved = p->counters.reserved();
     r.largest_free = p->space.largest_free();
     r.capacity = os::memory_of_host();
     auto const host = r.limit ? std::nullopt : os::memory_available();
@@ -243,10 +243,10 @@ void* pinned_memory::allocate_near(int device, std::size_t bytes, source_locatio
 }
 
 void* pinned_memory::hand_out(int device, std::size_t bytes, std::size_t alignment, source_location at) {
-  auto* const witness = state_->owner.witness();
-  base::unpromised const own_affair(witness);
+  auto* const observer = state_->owner.observer();
+  base::internal_ordering const own_affair(observer);
   void* const block = find_room(device, bytes, alignment, at);
-  if (witness) [[unlikely]] witness->allocated({}, number(block), bytes, at);
+  if (observer) [[unlikely]] observer->allocated({}, number(block), bytes, at);
   return block;
 }
 
@@ -276,7 +276,7 @@ void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignm
     {
       auto p = state_->in.lock();
       if (void* const block = state_->hand_out(*p, near, bytes, rounded, aligned)) {
-        ++p->tally.now().cache_hits;
+        ++p->counters.now().cache_hits;
         return block;
       }
       if (collected || p->pending.empty()) break;
@@ -302,7 +302,7 @@ void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignm
     return grown.block;
   };
   if (grown.is.what == driver::code::out_of_memory) {
-    ++state_->in.lock()->tally.now().num_alloc_retries;
+    ++state_->in.lock()->counters.now().num_alloc_retries;
     if (give_back_and_grow()) return grown.block;
   }
   if (grown.is.what == driver::code::out_of_memory) {
@@ -332,20 +332,20 @@ int pinned_memory::node_near(int device) noexcept { return state_->node(device);
 void pinned_memory::lies_near(int device, int node) noexcept { state_->nodes.set(device, node); }
 
 std::size_t pinned_memory::trim() {
-  base::unpromised const own_affair(state_->owner.witness());
+  base::internal_ordering const own_affair(state_->owner.observer());
   return process_was_forked() ? 0 : state_->trim();
 }
 
 memory_statistics pinned_memory::statistics() const {
   auto p = state_->in.lock();
-  auto now = p->tally.now();
+  auto now = p->counters.now();
   now.inactive.all.current = static_cast<std::int64_t>(p->space.free_ranges());
   now.inactive.all.peak = std::max(now.inactive.all.peak, now.inactive.all.current);
   return now;
 }
 
-void pinned_memory::reset_peak() { state_->in.lock()->tally.reset_peak(); }
-void pinned_memory::reset_accumulated() { state_->in.lock()->tally.reset_accumulated(); }
+void pinned_memory::reset_peak() { state_->in.lock()->counters.reset_peak(); }
+void pinned_memory::reset_accumulated() { state_->in.lock()->counters.reset_accumulated(); }
 
 std::vector<std::string> pinned_memory::validate() const {
   auto p = state_->in.lock();
@@ -356,8 +356,8 @@ std::vector<std::string> pinned_memory::validate() const {
     live += one.is == state_of::live ? one.bytes : 0;
     pending += one.is == state_of::pending || one.is == state_of::quarantined ? one.bytes : 0;
   }
-  auto const& now = p->tally.now();
-  if (live != p->tally.allocated() || pending != p->tally.pending() || in_segments != p->tally.reserved() ||
+  auto const& now = p->counters.now();
+  if (live != p->counters.allocated() || pending != p->counters.pending() || in_segments != p->counters.reserved() ||
       now.reserved_bytes.all.current !=
           now.allocated_bytes.all.current + now.pending_bytes.all.current + now.cached_bytes.all.current) {
     wrong.push_back("reserved = allocated + pending + cached");

@@ -42,12 +42,12 @@ class pinned_memory {  // a part of the runtime
   using scoped_block = std::unique_ptr<void, frees_block>;  // freed at its end
   scoped_block allocate_scoped(std::size_t bytes, source_location at) { return {allocate(bytes, 0, at), {this}}; }
   // Marks the block as used by work on that stream; accepts interior addresses
-  void mark(void const*, clock::timeline& user) noexcept;
-  void mark(void const*, clock::stamp) noexcept;            // as used by work up to that stamp
+  void record_use(void const*, clock::stream_clock& user) noexcept;
+  void record_use(void const*, clock::stamp) noexcept;            // as used by work up to that stamp
   // For repeated copies: the block with those bytes and its use by that stream, cached in `mine`. Null: none.
   pinned_spot const* look(void const*, std::size_t bytes, std::uint64_t stream, pinned_uses& mine) noexcept;
   // Requires: s is a stamp of the stream given to look()
-  static void mark(pinned_spot const& at, clock::stamp s) noexcept {
+  static void record_use(pinned_spot const& at, clock::stamp s) noexcept {
     if (at.last->n.load(base::memory_order_relaxed) < s.n) at.last->n.raise(s.n);
   }
   std::optional<memory::block> find(void const*) const noexcept;

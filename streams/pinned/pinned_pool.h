@@ -28,11 +28,11 @@ struct pinned_memory::state {
     pinned_space space;
     std::vector<address> pending; // in the order of freeing
     std::size_t live = 0;         // number of live blocks; pending has room for them, so that a free never allocates
-    pinned_tally tally;
-    std::size_t coming = 0;       // bytes being mapped outside the lock; already charged to the limit
-    std::size_t going = 0;        // bytes being returned outside the lock; charged until done
+    pinned_counters counters;
+    std::size_t mapping = 0;       // bytes being mapped outside the lock; already charged to the limit
+    std::size_t returning = 0;        // bytes being returned outside the lock; charged until done
     // another thread adds or returns pages: the available room is about to change
-    bool in_motion() const noexcept { return coming + going > 0; }
+    bool in_motion() const noexcept { return mapping + returning > 0; }
     std::size_t unfenced = 0;     // bytes freed with marks since the last fence
     std::deque<pinned_use> uses{};             // all uses ever made
     std::vector<pinned_use*> spare_uses{};     // uses without a block; has room for all of them
@@ -62,12 +62,12 @@ struct pinned_memory::state {
     if (got == p.space.end()) return nullptr;
     ++p.live;
     got->second.requested = bytes;
-    p.tally.hand_out(bytes, rounded);
+    p.counters.hand_out(bytes, rounded);
     return reinterpret_cast<void*>(got->first);
   }
 
-  void settle(pool& p, pinned_space::place freed) {
-    p.tally.settle(freed->second.requested, freed->second.bytes);
+  void reclaim(pool& p, pinned_space::place freed) {
+    p.counters.reclaim(freed->second.requested, freed->second.bytes);
     auto const free = p.space.give(freed);
     if (watch.after() && p.space.is_whole(free)) p.space.note_idle(free, base::now_ns());
   }
@@ -79,7 +79,7 @@ struct pinned_memory::state {
     }
     forget_ended(p, one);
     one.last.reserve(one.last.size() + 1);
-    make_room(one);
+    make_entries(one);
     if (p.spare_uses.empty()) {
       base::make_room(p.spare_uses, p.uses.size() + 1);
       p.spare_uses.push_back(&p.uses.emplace_back());
@@ -92,11 +92,11 @@ struct pinned_memory::state {
   // Drops completed uses of ended streams, which are no longer written. Requires: the block is live
   static void forget_ended(pool& p, pinned_space::range& one) noexcept {
     auto const is_over = [](std::uint64_t stream) {
-      auto const* const line = clock::find(stream);
-      return !line || line->is_over();
+      auto const* const user = clock::find(stream);
+      return !user || user->is_over();
     };
     auto const is_due = [](std::size_t n) { return n >= 4 && std::has_single_bit(n); };
-    if (is_due(one.users.size())) drop_if(one.users, [](clock::timeline const* line) { return line->is_over(); });
+    if (is_due(one.users.size())) drop_if(one.users, [](clock::stream_clock const* user) { return user->is_over(); });
     if (is_due(one.stamps.size())) drop_if(one.stamps, [&](clock::stamp s) { return is_over(s.stream); });
     if (!is_due(one.last.size())) return;
     drop_if(one.last, [&](pinned_use* use) {
@@ -107,13 +107,13 @@ struct pinned_memory::state {
     });
   }
   // Reserves room for the stamps at the free, and one more.
-  static void make_room(pinned_space::range& one) {
+  static void make_entries(pinned_space::range& one) {
     one.stamps.reserve(one.stamps.size() + one.users.size() + one.last.size() + 1);
   }
   static clock::stamp stamp_of(pinned_use const& use) noexcept {
     clock::stamp const s{use.stream.load(), use.n.load()};
-    auto const* const line = clock::find(s.stream);
-    return line ? clock::stamp{s.stream, std::min(s.n, line->now().n)} : s;
+    auto const* const user = clock::find(s.stream);
+    return user ? clock::stamp{s.stream, std::min(s.n, user->now().n)} : s;
   }
   // Moves the last uses to the stamps, which have room. Requires: no cache can still return the block
   static void gather(pool& p, pinned_space::range& one) noexcept {
@@ -128,7 +128,7 @@ struct pinned_memory::state {
 
   // Frees blocks whose uses are complete, and quarantines those that a lost stream used.
   // Returns: the oldest pending stamp of each stream, as far as memory allows.
-  pinned_space::few<clock::stamp> settle_known(pool& p, pinned_space::few<std::uint64_t> const& lost) noexcept;
+  pinned_space::few<clock::stamp> reclaim_known(pool& p, pinned_space::few<std::uint64_t> const& lost) noexcept;
   // Frees newly completed blocks: one driver query per incomplete stream. Requires: no lock is held: a query
   // may create an event, which may wait for the devices.
   void collect() noexcept;
@@ -143,15 +143,15 @@ struct pinned_memory::state {
     auto const host = os::memory_available();
     if (!host) return std::numeric_limits<std::size_t>::max();
     std::size_t const kept = left_to_others(*host);
-    return p.tally.reserved() + std::max(p.coming, host->available - std::min(host->available, kept));
+    return p.counters.reserved() + std::max(p.mapping, host->available - std::min(host->available, kept));
   }
-  struct growth {
+  struct grown {
     driver::status is{};
     void* block = nullptr;
     bool others = false;  // refused while another thread adds or returns pages
   };
   // Adds pages, or takes a block that came free meanwhile. Ensures: the limit refuses at one point in time.
-  growth grow(int near, std::size_t rounded, std::size_t alignment, std::size_t bytes);
+  grown grow(int near, std::size_t rounded, std::size_t alignment, std::size_t bytes);
   // Returns memory unused since then. Blocks: as return_pages
   std::size_t trim(std::int64_t unused_since = std::numeric_limits<std::int64_t>::max());
   // How long a caller waits: in time, or in polls if the machine moves only in calls.

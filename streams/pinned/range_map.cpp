@@ -6,7 +6,7 @@
 
 namespace weir::streams {
 
-pinned_space::room pinned_space::make_room() {
+pinned_space::entries pinned_space::make_entries() {
   segments_by_age segment;
   segment.try_emplace(0);
   ranges whole;
@@ -15,7 +15,7 @@ pinned_space::room pinned_space::make_room() {
   return {segment.extract(segment.begin()), whole.extract(whole.begin()), listing.extract(listing.begin())};
 }
 
-void pinned_space::add(room&& in, address base, std::size_t bytes, int node) noexcept {
+void pinned_space::add(entries&& in, address base, std::size_t bytes, int node) noexcept {
   mixed_ |= !segments_.empty() && segments_.begin()->second.node != node;
   in.segment.key() = next_age_;
   in.segment.mapped() = {base, bytes, node};
@@ -30,7 +30,7 @@ void pinned_space::add(room&& in, address base, std::size_t bytes, int node) noe
   by_size_.insert(std::move(in.listing));
 }
 
-pinned_space::room pinned_space::remove(address base) noexcept {
+pinned_space::entries pinned_space::remove(address base) noexcept {
   auto whole = ranges_.extract(base);
   auto segment = segments_.extract(whole.mapped().age);
   auto listing = by_size_.extract({segment.mapped().bytes, whole.mapped().age, base});

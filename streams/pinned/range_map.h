@@ -48,7 +48,7 @@ class pinned_space {
     state is = state::free;
     bool use_forgotten = false;              // a mark could not be noted: the end of its use is unknown
     std::size_t requested = 0;               // bytes
-    few<clock::timeline*> users{};           // while live: marked for these streams
+    few<clock::stream_clock*> users{};           // while live: marked for these streams
     few<clock::stamp> stamps{};              // exact uses; after the free, all uses
     // while live: exact uses by streams that look() cached for repeated copies
     few<pinned_use*> last{};
@@ -64,15 +64,15 @@ class pinned_space {
     std::int64_t idle_since = 0;             // ns, when it last became wholly free
   };
   using segments_by_age = std::map<std::uint64_t, segment>;
-  struct room {  // list nodes for a segment
+  struct entries {  // list nodes for a segment
     segments_by_age::node_type segment;
     ranges::node_type whole;
     sizes::node_type listing;
   };
-  static room make_room();
-  void add(room&&, address base, std::size_t bytes, int node = -1) noexcept;
-  void add(address base, std::size_t bytes, int node = -1) { add(make_room(), base, bytes, node); }
-  room remove(address base) noexcept;                         // Requires: wholly free
+  static entries make_entries();
+  void add(entries&&, address base, std::size_t bytes, int node = -1) noexcept;
+  void add(address base, std::size_t bytes, int node = -1) { add(make_entries(), base, bytes, node); }
+  entries remove(address base) noexcept;                         // Requires: wholly free
   // segments idle since then or longer, oldest first
   std::vector<address> wholly_free(std::int64_t idle_since = std::numeric_limits<std::int64_t>::max()) const;
   segment const& segment_of(address base) const { return segments_.at(ranges_.at(base).age); }

@@ -44,8 +44,8 @@ class trace_writer {
         put("free_requested", one);
         return put("free_completed", one);
       }
-      case observe::action::held: return hold(e);
-      case observe::action::settled: {
+      case observe::action::free_pending: return hold(e);
+      case observe::action::free_completed: {
         auto const found = held_.find(e.at);
         if (found != held_.end())
           one.bytes = found->second.bytes, one.stream = found->second.stream, held_.erase(found);
@@ -107,7 +107,7 @@ void add_reserved(runtime::impl& r, int d, std::vector<memory_segment>& out) {
 
 // Shared memory; the gaps between its blocks are free blocks.
 void add_shared(runtime::impl& r, int d, std::vector<memory_segment>& to) {
-  auto const* const beside = r.part_if_made<observe::memory_beside>();
+  auto const* const beside = r.part_if_made<observe::external_memory>();
   if (!beside) return;
   for (auto const& its : beside->segments(d)) {
     memory_segment& s = to.emplace_back(

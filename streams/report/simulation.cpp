@@ -25,12 +25,12 @@ int simulation::ordinal(device d, std::string_view operation, source_location at
 }
 
 bool simulation::step(stream_ref s, source_location at) {
-  clock::timeline& line = streams::line_or_throw(s, "simulation::step", at);
-  if (line.owner().machine().moves_by_itself()) {
-    throw invalid_use("simulation::step", streams::describe(line) + ", which the machine's own threads move",
+  clock::stream_clock& stream = streams::clock_or_throw(s, "simulation::step", at);
+  if (stream.owner().machine().moves_by_itself()) {
+    throw invalid_use("simulation::step", streams::describe(stream) + ", which the machine's own threads move",
                       "Make it with simulated{.schedule = simulated::scheduling::stepped}", at);
   }
-  return controls_->step(line.device(), line.handle());
+  return controls_->step(stream.device(), stream.handle());
 }
 
 void simulation::run(source_location at) {
@@ -41,18 +41,18 @@ void simulation::run(source_location at) {
 void simulation::spawn(std::string name, std::function<void()> body, source_location at) {
   if (!body)
     throw invalid_use("simulation::spawn", "\"" + name + "\" with an empty function", "Give it something to run", at);
-  base::relay* const threads = controls_->host_threads();
+  base::thread_scheduler* const threads = controls_->host_threads();
   if (!threads)
     throw invalid_use("simulation::spawn", "this machine is not run by a seed",
                       "Make it with simulated{.schedule = scheduling::seeded}", at);
-  base::relay* const mine = base::relay::here();
+  base::thread_scheduler* const mine = base::thread_scheduler::here();
   if (mine != (threads->active() ? threads : nullptr)) {
     throw invalid_use(
         "simulation::spawn",
         mine ? "this thread is one of another machine's" : "this thread is none of those whose order the seed chooses",
         "Spawn on the thread that spawned first, or on one it spawned", at);
   }
-  if (!threads->active()) threads->enter("main", base::relay::life::while_needed);
+  if (!threads->active()) threads->enter("main", base::thread_scheduler::life::while_needed);
   threads->spawn(std::move(name), [r = runtime_, body = std::move(body)] {
     runtime_guard const here_is(*r);
     body();
@@ -60,7 +60,7 @@ void simulation::spawn(std::string name, std::function<void()> body, source_loca
 }
 
 void simulation::join(source_location at) {
-  base::relay* const threads = controls_->host_threads();
+  base::thread_scheduler* const threads = controls_->host_threads();
   if (!threads || !threads->active()) return;
   if (!threads->has_this_thread())
     throw invalid_use("simulation::join", "this thread is none of those whose order the seed chooses",
@@ -72,7 +72,7 @@ void simulation::join(source_location at) {
 
 std::uint64_t simulation::fail_call(std::string_view call, std::uint64_t k, source_location at) {
   bool const takes_memory = call == "create" || call == "create_segment" || call == "pin" || call == "reserve";
-  auto const names = driver::faulty::call_names();
+  auto const names = driver::fault_injector::call_names();
   auto const refuse = [at](std::string operands, std::string remedy) {
     throw invalid_use("simulation::fail_call", std::move(operands), std::move(remedy), at);
   };

@@ -22,8 +22,8 @@ memory::allocator* used(device on, char const* operation, source_location at) {
   return m ? m->if_made(d) : nullptr;
 }
 // null: nothing was ever shared or registered
-observe::memory_beside* beside(source_location at) {
-  return streams::current_runtime(at).part_if_made<observe::memory_beside>();
+observe::external_memory* beside(source_location at) {
+  return streams::current_runtime(at).part_if_made<observe::external_memory>();
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ namespace weir {
 
 profile_range::profile_range(std::string_view name, source_location at) {
   std::string const whole(name);
-  if (observe::activity::on()) open_ = new observe::host_span(name, at);
+  if (observe::span_recorder::on()) open_ = new observe::host_span(name, at);
   driver::push_range(whole.c_str());
 }
 
@@ -29,14 +29,14 @@ profile_range::~profile_range() {
 void record_timeline(timeline_options o, source_location at) {
   if (o.spans == 0) throw invalid_use("record_timeline", "room for 0 spans", "Ask for at least 1", at);
   if (!observe::history::on()) record_memory_history({.events = o.spans}, at);
-  observe::activity::process().start(o.spans);
+  observe::span_recorder::process().start(o.spans);
 }
-void stop_timeline() { observe::activity::process().stop(); }
+void stop_timeline() { observe::span_recorder::process().stop(); }
 
 namespace {
 std::vector<observe::span> spans_of(runtime::impl& r) {
   streams::collect_timed_work(r);
-  auto spans = observe::activity::process().spans();
+  auto spans = observe::span_recorder::process().spans();
   std::erase_if(spans,
                 [&](observe::span const& s) { return s.where == observe::span::on::stream && s.runtime != r.id(); });
   return spans;

@@ -45,13 +45,13 @@ struct seats {
   std::uint64_t const thread = base::this_thread_id();
 
   seats() {
-    base::undivided const own_affair;
+    base::no_switch const own_affair;
     notes().lock()->try_emplace(thread);
   }
   seats(seats const&) = delete;
   ~seats() {
     if (process_was_forked()) return;
-    base::undivided const own_affair;
+    base::no_switch const own_affair;
     auto of = notes().lock();
     auto const at = of->find(thread);
     if (at == of->end()) return;
@@ -90,7 +90,7 @@ seat& seat_in(runtime::impl& r) {
 
 bool ended_elsewhere(std::uint64_t number) {
   if (notes_left.load() == 0) return false;
-  base::undivided const one_step;
+  base::no_switch const one_step;
   auto of = notes().lock();
   auto const at = of->find(base::this_thread_id());
   if (at == of->end()) return false;
@@ -135,27 +135,27 @@ int resolve(device d, runtime::impl& r, std::string_view operation, source_locat
 }
 
 namespace {
-inline clock::timeline& line_in(seat& s, int device, source_location const& at) {
+inline clock::stream_clock& line_in(seat& s, int device, source_location const& at) {
   auto& chosen = s.chosen[static_cast<std::size_t>(device)];
-  if (auto* const line = weir::detail::stream_access::line(chosen)) {
-    if (line->tenure() == weir::detail::stream_access::tenure(chosen)) [[likely]] return *line;
+  if (auto* const stream = weir::detail::stream_access::stream(chosen)) {
+    if (stream->tenure() == weir::detail::stream_access::tenure(chosen)) [[likely]] return *stream;
     chosen = weir::detail::stream_access::none();  // it was returned, or its registration has ended
   }
   return s.pool->default_line(device, at);
 }
 }  // namespace
 
-clock::timeline& current_line(runtime::impl& r, int device, source_location const& at) {
+clock::stream_clock& current_clock(runtime::impl& r, int device, source_location const& at) {
   return line_in(seat_in(r), device, at);
 }
 
-clock::timeline& current_line(runtime::impl& r, source_location const& at) {
+clock::stream_clock& current_clock(runtime::impl& r, source_location const& at) {
   seat& s = seat_in(r);
   return line_in(s, s.device, at);
 }
 int current_ordinal(runtime::impl& r) { return seat_in(r).device; }
 
-std::string describe(clock::timeline const& t) { return base::text("stream ", t.id(), " of gpu:", t.device()); }
+std::string describe(clock::stream_clock const& t) { return base::text("stream ", t.id(), " of gpu:", t.device()); }
 
 void throw_forked(std::string_view operation, source_location at) {
   throw_refusal({driver::code::forked}, operation, "a child", "", at);
@@ -169,21 +169,21 @@ void throw_not_valid(stream_ref s, std::string_view operation, source_location a
   if (!tenure) refuse("a stream that was moved from", "Use the stream it was moved to");
   std::string const what =
       base::text("stream ", clock::tenure_word::id(tenure), " of gpu:", clock::tenure_word::device(tenure));
-  clock::timeline const* const line = clock::find(clock::tenure_word::id(tenure));
-  if (!line) refuse(what + ", whose runtime has ended", "A runtime outlives every use of it");
-  if (line->alive() == clock::life::retired)
+  clock::stream_clock const* const stream = clock::find(clock::tenure_word::id(tenure));
+  if (!stream) refuse(what + ", whose runtime has ended", "A runtime outlives every use of it");
+  if (stream->alive() == clock::life::retired)
     refuse(what + ", whose registration has ended", "Keep the external_stream object while its stream is used");
   throw invalid_use(std::string(operation), what + ", which was given back",
                     "Keep the stream object while its references are used", at);
 }
 
-void choose(runtime::impl& r, int device, clock::timeline* stream, std::string_view operation, source_location at) {
+void choose(runtime::impl& r, int device, clock::stream_clock* stream, std::string_view operation, source_location at) {
   seat& s = seat_in(r);
   set(s, r, device, operation, at);
   if (stream) s.chosen[static_cast<std::size_t>(device)] = ref_of(*stream);
 }
 
-weir::detail::guard_mark enter(runtime::impl& r, int device, clock::timeline* stream, std::string_view operation,
+weir::detail::guard_mark enter(runtime::impl& r, int device, clock::stream_clock* stream, std::string_view operation,
                                source_location at) {
   seat& s = seat_in(r);
   base::make_room(s.frames);
@@ -202,7 +202,7 @@ void leave(weir::detail::guard_mark mark) noexcept {
   if (mark.thread != base::this_thread_id()) {
     misplaced.fetch_add(1);
     try {
-      base::undivided const one_step;
+      base::no_switch const one_step;
       auto of = notes().lock();
       auto const maker = of->find(mark.thread);
       if (maker == of->end()) return;  // that thread has ended: no one to notify

@@ -14,14 +14,14 @@ struct block_info;
 
 namespace detail {
 struct stream_access {  // the only access to the internals of public handles
-  static clock::timeline* line(stream_ref s) noexcept { return static_cast<clock::timeline*>(s.line_); }
-  static stream_ref ref(clock::timeline& t) noexcept { return stream_ref(&t, t.tenure()); }
+  static clock::stream_clock* stream(stream_ref s) noexcept { return static_cast<clock::stream_clock*>(s.line_); }
+  static stream_ref ref(clock::stream_clock& t) noexcept { return stream_ref(&t, t.tenure()); }
   static stream_ref none() noexcept { return stream_ref(nullptr, 0); }
   static std::uint64_t tenure(stream_ref s) noexcept { return s.tenure_; }
   // Null: moved from, returned, or its registration or runtime has ended.
-  static clock::timeline* line_if_valid(stream_ref s) noexcept {
-    clock::timeline* const line = clock::find(clock::tenure_word::id(s.tenure_));
-    return line && line->tenure() == s.tenure_ && !(s.tenure_ & clock::tenure_word::ended) ? line : nullptr;
+  static clock::stream_clock* line_if_valid(stream_ref s) noexcept {
+    clock::stream_clock* const stream = clock::find(clock::tenure_word::id(s.tenure_));
+    return stream && stream->tenure() == s.tenure_ && !(s.tenure_ & clock::tenure_word::ended) ? stream : nullptr;
   }
   static weir::stamp stamp(clock::stamp s) noexcept {
     weir::stamp out;
@@ -45,12 +45,12 @@ inline runtime::impl& current_runtime(source_location const& at) {
 // The device's ordinal for this thread. Throws: invalid_use (cpu where a GPU is needed; no such device)
 int resolve(device, runtime::impl&, std::string_view operation, source_location);
 
-// Requires: not moved from (checked by line_or_throw)
-inline clock::timeline& line_of(stream_ref s) noexcept { return *detail::stream_access::line(s); }
-inline stream_ref ref_of(clock::timeline& t) noexcept { return detail::stream_access::ref(t); }
+// Requires: not moved from (checked by clock_or_throw)
+inline clock::stream_clock& clock_of(stream_ref s) noexcept { return *detail::stream_access::stream(s); }
+inline stream_ref ref_of(clock::stream_clock& t) noexcept { return detail::stream_access::ref(t); }
 // The thread's current stream of that device. Opens the device. Throws: device_lost, driver_error
-clock::timeline& current_line(runtime::impl&, int device, source_location const&);
-clock::timeline& current_line(runtime::impl&, source_location const&);   // of the current device
+clock::stream_clock& current_clock(runtime::impl&, int device, source_location const&);
+clock::stream_clock& current_clock(runtime::impl&, source_location const&);   // of the current device
 int current_ordinal(runtime::impl&);                                  // the current device
 inline weir::stamp public_stamp(clock::stamp s) noexcept { return detail::stream_access::stamp(s); }
 inline clock::stamp inner_stamp(weir::stamp s) noexcept { return detail::stream_access::stamp(s); }
@@ -62,19 +62,19 @@ std::optional<block_info> block_of_allocator(void const*) noexcept;
 void require_not_stuck(driver::driver&, driver::status, std::string_view operation, source_location);
 
 // For messages: "stream 7 of gpu:1".
-std::string describe(clock::timeline const&);
+std::string describe(clock::stream_clock const&);
 // Throws: invalid_use (moved from, returned, or its registration or runtime has ended)
 [[noreturn]] void throw_not_valid(stream_ref, std::string_view operation, source_location);
-inline clock::timeline& line_or_throw(stream_ref s, std::string_view operation, source_location at) {
+inline clock::stream_clock& clock_or_throw(stream_ref s, std::string_view operation, source_location at) {
   if (process_was_forked()) [[unlikely]] throw_forked(operation, at);
-  if (auto* const line = detail::stream_access::line_if_valid(s)) [[likely]] return *line;
+  if (auto* const stream = detail::stream_access::line_if_valid(s)) [[likely]] return *stream;
   throw_not_valid(s, operation, at);
 }
 
 // Sets the thread's current device and, with `stream`, its current stream of that device.
-void choose(runtime::impl&, int device, clock::timeline* stream, std::string_view operation, source_location);
+void choose(runtime::impl&, int device, clock::stream_clock* stream, std::string_view operation, source_location);
 // The same until leave(), which never throws. Marks left out of order: see device_guard.
-weir::detail::guard_mark enter(runtime::impl&, int device, clock::timeline* stream, std::string_view operation,
+weir::detail::guard_mark enter(runtime::impl&, int device, clock::stream_clock* stream, std::string_view operation,
                                source_location);
 void leave(weir::detail::guard_mark) noexcept;
 std::uint64_t misplaced_guards() noexcept;  // guards of this process that ended out of order or on another thread

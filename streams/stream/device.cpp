@@ -50,7 +50,7 @@ void synchronize(device d, source_location at) {
   int const i = streams::resolve(d, r, "synchronize", at);
   r.open(i, "synchronize", at);
   observe::host_span const waits("synchronize", at);
-  base::call_site const in(r.witness(), "synchronize", at);
+  base::call_site const in(r.observer(), "synchronize", at);
   auto const is = r.part<clock::clocks>().synchronize_device(i);
   streams::require_not_stuck(r.machine(), is, "synchronize", at);
   require(is, "synchronize", base::gpu_name(i),

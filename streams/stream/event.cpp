@@ -9,7 +9,7 @@ namespace weir {
 
 struct event::state {
   struct recorded {
-    std::uint64_t line = 0;  // id of the last record's stream; 0: never recorded
+    std::uint64_t stream = 0;  // id of the last record's stream; 0: never recorded
     clock::event_ref event;  // null: no driver event yet
     clock::fence_ref last;
   };
@@ -39,46 +39,46 @@ event& event::operator=(event&&) noexcept = default;
 void event::record(source_location at) { record(current_stream(gpu, at), at); }
 
 void event::record(stream_ref s, source_location at) {
-  auto& line = streams::line_or_throw(s, "event::record", at);
+  auto& stream = streams::clock_or_throw(s, "event::record", at);
   if (!state_) state_ = std::make_unique<state>(event_options{});  // moved from: like new
   auto now = state_->now.lock();
   auto event = now->event;
-  bool const of_a_gone_runtime = now->last && !clock::find(now->line);
+  bool const of_a_gone_runtime = now->last && !clock::find(now->stream);
   if (event && !of_a_gone_runtime) {
-    clock::timeline const& before = *clock::find(now->line);
-    if (&before.owner() != &line.owner() || event->device() != line.device()) {
+    clock::stream_clock const& before = *clock::find(now->stream);
+    if (&before.owner() != &stream.owner() || event->device() != stream.device()) {
       throw invalid_use("event::record",
-                        streams::describe(line) + "; the event is of gpu:" + std::to_string(event->device()) +
+                        streams::describe(stream) + "; the event is of gpu:" + std::to_string(event->device()) +
                             ", recorded on " + streams::describe(before),
                         "Use an event for each device", at);
     }
   } else {
-    auto made = line.owner().part<clock::clocks>().take_event(line.device(), state_->kind());
-    require(made.is, "event::record", streams::describe(line), "", at);
+    auto made = stream.owner().part<clock::clocks>().take_event(stream.device(), state_->kind());
+    require(made.is, "event::record", streams::describe(stream), "", at);
     event = std::move(made.value);
   }
-  auto f = line.record(event, now->event == event ? now->last : nullptr);
-  require(f.is, "event::record", streams::describe(line), "", at);
+  auto f = stream.record(event, now->event == event ? now->last : nullptr);
+  require(f.is, "event::record", streams::describe(stream), "", at);
   event = f.value->event;
-  *now = {line.id(), std::move(event), std::move(f.value)};
+  *now = {stream.id(), std::move(event), std::move(f.value)};
 }
 
 bool event::query(source_location at) const {
   if (!state_) return true;
   if (process_was_forked()) streams::throw_forked("event::query", at);
   auto const now = state_->get();
-  clock::timeline* const line = clock::find(now.line);
-  if (!line) return true;
+  clock::stream_clock* const stream = clock::find(now.stream);
+  if (!stream) return true;
   if (now.last->captured) throw invalid_use("event::query", recorded_inside, record_outside, at);
-  auto& clocks = line->owner().part<clock::clocks>();
-  if (!now.event->given_away() && clocks.complete({now.line, now.last->n})) {
-    line->know_complete();
+  auto& clocks = stream->owner().part<clock::clocks>();
+  if (!now.event->given_away() && clocks.complete({now.stream, now.last->n})) {
+    stream->know_complete();
     return true;
   }
-  auto const s = line->note(line->owner().machine().query_event(now.event->handle()));
+  auto const s = stream->note(stream->owner().machine().query_event(now.event->handle()));
   if (s.what == driver::code::not_ready) return false;
-  require(s, "event::query", streams::describe(*line), "", at);
-  clocks.note_complete(*line, now.last);
+  require(s, "event::query", streams::describe(*stream), "", at);
+  clocks.note_complete(*stream, now.last);
   return true;
 }
 
@@ -86,17 +86,17 @@ void event::synchronize(source_location at) const {
   if (!state_) return;
   if (process_was_forked()) streams::throw_forked("event::synchronize", at);
   auto const now = state_->get();
-  clock::timeline* const line = clock::find(now.line);
-  if (!line) return;
+  clock::stream_clock* const stream = clock::find(now.stream);
+  if (!stream) return;
   if (now.last->captured) throw invalid_use("event::synchronize", recorded_inside, record_outside, at);
-  auto& clocks = line->owner().part<clock::clocks>();
-  if (!now.event->given_away() && clocks.complete({now.line, now.last->n})) return line->know_complete();
+  auto& clocks = stream->owner().part<clock::clocks>();
+  if (!now.event->given_away() && clocks.complete({now.stream, now.last->n})) return stream->know_complete();
   observe::host_span const waits("synchronize", at);
-  base::call_site const in(line->owner().witness(), "synchronize", at);
-  auto const is = line->note(line->owner().machine().synchronize_event(now.event->handle()));
-  streams::require_not_stuck(line->owner().machine(), is, "event::synchronize", at);
-  require(is, "event::synchronize", streams::describe(*line), "", at);
-  clocks.note_complete(*line, now.last);
+  base::call_site const in(stream->owner().observer(), "synchronize", at);
+  auto const is = stream->note(stream->owner().machine().synchronize_event(now.event->handle()));
+  streams::require_not_stuck(stream->owner().machine(), is, "event::synchronize", at);
+  require(is, "event::synchronize", streams::describe(*stream), "", at);
+  clocks.note_complete(*stream, now.last);
 }
 
 float_milliseconds event::elapsed_time(event const& end, source_location at) const {
@@ -111,8 +111,8 @@ float_milliseconds event::elapsed_time(event const& end, source_location at) con
   if (process_was_forked()) streams::throw_forked("event::elapsed_time", at);
   auto const a = state_->get();
   auto const b = end.state_->get();
-  clock::timeline* const from = clock::find(a.line);
-  clock::timeline* const to = clock::find(b.line);
+  clock::stream_clock* const from = clock::find(a.stream);
+  clock::stream_clock* const to = clock::find(b.stream);
   if (!from || !to) refuse(std::string("the ") + (from ? "end" : "start") + " event was never recorded", "Record both");
   if (&from->owner() != &to->owner() || from->device() != to->device()) {
     refuse("start on " + streams::describe(*from) + ", end on " + streams::describe(*to), "Time within one device");
@@ -129,33 +129,33 @@ CUevent_st* event::native(source_location at) const {
   if (!state_) return nullptr;
   if (process_was_forked()) streams::throw_forked("event::native", at);
   auto now = state_->now.lock();
-  clock::timeline* const line = clock::find(now->line);
-  if (!line) return nullptr;
-  auto const r = line->owner().machine().native_event(now->event->handle());
-  require(r.is, "event::native", streams::describe(*line), "Events of CUDA exist on GPUs alone", at);
+  clock::stream_clock* const stream = clock::find(now->stream);
+  if (!stream) return nullptr;
+  auto const r = stream->owner().machine().native_event(now->event->handle());
+  require(r.is, "event::native", streams::describe(*stream), "Events of CUDA exist on GPUs alone", at);
   now->event->give_away();
   now->last->stale.store(true);
   return r.value;
 }
 
 void stream_ref::wait(event const& e, source_location at) const {
-  auto& line = streams::line_or_throw(*this, "stream::wait", at);
+  auto& stream = streams::clock_or_throw(*this, "stream::wait", at);
   for (;;) {
     if (!e.state_) return;
     auto const now = e.state_->get();
-    clock::timeline* const from = clock::find(now.line);
+    clock::stream_clock* const from = clock::find(now.stream);
     if (!from) return;
-    if (&from->owner() != &line.owner()) {
+    if (&from->owner() != &stream.owner()) {
       throw invalid_use("stream::wait",
-                        streams::describe(line) + " of runtime " + std::to_string(line.owner().id()) +
+                        streams::describe(stream) + " of runtime " + std::to_string(stream.owner().id()) +
                             ", an event of runtime " + std::to_string(from->owner().id()),
                         "Synchronize with the event on the host", at);
     }
-    streams::timed_work const timed(line, "wait", 0, at, from->id());
-    auto const s = line.wait(now.last, *from);
+    streams::timed_work const timed(stream, "wait", 0, at, from->id());
+    auto const s = stream.wait(now.last, *from);
     if (s.what == driver::code::not_ready) continue;  // recorded again meanwhile: use that record
     require(
-        s, "stream::wait", streams::describe(line) + ", for an event on " + streams::describe(*from),
+        s, "stream::wait", streams::describe(stream) + ", for an event on " + streams::describe(*from),
         s.what == driver::code::not_permitted
             ? "Captured streams and events recorded inside wait for each other alone, as long as their capture lasts"
             : "",

@@ -10,9 +10,10 @@
 namespace weir {
 namespace {
 
-clock::clocks& clocks_of(clock::timeline const& t) { return t.owner().part<clock::clocks>(); }
+clock::clocks& clocks_of(clock::stream_clock const& t) { return t.owner().part<clock::clocks>(); }
 
-void check_one_runtime(clock::timeline const& a, clock::timeline const& b, char const* operation, source_location at) {
+void check_one_runtime(clock::stream_clock const& a, clock::stream_clock const& b, char const* operation,
+                       source_location at) {
   if (&a.owner() == &b.owner()) return;
   throw invalid_use(operation,
                     streams::describe(a) + " of runtime " + std::to_string(a.owner().id()) + ", " +
@@ -20,8 +21,8 @@ void check_one_runtime(clock::timeline const& a, clock::timeline const& b, char 
                     "Synchronize with the other runtime's stream on the host", at);
 }
 
-void require_wait(driver::status s, clock::timeline const& waiter, std::string_view operation, std::string const& what,
-                  source_location at) {
+void require_wait(driver::status s, clock::stream_clock const& waiter, std::string_view operation,
+                  std::string const& what, source_location at) {
   if (s.ok()) return;
   streams::require_not_stuck(waiter.owner().machine(), s, operation, at);
   throw_refusal(s, operation, streams::describe(waiter) + ", " + what,
@@ -36,69 +37,69 @@ void require_wait(driver::status s, clock::timeline const& waiter, std::string_v
 
 bool stamp::query(source_location at) const {
   if (process_was_forked()) streams::throw_forked("stamp::query", at);
-  clock::timeline* const line = clock::find(stream_);
-  if (!line) return true;
-  auto const r = clocks_of(*line).poll({stream_, n_});
-  require(r.is, "stamp::query", streams::describe(*line), "", at);
+  clock::stream_clock* const stream = clock::find(stream_);
+  if (!stream) return true;
+  auto const r = clocks_of(*stream).poll({stream_, n_});
+  require(r.is, "stamp::query", streams::describe(*stream), "", at);
   return r.value;
 }
 
 void stamp::synchronize(source_location at) const {
   if (process_was_forked()) streams::throw_forked("stamp::synchronize", at);
-  clock::timeline* const line = clock::find(stream_);
-  if (!line) return;
+  clock::stream_clock* const stream = clock::find(stream_);
+  if (!stream) return;
   observe::host_span const waits("synchronize", at);
-  base::call_site const in(line->owner().witness(), "synchronize", at);
-  auto const is = clocks_of(*line).synchronize({stream_, n_});
-  streams::require_not_stuck(line->owner().machine(), is, "stamp::synchronize", at);
-  require(is, "stamp::synchronize", streams::describe(*line), "", at);
+  base::call_site const in(stream->owner().observer(), "synchronize", at);
+  auto const is = clocks_of(*stream).synchronize({stream_, n_});
+  streams::require_not_stuck(stream->owner().machine(), is, "stamp::synchronize", at);
+  require(is, "stamp::synchronize", streams::describe(*stream), "", at);
 }
 
 device stream_ref::device() const noexcept { return weir::device(clock::tenure_word::device(tenure_)); }
 std::uint64_t stream_ref::id() const noexcept { return clock::tenure_word::id(tenure_); }
 stamp stream_ref::stamp() const noexcept {
-  clock::timeline const* const line = clock::find(id());
-  return line ? streams::public_stamp(line->now()) : weir::stamp{};
+  clock::stream_clock const* const stream = clock::find(id());
+  return stream ? streams::public_stamp(stream->now()) : weir::stamp{};
 }
 
 bool stream_ref::query(source_location at) const {
-  auto& line = streams::line_or_throw(*this, "stream::query", at);
-  auto const r = line.query();
-  require_wait(r.is, line, "stream::query", "asked", at);
+  auto& stream = streams::clock_or_throw(*this, "stream::query", at);
+  auto const r = stream.query();
+  require_wait(r.is, stream, "stream::query", "asked", at);
   return r.value;
 }
 
 void stream_ref::synchronize(source_location at) const {
-  auto& line = streams::line_or_throw(*this, "stream::synchronize", at);
+  auto& stream = streams::clock_or_throw(*this, "stream::synchronize", at);
   observe::host_span const waits("synchronize", at);
-  base::call_site const in(line.owner().witness(), "synchronize", at);
-  require_wait(line.synchronize(), line, "stream::synchronize", "waited for", at);
+  base::call_site const in(stream.owner().observer(), "synchronize", at);
+  require_wait(stream.synchronize(), stream, "stream::synchronize", "waited for", at);
 }
 
 void stream_ref::wait(weir::stamp s, source_location at) const {
-  auto& line = streams::line_or_throw(*this, "stream::wait", at);
+  auto& stream = streams::clock_or_throw(*this, "stream::wait", at);
   clock::stamp const wanted = streams::inner_stamp(s);
-  if (line.covers(wanted)) return line.rely_on(clock::find(wanted.stream));
-  clock::timeline const& other = *clock::find(wanted.stream);
-  check_one_runtime(line, other, "stream::wait", at);
-  streams::timed_work const timed(line, "wait", 0, at, other.id());
-  base::call_site const in(line.owner().witness(), "wait", at);
-  require_wait(line.wait(wanted), line, "stream::wait", "for " + streams::describe(other), at);
+  if (stream.covers(wanted)) return stream.rely_on(clock::find(wanted.stream));
+  clock::stream_clock const& other = *clock::find(wanted.stream);
+  check_one_runtime(stream, other, "stream::wait", at);
+  streams::timed_work const timed(stream, "wait", 0, at, other.id());
+  base::call_site const in(stream.owner().observer(), "wait", at);
+  require_wait(stream.wait(wanted), stream, "stream::wait", "for " + streams::describe(other), at);
 }
 
 void stream_ref::wait(stream_ref other, source_location at) const {
-  auto& line = streams::line_or_throw(*this, "stream::wait", at);
-  auto& from = streams::line_or_throw(other, "stream::wait", at);
+  auto& stream = streams::clock_or_throw(*this, "stream::wait", at);
+  auto& from = streams::clock_or_throw(other, "stream::wait", at);
   clock::stamp const wanted = from.now();
-  if (line.covers(wanted)) return;
-  check_one_runtime(line, from, "stream::wait", at);
-  streams::timed_work const timed(line, "wait", 0, at, from.id());
-  base::call_site const in(line.owner().witness(), "wait", at);
-  auto is = line.wait(wanted);
+  if (stream.covers(wanted)) return;
+  check_one_runtime(stream, from, "stream::wait", at);
+  streams::timed_work const timed(stream, "wait", 0, at, from.id());
+  base::call_site const in(stream.owner().observer(), "wait", at);
+  auto is = stream.wait(wanted);
   if (is.what == driver::code::not_permitted) {  // perhaps the other stream is captured
-    if (auto const joined = line.join(from); joined.ok()) return;
+    if (auto const joined = stream.join(from); joined.ok()) return;
   }
-  require_wait(is, line, "stream::wait", "for " + streams::describe(from), at);
+  require_wait(is, stream, "stream::wait", "for " + streams::describe(from), at);
 }
 
 event stream_ref::record_event(source_location at) const {
@@ -108,19 +109,19 @@ event stream_ref::record_event(source_location at) const {
 }
 
 bool stream_ref::is_capturing(source_location at) const {
-  auto& line = streams::line_or_throw(*this, "stream::is_capturing", at);
-  auto const r = line.captured();
-  require(r.is, "stream::is_capturing", streams::describe(line), "", at);
+  auto& stream = streams::clock_or_throw(*this, "stream::is_capturing", at);
+  auto const r = stream.captured();
+  require(r.is, "stream::is_capturing", streams::describe(stream), "", at);
   return r.value;
 }
 
 CUstream_st* stream_ref::native(source_location at) const {
-  auto& line = streams::line_or_throw(*this, "stream::native", at);
-  auto& machine = line.owner().machine();
-  auto const r = machine.native(line.device(), line.handle());
-  require(r.is, "stream::native", streams::describe(line),
+  auto& stream = streams::clock_or_throw(*this, "stream::native", at);
+  auto& machine = stream.owner().machine();
+  auto const r = machine.native(stream.device(), stream.handle());
+  require(r.is, "stream::native", streams::describe(stream),
           "Give work to a simulated stream with weir::launch or parallel_for", at);
-  require(machine.make_current(line.device()), "stream::native", streams::describe(line), "", at);
+  require(machine.make_current(stream.device()), "stream::native", streams::describe(stream), "", at);
   return r.value;
 }
 
@@ -128,10 +129,11 @@ event stream::record_event(source_location at) const { return ref_.record_event(
 
 stream::stream(weir::priority p, source_location at) : stream(gpu, p, at) {}
 
-stream::stream(weir::device d, weir::priority p, source_location at) : ref_(streams::ref_of([&]() -> clock::timeline& {
-  auto& r = streams::current_runtime(at);
-  return r.part<streams::stream_pool>().lease(streams::resolve(d, r, "stream", at), p, at);
-}())) {}
+stream::stream(weir::device d, weir::priority p, source_location at)
+    : ref_(streams::ref_of([&]() -> clock::stream_clock& {
+        auto& r = streams::current_runtime(at);
+        return r.part<streams::stream_pool>().lease(streams::resolve(d, r, "stream", at), p, at);
+      }())) {}
 
 stream::stream(stream&& from) noexcept : ref_(std::exchange(from.ref_, detail::stream_access::none())) {}
 
@@ -141,13 +143,13 @@ stream& stream::operator=(stream&& from) noexcept {
 }
 
 stream::~stream() {
-  clock::timeline* const line = clock::find(ref_.id());  // null: moved from, or the runtime is gone
-  if (!line || process_is_ending() || process_was_forked()) return;
-  if (auto* const pool = line->owner().part_if_made<streams::stream_pool>()) pool->give_back(*line);
+  clock::stream_clock* const stream = clock::find(ref_.id());  // null: moved from, or the runtime is gone
+  if (!stream || process_is_ending() || process_was_forked()) return;
+  if (auto* const pool = stream->owner().part_if_made<streams::stream_pool>()) pool->give_back(*stream);
 }
 
 external_stream::external_stream(weir::device d, CUstream_st* native, source_location at)
-    : ref_(streams::ref_of([&]() -> clock::timeline& {
+    : ref_(streams::ref_of([&]() -> clock::stream_clock& {
         auto& r = streams::current_runtime(at);
         int const i = streams::resolve(d, r, "external_stream", at);
         if (reinterpret_cast<std::uintptr_t>(native) == 2) {  // CU_STREAM_PER_THREAD
@@ -167,9 +169,9 @@ external_stream::external_stream(weir::device d, CUstream_st* native, source_loc
       }())) {}
 
 external_stream::~external_stream() {
-  clock::timeline* const line = clock::find(ref_.id());
-  if (!line || process_is_ending() || process_was_forked()) return;
-  clocks_of(*line).leave(*line);
+  clock::stream_clock* const stream = clock::find(ref_.id());
+  if (!stream || process_is_ending() || process_was_forked()) return;
+  clocks_of(*stream).leave(*stream);
 }
 
 stream_ref default_stream(device d, source_location at) {
@@ -179,31 +181,31 @@ stream_ref default_stream(device d, source_location at) {
 
 stream_ref current_stream(device d, source_location at) {
   auto& r = streams::current_runtime(at);
-  return streams::ref_of(streams::current_line(r, streams::resolve(d, r, "current_stream", at), at));
+  return streams::ref_of(streams::current_clock(r, streams::resolve(d, r, "current_stream", at), at));
 }
 
 namespace {
-clock::timeline& of_this_runtime(stream_ref s, char const* operation, source_location at) {
-  auto& line = streams::line_or_throw(s, operation, at);
+clock::stream_clock& of_this_runtime(stream_ref s, char const* operation, source_location at) {
+  auto& stream = streams::clock_or_throw(s, operation, at);
   auto& r = streams::current_runtime(at);
-  if (&line.owner() != &r) {
+  if (&stream.owner() != &r) {
     throw invalid_use(operation,
-                      streams::describe(line) + " of runtime " + std::to_string(line.owner().id()) +
+                      streams::describe(stream) + " of runtime " + std::to_string(stream.owner().id()) +
                           ", the thread's is " + std::to_string(r.id()),
                       "Enter the stream's runtime with a runtime_guard first", at);
   }
-  return line;
+  return stream;
 }
 }  // namespace
 
 void set_stream(stream_ref s, source_location at) {
-  auto& line = of_this_runtime(s, "set_stream", at);
-  streams::choose(line.owner(), line.device(), &line, "set_stream", at);
+  auto& stream = of_this_runtime(s, "set_stream", at);
+  streams::choose(stream.owner(), stream.device(), &stream, "set_stream", at);
 }
 
 stream_guard::stream_guard(stream_ref s, source_location at) {
-  auto& line = of_this_runtime(s, "stream_guard", at);
-  mark_ = streams::enter(line.owner(), line.device(), &line, "stream_guard", at);
+  auto& stream = of_this_runtime(s, "stream_guard", at);
+  mark_ = streams::enter(stream.owner(), stream.device(), &stream, "stream_guard", at);
 }
 
 stream_guard::~stream_guard() { streams::leave(mark_); }

@@ -12,18 +12,18 @@ namespace weir::streams {
 stream_pool::stream_pool(runtime::impl& r)
     : runtime_(r),
       clocks_(r.part<clock::clocks>()),
-      defaults_(new base::atomic<clock::timeline*>[static_cast<std::size_t>(r.device_count())]) {}
+      defaults_(new base::atomic<clock::stream_clock*>[static_cast<std::size_t>(r.device_count())]) {}
 
 stream_pool::~stream_pool() {
   auto made = made_.lock();
-  for (clock::timeline* t : *made) {
+  for (clock::stream_clock* t : *made) {
     clocks_.retire(*t);
     (void)clocks_.synchronize(t->now());  // a lost device answers at once
     (void)runtime_.machine().destroy_stream(t->device(), t->handle());
   }
 }
 
-clock::timeline& stream_pool::make(int device, driver::stream_kind kind, priority p, source_location at) {
+clock::stream_clock& stream_pool::make(int device, driver::stream_kind kind, priority p, source_location at) {
   runtime_.open(device, "stream", at);
   auto const s = runtime_.machine().create_stream(device, kind, static_cast<int>(p));
   if (!s.ok()) throw_refusal(s.is, "stream", base::gpu_name(device), "Give back streams that are not needed", at);
@@ -38,40 +38,40 @@ clock::timeline& stream_pool::make(int device, driver::stream_kind kind, priorit
   }
 }
 
-clock::timeline& stream_pool::default_line(int device, source_location at) {
+clock::stream_clock& stream_pool::default_line(int device, source_location at) {
   auto& slot = defaults_[static_cast<std::size_t>(device)];
   if (auto* there = slot.load(base::memory_order_acquire)) return *there;
   runtime_.open(device, "default_stream", at);
   auto& made = make(device, driver::stream_kind::blocking, priority::normal, at);  // may block: no lock is held
-  clock::timeline* first = nullptr;
+  clock::stream_clock* first = nullptr;
   return slot.compare_exchange(first, &made) ? made : *first;
 }
 
-clock::timeline& stream_pool::lease(int device, priority p, source_location at) {
+clock::stream_clock& stream_pool::lease(int device, priority p, source_location at) {
   {
     auto leases = leases_.lock();
     auto const idle = std::find_if(leases->begin(), leases->end(),
                                    [&](leased const& l) { return !l.out && l.device == device && l.at == p; });
     if (idle != leases->end()) {
       idle->out = true;
-      return *idle->line;
+      return *idle->stream;
     }
     base::make_room(*leases);
   }
-  auto& line = make(device, driver::stream_kind::independent, p, at);
-  leases_.lock()->push_back({&line, device, p, true});
-  return line;
+  auto& stream = make(device, driver::stream_kind::independent, p, at);
+  leases_.lock()->push_back({&stream, device, p, true});
+  return stream;
 }
 
-void stream_pool::give_back(clock::timeline& line) noexcept {
-  line.set_carries_collectives(false);
+void stream_pool::give_back(clock::stream_clock& stream) noexcept {
+  stream.set_carries_collectives(false);
   auto* const memory = runtime_.part_if_made<memory::device_memory>();
   // before the next lease
-  if (auto* const of = memory ? memory->if_made(line.device()) : nullptr) of->forget_own_readers(line);
+  if (auto* const of = memory ? memory->if_made(stream.device()) : nullptr) of->forget_own_readers(stream);
   auto leases = leases_.lock();
-  auto const it = std::find_if(leases->begin(), leases->end(), [&](leased const& l) { return l.line == &line; });
+  auto const it = std::find_if(leases->begin(), leases->end(), [&](leased const& l) { return l.stream == &stream; });
   if (it == leases->end()) return;
-  line.end_tenure();
+  stream.end_tenure();
   it->out = false;
   std::rotate(it, it + 1, leases->end());
 }

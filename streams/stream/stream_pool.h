@@ -13,25 +13,25 @@ class stream_pool {
   explicit stream_pool(runtime::impl&);
   ~stream_pool();  // Blocks: until the work of its streams is done, except on lost devices
   // Created on first use, which opens the device. Throws: device_lost, driver_error
-  clock::timeline& default_line(int device, source_location);
+  clock::stream_clock& default_line(int device, source_location);
   // Exclusive until give_back(). Throws: device_lost, driver_error
-  clock::timeline& lease(int device, priority, source_location);
-  void give_back(clock::timeline&) noexcept;
+  clock::stream_clock& lease(int device, priority, source_location);
+  void give_back(clock::stream_clock&) noexcept;
   driver::driver& machine() noexcept { return runtime_.machine(); }
 
  private:
   struct leased {
-    clock::timeline* line;
+    clock::stream_clock* stream;
     int device;
     priority at;
     bool out;  // in use
   };
-  clock::timeline& make(int device, driver::stream_kind, priority, source_location);
+  clock::stream_clock& make(int device, driver::stream_kind, priority, source_location);
 
   runtime::impl& runtime_;
   clock::clocks& clocks_;
-  std::unique_ptr<base::atomic<clock::timeline*>[]> defaults_;
-  base::guarded<std::vector<clock::timeline*>> made_;
+  std::unique_ptr<base::atomic<clock::stream_clock*>[]> defaults_;
+  base::guarded<std::vector<clock::stream_clock*>> made_;
   base::guarded<std::vector<leased>> leases_;  // longest idle first: its work is most likely done
 };
 

@@ -99,7 +99,7 @@ class stopwatch {
       if (is.ok() && begin.ok() && length.ok()) {
         p.what.begin_ns = p.from.ns + static_cast<std::int64_t>(static_cast<double>(begin.value) * 1e6);
         p.what.end_ns = p.what.begin_ns + static_cast<std::int64_t>(static_cast<double>(length.value) * 1e6);
-        observe::activity::process().add(std::move(p.what));
+        observe::span_recorder::process().add(std::move(p.what));
       }
       free_.emplace(p.what.device, p.start), free_.emplace(p.what.device, p.end);
     }
@@ -126,35 +126,35 @@ class stopwatch {
 
 struct timed_work::open {
   stopwatch& by;
-  clock::timeline& line;
+  clock::stream_clock& stream;
   stopwatch::pending work;
-  std::uint64_t turn = observe::activity::process().turn();
+  std::uint64_t turn = observe::span_recorder::process().turn();
 };
 
-void timed_work::begin(clock::timeline& line, std::string_view name, std::size_t bytes, source_location at,
+void timed_work::begin(clock::stream_clock& stream, std::string_view name, std::size_t bytes, source_location at,
                        std::uint64_t waits_for) noexcept {
   try {
-    if (line.alive() == clock::life::retired || line.captured().value) return;
-    stopwatch& by = line.owner().part<stopwatch>();
-    auto made = std::make_unique<open>(open{by, line, {}});
+    if (stream.alive() == clock::life::retired || stream.captured().value) return;
+    stopwatch& by = stream.owner().part<stopwatch>();
+    auto made = std::make_unique<open>(open{by, stream, {}});
     stopwatch::pending& w = made->work;
     w.what = {observe::span::on::stream,
               std::string(name),
               0,
               0,
-              line.owner().id(),
-              line.device(),
-              line.id(),
+              stream.owner().id(),
+              stream.device(),
+              stream.id(),
               call_.link(),
               bytes,
               waits_for,
               at};
-    w.from = by.base_of(line.device());
+    w.from = by.base_of(stream.device());
     if (w.from.event == driver::event_handle::none) return;
-    w.start = by.take(line.device()), w.end = by.take(line.device());
+    w.start = by.take(stream.device()), w.end = by.take(stream.device());
     if (w.start == driver::event_handle::none || w.end == driver::event_handle::none ||
-        !line.owner().machine().record(line.device(), line.handle(), w.start).ok()) {
-      by.give_back(line.device(), w.start), by.give_back(line.device(), w.end);
+        !stream.owner().machine().record(stream.device(), stream.handle(), w.start).ok()) {
+      by.give_back(stream.device(), w.start), by.give_back(stream.device(), w.end);
       return;
     }
     open_ = made.release();
@@ -165,8 +165,8 @@ void timed_work::begin(clock::timeline& line, std::string_view name, std::size_t
 void timed_work::end() noexcept {
   std::unique_ptr<open> const done(std::exchange(open_, nullptr));
   stopwatch::pending& w = done->work;
-  bool const kept = done->turn == observe::activity::process().turn() &&
-                    done->line.owner().machine().record(done->line.device(), done->line.handle(), w.end).ok();
+  bool const kept = done->turn == observe::span_recorder::process().turn() &&
+                    done->stream.owner().machine().record(done->stream.device(), done->stream.handle(), w.end).ok();
   try {
     if (kept) return done->by.add(std::move(w));
     done->by.give_back(w.what.device, w.start), done->by.give_back(w.what.device, w.end);
@@ -182,12 +182,12 @@ base::per_thread<std::unique_ptr<timed_work>>& open_launch() {
 }
 }  // namespace
 
-void begin_timed_launch(clock::timeline& line, source_location at) noexcept {
-  if (!observe::activity::on()) [[likely]] return;
+void begin_timed_launch(clock::stream_clock& stream, source_location at) noexcept {
+  if (!observe::span_recorder::on()) [[likely]] return;
   try {
     any_launch.set(true);
     open_launch().get() = nullptr;
-    open_launch().get() = std::make_unique<timed_work>(line, "launch", 0, at);
+    open_launch().get() = std::make_unique<timed_work>(stream, "launch", 0, at);
   } catch (std::bad_alloc const&) {  // this launch is not timed
   }
 }

@@ -12,10 +12,10 @@ namespace weir::streams {
 // Times the work enqueued while it lives, and its call. Not on a captured stream: graphs run at launches.
 class [[nodiscard]] timed_work {
  public:
-  timed_work(clock::timeline& line, std::string_view name, std::size_t bytes, source_location at,
+  timed_work(clock::stream_clock& stream, std::string_view name, std::size_t bytes, source_location at,
              std::uint64_t waits_for = 0) noexcept
-      : call_(name, at, bytes, line.id()) {
-    if (observe::activity::on()) [[unlikely]] begin(line, name, bytes, at, waits_for);
+      : call_(name, at, bytes, stream.id()) {
+    if (observe::span_recorder::on()) [[unlikely]] begin(stream, name, bytes, at, waits_for);
   }
   ~timed_work() {
     if (open_) [[unlikely]] end();
@@ -24,7 +24,7 @@ class [[nodiscard]] timed_work {
 
  private:
   struct open;
-  void begin(clock::timeline&, std::string_view name, std::size_t bytes, source_location,
+  void begin(clock::stream_clock&, std::string_view name, std::size_t bytes, source_location,
              std::uint64_t waits_for) noexcept;
   void end() noexcept;
   observe::host_span call_;
@@ -32,7 +32,7 @@ class [[nodiscard]] timed_work {
 };
 
 // A launch consists of two calls of weir. At most one per thread at a time.
-void begin_timed_launch(clock::timeline&, source_location) noexcept;
+void begin_timed_launch(clock::stream_clock&, source_location) noexcept;
 void end_timed_launch() noexcept;
 
 // Moves spans with complete events to the timeline. Blocks: until all of this runtime's are complete.

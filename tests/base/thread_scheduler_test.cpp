@@ -18,7 +18,7 @@
 namespace weir {
 namespace {
 
-using base::relay;
+using base::thread_scheduler;
 
 tests::seeds orders(std::uint64_t n) { return {"relay", n}; }
 bool many(tests::seeds const& s) { return s.count() >= 100; }  // enough to say in how many something is found
@@ -30,7 +30,7 @@ struct rig {
             {.devices = 1, .memory = 1_MiB, .schedule = simulated::scheduling::seeded, .seed = seed})),
         threads(*made.control->host_threads()) {
     machine().open(0);
-    threads.enter("main", relay::life::until_left);
+    threads.enter("main", thread_scheduler::life::until_left);
   }
   driver::driver& machine() { return *made.machine; }
   void run(std::vector<std::function<void()>> bodies) {
@@ -41,11 +41,11 @@ struct rig {
   std::vector<std::string> findings() { return made.control->findings(); }
 
   driver::sim::made made;
-  relay& threads;
+  thread_scheduler& threads;
   std::string why_over;
 };
 
-TEST(relay, the_order_follows_from_the_seed) {
+TEST(hosts, the_order_follows_from_the_seed) {
   auto const wanted = orders(200);
   auto const order = [](std::uint64_t seed) {
     rig r(seed);
@@ -74,7 +74,7 @@ TEST(relay, the_order_follows_from_the_seed) {
   }
 }
 
-TEST(relay, a_lock_is_held_by_one_and_a_race_without_it_is_found) {
+TEST(hosts, a_lock_is_held_by_one_and_a_race_without_it_is_found) {
   auto const wanted = orders(200);
   std::uint64_t lost = 0;
   for (auto const seed : wanted) {
@@ -118,7 +118,7 @@ std::array<int (*)(base::mutex&, base::mutex&), sizeof...(N)> statics(std::integ
   return {&a_static<N>...};
 }
 
-TEST(relay, threads_wait_for_a_static_that_another_thread_makes) {
+TEST(hosts, threads_wait_for_a_static_that_another_thread_makes) {
   auto const all = statics(std::make_integer_sequence<int, 120>());
   for (std::size_t k = 0; k < all.size(); ++k) {
     rig r(k + 1);
@@ -137,7 +137,7 @@ TEST(relay, threads_wait_for_a_static_that_another_thread_makes) {
 }
 
 // Time jumps when no thread can go on.
-TEST(relay, a_waiter_goes_on_when_notified_else_time_jumps) {
+TEST(hosts, a_waiter_goes_on_when_notified_else_time_jumps) {
   for (auto const seed : orders(200)) {
     rig r(seed);
     base::mutex m;
@@ -173,7 +173,7 @@ TEST(relay, a_waiter_goes_on_when_notified_else_time_jumps) {
 }
 
 // No seed: a thread goes on until it waits, then the first that can; of those that wait the last is woken.
-struct in_order final : base::relay_choices {
+struct in_order final : base::schedule_choices {
   int next(int now, std::span<int const>) noexcept override { return now; }
   int instead(int, std::span<int const> can) noexcept override { return can.front(); }
   std::size_t woken(std::size_t of) noexcept override {
@@ -187,10 +187,10 @@ struct in_order final : base::relay_choices {
   std::vector<std::size_t> asked;
 };
 
-TEST(relay, a_thread_that_yields_is_not_chosen) {
+TEST(hosts, a_thread_that_yields_is_not_chosen) {
   in_order choices;
-  relay threads(choices);
-  threads.enter("main", relay::life::while_needed);
+  thread_scheduler threads(choices);
+  threads.enter("main", thread_scheduler::life::while_needed);
   std::string order;
   threads.spawn("a", [&] {
     order += 'a';
@@ -202,10 +202,10 @@ TEST(relay, a_thread_that_yields_is_not_chosen) {
   EXPECT_EQ(order, "abA");
 }
 
-TEST(relay, the_thread_that_a_notification_wakes_is_a_choice) {
+TEST(hosts, the_thread_that_a_notification_wakes_is_a_choice) {
   in_order choices;
-  relay threads(choices);
-  threads.enter("main", relay::life::while_needed);
+  thread_scheduler threads(choices);
+  threads.enter("main", thread_scheduler::life::while_needed);
   base::mutex m;
   base::condition c;
   int given = 0;
@@ -233,16 +233,16 @@ TEST(relay, the_thread_that_a_notification_wakes_is_a_choice) {
   EXPECT_EQ(choices.asked, std::vector<std::size_t>{2});
 }
 
-TEST(relay, objects_of_a_body_end_on_its_own_thread) {
+TEST(hosts, objects_of_a_body_end_on_its_own_thread) {
   rig r(1);
   int ended_by = -1;
-  r.threads.spawn("a", [owned = std::shared_ptr<int>(&ended_by, [](int* by) { *by = relay::number(); })] {});
+  r.threads.spawn("a", [owned = std::shared_ptr<int>(&ended_by, [](int* by) { *by = thread_scheduler::number(); })] {});
   EXPECT_EQ(r.threads.join(), "");
   EXPECT_EQ(ended_by, 1);
 }
 
 // A thread that does not join is reported on stderr alone.
-TEST(relay, an_endless_wait_is_reported_to_its_thread) {
+TEST(hosts, an_endless_wait_is_reported_to_its_thread) {
   base::mutex m;
   base::condition never;
   bool went_on = false;
@@ -266,7 +266,7 @@ TEST(relay, an_endless_wait_is_reported_to_its_thread) {
   EXPECT_FALSE(went_on);
 }
 
-TEST(relay, a_circle_of_locks_is_named_and_unwound) {
+TEST(hosts, a_circle_of_locks_is_named_and_unwound) {
   auto const wanted = orders(200);
   std::uint64_t stuck = 0;
   for (auto const seed : wanted) {
@@ -316,7 +316,7 @@ base::per_thread<ends_with_locks>& ending() {
   return slot;
 }
 
-TEST(relay, a_run_past_its_points_ends_despite_a_held_lock) {
+TEST(hosts, a_run_past_its_points_ends_despite_a_held_lock) {
   rig r(1);
   r.run({[] { (void)ending().get(); },
          [&] {
@@ -327,7 +327,7 @@ TEST(relay, a_run_past_its_points_ends_despite_a_held_lock) {
   EXPECT_EQ(r.why_over.rfind("the run does not end", 0), 0u) << r.why_over;
 }
 
-TEST(relay, a_cycle_with_an_ending_thread_is_unwound) {
+TEST(hosts, a_cycle_with_an_ending_thread_is_unwound) {
   auto const wanted = orders(200);
   std::uint64_t stuck = 0;
   for (auto const seed : wanted) {
@@ -347,7 +347,7 @@ TEST(relay, a_cycle_with_an_ending_thread_is_unwound) {
   }
 }
 
-TEST(relay, an_endless_lock_loop_is_unwound) {
+TEST(hosts, an_endless_lock_loop_is_unwound) {
   rig r(1);
   base::mutex m;
   bool never = false;
@@ -360,7 +360,7 @@ TEST(relay, an_endless_lock_loop_is_unwound) {
   EXPECT_EQ(r.why_over.rfind("the run does not end", 0), 0u) << r.why_over;
 }
 
-TEST(relay, inner_threads_switch_and_exceptions_arrive) {
+TEST(hosts, inner_threads_switch_and_exceptions_arrive) {
   for (auto const seed : orders(100)) {
     rig r(seed);
     bool inner_is_in = false;
@@ -383,7 +383,7 @@ TEST(relay, inner_threads_switch_and_exceptions_arrive) {
   }
 }
 
-TEST(relay, a_stream_moves_when_another_host_opens_its_gate) {
+TEST(hosts, a_stream_moves_when_another_host_opens_its_gate) {
   for (auto const seed : orders(200)) {
     rig r(seed);
     auto& d = r.machine();
@@ -403,7 +403,7 @@ TEST(relay, a_stream_moves_when_another_host_opens_its_gate) {
   }
 }
 
-TEST(relay, a_wait_for_a_gate_that_never_opens_names_the_cycle) {
+TEST(hosts, a_wait_for_a_gate_that_never_opens_names_the_cycle) {
   rig r(1);
   auto& d = r.machine();
   auto const s = d.create_stream(0, driver::stream_kind::independent, 0).value;
@@ -417,7 +417,7 @@ TEST(relay, a_wait_for_a_gate_that_never_opens_names_the_cycle) {
   EXPECT_TRUE(d.open_gate(gate).ok());
 }
 
-TEST(relay, a_thread_told_of_standstill_waits_until_notified) {
+TEST(hosts, a_thread_told_of_standstill_waits_until_notified) {
   rig r(1);
   base::mutex m;
   base::condition changed, asked_again;
@@ -439,7 +439,7 @@ TEST(relay, a_thread_told_of_standstill_waits_until_notified) {
   EXPECT_EQ(r.findings().size(), 1u);
 }
 
-TEST(relay, a_lock_that_was_tried_is_known_to_be_held) {
+TEST(hosts, a_lock_that_was_tried_is_known_to_be_held) {
   for (auto const seed : orders(50)) {
     rig r(seed);
     base::mutex m;
@@ -458,7 +458,7 @@ TEST(relay, a_lock_that_was_tried_is_known_to_be_held) {
   }
 }
 
-TEST(relay, a_lock_that_a_thread_outside_holds_is_waited_for) {
+TEST(hosts, a_lock_that_a_thread_outside_holds_is_waited_for) {
   rig r(1);
   base::mutex m;
   std::atomic<bool> held{false}, wanted{false}, given_back{false};
@@ -480,16 +480,16 @@ TEST(relay, a_lock_that_a_thread_outside_holds_is_waited_for) {
   EXPECT_TRUE(seen);
 }
 
-TEST(relay, a_second_entry_reports_nothing_of_the_first) {
+TEST(hosts, a_second_entry_reports_nothing_of_the_first) {
   rig r(1);
   r.threads.spawn("a", [] { base::yield_thread(); });
   r.threads.end();  // before it is joined
-  r.threads.enter("main", relay::life::until_left);
+  r.threads.enter("main", thread_scheduler::life::until_left);
   r.run({[] {}});
   EXPECT_EQ(r.why_over, "");
 }
 
-TEST(relay_death, misuse_ends_the_process_with_its_reason) {
+TEST(scheduler_death, misuse_ends_the_process_with_its_reason) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");  // a forked child has no kept threads
   EXPECT_DEATH({
     rig r(1);
@@ -506,13 +506,13 @@ TEST(relay_death, misuse_ends_the_process_with_its_reason) {
   }, "terminate called.*\n.*of a thread");
   EXPECT_DEATH({
     rig r(1);
-    r.run({[] { for (std::uint64_t i = 0; i <= 2 * relay::endless; ++i) base::switch_point(); }});
+    r.run({[] { for (std::uint64_t i = 0; i <= 2 * thread_scheduler::endless; ++i) base::switch_point(); }});
   }, "a run that is over does not end: the run does not end");
   EXPECT_DEATH({
     rig r(1);
     base::atomic<bool> never = false;
     r.run({[&] {
-      base::undivided const one_step;
+      base::no_switch const one_step;
       while (!never.load()) base::yield_thread();
     }});
   }, "may not be switched away");
@@ -522,7 +522,7 @@ TEST(relay_death, misuse_ends_the_process_with_its_reason) {
   }, "");
 }
 
-TEST(relay, a_machine_refuses_a_thread_that_it_does_not_switch) {
+TEST(hosts, a_machine_refuses_a_thread_that_it_does_not_switch) {
   rig r(1);
   std::optional<driver::status> answer;
   std::thread stranger([&] { answer = r.machine().make_current(0); });

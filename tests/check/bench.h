@@ -57,8 +57,8 @@ struct bench : ::testing::Test {
   void begins(stream_handle home, address at, std::size_t n, int line) {
     witness->allocated({0, home}, at, n, {"program.cpp", "", static_cast<unsigned>(line)});
   }
-  void ends(std::vector<witness::user> behind, address at, std::size_t n, int line,
-            std::vector<witness::user> counted = {}) {
+  void ends(std::vector<allocation_observer::user> behind, address at, std::size_t n, int line,
+            std::vector<allocation_observer::user> counted = {}) {
     witness->freed(at, n, {behind, counted}, {"program.cpp", "", static_cast<unsigned>(line)});
   }
   std::vector<kind> kinds() {
@@ -76,7 +76,7 @@ struct bench : ::testing::Test {
   std::unique_ptr<driver> machine;
   control* judge = nullptr;
   sim::controls* sim = nullptr;
-  weir::driver::witness* witness = nullptr;
+  weir::driver::allocation_observer* witness = nullptr;
 };
 
 }  // namespace weir::driver::check

@@ -159,7 +159,7 @@ TEST_F(checker, weirs_own_polls_and_waits_excuse_weir_and_no_program) {
   write(s, y);
   ends({{0, s}}, x, 256, 11);
   {
-    base::unpromised const own(true);
+    base::internal_ordering const own(true);
     EXPECT_TRUE(machine->synchronize_stream(0, s).ok());
   }
   begins(t, x, 256, 12);
@@ -189,7 +189,7 @@ TEST_F(checker, over_waits_count_what_exceeds_the_memorys_use) {
   ends({{0, s}}, at, 256, 11);
   for (int i = 0; i < 7; ++i) write(s, elsewhere);
   {
-    base::unpromised const own(true);
+    base::internal_ordering const own(true);
     order(s, t);
   }
   witness->wait_inserted({0, t}, {0, s}, at, 256);

@@ -39,7 +39,7 @@ TEST(clocks, order_and_completion_agree_with_the_call_graph) {
     for (std::size_t i = 0; i < events.size(); ++i) events[i].record(all[0]);
     std::vector<asked> stamps;
     std::vector<buffer> blocks;
-    auto const line = [&](stream const& s) -> clock::timeline& { return streams::line_of(s.ref()); };
+    auto const line = [&](stream const& s) -> clock::stream_clock& { return streams::clock_of(s.ref()); };
 
     for (int step = 0; step < 120; ++step) {
       stream& s = all[below(4)];

@@ -193,16 +193,16 @@ TEST(collectives, a_buffer_freed_under_a_collective_waits_for_it) {
 // NCCL's work is given past the driver: what it touches is declared after each call.
 // Here the same is declared for bare work.
 struct as_nccl {
-  explicit as_nccl(stream_ref s) : on(streams::line_of(s)) {}
-  void call(peer::request const& r, source_location at = source_location::current()) const {
+  explicit as_nccl(stream_ref s) : on(streams::clock_of(s)) {}
+  void call(peer::collective_request const& r, source_location at = source_location::current()) const {
     auto& machine = runtime::current().get().machine();
     base::call_site const in(true, name_of(r.what).data(), at);
     machine.touched(on.device(), on.handle(), r.touches(2));
   }
-  clock::timeline& on;
+  clock::stream_clock& on;
 };
-peer::request gather(buffer const& in, buffer const& out) {
-  return {peer::verb::all_gather, float32, reduce_op::sum, 0, count, in.data(), out.data()};
+peer::collective_request gather(buffer const& in, buffer const& out) {
+  return {peer::collective::all_gather, float32, reduce_op::sum, 0, count, in.data(), out.data()};
 }
 
 TEST(backend_collectives, are_judged_by_what_they_declare) {

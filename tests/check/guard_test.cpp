@@ -135,7 +135,7 @@ TEST_P(guarded_death, an_undeclared_access_of_work_is_named) {
 
 // Work given past weir's own look at what is a block: the third of its kind is too late.
 struct passed_by {
-  passed_by() : rt(runtime::current()), line(streams::line_of(current_stream())) {}
+  passed_by() : rt(runtime::current()), line(streams::clock_of(current_stream())) {}
   void write(void* p, size_t bytes) {
     driver::touch const t{reinterpret_cast<driver::address>(p), bytes, true};
     struct target {
@@ -150,7 +150,7 @@ struct passed_by {
     EXPECT_TRUE(rt.get().machine().enqueue(0, line.handle(), {&t, 1}, w).ok());
   }
   runtime& rt;
-  clock::timeline& line;
+  clock::stream_clock& line;
 };
 
 // The next block at that place is a new one.
@@ -191,7 +191,7 @@ void an_engine_touches_a_block_given_back() {
   EXPECT_TRUE(runtime::current()
                   .get()
                   .machine()
-                  .copy(0, streams::line_of(current_stream()).handle(), y.data(), gone, 100)
+                  .copy(0, streams::clock_of(current_stream()).handle(), y.data(), gone, 100)
                   .ok());
   synchronize();
 }

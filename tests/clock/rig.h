@@ -11,33 +11,33 @@
 
 namespace weir::clock {
 
-class watched : public driver::faulty {
+class watched : public driver::fault_injector {
  public:
-  using faulty::faulty;
+  using fault_injector::fault_injector;
   std::function<void()> in_record, after_record, in_wait, in_query;  // called once each, then gone
   bool under_capture = false;
   bool moves = false;  // a stepped machine says that it moves by itself: the test's hooks are what moves it
   std::atomic<int> asked_for_captures{0};
 
-  bool moves_by_itself() const noexcept override { return moves || faulty::moves_by_itself(); }
+  bool moves_by_itself() const noexcept override { return moves || fault_injector::moves_by_itself(); }
   weir::driver::status record(int device, weir::driver::stream_handle s, weir::driver::event_handle e) override {
     once(in_record);
-    auto const r = faulty::record(device, s, e);
+    auto const r = fault_injector::record(device, s, e);
     once(after_record);
     return r;
   }
   weir::driver::status wait(int device, weir::driver::stream_handle s, weir::driver::event_handle e) override {
     once(in_wait);
-    return faulty::wait(device, s, e);
+    return fault_injector::wait(device, s, e);
   }
   weir::driver::status query_event(weir::driver::event_handle e) override {
     once(in_query);
-    return faulty::query_event(e);
+    return fault_injector::query_event(e);
   }
   weir::driver::result<bool> capturing(int device, weir::driver::stream_handle s) override {
     ++asked_for_captures;
     if (under_capture) return {{}, true};
-    return faulty::capturing(device, s);
+    return fault_injector::capturing(device, s);
   }
 
  private:
@@ -64,13 +64,13 @@ struct rig {
       simulated like = {.devices = devices, .memory = 64_MiB, .schedule = simulated::scheduling::stepped, .seed = 1})
       : rig(driver::sim::make(like)) {}
 
-  timeline& stream(int device = 0, life l = life::own) {
+  stream_clock& stream(int device = 0, life l = life::own) {
     auto const s = machine->create_stream(device, driver::stream_kind::independent, 0);
     return all.make(device, s.value, l);
   }
-  void work(timeline& t) { (void)machine->enqueue(t.device(), t.handle(), {}, {.run = [](void*) {}}); }
-  bool step(timeline& t) { return control->step(t.device(), t.handle()); }
-  void drain(timeline& t) {
+  void work(stream_clock& t) { (void)machine->enqueue(t.device(), t.handle(), {}, {.run = [](void*) {}}); }
+  bool step(stream_clock& t) { return control->step(t.device(), t.handle()); }
+  void drain(stream_clock& t) {
     while (step(t)) {}
   }
 

@@ -261,7 +261,7 @@ void conformance::store(int device, stream_handle s, std::uint32_t* to, std::uin
       [&](CUstream_st* native) { return launch_store(native, to, value); }));
 }
 
-void conformance::relay(int device, stream_handle s, std::uint32_t* to, std::uint32_t const* from) {
+void conformance::thread_scheduler(int device, stream_handle s, std::uint32_t* to, std::uint32_t const* from) {
   EXPECT_OK(run(
       device, s,
       {{.at = reinterpret_cast<address>(from), .bytes = 4, .writes = false},

@@ -97,7 +97,7 @@ class conformance : public testing::TestWithParam<choice> {
   void log(int device, stream_handle, std::uint32_t x);
   std::vector<std::uint32_t> logged();
   void store(int device, stream_handle, std::uint32_t* to, std::uint32_t value);
-  void relay(int device, stream_handle, std::uint32_t* to, std::uint32_t const* from);
+  void thread_scheduler(int device, stream_handle, std::uint32_t* to, std::uint32_t const* from);
   void crash(int device, stream_handle);  // the device is lost when this has run
   bool lives(int device, stream_handle);        // whether the device is not lost
   void a_device_will_be_lost() noexcept { crashed_ = true; }

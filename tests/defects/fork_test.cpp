@@ -227,9 +227,9 @@ TEST_F(forks, keeps_pinned_writes_of_the_parent_visible) {
 }
 
 // A driver in which one thread stands still inside a call, with whatever locks its callers hold.
-class standing : public driver::faulty {
+class standing : public driver::fault_injector {
  public:
-  using faulty::faulty;
+  using fault_injector::fault_injector;
   void stop_at(std::string_view call) {
     std::lock_guard const hold(lock_);
     at_ = call, inside_ = false;
@@ -244,29 +244,31 @@ class standing : public driver::faulty {
     changed_.notify_all();
   }
 
-  weir::driver::result<weir::driver::device_info> info(int d) override { return stand("info"), faulty::info(d); }
-  weir::driver::status open(int d) override { return stand("open"), faulty::open(d); }
+  weir::driver::result<weir::driver::device_info> info(int d) override {
+    return stand("info"), fault_injector::info(d);
+  }
+  weir::driver::status open(int d) override { return stand("open"), fault_injector::open(d); }
   weir::driver::result<weir::driver::address> reserve(std::size_t n, std::size_t a) override {
-    return stand("reserve"), faulty::reserve(n, a);
+    return stand("reserve"), fault_injector::reserve(n, a);
   }
   weir::driver::result<weir::driver::memory_handle> create(int d, std::size_t n) override {
-    return stand("create"), faulty::create(d, n);
+    return stand("create"), fault_injector::create(d, n);
   }
   weir::driver::status map(weir::driver::address at, std::size_t n, weir::driver::memory_handle h) override {
-    return stand("map"), faulty::map(at, n, h);
+    return stand("map"), fault_injector::map(at, n, h);
   }
   weir::driver::status grant(weir::driver::address at, std::size_t n, int d) override {
-    return stand("grant"), faulty::grant(at, n, d);
+    return stand("grant"), fault_injector::grant(at, n, d);
   }
-  weir::driver::status pin(void* p, std::size_t n) override { return stand("pin"), faulty::pin(p, n); }
+  weir::driver::status pin(void* p, std::size_t n) override { return stand("pin"), fault_injector::pin(p, n); }
   weir::driver::result<weir::driver::stream_handle> create_stream(int d, weir::driver::stream_kind k, int p) override {
-    return stand("create_stream"), faulty::create_stream(d, k, p);
+    return stand("create_stream"), fault_injector::create_stream(d, k, p);
   }
   weir::driver::result<weir::driver::event_handle> create_event(int d, weir::driver::event_kind k) override {
-    return stand("create_event"), faulty::create_event(d, k);
+    return stand("create_event"), fault_injector::create_event(d, k);
   }
   weir::driver::status record(int d, weir::driver::stream_handle s, weir::driver::event_handle e) override {
-    return stand("record"), faulty::record(d, s, e);
+    return stand("record"), fault_injector::record(d, s, e);
   }
 
  private:

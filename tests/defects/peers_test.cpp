@@ -21,42 +21,44 @@ constexpr source_location at{"a test", "a test", 1};
 
 // In front of the machine: inside the calls that may wait for devices or for other calls,
 // another thread is played.
-struct crowded final : weir::driver::faulty {
-  using faulty::faulty;
+struct crowded final : weir::driver::fault_injector {
+  using fault_injector::fault_injector;
   std::function<void()> other_thread;
   std::uint64_t events_made = 0, played = 0;
   bool maps = true;
 
   weir::driver::result<weir::driver::device_info> info(int device) override {
-    auto i = faulty::info(device);
+    auto i = fault_injector::info(device);
     i.value.maps = maps;  // without: segments only, as cudaMalloc and cudaFree have it
     return i;
   }
   weir::driver::result<weir::driver::memory_handle> create(int device, std::size_t bytes) override {
-    return play(), faulty::create(device, bytes);
+    return play(), fault_injector::create(device, bytes);
   }
   weir::driver::status map(weir::driver::address at, std::size_t bytes, weir::driver::memory_handle h) override {
-    return play(), faulty::map(at, bytes, h);
+    return play(), fault_injector::map(at, bytes, h);
   }
   weir::driver::status grant(weir::driver::address at, std::size_t bytes, int device) override {
-    return play(), faulty::grant(at, bytes, device);
+    return play(), fault_injector::grant(at, bytes, device);
   }
   weir::driver::status unmap(weir::driver::address at, std::size_t bytes) override {
-    return play(), faulty::unmap(at, bytes);
+    return play(), fault_injector::unmap(at, bytes);
   }
-  weir::driver::status release(weir::driver::memory_handle h) override { return play(), faulty::release(h); }
-  weir::driver::status pin(void* host, std::size_t bytes) override { return play(), faulty::pin(host, bytes); }
-  weir::driver::status unpin(void* host) override { return play(), faulty::unpin(host); }
+  weir::driver::status release(weir::driver::memory_handle h) override { return play(), fault_injector::release(h); }
+  weir::driver::status pin(void* host, std::size_t bytes) override { return play(), fault_injector::pin(host, bytes); }
+  weir::driver::status unpin(void* host) override { return play(), fault_injector::unpin(host); }
   weir::driver::result<weir::driver::event_handle> create_event(int device, weir::driver::event_kind k) override {
-    return ++events_made, play(), faulty::create_event(device, k);
+    return ++events_made, play(), fault_injector::create_event(device, k);
   }
   weir::driver::status record(int device, weir::driver::stream_handle s, weir::driver::event_handle e) override {
-    return play(), faulty::record(device, s, e);
+    return play(), fault_injector::record(device, s, e);
   }
   weir::driver::status wait(int device, weir::driver::stream_handle s, weir::driver::event_handle e) override {
-    return play(), faulty::wait(device, s, e);
+    return play(), fault_injector::wait(device, s, e);
   }
-  weir::driver::status query_event(weir::driver::event_handle e) override { return play(), faulty::query_event(e); }
+  weir::driver::status query_event(weir::driver::event_handle e) override {
+    return play(), fault_injector::query_event(e);
+  }
 
  private:
   void play() {
@@ -79,9 +81,9 @@ struct peers : ::testing::Test {
               }) {}
   memory::allocator& device() { return bench.on(0); }
   streams::pinned_memory& pinned() { return bench.core.part<streams::pinned_memory>(); }
-  void* take(clock::timeline& s, std::size_t bytes) { return device().allocate(s, bytes, 0, at); }
-  void give(void* p, clock::timeline* last = nullptr) { device().deallocate(p, last, at); }
-  void busy(clock::timeline& s, int* runs = nullptr) {
+  void* take(clock::stream_clock& s, std::size_t bytes) { return device().allocate(s, bytes, 0, at); }
+  void give(void* p, clock::stream_clock* last = nullptr) { device().deallocate(p, last, at); }
+  void busy(clock::stream_clock& s, int* runs = nullptr) {
     ASSERT_TRUE(bench.machine()
                     .enqueue(s.device(), s.handle(), {},
                              {[](void* n) {
@@ -97,8 +99,8 @@ struct peers : ::testing::Test {
   }
   crowded* crowd = nullptr;
   memory_bench bench;
-  clock::timeline& a = bench.stream(0);
-  clock::timeline& b = bench.stream(0);
+  clock::stream_clock& a = bench.stream(0);
+  clock::stream_clock& b = bench.stream(0);
 };
 
 // CUB takes every answer of an event but "not ready" for completion, errors too.
@@ -107,8 +109,8 @@ TEST_F(peers, a_question_that_is_refused_is_no_completion) {
     for (char const* const call : {"query_event", "record", "create_event"}) {
       void* const p = take(a, 1 << 20);
       void* const h = pinned().allocate(2 << 20, 0, at);
-      device().mark(p, b, at);
-      pinned().mark(h, b);
+      device().record_use(p, b, at);
+      pinned().record_use(h, b);
       busy(b);
       give(p);
       pinned().deallocate(h, at);
@@ -129,18 +131,18 @@ TEST_F(peers, a_question_that_is_refused_is_no_completion) {
 // RMM's arena, CUB and DALI key what they keep by the raw handle (rmm#2252 mends the pool alone):
 // a stream ends, another gets its handle.
 TEST_F(peers, a_reused_stream_handle_takes_over_nothing_in_use) {
-  auto const foreign = [&](driver::stream_handle h) -> clock::timeline& {
+  auto const foreign = [&](driver::stream_handle h) -> clock::stream_clock& {
     return bench.clocks().make(0, h, clock::life::foreign);
   };
   auto const first = bench.machine().create_stream(0, driver::stream_kind::independent, 0);
-  clock::timeline& old = foreign(first.value);
+  clock::stream_clock& old = foreign(first.value);
   void* const p = take(old, 300'000);
   int runs = 0;
   busy(old, &runs);
   give(p);
   bench.clocks().retire(old);
   ASSERT_TRUE(bench.machine().destroy_stream(0, first.value).ok());
-  clock::timeline& heir = foreign(first.value);  // what a driver may do; the clocks are told the same
+  clock::stream_clock& heir = foreign(first.value);  // what a driver may do; the clocks are told the same
   EXPECT_FALSE(bench.clocks().complete(old.now()));
   EXPECT_FALSE(heir.covers(old.now()));
   EXPECT_NE(take(heir, 300'000), p);
@@ -176,7 +178,7 @@ TEST_F(peers, giving_back_marking_and_handing_over_never_wait) {
   }
   auto const on_a = bench.machine().hold(0, a.handle()), on_b = bench.machine().hold(0, b.handle());
   for (std::size_t i = 0; i < all.size(); ++i) {
-    device().mark(all[i], i % 3 ? a : b, at);
+    device().record_use(all[i], i % 3 ? a : b, at);
     if (i % 5 == 0) device().set_stream(all[i], i % 2 ? b : a, at);
     give(all[i], i % 4 ? &a : &b);
   }
@@ -190,7 +192,7 @@ TEST_F(peers, giving_back_marking_and_handing_over_never_wait) {
 TEST_F(peers, a_thousand_uses_elsewhere_make_few_events) {
   for (int i = 0; i < 1000; ++i) {
     void* const p = take(a, 100'000);
-    device().mark(p, b, at);
+    device().record_use(p, b, at);
     busy(b);
     give(p);
     if (i % 10 == 9) bench.control->run();
@@ -202,7 +204,7 @@ TEST_F(peers, a_thousand_uses_elsewhere_make_few_events) {
 // pytorch#108367, #68906, rmm#1887: driver calls that wait are made with the allocator's lock held,
 // and every other thread waits too.
 TEST_F(peers, a_driver_call_of_one_thread_delays_no_other_thread) {
-  clock::timeline& mine = bench.stream(0);
+  clock::stream_clock& mine = bench.stream(0);
   give(take(mine, 30'000));
   give(take(mine, 100));
   void* const warm = pinned().allocate(100, 0, at);
@@ -214,8 +216,8 @@ TEST_F(peers, a_driver_call_of_one_thread_delays_no_other_thread) {
   for (int i = 0; i < 30; ++i) {
     void* const p = take(a, i % 3 ? 1 << 20 : 5000);
     void* const h = pinned().allocate(i % 4 ? 2 << 20 : 3000, 0, at);
-    device().mark(p, b, at);
-    pinned().mark(h, b);
+    device().record_use(p, b, at);
+    pinned().record_use(h, b);
     busy(b);
     give(p);
     pinned().deallocate(h, at);
@@ -232,11 +234,11 @@ TEST_F(peers, a_driver_call_of_one_thread_delays_no_other_thread) {
 // pytorch#183501, #71745: one list of events for all streams: behind one that does not come, ninety GB stay.
 TEST_F(peers, a_wait_for_one_stream_delays_none_for_another) {
   auto const gate = bench.machine().hold(0, b.handle());
-  clock::timeline& c = bench.stream(0);
+  clock::stream_clock& c = bench.stream(0);
   void* const held = take(a, 1 << 20), *const done = take(a, 1 << 20);
   void* const held_pinned = pinned().allocate(2 << 20, 0, at), *const done_pinned = pinned().allocate(2 << 20, 0, at);
-  device().mark(held, b, at), device().mark(done, c, at);
-  pinned().mark(held_pinned, b), pinned().mark(done_pinned, c);
+  device().record_use(held, b, at), device().record_use(done, c, at);
+  pinned().record_use(held_pinned, b), pinned().record_use(done_pinned, c);
   busy(b), busy(c);
   give(held), give(done);
   pinned().deallocate(held_pinned, at), pinned().deallocate(done_pinned, at);
@@ -254,7 +256,7 @@ TEST_F(peers, a_wait_for_one_stream_delays_none_for_another) {
 TEST_F(peers, streams_that_come_and_go_leave_no_memory_behind) {
   for (int i = 0; i < 40; ++i) {
     auto const made = bench.machine().create_stream(0, driver::stream_kind::independent, 0);
-    clock::timeline& once = bench.clocks().make(0, made.value, clock::life::foreign);
+    clock::stream_clock& once = bench.clocks().make(0, made.value, clock::life::foreign);
     void* const p = take(once, 1 << 20);
     busy(once);
     give(p);
@@ -276,7 +278,7 @@ TEST_F(peers_without_mapping, memory_is_kept_under_a_collective) {
   give(take(b, 3 << 20));
   ASSERT_TRUE(bench.clocks().synchronize(b.now()).ok());
   auto const rank = bench.machine().hold(1, bench.stream(1).handle());
-  clock::timeline& collective = bench.stream(0);
+  clock::stream_clock& collective = bench.stream(0);
   collective.set_carries_collectives(true);
   auto const gate = bench.machine().hold(0, collective.handle());
   ASSERT_TRUE(rank.ok() && gate.ok());
@@ -289,10 +291,10 @@ TEST_F(peers_without_mapping, memory_is_kept_under_a_collective) {
 }
 
 // In front of the machine: which devices were made usable, which on a GPU takes half a gigabyte of each.
-struct counting final : weir::driver::faulty {
-  using faulty::faulty;
+struct counting final : weir::driver::fault_injector {
+  using fault_injector::fault_injector;
   std::set<int> opened;
-  weir::driver::status open(int device) override { return opened.insert(device), faulty::open(device); }
+  weir::driver::status open(int device) override { return opened.insert(device), fault_injector::open(device); }
 };
 
 // A context on device 0 for whoever asked for another (pytorch#3477, #10832, #195256, torchcomms#777):

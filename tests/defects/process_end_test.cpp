@@ -105,14 +105,15 @@ TEST_F(process_end, by_abort_with_work_in_flight) {
 // The driver was torn down before our statics: every call answers so from some moment on.
 TEST_F(process_end, an_early_end_of_the_driver_is_harmless) {
   EXPECT_CLEAN_END({
-    auto owned = std::make_unique<driver::faulty>(driver::sim::make({.devices = 2, .memory = 64_MiB}).machine);
+    auto owned = std::make_unique<driver::fault_injector>(driver::sim::make({.devices = 2, .memory = 64_MiB}).machine);
     auto* const machine = owned.get();
     auto mine = make_runtime(std::move(owned), {}, "one that goes");
     std::optional<runtime_guard> in(*mine);
     belongings held;
     held.fill();
     keep_busy(*held.s, 5);
-    machine->refuse({.with = driver::code::unloading, .more = driver::faulty::without_end, .by_contract = false});
+    machine->refuse(
+        {.with = driver::code::unloading, .more = driver::fault_injector::without_end, .by_contract = false});
     use_everything();
     try {
       (void)held.t.cpu();

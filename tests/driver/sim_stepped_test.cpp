@@ -330,9 +330,9 @@ std::vector<std::pair<std::string_view, std::function<status(driver&)>>> every_c
 
 TEST_F(sim_stepped, every_call_of_the_driver_can_be_refused) {
   auto const calls = every_call();
-  ASSERT_EQ(calls.size() + 1, faulty::call_names().size());
+  ASSERT_EQ(calls.size() + 1, fault_injector::call_names().size());
   for (std::size_t i = 0; i < calls.size(); ++i) {
-    ASSERT_EQ(calls[i].first, faulty::call_names()[i]);
+    ASSERT_EQ(calls[i].first, fault_injector::call_names()[i]);
     control->fail_call(calls[i].first, 1, code::unloading);
     for (std::size_t j = 0; j < calls.size(); ++j) {
       if (i == j) continue;
@@ -341,7 +341,7 @@ TEST_F(sim_stepped, every_call_of_the_driver_can_be_refused) {
     EXPECT_EQ(calls[i].second(*machine).what, code::unloading) << calls[i].first;
     EXPECT_NE(calls[i].second(*machine).what, code::unloading) << calls[i].first << " once only";
   }
-  EXPECT_FALSE(static_cast<faulty&>(*machine).fail_call("no such call", 1, code::failed));
+  EXPECT_FALSE(static_cast<fault_injector&>(*machine).fail_call("no such call", 1, code::failed));
 }
 
 }  // namespace

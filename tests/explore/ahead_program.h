@@ -51,7 +51,7 @@ class far_ahead {
   // A part of a collective: on the stream that carries it,
   // held until the other one has come, on the blocks' own.
   void give_part(bool (*ready)(void*), void (*run)(void*)) {
-    clock::timeline& on = ready ? *user_ : *home_;
+    clock::stream_clock& on = ready ? *user_ : *home_;
     driver::work w{run, [](void* p) { delete static_cast<arrived*>(p); }, new arrived(other_part_)};
     w.ready = ready;
     must(bench_->machine().enqueue(0, on.handle(), {}, w), "enqueue");
@@ -59,15 +59,15 @@ class far_ahead {
 
   void batch(unsigned char value) {
     auto& device = bench_->on(0);
-    void* p = memory::quick_allocate(home_, bytes_, 0);
+    void* p = memory::fast_allocate(home_, bytes_, 0);
     if (!p) p = device.allocate(*home_, bytes_, 0, source_location::current());
     give_filled(t_, *home_, filled::now, p, bytes_, value);
     must(user_->wait(home_->now()), "wait");
-    if (marks_) device.mark(p, *user_, source_location::current());
+    if (marks_) device.record_use(p, *user_, source_location::current());
     give_filled(t_, *user_, filled::still, p, bytes_, value,
                 "somebody wrote into a block that another stream still read");
     if (asks_ && t_.draw(40) == 39) must(bench_->clocks().poll(user_->now()).is, "poll");
-    bool const gone = marks_ ? memory::quick_deallocate(p) : memory::quick_deallocate_used(user_, p);
+    bool const gone = marks_ ? memory::fast_deallocate(p) : memory::fast_deallocate_used(user_, p);
     if (!gone) device.deallocate(p, marks_ ? nullptr : user_, source_location::current());
   }
 
@@ -93,7 +93,7 @@ class far_ahead {
   bool const carries_, marks_, asks_;
   arrived other_part_ = std::make_shared<bool>(false);
   memory_bench* bench_ = nullptr;
-  clock::timeline *home_ = nullptr, *user_ = nullptr;
+  clock::stream_clock *home_ = nullptr, *user_ = nullptr;
 };
 
 }  // namespace weir::tests

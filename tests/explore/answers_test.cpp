@@ -87,7 +87,7 @@ class program {
     if (blocks_.empty()) return;
     block& b = blocks_.front();
     t_.say("uses block ", static_cast<int>(b.value), " of ", b.home, " on ", s);
-    bench_.on(0).mark(b.at, *lines_[s], source_location::current());
+    bench_.on(0).record_use(b.at, *lines_[s], source_location::current());
     if (b.home != s) order(b.home, s);
     read(b, s);
   }
@@ -112,7 +112,7 @@ class program {
 
   trial& t_;
   tests::memory_bench& bench_;
-  clock::timeline* lines_[2]{};
+  clock::stream_clock* lines_[2]{};
   std::deque<block> blocks_;
   unsigned char last_ = 0;
 };

@@ -14,7 +14,7 @@ namespace {
 // How often says something of many runs only: one that is replayed may meet none.
 // Under a checker every call takes the lock.
 bool meets_the_quick_ways(std::uint64_t runs_made) {
-  return runs_made >= 50 && base::can_fence_owners() && !std::getenv("WEIR_CHECK_RACES");
+  return runs_made >= 50 && base::has_process_wide_fence() && !std::getenv("WEIR_CHECK_RACES");
 }
 
 // Nor doubled or miscounted, while caches are shut, emptied and left behind.
@@ -44,7 +44,7 @@ TEST(explore_caches, slots_returned_together_wait_for_all_users) {
 }
 
 TEST(explore_caches, an_owned_lock_is_held_by_one_thread_at_a_time) {
-  if (!base::can_fence_owners()) GTEST_SKIP() << "no thread can be fenced here: nothing is owned";
+  if (!base::has_process_wide_fence()) GTEST_SKIP() << "no thread can be fenced here: nothing is owned";
   tests::explore_program("owned_lock", tests::points_at_atomics ? 300 : 600);
 }
 

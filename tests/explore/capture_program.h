@@ -38,7 +38,7 @@ class captures_among_threads {
     std::vector<int> readers;  // that may still read it, ordered behind the write
   };
   struct lane {
-    clock::timeline* line;
+    clock::stream_clock* line;
     int users = 0;          // threads that give it work now
     bool captured = false;  // then nobody but the capturing thread does
   };
@@ -69,7 +69,7 @@ class captures_among_threads {
   };
 
   lane& at(int i) { return lines_[static_cast<std::size_t>(i)]; }
-  clock::timeline& line(int i) { return *at(i).line; }
+  clock::stream_clock& line(int i) { return *at(i).line; }
   memory::allocator& memory() { return bench_.on(0); }
   driver::driver& machine() { return bench_.machine(); }
   int some_line() { return static_cast<int>(t_.draw(static_cast<std::uint32_t>(lines_.size()))); }
@@ -176,7 +176,7 @@ class captures_among_threads {
 
   void use(block& b, int s) {
     t_.say("uses a block of ", b.home, " on ", s);
-    memory().mark(b.at, line(s), source_location::current());
+    memory().record_use(b.at, line(s), source_location::current());
     if (!order(b.written_on, s)) return;
     read(b, s, "on a stream it was marked for");
     b.readers.push_back(s);
@@ -400,7 +400,7 @@ class captures_among_threads {
     if (!on) return;
     for (auto& x : r.blocks) {
       if (!x.used) continue;
-      memory().mark(x.b.at, line(s), source_location::current());
+      memory().record_use(x.b.at, line(s), source_location::current());
       if (std::exchange(x.complete, false)) continue;
       if (!order(x.b.written_on, s)) return;
       for (int reader : x.written ? x.b.readers : std::vector<int>{}) {

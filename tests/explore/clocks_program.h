@@ -56,7 +56,7 @@ class clocks_among_threads {
 
   void step() {
     std::size_t const i = some_line();
-    clock::timeline& line = *lines_[i];
+    clock::stream_clock& line = *lines_[i];
     auto& clocks = bench_.clocks();
     switch (t_.draw(10)) {
       case 0: case 1:
@@ -101,7 +101,7 @@ class clocks_among_threads {
     check();
   }
 
-  void record(clock::timeline& line, std::size_t i) {
+  void record(clock::stream_clock& line, std::size_t i) {
     auto& e = events_[t_.draw(2)];
     if (e.busy) return;
     e.busy = true;
@@ -117,7 +117,7 @@ class clocks_among_threads {
     e.busy = false;
   }
 
-  void wait_for_event(clock::timeline& line, std::size_t i) {
+  void wait_for_event(clock::stream_clock& line, std::size_t i) {
     auto& e = events_[t_.draw(2)];
     for (int tries = 0; tries < 8 && e.last && !e.busy; ++tries) {
       auto const f = e.last;
@@ -155,7 +155,7 @@ class clocks_among_threads {
   trial& t_;
   memory_bench& bench_;
   ledger& book_;
-  std::vector<clock::timeline*> lines_;
+  std::vector<clock::stream_clock*> lines_;
   std::vector<taken> stamps_;
   shared_event events_[2];
 };

@@ -50,7 +50,7 @@ class trial {
   memory_bench& bench(simulated const&);               // made now. Requires: none was
   memory_bench& bench(simulated const&, weir::options const&);
   driver::driver& machine() { return bench().machine(); }
-  clock::timeline& stream(int device);                 // of weir's own, until the end of the run
+  clock::stream_clock& stream(int device);                 // of weir's own, until the end of the run
 
   void spawn(std::string name, std::function<void()>);  // a host thread; what it throws fails the run
   // Two threads or three, each with a number of steps from `least` on, `kinds` of them,
@@ -78,7 +78,7 @@ class trial {
   std::vector<std::string> left_;
   std::string wrong_;
   std::unique_ptr<memory_bench> bench_;
-  std::vector<clock::timeline*> streams_;
+  std::vector<clock::stream_clock*> streams_;
 };
 
 template <class... Words>

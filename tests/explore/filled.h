@@ -11,8 +11,8 @@ namespace weir::tests {
 enum class filled : std::uint8_t { now, still };
 
 // otherwise: what the run fails with when it no longer is.
-inline void give_filled(trial& t, clock::timeline& line, filled how, void* p, std::size_t bytes, unsigned char value,
-                        char const* otherwise = "somebody wrote into a block in use") {
+inline void give_filled(trial& t, clock::stream_clock& line, filled how, void* p, std::size_t bytes,
+                        unsigned char value, char const* otherwise = "somebody wrote into a block in use") {
   struct job {
     trial* t;
     unsigned char* at;

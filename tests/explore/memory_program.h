@@ -35,7 +35,7 @@ class memory_among_threads {
     return t.bench({.devices = devices, .memory = capacity}, drawn_policies(t));
   }
   int devices() { return bench_.core.device_count(); }
-  clock::timeline& line(int i) { return *lines_[static_cast<std::size_t>(i)]; }
+  clock::stream_clock& line(int i) { return *lines_[static_cast<std::size_t>(i)]; }
   int device_of(int i) { return line(i).device(); }
   memory::allocator& on(int device) { return bench_.on(device); }
   int some_line() { return static_cast<int>(t_.draw(static_cast<std::uint32_t>(lines_.size()))); }
@@ -109,8 +109,8 @@ class memory_among_threads {
             order(b->written_on, b->home);
             read(*b, b->home, "before its free");
           }
-          clock::timeline* const user = b->written_on != b->home && t_.coin() ? &line(b->written_on) : nullptr;
-          if (!user || !memory::quick_deallocate_used(user, b->at))
+          clock::stream_clock* const user = b->written_on != b->home && t_.coin() ? &line(b->written_on) : nullptr;
+          if (!user || !memory::fast_deallocate_used(user, b->at))
             on(device_of(b->home)).deallocate(b->at, user, source_location::current());
         }
         break;
@@ -120,7 +120,7 @@ class memory_among_threads {
           int const s = some_line();
           if (device_of(s) == device_of(b->home)) {
             t_.say("uses a block of ", b->home, " on ", s);
-            on(device_of(s)).mark(b->at, line(s), source_location::current());
+            on(device_of(s)).record_use(b->at, line(s), source_location::current());
             order(b->written_on, s);
             read(*b, s, "on a stream it was marked for");
             b->readers.push_back(s);
@@ -157,7 +157,7 @@ class memory_among_threads {
     if (auto to = allocate(s, from->bytes)) {
       int const here_is = device_of(from->home), there = device_of(s);
       t_.say("copies a block of ", from->home, " to ", s);
-      on(here_is).mark(from->at, line(s), source_location::current());
+      on(here_is).record_use(from->at, line(s), source_location::current());
       order(from->written_on, s);
       must(bench_.machine().copy_peer(there, line(s).handle(), to->at, there, from->at, here_is, from->bytes),
            "copy_peer");
@@ -196,7 +196,7 @@ class memory_among_threads {
 
   trial& t_;
   memory_bench& bench_;
-  std::vector<clock::timeline*> lines_;
+  std::vector<clock::stream_clock*> lines_;
   base::guarded<std::vector<block>> blocks_;
 };
 

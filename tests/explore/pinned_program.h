@@ -70,8 +70,8 @@ class pinned_among_threads {
     if (p) pool_->deallocate(p, source_location::current());
   }
 
-  void copy(clock::timeline& line, void* to, void const* from, std::size_t bytes) {
-    peer::short_way way;
+  void copy(clock::stream_clock& line, void* to, void const* from, std::size_t bytes) {
+    peer::fast_copy way;
     if (!way.find(bench_->core, &line, {to, from, bytes}, source_location::current()))
       return t_.fail("no case of the short way");
     if (auto const s = way.enqueue({to, from, bytes}, source_location::current()); !s.ok())
@@ -83,7 +83,7 @@ class pinned_among_threads {
   bool const alike_;  // all blocks are of one size
   memory_bench* bench_;
   streams::pinned_memory* pool_;
-  std::vector<clock::timeline*> lines_;
+  std::vector<clock::stream_clock*> lines_;
   base::guarded<void*> slot_;
 };
 

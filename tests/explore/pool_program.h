@@ -17,7 +17,7 @@ class pool_among_threads {
     bench_->core.open(0, "test", source_location::current());
     apart_ = t.coin();
     share_pool_options const o{.handle_bytes = apart_ ? page : 0, .limit = static_cast<std::size_t>(threads_) * page};
-    pool_ = std::make_shared<peer::pool_books>(all, bench_->core, 0, o, source_location::current());
+    pool_ = std::make_shared<peer::shared_pool>(all, bench_->core, 0, o, source_location::current());
     for (int k = 0; k < threads_; ++k) lines_.push_back(&t.stream(0));
   }
 
@@ -43,11 +43,11 @@ class pool_among_threads {
  private:
   static constexpr std::size_t page = 64 << 10;
 
-  void step(clock::timeline& line, unsigned char value) {
+  void step(clock::stream_clock& line, unsigned char value) {
     std::size_t const bytes = keeps_ || t_.coin() ? page : 700;
     std::shared_ptr<peer::exported> b;
     try {
-      b = peer::pool_books::allocate(pool_, line, bytes, source_location::current());
+      b = peer::shared_pool::allocate(pool_, line, bytes, source_location::current());
     } catch (out_of_memory const& e) {
       // Each has one at most, and what was given back is waited for:
       // of one handle for all a block may leave no hole that is wide enough.
@@ -65,8 +65,8 @@ class pool_among_threads {
   bool const keeps_;    // each takes one, and nobody gives it back meanwhile
   bool apart_ = false;  // a handle for each
   memory_bench* bench_;
-  std::shared_ptr<peer::pool_books> pool_;
-  std::vector<clock::timeline*> lines_;
+  std::shared_ptr<peer::shared_pool> pool_;
+  std::vector<clock::stream_clock*> lines_;
   base::guarded<std::vector<std::shared_ptr<peer::exported>>> kept_;
 };
 

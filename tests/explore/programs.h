@@ -48,7 +48,7 @@ inline constexpr explored explored_programs[] = {
     {"captures_among_threads", [](trial& t) { captures_among_threads run(t); }, explored::watched::by_a_checker},
     {"caches", small_blocks_among_threads},
     {"handed_over", [](trial& t) { handed_over_among_threads run(t); }},
-    {"owned_lock", owned_lock_among_threads},
+    {"owned_lock", biased_lock_among_threads},
     {"marks", marks_among_threads},
     {"given_back", memory_given_back_among_threads},
     {"knowledge", knowledge_among_threads},

@@ -23,7 +23,7 @@ class refused_among_threads {
     t_.among_threads(3, 8, [this](int steps) {
       for (int i = 0; i < steps && !t_.failed(); ++i) step();
     });
-    driver::faulty_of(t_.machine())->forget_orders();
+    driver::fault_injector_of(t_.machine())->forget_orders();
     if (t_.failed()) return;
     auto& device = bench_->on(0);
     for (auto* line : lines_) {
@@ -45,7 +45,7 @@ class refused_among_threads {
  private:
   static constexpr std::size_t page = 64 << 10;
 
-  clock::timeline& some_line() { return *lines_[t_.draw(static_cast<std::uint32_t>(lines_.size()))]; }
+  clock::stream_clock& some_line() { return *lines_[t_.draw(static_cast<std::uint32_t>(lines_.size()))]; }
 
   // Of those that weir alone makes here: so many calls from the k-th on.
   void refuse_some() {
@@ -57,7 +57,7 @@ class refused_among_threads {
     auto const with = codes[t_.draw(codes.size())];
     auto const number =
         std::find(driver::call_names.begin(), driver::call_names.end(), name) - driver::call_names.begin();
-    driver::faulty_of(t_.machine())
+    driver::fault_injector_of(t_.machine())
         ->refuse({.of = static_cast<driver::call>(number), .k = 1 + t_.draw(4), .with = with, .more = t_.draw(4)});
     t_.say(std::string(name), " is refused");
   }
@@ -66,7 +66,7 @@ class refused_among_threads {
     static constexpr std::size_t sizes[] = {700, 5000, page, 3 * page};
     if (t_.draw(3) == 2) refuse_some();
     auto& device = bench_->on(0);
-    clock::timeline& line = some_line();
+    clock::stream_clock& line = some_line();
     std::size_t const bytes = sizes[t_.draw(4)];
     auto const value = static_cast<unsigned char>(1 + t_.draw(200));
     void* p = nullptr;
@@ -75,7 +75,7 @@ class refused_among_threads {
     } catch (error const&) {
       return;
     }
-    clock::timeline* user = t_.coin() ? &some_line() : nullptr;
+    clock::stream_clock* user = t_.coin() ? &some_line() : nullptr;
     give_filled(t_, line, filled::now, p, bytes, value);
     if (user && !user->wait(line.now()).ok()) user = nullptr;  // refused: it may not use the block then
     give_filled(t_, user ? *user : line, filled::still, p, bytes, value);
@@ -89,7 +89,7 @@ class refused_among_threads {
   trial& t_;
   std::size_t const pages_;
   memory_bench* bench_ = nullptr;
-  std::vector<clock::timeline*> lines_;
+  std::vector<clock::stream_clock*> lines_;
 };
 
 }  // namespace weir::tests

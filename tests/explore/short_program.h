@@ -30,7 +30,7 @@ class short_among_threads {
     weir::options o;
     if (by_limit) o.device_limit = room;
     bench_ = &t.bench({.devices = 1, .memory = by_limit ? 4 * room : room, .virtual_memory = maps_}, o);
-    clock::timeline* const common = &t.stream(0);
+    clock::stream_clock* const common = &t.stream(0);
     for (lane& mine : lanes_) mine.lines = {&t.stream(0), &t.stream(0), common};
   }
 
@@ -50,29 +50,29 @@ class short_among_threads {
  private:
   static constexpr std::size_t page = 64 << 10, share = 4 * page;
   struct lane {
-    std::vector<clock::timeline*> lines;
+    std::vector<clock::stream_clock*> lines;
     std::uint32_t steps;
     std::size_t share;  // bytes
   };
 
   void step(lane const& mine, unsigned char value) {
     auto& device = bench_->on(0);
-    clock::timeline& line = *mine.lines[t_.draw(3)];
+    clock::stream_clock& line = *mine.lines[t_.draw(3)];
     std::size_t const bytes = alike_ || t_.coin() ? mine.share : t_.coin() ? page : 2000;
-    void* p = memory::quick_allocate(&line, bytes, 0);
+    void* p = memory::fast_allocate(&line, bytes, 0);
     try {
       if (!p) p = device.allocate(line, bytes, 0, source_location::current());
     } catch (out_of_memory const& e) {
       if (maps_ || alike_) t_.fail(std::string("there is room, and memory is refused: ") + e.what());
       return;
     }
-    clock::timeline* user = t_.draw(3) == 2 ? mine.lines[t_.draw(3)] : nullptr;
+    clock::stream_clock* user = t_.draw(3) == 2 ? mine.lines[t_.draw(3)] : nullptr;
     if (t_.coin()) {
       give_filled(t_, line, filled::now, p, bytes, value);
       if (user) (void)user->wait(line.now());
       give_filled(t_, user ? *user : line, filled::still, p, bytes, value);
     }
-    bool const gone = user ? memory::quick_deallocate_used(user, p) : memory::quick_deallocate(p);
+    bool const gone = user ? memory::fast_deallocate_used(user, p) : memory::fast_deallocate(p);
     if (!gone) device.deallocate(p, user, source_location::current());
   }
 

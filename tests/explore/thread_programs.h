@@ -15,33 +15,33 @@ namespace weir::tests {
 // arrives, and everybody comes back.
 inline void crew_among_threads(trial& t) {
   (void)t.bench();
-  auto crew = std::make_shared<streams::copy_crew>(2);
-  crew->work_by({.threads = 2, .helps = t.draw(2) != 0});
+  auto workers = std::make_shared<streams::copy_workers>(2);
+  workers->work_by({.threads = 2, .helps = t.draw(2) != 0});
   for (int k = 0; k < 2; ++k) {
-    t.spawn(std::string(1, static_cast<char>('a' + k)), [&t, crew] {
+    t.spawn(std::string(1, static_cast<char>('a' + k)), [&t, workers] {
       for (int i = 0, n = 1 + static_cast<int>(t.draw(3)); i < n; ++i) {
         unsigned char from[16], to[16] = {};
         std::memset(from, 1 + i, sizeof from);
-        streams::copy_crew::task task;
+        streams::copy_workers::task task;
         task.dst = to, task.src = from, task.bytes = sizeof from;
-        if (i % 2 == 0) task.piece = 6;
-        crew->submit(task);
+        if (i % 2 == 0) task.grain = 6;
+        workers->submit(task);
         bool const wanted = t.draw(4) != 0;
-        wanted ? crew->finish(task) : crew->cancel(task);
+        wanted ? workers->finish(task) : workers->cancel(task);
         if (wanted && std::memcmp(from, to, sizeof from) != 0)
           t.fail("somebody wrote other bytes than the crew was given");
       }
     });
   }
   t.join();
-  crew->stop();
+  workers->stop();
 }
 
 // One thread takes, writes and gives back on its stream;
 // another takes on its own what that left, writes and reads it.
 inline void memory_given_back_among_threads(trial& t) {
   auto& bench = t.bench({.devices = 1, .memory = 512 << 10});
-  clock::timeline* const lines[] = {&t.stream(0), &t.stream(0)};
+  clock::stream_clock* const lines[] = {&t.stream(0), &t.stream(0)};
   for (int k = 0; k < 2; ++k) {
     auto* const line = lines[k];
     int const n = 2 + static_cast<int>(t.draw(5));
@@ -70,8 +70,8 @@ inline void memory_given_back_among_threads(trial& t) {
 // Two threads put one stream behind two others: both orders are known then.
 inline void knowledge_among_threads(trial& t) {
   auto& bench = t.bench();
-  clock::timeline& waiter = t.stream(0);
-  clock::timeline* const others[] = {&t.stream(0), &t.stream(0)};
+  clock::stream_clock& waiter = t.stream(0);
+  clock::stream_clock* const others[] = {&t.stream(0), &t.stream(0)};
   clock::stamp stamps[2];
   for (int k = 0; k < 2; ++k) {
     t.spawn(std::string(1, static_cast<char>('a' + k)), [&, k] {

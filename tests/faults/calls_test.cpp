@@ -15,7 +15,7 @@ namespace weir::faults {
 namespace {
 
 constexpr std::uint64_t machines = 4;  // seeds, from 1
-constexpr std::uint64_t without_end = driver::faulty::without_end;
+constexpr std::uint64_t without_end = driver::fault_injector::without_end;
 
 std::vector<expectation> expectations(scenario const& s) {
   std::vector<expectation> all{undisturbed_once_warm(s, 1)};

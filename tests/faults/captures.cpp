@@ -42,7 +42,7 @@ class leftovers {  // a part of the runtime
 
 class capture {  // under way while it lives
  public:
-  capture(runtime::impl& r, stream_ref on) : runtime_(r), line_(streams::line_of(on)) {
+  capture(runtime::impl& r, stream_ref on) : runtime_(r), line_(streams::clock_of(on)) {
     require(r.machine().begin_capture(0, line_.handle(), driver::capture_mode::global), "begin_capture", "a stream", "",
             at);
     open_ = true;
@@ -61,7 +61,7 @@ class capture {  // under way while it lives
 
  private:
   runtime::impl& runtime_;
-  clock::timeline& line_;
+  clock::stream_clock& line_;
   bool open_ = false;
 };
 
@@ -77,7 +77,7 @@ class executable {
     if (handle_ != executable_handle::none) runtime_.part<leftovers>().give_back(handle_);
   }
   void launch(stream_ref on) {
-    require(runtime_.machine().launch_graph(0, streams::line_of(on).handle(), handle_), "launch_graph", "a graph", "",
+    require(runtime_.machine().launch_graph(0, streams::clock_of(on).handle(), handle_), "launch_graph", "a graph", "",
             at);
   }
 

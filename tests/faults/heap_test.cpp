@@ -69,12 +69,12 @@ INSTANTIATE_TEST_SUITE_P(with_threads, failing_heap, ::testing::ValuesIn(that_wa
 
 // Regression: submit() threw, out of a host function too.
 TEST(a_crew_without_memory, copies_all_that_it_was_given) {
-  using streams::copy_crew;
+  using streams::copy_workers;
   for (std::uint64_t const more : {std::uint64_t{0}, heap::without_end}) {
     std::string const from(200, 'x');
     std::string to(200, '-');
-    std::vector<copy_crew::task> tasks(200);  // more than a queue takes without memory
-    copy_crew crew(0);
+    std::vector<copy_workers::task> tasks(200);  // more than a queue takes without memory
+    copy_workers crew(0);
     for (std::size_t i = 0; i < tasks.size(); ++i) {
       tasks[i] = {&to[i], &from[i], 1};
       heap::fail(1, more);
@@ -110,7 +110,7 @@ TEST(shared_memory_without_memory, is_given_back_in_the_end) {
   runtime own(simulated{.devices = 1, .memory = 64_MiB});
   runtime_guard const in(own);
   auto& exports = own.get().part<peer::exports>();
-  auto& driver = *driver::faulty_of(own.get().machine());
+  auto& driver = *driver::fault_injector_of(own.get().machine());
   auto const left = [&] {
     synchronize(device(0));
     exports.forget_idle();
@@ -122,7 +122,7 @@ TEST(shared_memory_without_memory, is_given_back_in_the_end) {
   auto const before = left();
   std::uint64_t refused = 1;
   for (std::uint64_t k = 1; refused; ++k) {
-    driver.refuse({.of = driver::call::release, .more = driver::faulty::without_end});
+    driver.refuse({.of = driver::call::release, .more = driver::fault_injector::without_end});
     heap::fail(k, 0);
     try {
       exportable_buffer const b(1000, 0);
@@ -172,7 +172,7 @@ TEST(segments_without_memory, are_dropped_all_the_same) {
 // that was given back.
 TEST(books_without_memory, hold_all_of_a_handle_for_in_use) {
   runtime own(simulated{.devices = 1, .memory = std::size_t{64} << 20});
-  observe::memory_beside books(own.get());
+  observe::external_memory books(own.get());
   auto const at = [](std::uintptr_t n) { return reinterpret_cast<void const*>(n); };
   books.appeared(0, observe::sharing::exported, 0x10000, 0x1000);
   EXPECT_FALSE(books.find(at(0x10100))->in_use);
@@ -198,19 +198,19 @@ TEST(pinned_blocks, with_an_unrecorded_use_are_never_reused) {
     constexpr std::size_t bytes = 4096;
     void* const p = pool.allocate(bytes, 0, source_location::current());
     std::uint64_t refused = 0;
-    std::vector<clock::timeline*> users;
+    std::vector<clock::stream_clock*> users;
     for (int i = 0; i < 12; ++i) {  // more than nearly all blocks need, for which there is room at once
-      clock::timeline& user = *users.emplace_back(&bench.stream(0));
+      clock::stream_clock& user = *users.emplace_back(&bench.stream(0));
       ASSERT_TRUE(bench.machine().enqueue(0, user.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
       heap::fail(how != noted::all, 0);
-      how == noted::not_all_stamps ? pool.mark(p, user.now()) : pool.mark(p, user);
+      how == noted::not_all_stamps ? pool.record_use(p, user.now()) : pool.record_use(p, user);
       refused += heap::stop();
     }
     EXPECT_EQ(refused > 0, how != noted::all);
     pool.deallocate(p, source_location::current());
     std::vector<void*> others{pool.allocate(bytes, 0, source_location::current())};
     EXPECT_NE(others[0], p) << "its streams are not done";
-    for (clock::timeline* user : users) ASSERT_TRUE(bench.clocks().synchronize(user->now()).ok());
+    for (clock::stream_clock* user : users) ASSERT_TRUE(bench.clocks().synchronize(user->now()).ok());
     others.push_back(pool.allocate(32_MiB, 0, source_location::current()));  // a miss, which looks at what is done
     EXPECT_EQ(pool.statistics().pending_bytes.all.current, how == noted::all ? 0 : static_cast<std::int64_t>(bytes));
     others.push_back(pool.allocate(bytes, 0, source_location::current()));
@@ -225,13 +225,13 @@ TEST(pinned_blocks, with_an_unrecorded_use_are_never_reused) {
 TEST(pinned_uses, come_back_with_their_blocks) {
   tests::memory_bench bench({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped});
   auto& pool = bench.core.part<streams::pinned_memory>();
-  std::vector<clock::timeline*> users;
+  std::vector<clock::stream_clock*> users;
   for (int i = 0; i < 12; ++i) users.push_back(&bench.stream(0));
   std::int64_t once = 0;
   for (int round = 0; round < 20; ++round) {
     streams::pinned_uses mine;
     void* const p = pool.allocate(4096, 0, source_location::current());
-    for (clock::timeline const* user : users) ASSERT_NE(pool.look(p, 4096, user->id(), mine), nullptr);
+    for (clock::stream_clock const* user : users) ASSERT_NE(pool.look(p, 4096, user->id(), mine), nullptr);
     heap::fail(1, heap::without_end);
     pool.deallocate(p, source_location::current());
     EXPECT_EQ(heap::stop(), 0u);
@@ -244,7 +244,7 @@ TEST(pinned_uses, come_back_with_their_blocks) {
 // load beside it a trial's census saw that ("3 blocks of the heap are left").
 // Here it runs only when nobody else wants its processor.
 TEST(kept_thread, owns_nothing_of_a_machine_that_went_on_alone) {
-  struct in_turn final : base::relay_choices {
+  struct in_turn final : base::schedule_choices {
     int next(int now, std::span<int const>) noexcept override { return now; }
     int instead(int, std::span<int const> can) noexcept override { return can.front(); }
     std::size_t woken(std::size_t) noexcept override { return 0; }
@@ -262,8 +262,8 @@ TEST(kept_thread, owns_nothing_of_a_machine_that_went_on_alone) {
   std::vector<pid_t> humble;
   humble.reserve(100);
   auto const run = [&] {
-    base::relay threads(choices);
-    threads.enter("first", base::relay::life::while_needed);
+    base::thread_scheduler threads(choices);
+    threads.enter("first", base::thread_scheduler::life::while_needed);
     for (int k = 0; k < 2; ++k) {
       threads.spawn("another", [&] {
         humble.push_back(::gettid());

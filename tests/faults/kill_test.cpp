@@ -22,7 +22,7 @@
 namespace weir::faults {
 namespace {
 
-class killer final : public driver::faulty::watcher {
+class killer final : public driver::fault_injector::watcher {
  public:
   explicit killer(std::uint64_t k) : left_(k) {}
   void enters(call) noexcept override {  // the driver: what it has begun stays as it is
@@ -44,7 +44,7 @@ TEST(killed, in_a_process_of_its_own) {
     like.seed = tests::number_from_environment("WEIR_KILL_MACHINE", 1);
     runtime own(like, s.with);
     runtime_guard const in(own);
-    driver::faulty_of(own.get().machine())->watch(&at_k);
+    driver::fault_injector_of(own.get().machine())->watch(&at_k);
     (void)s.run();
   }
 }

@@ -36,7 +36,7 @@ struct left_behind {  // of the process, when no runtime lives
   std::int64_t blocks = heap::live();
 };
 
-class looking_on final : public driver::faulty::watcher {
+class looking_on final : public driver::fault_injector::watcher {
  public:
   looking_on(pair_counts* counts, std::vector<call>* calls) : counts_(counts), calls_(calls) {}
   void comes(call c) noexcept override {
@@ -109,7 +109,7 @@ class life {
   }
   ~life() { end(); }
 
-  driver::faulty& machine() { return *driver::faulty_of(own_->get().machine()); }
+  driver::fault_injector& machine() { return *driver::fault_injector_of(own_->get().machine()); }
   driver::sim::controls& control() { return *driver::sim::controls_of(machine()); }
   runtime::impl& parts() { return own_->get(); }
   int devices() const { return devices_; }

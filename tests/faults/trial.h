@@ -33,7 +33,7 @@ expectation undisturbed_once_warm(scenario const&, std::uint64_t seed);  // what
 
 struct failure {
   std::uint64_t seed = 1;  // of the machine
-  driver::faulty::order call{.k = 0};
+  driver::fault_injector::order call{.k = 0};
   std::uint64_t allocation = 0, more_allocations = 0;  // of the host's heap, see heap.h
   std::uint64_t system_call = 0, more_system_calls = 0;  // see system.h
   std::string text() const;

@@ -83,25 +83,26 @@ TEST(differential, stepped_and_seeded_with_freedoms_answer_alike) {
 
 // Machines with a defect. Each is found out by a short program.
 namespace drv = weir::driver;
-struct no_waits final : drv::faulty {  // streams wait for nothing
-  using faulty::faulty;
+struct no_waits final : drv::fault_injector {  // streams wait for nothing
+  using fault_injector::fault_injector;
   drv::status wait(int, drv::stream_handle, drv::event_handle) override { return {}; }
 };
-struct nothing_joins_legacy final : drv::faulty {
-  using faulty::faulty;
+struct nothing_joins_legacy final : drv::fault_injector {
+  using fault_injector::fault_injector;
   drv::result<drv::stream_handle> create_stream(int device, drv::stream_kind, int priority) override {
-    return faulty::create_stream(device, drv::stream_kind::independent, priority);
+    return fault_injector::create_stream(device, drv::stream_kind::independent, priority);
   }
 };
-struct launches_nothing final : drv::faulty {
-  using faulty::faulty;
+struct launches_nothing final : drv::fault_injector {
+  using fault_injector::fault_injector;
   drv::status launch_graph(int, drv::stream_handle, drv::executable_handle) override { return {}; }
 };
-struct keeps_spoiled final : drv::faulty {  // who asks a captured stream spoils nothing
-  using faulty::faulty;
+struct keeps_spoiled final : drv::fault_injector {  // who asks a captured stream spoils nothing
+  using fault_injector::fault_injector;
   drv::status query_stream(int device, drv::stream_handle s) override {
-    auto const captured = faulty::capturing(device, s);
-    return captured.ok() && captured.value ? drv::status{drv::code::not_permitted, 0} : faulty::query_stream(device, s);
+    auto const captured = fault_injector::capturing(device, s);
+    return captured.ok() && captured.value ? drv::status{drv::code::not_permitted, 0}
+                                           : fault_injector::query_stream(device, s);
   }
 };
 

@@ -6,7 +6,7 @@
 
 #include "runtime/memory/device/device_allocator.h"
 #include "tests/memory/names.h"
-#include "tests/model/ghosts_program.h"
+#include "tests/model/aliases_program.h"
 #include "tests/support/sanitized.h"
 
 namespace weir {
@@ -15,14 +15,14 @@ namespace {
 using tests::memory_bench;
 
 // Counts what a move costs.
-class counting : public driver::faulty {
+class counting : public driver::fault_injector {
  public:
-  explicit counting(std::unique_ptr<weir::driver::driver> m) : faulty(std::move(m)) {}
+  explicit counting(std::unique_ptr<weir::driver::driver> m) : fault_injector(std::move(m)) {}
   weir::driver::status map(weir::driver::address a, std::size_t bytes, weir::driver::memory_handle h) override {
-    return ++maps, faulty::map(a, bytes, h);
+    return ++maps, fault_injector::map(a, bytes, h);
   }
   weir::driver::status unmap(weir::driver::address a, std::size_t bytes) override {
-    return ++unmaps, faulty::unmap(a, bytes);
+    return ++unmaps, fault_injector::unmap(a, bytes);
   }
   int maps = 0, unmaps = 0;
 };
@@ -38,7 +38,7 @@ struct moved {
                        calls = made.get();
                        return made;
                      }};
-  clock::timeline& s = bench.stream(0);
+  clock::stream_clock& s = bench.stream(0);
   memory::device_allocator& device = static_cast<memory::device_allocator&>(bench.on(0));
   char* holes[2];
   std::vector<void*> walls;
@@ -123,7 +123,7 @@ TEST(ghosts, nothing_is_unmapped_before_work_is_complete) {
 // They leave more than are kept.
 TEST(ghosts, random_programs_unmap_none_under_work) {
   for (auto const seed : tests::seeds("ghosts", tests::sanitized ? 30 : 100)) {
-    auto const v = tests::ghosts_program(seed).run();
+    auto const v = tests::aliases_program(seed).run();
     ASSERT_TRUE(v.ok()) << "WEIR_TEST_SEED=" << seed << ": " << v;
   }
 }
@@ -163,16 +163,16 @@ TEST(ghosts, any_call_refused_leaves_every_list_whole) {
   std::uint64_t calls = 0;
   {
     moved m;
-    auto const before = driver::faulty_of(m.bench.machine())->calls_so_far();
+    auto const before = driver::fault_injector_of(m.bench.machine())->calls_so_far();
     EXPECT_EQ(program(m), 0);
-    calls = driver::faulty_of(m.bench.machine())->calls_so_far() - before;
+    calls = driver::fault_injector_of(m.bench.machine())->calls_so_far() - before;
   }
   ASSERT_GT(calls, 60u);
   for (std::uint64_t k = 1; k <= calls; ++k) {
     moved m;
     m.bench.control->fail_call("any", k, k % 2 ? driver::code::out_of_memory : driver::code::failed);
     (void)program(m);
-    driver::faulty_of(m.bench.machine())->forget_orders();
+    driver::fault_injector_of(m.bench.machine())->forget_orders();
     ASSERT_EQ(m.device.validate(), std::vector<std::string>{}) << "call " << k;
     for (void* w : m.walls) m.give(w);
     m.device.empty_cache();

@@ -18,10 +18,10 @@ namespace {
 
 using tests::memory_bench;
 
-struct no_mapping final : weir::driver::faulty {  // a machine that cannot map
-  using faulty::faulty;
+struct no_mapping final : weir::driver::fault_injector {  // a machine that cannot map
+  using fault_injector::fault_injector;
   weir::driver::result<weir::driver::device_info> info(int device) override {
-    auto i = faulty::info(device);
+    auto i = fault_injector::info(device);
     i.value.maps = false;
     return i;
   }
@@ -30,7 +30,7 @@ struct no_mapping final : weir::driver::faulty {  // a machine that cannot map
 TEST(allocator_pages, handles_are_the_largest_fitting_power_of_two) {
   memory_bench bench({.devices = 1, .memory = std::size_t{256} << 30});
   memory::allocator& d = bench.on(0);
-  clock::timeline& s = bench.stream(0);
+  clock::stream_clock& s = bench.stream(0);
   void* const p = d.allocate(s, 1102 << 20, 0, at);
   EXPECT_EQ(d.statistics().segment.all.current, 68 + 3) << "68 of 16, 8 + 4 + 2 MiB";
   EXPECT_EQ(d.statistics().reserved_bytes.all.current, 1102 << 20);
@@ -44,7 +44,7 @@ TEST(allocator_pages, handles_are_the_largest_fitting_power_of_two) {
 TEST(allocator_layout, parts_of_a_range_agree_with_the_counters) {
   memory_bench bench({.devices = 1, .memory = 64 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});
   memory::allocator& d = bench.on(0);
-  clock::timeline& s = bench.stream(0);
+  clock::stream_clock& s = bench.stream(0);
   std::vector<void*> all;
   for (std::size_t const bytes : {100, 100, 100, 100, 3000, 40'000, 300'000, 300'000})
     all.push_back(d.allocate(s, bytes, 0, at));
@@ -79,7 +79,7 @@ TEST(allocator_layout, parts_of_a_range_agree_with_the_counters) {
 TEST(allocator_pages, a_fence_is_recorded_for_each_16_mib_freed) {
   memory_bench bench({.devices = 1, .memory = std::size_t{1} << 30});
   memory::allocator& d = bench.on(0);
-  clock::timeline& a = bench.stream(0);
+  clock::stream_clock& a = bench.stream(0);
   auto const free_64_MiB = [&] {
     for (int i = 0; i < 64; ++i) d.deallocate(d.allocate(a, 1 << 20, 0, at), nullptr, at);
   };
@@ -95,7 +95,7 @@ TEST(allocator_pages, a_fence_is_recorded_for_each_16_mib_freed) {
 TEST(allocator_forked, a_child_gets_a_typed_error) {
   memory_bench bench({.devices = 1, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});
   memory::allocator& d = bench.on(0);
-  clock::timeline& s = bench.stream(0);
+  clock::stream_clock& s = bench.stream(0);
   void* const p = d.allocate(s, 100'000, 0, at);
   pid_t const child = ::fork();
   if (child == 0) {
@@ -124,7 +124,7 @@ TEST(teardown, held_memory_is_reported_and_stays_valid) {
   {
     memory_bench bench({.devices = 1, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});
     bench.control->at_end([&](std::vector<std::string> const& census) { left = census; });
-    clock::timeline& s = bench.stream(0);
+    clock::stream_clock& s = bench.stream(0);
     (void)bench.on(0).allocate(s, 100'000, 0, at);
     bench.on(0).deallocate(bench.on(0).allocate(s, 1 << 20, 0, at), nullptr, at);
     ASSERT_TRUE(bench.machine().destroy_stream(0, s.handle()).ok());
@@ -140,10 +140,10 @@ TEST(teardown, nothing_is_left_of_a_runtime_without_blocks) {
   {
     memory_bench bench({.devices = 1, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});
     bench.control->at_end([&](std::vector<std::string> const& census) { left = census; });
-    clock::timeline& s = bench.stream(0);
-    clock::timeline& t = bench.stream(0);
+    clock::stream_clock& s = bench.stream(0);
+    clock::stream_clock& t = bench.stream(0);
     void* const p = bench.on(0).allocate(s, 1 << 20, 0, at);
-    bench.on(0).mark(p, t, at);
+    bench.on(0).record_use(p, t, at);
     bench.on(0).deallocate(p, nullptr, at);
     for (auto* l : {&s, &t}) ASSERT_TRUE(bench.machine().destroy_stream(0, l->handle()).ok());
   }
@@ -154,7 +154,7 @@ TEST(allocator_segments, serve_behind_the_same_arena) {
   memory_bench bench({.devices = 1, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1}, {},
                      [](std::unique_ptr<driver::driver> m) { return std::make_unique<no_mapping>(std::move(m)); });
   memory::allocator& d = bench.on(0);
-  clock::timeline& s = bench.stream(0);
+  clock::stream_clock& s = bench.stream(0);
   std::vector<void*> all;
   for (std::size_t bytes : {100, 5000, 40'000, 1'000'000, 0}) all.push_back(d.allocate(s, bytes, 0, at));
   EXPECT_EQ(d.find(static_cast<char*>(all[3]) + 999'999)->base, all[3]);
@@ -189,7 +189,7 @@ TEST(allocator_segments, a_refused_one_is_reported_again) {
                       .seed = 1,
                       .virtual_memory = false});
   memory::allocator& d = bench.on(0);
-  clock::timeline& s = bench.stream(0);
+  clock::stream_clock& s = bench.stream(0);
   auto& history = observe::history::process();
   history.start(100, false);
   void* const p = d.allocate(s, bytes, 0, at);
@@ -212,10 +212,10 @@ TEST(allocator_segments, a_refused_one_is_reported_again) {
 }
 
 // What another thread does as soon as the driver has a segment back.
-struct meanwhile final : weir::driver::faulty {
-  using faulty::faulty;
+struct meanwhile final : weir::driver::fault_injector {
+  using fault_injector::fault_injector;
   weir::driver::status release_segment(int device, weir::driver::address at) override {
-    auto const s = faulty::release_segment(device, at);
+    auto const s = fault_injector::release_segment(device, at);
     if (s.ok() && then) std::exchange(then, nullptr)();
     return s;
   }
@@ -237,7 +237,7 @@ TEST(allocator_segments, one_returns_to_another_stream_early) {
                          return made;
                        });
     memory::allocator& d = bench.on(0);
-    clock::timeline &a = bench.stream(0), &b = bench.stream(0);
+    clock::stream_clock &a = bench.stream(0), &b = bench.stream(0);
     void* const first = d.allocate(a, 1 << 20, 0, at);
     void* second = nullptr;
     d.deallocate(first, nullptr, at);
@@ -258,11 +258,11 @@ TEST(allocator_end, pages_in_use_elsewhere_are_unmapped_after_it) {
   memory_bench bench({.devices = 2, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});
   memory::oom_callbacks none;
   auto d = std::make_unique<memory::device_allocator>(bench.core, 0, none);
-  clock::timeline& home = bench.stream(0);
-  clock::timeline& far = bench.stream(1);
+  clock::stream_clock& home = bench.stream(0);
+  clock::stream_clock& far = bench.stream(1);
   void* const p = d->allocate(home, 300'000, 0, at);
   ASSERT_TRUE(d->grant(p, 1).ok());
-  d->mark(p, far, at);
+  d->record_use(p, far, at);
   bool ran = false;
   driver::touch const reads[] = {{reinterpret_cast<driver::address>(p), 300'000, false}};
   ASSERT_TRUE(bench.machine()
@@ -279,11 +279,11 @@ TEST(allocator_end, pages_stay_when_another_device_cannot_wait) {
   memory_bench bench({.devices = 2, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});
   memory::oom_callbacks none;
   auto d = std::make_unique<memory::device_allocator>(bench.core, 0, none);
-  clock::timeline& home = bench.stream(0);
-  clock::timeline& far = bench.stream(1);
+  clock::stream_clock& home = bench.stream(0);
+  clock::stream_clock& far = bench.stream(1);
   void* const p = d->allocate(home, 300'000, 0, at);
   ASSERT_TRUE(d->grant(p, 1).ok());
-  d->mark(p, far, at);
+  d->record_use(p, far, at);
   driver::touch const reads[] = {{reinterpret_cast<driver::address>(p), 300'000, false}};
   ASSERT_TRUE(bench.machine().enqueue(1, far.handle(), reads, {[](void*) {}, nullptr, nullptr}).ok());
   d->deallocate(p, nullptr, at);
@@ -298,7 +298,7 @@ TEST(allocator_end, pages_stay_when_the_device_cannot_wait) {
   memory_bench bench({.devices = 1, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});
   memory::oom_callbacks none;
   auto d = std::make_unique<memory::device_allocator>(bench.core, 0, none);
-  clock::timeline& home = bench.stream(0);
+  clock::stream_clock& home = bench.stream(0);
   void* const p = d->allocate(home, 300'000, 0, at);
   driver::touch const writes[] = {{reinterpret_cast<driver::address>(p), 300'000, true}};
   ASSERT_TRUE(bench.machine().enqueue(0, home.handle(), writes, {[](void*) {}, nullptr, nullptr}).ok());

@@ -15,12 +15,12 @@ struct allocations : ::testing::Test {
   explicit allocations(options o = {})
       : bench({.devices = 2, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1}, o) {}
   memory::allocator& device() { return bench.on(0); }
-  void* take(clock::timeline& s, std::size_t bytes, std::size_t alignment = 0) {
+  void* take(clock::stream_clock& s, std::size_t bytes, std::size_t alignment = 0) {
     return device().allocate(s, bytes, alignment, at);
   }
-  void give(void* p, clock::timeline* last = nullptr) { device().deallocate(p, last, at); }
+  void give(void* p, clock::stream_clock* last = nullptr) { device().deallocate(p, last, at); }
   // Work that the stream has not done until it is stepped.
-  void busy(clock::timeline& s) {
+  void busy(clock::stream_clock& s) {
     ASSERT_TRUE(bench.machine().enqueue(s.device(), s.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
   }
   void sound() {
@@ -28,8 +28,8 @@ struct allocations : ::testing::Test {
     EXPECT_EQ(bench.control->findings(), std::vector<std::string>{});
   }
   memory_bench bench;
-  clock::timeline& a = bench.stream(0);
-  clock::timeline& b = bench.stream(0);
+  clock::stream_clock& a = bench.stream(0);
+  clock::stream_clock& b = bench.stream(0);
 };
 
 TEST_F(allocations, a_freed_block_serves_its_home_stream_at_once) {
@@ -46,7 +46,7 @@ TEST_F(allocations, a_freed_block_serves_its_home_stream_at_once) {
 TEST_F(allocations, a_marked_block_waits_for_the_marked_stream) {
   for (std::size_t bytes : {100, 300'000}) {
     void* const p = take(a, bytes);
-    device().mark(static_cast<char*>(p) + bytes / 2, b, at);
+    device().record_use(static_cast<char*>(p) + bytes / 2, b, at);
     busy(b);  // given after the mark, before the free: the free takes the stamp
     give(p);
     EXPECT_GT(device().statistics().pending_bytes.all.current, 0);
@@ -62,7 +62,7 @@ TEST_F(allocations, a_marked_block_waits_for_the_marked_stream) {
 
 TEST_F(allocations, a_marked_block_is_free_after_its_homes_wait) {
   void* const p = take(a, 300'000);
-  device().mark(p, b, at);
+  device().record_use(p, b, at);
   busy(b);
   give(p);
   ASSERT_TRUE(a.wait(b.now()).ok());
@@ -118,9 +118,9 @@ TEST_F(allocations, a_transferred_block_follows_its_old_stream) {
 
 TEST_F(allocations, a_transferred_block_waits_for_its_marks) {
   for (std::size_t bytes : {100, 300'000}) {
-    clock::timeline& c = bench.stream(0);
+    clock::stream_clock& c = bench.stream(0);
     void* const p = take(a, bytes);
-    device().mark(p, c, at);
+    device().record_use(p, c, at);
     device().set_stream(p, b, at);
     device().set_stream(p, a, at);
     busy(c);  // after it was handed over, before it is freed
@@ -177,11 +177,11 @@ TEST_F(allocations, wrong_frees_are_named_and_change_nothing) {
     EXPECT_EQ(device().statistics().flat(), before);
     give(p);
     EXPECT_NE(refused([&] { give(p); }).remedy().find("freed before"), std::string::npos);
-    refused([&] { device().mark(p, b, at); });
+    refused([&] { device().record_use(p, b, at); });
     sound();
   }
   void* const p = take(a, 300'000);
-  device().mark(p, b, at);
+  device().record_use(p, b, at);
   busy(b);
   give(p);
   EXPECT_NE(refused([&] { give(p); }).operands().find("freed already"), std::string::npos)
@@ -222,7 +222,7 @@ TEST_F(allocations, short_of_memory_a_stream_waits_for_a_free) {
 // b behind c, which is behind a's part, would be a circle.
 // The path leads through streams that carry none.
 TEST_F(allocations, no_wait_leads_to_collectives_indirectly) {
-  clock::timeline& c = bench.stream(0);
+  clock::stream_clock& c = bench.stream(0);
   a.set_carries_collectives(true);
   b.set_carries_collectives(true);
   auto const part = bench.machine().hold(0, a.handle());
@@ -278,7 +278,7 @@ TEST_F(allocations, a_miss_polls_once_for_all_pending_blocks) {
   for (int i = 0; i < 5000; ++i) all.push_back(take(a, 64));
   auto const gate = bench.machine().hold(0, b.handle());
   ASSERT_TRUE(gate.ok());
-  for (void* p : all) device().mark(p, b, at), give(p);
+  for (void* p : all) device().record_use(p, b, at), give(p);
   auto const before = bench.clocks().counted().polls;
   std::uint64_t const hits = device().statistics().cache_hits;
   int misses = 0;
@@ -428,7 +428,7 @@ TEST_F(allocations, empty_cache_frees_all_that_holds_no_block) {
   void* const kept = take(a, 100);
   void* const p = take(a, 2 << 20);
   void* const q = take(b, 100'000);
-  device().mark(p, b, at);
+  device().record_use(p, b, at);
   busy(b);
   give(p);
   give(q);
@@ -443,7 +443,7 @@ TEST_F(allocations, empty_cache_frees_all_that_holds_no_block) {
 
 // Its stamps are forgotten.
 TEST_F(allocations, an_ended_registrations_arena_serves_the_next) {
-  clock::timeline& f = bench.clocks().make(
+  clock::stream_clock& f = bench.clocks().make(
       0, bench.machine().create_stream(0, driver::stream_kind::independent, 0).value, clock::life::foreign);
   void* const p = take(f, 1 << 20);
   busy(f);
@@ -454,7 +454,7 @@ TEST_F(allocations, an_ended_registrations_arena_serves_the_next) {
   void* const early = take(bench.stream(0), 1 << 19);
   EXPECT_NE(early, p) << "not before its work is done";
   ASSERT_TRUE(bench.control->run());
-  clock::timeline& heir = bench.stream(0);
+  clock::stream_clock& heir = bench.stream(0);
   EXPECT_EQ(take(heir, 1 << 19), p);
   EXPECT_EQ(take(b, 1 << 19), static_cast<char*>(p) + (1 << 19)) << "complete, for whoever asks";
   device().fence_what_came_free(heir);
@@ -464,7 +464,7 @@ TEST_F(allocations, an_ended_registrations_arena_serves_the_next) {
 
 TEST_F(allocations, many_registrations_do_not_use_up_the_addresses) {
   for (int i = 0; i < 600; ++i) {
-    clock::timeline& f = bench.clocks().make(0, a.handle(), clock::life::foreign);
+    clock::stream_clock& f = bench.clocks().make(0, a.handle(), clock::life::foreign);
     give(take(f, 100'000));
     bench.clocks().retire(f);
     ASSERT_TRUE(bench.control->run());
@@ -475,7 +475,7 @@ TEST_F(allocations, many_registrations_do_not_use_up_the_addresses) {
 
 TEST_F(allocations, a_lost_device_refuses_and_others_live_on) {
   void* const p = take(a, 100'000);
-  clock::timeline& other = bench.stream(1);
+  clock::stream_clock& other = bench.stream(1);
   bench.control->lose_device(0);
   EXPECT_FALSE(bench.clocks().synchronize(a.now()).ok());
   give(p);
@@ -502,7 +502,7 @@ TEST_F(allocations, a_peer_is_granted_every_handle_under_a_block) {
   ASSERT_TRUE(device().grant(static_cast<char*>(p) + 5, 1).ok());
   EXPECT_TRUE(device().granted(p, 1));
   EXPECT_TRUE(device().granted(p, 0));
-  clock::timeline& other = bench.stream(1);
+  clock::stream_clock& other = bench.stream(1);
   driver::touch const t{reinterpret_cast<driver::address>(p), 2 << 20, true};
   ASSERT_TRUE(bench.machine().enqueue(1, other.handle(), {&t, 1}, {[](void*) {}, nullptr, nullptr}).ok());
   ASSERT_TRUE(bench.machine().synchronize_stream(1, other.handle()).ok());

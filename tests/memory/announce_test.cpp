@@ -14,9 +14,9 @@
 namespace weir {
 namespace {
 
-class listener : public driver::faulty {
+class listener : public driver::fault_injector {
  public:
-  using faulty::faulty;
+  using fault_injector::fault_injector;
   std::map<weir::driver::address, std::size_t> blocks;
   int wrong = 0, asked = 0;
   bool nvtx_memory() override { return ++asked, true; }

@@ -19,24 +19,24 @@ namespace {
 struct bare_arena {
   std::unique_ptr<region> in;
   std::map<address, handle> handles;
-  arena pieces;
+  arena blocks;
 
   explicit bare_arena(std::size_t bytes) : in(new region(address{1} << 40, bytes, page, nullptr)) {
-    pieces.add_region(*in, state::gap);
+    blocks.add_region(*in, state::unmapped);
   }
 
   void map(address at, std::size_t bytes) {
     in->set_pages({driver::memory_handle::none, at, bytes}, &(handles[at] = {driver::memory_handle::none, at, bytes}));
   }
-  piece* grow(std::size_t bytes, std::size_t alignment = bins::unit) {
+  heap_block* grow(std::size_t bytes, std::size_t alignment = bins::unit) {
     growth_plan g;
-    if (!pieces.plan(bytes, alignment, arena::part::blocks, g)) return nullptr;
+    if (!blocks.plan(bytes, alignment, arena::zone::blocks, g)) return nullptr;
     for (auto const& hole : g.missing) map(hole.at, hole.bytes);
-    return pieces.commit(g);
+    return blocks.commit(g);
   }
   std::vector<std::string> wrong() const {
     std::vector<std::string> out;
-    pieces.validate(out, "arena");
+    blocks.validate(out, "arena");
     return out;
   }
 };
@@ -45,15 +45,15 @@ struct bare_arena {
 
 TEST(arena, takes_an_exact_size_before_a_larger_piece) {
   bare_arena a(64 * page);
-  piece* const small = a.grow(2 * page);
-  piece* const wall = a.grow(page);
-  piece* const large = a.grow(8 * page);
+  heap_block* const small = a.grow(2 * page);
+  heap_block* const wall = a.grow(page);
+  heap_block* const large = a.grow(8 * page);
   a.grow(page);
   address const at = small->at;
   (void)wall;
-  a.pieces.give(*large, 0);
-  a.pieces.give(*small, 0);
-  piece* const again = a.pieces.take(2 * page, bins::unit);
+  a.blocks.give(*large, 0);
+  a.blocks.give(*small, 0);
+  heap_block* const again = a.blocks.take(2 * page, bins::unit);
   ASSERT_NE(again, nullptr);
   EXPECT_EQ(again->at, at);
   EXPECT_SOUND(a);
@@ -61,22 +61,22 @@ TEST(arena, takes_an_exact_size_before_a_larger_piece) {
 
 TEST(arena, large_blocks_fit_lowest_and_small_ones_tightest) {
   bare_arena a(256 * page);
-  piece* const low = a.grow(20 * page);
+  heap_block* const low = a.grow(20 * page);
   a.grow(page);
-  piece* const tight = a.grow(8 * page);
+  heap_block* const tight = a.grow(8 * page);
   a.grow(page);
-  piece* const least = a.grow(5 * page);
+  heap_block* const least = a.grow(5 * page);
   a.grow(page);
   address const low_at = low->at, least_at = least->at;
-  a.pieces.give(*low, 0);
-  a.pieces.give(*tight, 0);
-  a.pieces.give(*least, 0);
-  EXPECT_EQ(a.pieces.take(page + bins::unit, bins::unit)->at, least_at);
-  piece* const first = a.pieces.take(8 * page, bins::unit);
+  a.blocks.give(*low, 0);
+  a.blocks.give(*tight, 0);
+  a.blocks.give(*least, 0);
+  EXPECT_EQ(a.blocks.take(page + bins::unit, bins::unit)->at, least_at);
+  heap_block* const first = a.blocks.take(8 * page, bins::unit);
   EXPECT_EQ(first->at, low_at);
-  EXPECT_EQ(a.pieces.take(8 * page, bins::unit)->at, low_at + 8 * page);
-  a.pieces.give(*first, 7);
-  EXPECT_EQ(a.pieces.take_if(8 * page, bins::unit, [](piece const& p) { return p.freed == 7; })->at, low_at);
+  EXPECT_EQ(a.blocks.take(8 * page, bins::unit)->at, low_at + 8 * page);
+  a.blocks.give(*first, 7);
+  EXPECT_EQ(a.blocks.take_if(8 * page, bins::unit, [](heap_block const& p) { return p.freed == 7; })->at, low_at);
   EXPECT_SOUND(a);
 }
 
@@ -85,36 +85,36 @@ TEST(arena, runs_of_slots_lie_apart_from_blocks) {
   auto in = std::make_unique<region>(address{1} << 40, 64 * page, page, nullptr);
   in->runs = in->base + 48 * page;
   std::map<address, handle> handles;
-  arena pieces;
-  pieces.add_region(*in, state::gap);
-  auto const grow = [&](std::size_t bytes, arena::part part) -> piece* {
+  arena blocks;
+  blocks.add_region(*in, state::unmapped);
+  auto const grow = [&](std::size_t bytes, arena::zone part) -> heap_block* {
     growth_plan g;
-    if (!pieces.plan(bytes, bins::unit, part, g)) return nullptr;
+    if (!blocks.plan(bytes, bins::unit, part, g)) return nullptr;
     for (auto const& hole : g.missing)
       in->set_pages({driver::memory_handle::none, hole.at, hole.bytes},
                     &(handles[hole.at] = {driver::memory_handle::none, hole.at, hole.bytes}));
-    return pieces.commit(g);
+    return blocks.commit(g);
   };
   auto const wrong = [&] {
     std::vector<std::string> out;
-    pieces.validate(out, "arena");
+    blocks.validate(out, "arena");
     return out;
   };
-  piece* const last = grow(48 * page, arena::part::blocks);
+  heap_block* const last = grow(48 * page, arena::zone::blocks);
   ASSERT_NE(last, nullptr);
   EXPECT_EQ(last->end(), in->runs);
-  EXPECT_EQ(grow(page, arena::part::blocks), nullptr) << "the rest is for runs";
-  piece* const run = grow(2 * page, arena::part::runs);
+  EXPECT_EQ(grow(page, arena::zone::blocks), nullptr) << "the rest is for runs";
+  heap_block* const run = grow(2 * page, arena::zone::runs);
   ASSERT_NE(run, nullptr);
   EXPECT_EQ(run->at, in->runs);
-  pieces.give(*last, 0);
-  pieces.give(*run, 0);
+  blocks.give(*last, 0);
+  blocks.give(*run, 0);
   EXPECT_EQ(wrong(), std::vector<std::string>{});
-  EXPECT_EQ(pieces.free_pieces(), 2u) << "neighbours in different parts stay two";
-  EXPECT_EQ(pieces.take_run(page, cell)->at, in->runs);
-  ASSERT_NE(pieces.take(48 * page, bins::unit), nullptr);
-  EXPECT_EQ(pieces.take(page, bins::unit), nullptr);
-  EXPECT_EQ(pieces.take_anywhere(page, bins::unit)->at, in->runs + page);
+  EXPECT_EQ(blocks.free_blocks(), 2u) << "neighbours in different parts stay two";
+  EXPECT_EQ(blocks.take_run(page, cell)->at, in->runs);
+  ASSERT_NE(blocks.take(48 * page, bins::unit), nullptr);
+  EXPECT_EQ(blocks.take(page, bins::unit), nullptr);
+  EXPECT_EQ(blocks.take_anywhere(page, bins::unit)->at, in->runs + page);
   EXPECT_EQ(wrong(), std::vector<std::string>{});
 }
 
@@ -125,8 +125,8 @@ TEST(lowest_fit, agrees_with_a_scan) {
     region in(page, n * page, page, nullptr);
     lowest_fit all(n);
     // by a fourth of the page: in one of the first two or three of four at most
-    std::map<std::size_t, std::unique_ptr<piece>> plain;
-    auto const begin = [&](piece& p, std::size_t fourth, std::size_t bytes) {
+    std::map<std::size_t, std::unique_ptr<heap_block>> plain;
+    auto const begin = [&](heap_block& p, std::size_t fourth, std::size_t bytes) {
       p.at = in.base + (fourth * 4 + random() % 3) * page + random() % 3 * bins::unit, p.bytes = bytes;
     };
     for (int i = 0; i < 6000; ++i) {
@@ -135,7 +135,7 @@ TEST(lowest_fit, agrees_with_a_scan) {
       auto& p = plain[at];
       std::size_t const bytes = (2 + random() % 100) * lowest_fit::unit;
       if (!p) {
-        p = std::make_unique<piece>();
+        p = std::make_unique<heap_block>();
         p->in = &in;
         begin(*p, at, bytes);
         all.insert(*p);
@@ -172,23 +172,23 @@ TEST(lowest_fit, agrees_with_a_scan) {
 TEST(lowest_fit, sixty_four_lie_in_one_leaf) {
   region in(page, 4096 * page, page, nullptr);
   lowest_fit all(4096);
-  std::vector<piece> pieces(1000);
+  std::vector<heap_block> blocks(1000);
   auto const visited = [&](std::size_t leaves) {
     std::size_t n = 0;
-    all.each([&](piece&) { ++n; }, leaves);
+    all.each([&](heap_block&) { ++n; }, leaves);
     return n;
   };
-  auto const tightest = [&] { return all.tightest(4 * page, [](piece const&) { return true; }); };
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    pieces[i].in = &in, pieces[i].at = in.base + 4 * i * page, pieces[i].bytes = 4 * page;
-    all.insert(pieces[i]);
+  auto const tightest = [&] { return all.tightest(4 * page, [](heap_block const&) { return true; }); };
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    blocks[i].in = &in, blocks[i].at = in.base + 4 * i * page, blocks[i].bytes = 4 * page;
+    all.insert(blocks[i]);
     if (i == 63) {
       EXPECT_EQ(visited(1), 64u);
-      EXPECT_EQ(tightest(), &pieces[63]);
+      EXPECT_EQ(tightest(), &blocks[63]);
     }
     if (i == 63 || i == 200) {
-      all.change(pieces[10]);
-      EXPECT_EQ(tightest(), &pieces[10]) << "of " << i + 1;
+      all.change(blocks[10]);
+      EXPECT_EQ(tightest(), &blocks[10]) << "of " << i + 1;
     }
   }
   EXPECT_LT(visited(lowest_fit::some_leaves), visited(lowest_fit::some_leaves + 1));
@@ -196,14 +196,14 @@ TEST(lowest_fit, sixty_four_lie_in_one_leaf) {
 
 TEST(arena, pieces_that_merged_are_used_again) {
   bare_arena a(64 * page);
-  a.pieces.give(*a.grow(8 * page), 0);
-  std::set<piece*> made;
+  a.blocks.give(*a.grow(8 * page), 0);
+  std::set<heap_block*> made;
   for (int i = 0; i < 100; ++i) {
-    piece* const low = a.pieces.take(page, bins::unit);
-    piece* const next = a.pieces.take(page, bins::unit);
+    heap_block* const low = a.blocks.take(page, bins::unit);
+    heap_block* const next = a.blocks.take(page, bins::unit);
     made.insert({low, next});
-    a.pieces.give(*low, 0);
-    a.pieces.give(*next, 0);  // it and what lies behind it become one with the first
+    a.blocks.give(*low, 0);
+    a.blocks.give(*next, 0);  // it and what lies behind it become one with the first
   }
   EXPECT_LE(made.size(), 4u);
   EXPECT_SOUND(a);
@@ -211,46 +211,46 @@ TEST(arena, pieces_that_merged_are_used_again) {
 
 TEST(arena, no_two_neighbours_are_both_free) {
   bare_arena a(64 * page);
-  piece* const x = a.grow(page);
-  piece* const y = a.grow(page);
-  piece* const z = a.grow(page);
+  heap_block* const x = a.grow(page);
+  heap_block* const y = a.grow(page);
+  heap_block* const z = a.grow(page);
   address const at = x->at;
-  a.pieces.give(*x, 1);
-  a.pieces.give(*z, 3);
-  a.pieces.give(*y, 2);
-  EXPECT_EQ(a.pieces.free_pieces(), 1u);
+  a.blocks.give(*x, 1);
+  a.blocks.give(*z, 3);
+  a.blocks.give(*y, 2);
+  EXPECT_EQ(a.blocks.free_blocks(), 1u);
   EXPECT_SOUND(a);
   // the newest stamp of the three
-  piece* const all = a.pieces.take_if(3 * page, bins::unit, [](piece const& p) { return p.freed == 3; });
+  heap_block* const all = a.blocks.take_if(3 * page, bins::unit, [](heap_block const& p) { return p.freed == 3; });
   ASSERT_NE(all, nullptr);
   EXPECT_EQ(all->at, at);
 }
 
 TEST(arena, growth_takes_the_window_with_fewest_unmapped_bytes) {
   bare_arena a(64 * page);
-  piece* const first = a.grow(4 * page);
-  piece* const wall = a.grow(page);
-  piece* const last = a.grow(3 * page);
+  heap_block* const first = a.grow(4 * page);
+  heap_block* const wall = a.grow(page);
+  heap_block* const last = a.grow(3 * page);
   (void)wall;
-  a.pieces.give(*first, 0);
+  a.blocks.give(*first, 0);
   address const tail = last->at;
-  a.pieces.give(*last, 0);
+  a.blocks.give(*last, 0);
   growth_plan g;
-  ASSERT_TRUE(a.pieces.plan(5 * page, bins::unit, arena::part::blocks, g));
+  ASSERT_TRUE(a.blocks.plan(5 * page, bins::unit, arena::zone::blocks, g));
   EXPECT_EQ(g.block, tail);            // three pages lie there already
   EXPECT_EQ(g.missing_bytes, 2 * page);
   for (auto const& hole : g.missing) a.map(hole.at, hole.bytes);
-  a.pieces.commit(g);
+  a.blocks.commit(g);
   EXPECT_SOUND(a);
 }
 
 TEST(arena, growth_uses_free_memory_behind_a_gap) {
-  for (auto const part : {arena::part::blocks, arena::part::runs}) {
+  for (auto const part : {arena::zone::blocks, arena::zone::runs}) {
     auto in = std::make_unique<region>(address{1} << 40, 128 * page, page, nullptr);
     in->runs = in->base + 64 * page;
     std::map<address, handle> handles;
-    arena pieces;
-    pieces.add_region(*in, state::gap);
+    arena blocks;
+    blocks.add_region(*in, state::unmapped);
     auto const map = [&](growth_plan const& g) {
       for (auto const& hole : g.missing)
         in->set_pages({driver::memory_handle::none, hole.at, hole.bytes},
@@ -258,32 +258,32 @@ TEST(arena, growth_uses_free_memory_behind_a_gap) {
     };
     auto const grow = [&](std::size_t bytes) {
       growth_plan g;
-      EXPECT_TRUE(pieces.plan(bytes, bins::unit, part, g));
+      EXPECT_TRUE(blocks.plan(bytes, bins::unit, part, g));
       map(g);
-      return pieces.commit(g);
+      return blocks.commit(g);
     };
-    piece* const low = grow(3 * page);   // becomes a gap
-    piece* const free = grow(3 * page);  // stays mapped
+    heap_block* const low = grow(3 * page);   // becomes a gap
+    heap_block* const free = grow(3 * page);  // stays mapped
     grow(page);
-    piece* const other = grow(2 * page);
+    heap_block* const other = grow(2 * page);
     grow(page);
     address const at = low->at, behind = free->at;
-    pieces.give(*low, 0);
-    auto const going = pieces.reserve_handles(3 * page, arena::first::lowest, [](std::uint64_t) { return true; });
+    blocks.give(*low, 0);
+    auto const going = blocks.reserve_handles(3 * page, arena::first::lowest, [](std::uint64_t) { return true; });
     ASSERT_EQ(going.all.size(), 1u);
     for (handle const& h : going.all.front().handles) in->set_pages(h, nullptr);
-    pieces.release_done(*going.all.front().place);
-    pieces.give(*free, 0);
-    pieces.give(*other, 0);
+    blocks.release_done(*going.all.front().place);
+    blocks.give(*free, 0);
+    blocks.give(*other, 0);
     growth_plan g;
-    ASSERT_TRUE(pieces.plan(5 * page, bins::unit, part, g));
+    ASSERT_TRUE(blocks.plan(5 * page, bins::unit, part, g));
     EXPECT_EQ(g.block, at + page);
     EXPECT_EQ(g.block + g.bytes, behind + 3 * page);
     EXPECT_EQ(g.missing_bytes, 2 * page);
     map(g);
-    pieces.commit(g);
+    blocks.commit(g);
     std::vector<std::string> wrong;
-    pieces.validate(wrong, "arena");
+    blocks.validate(wrong, "arena");
     EXPECT_EQ(wrong, std::vector<std::string>{});
   }
 }
@@ -292,21 +292,21 @@ TEST(arena, growth_uses_free_memory_behind_a_gap) {
 TEST(arena, growth_over_a_part_of_a_ghost_saves_that_part_alone) {
   bare_arena a(64 * page);
   a.grow(page);
-  piece* const first = a.grow(8 * page);
+  heap_block* const first = a.grow(8 * page);
   a.grow(40 * page);
-  a.pieces.give(*first, 0);
-  auto const going = a.pieces.reserve_handles(8 * page, arena::first::lowest, [](std::uint64_t) { return true; });
+  a.blocks.give(*first, 0);
+  auto const going = a.blocks.reserve_handles(8 * page, arena::first::lowest, [](std::uint64_t) { return true; });
   for (handle const& h : going.all.front().handles) a.in->set_pages(h, nullptr);
-  a.pieces.release_done(*going.all.front().place);  // a gap of 8 pages, and one of 15 at the end
-  homed_handle moved{};
-  ghosts::places all;
+  a.blocks.release_done(*going.all.front().place);  // a gap of 8 pages, and one of 15 at the end
+  aliased_handle moved{};
+  alias_table::places all;
   address const at = a.in->base + page;
   all[at] = {&moved, nullptr, at, 8 * page, {}, true, false};
-  ghost_sight const sight{&all, nullptr,
-                          [](void const*, ghost const&, address, address) { return ghost_sight::fate::comes_home; }};
+  alias_view const sight{&all, nullptr,
+                          [](void const*, alias const&, address, address) { return alias_view::outcome::swaps; }};
   growth_plan g;
   // the one place there lies inside the ghost
-  ASSERT_TRUE(a.pieces.plan(3 * page, 4 * page, arena::part::blocks, g, sight));
+  ASSERT_TRUE(a.blocks.plan(3 * page, 4 * page, arena::zone::blocks, g, sight));
   EXPECT_EQ(g.block, a.in->base + 4 * page) << "where a handle comes home the block costs next to nothing";
   EXPECT_EQ(g.missing_bytes, 3 * page);
 }
@@ -314,66 +314,66 @@ TEST(arena, growth_over_a_part_of_a_ghost_saves_that_part_alone) {
 TEST(arena, of_equal_pieces_the_first_regions_is_taken) {
   bare_arena a(64 * page);
   region second(address{1} << 41, 64 * page, page, nullptr);
-  piece* const low = a.grow(8 * page);
+  heap_block* const low = a.grow(8 * page);
   a.grow(56 * page);
-  a.pieces.add_region(second, state::gap);
+  a.blocks.add_region(second, state::unmapped);
   handle pages{driver::memory_handle::none, second.base, second.bytes};
   second.set_pages(pages, &pages);
   auto const grow = [&](std::size_t bytes) {
     growth_plan g;
-    EXPECT_TRUE(a.pieces.plan(bytes, bins::unit, arena::part::blocks, g));
-    return a.pieces.commit(g);
+    EXPECT_TRUE(a.blocks.plan(bytes, bins::unit, arena::zone::blocks, g));
+    return a.blocks.commit(g);
   };
-  piece* const high = grow(8 * page);
+  heap_block* const high = grow(8 * page);
   grow(56 * page);
   ASSERT_EQ(high->in, &second);
   address const first = low->at;
-  a.pieces.give(*high, 0);
-  a.pieces.give(*low, 0);
-  EXPECT_EQ(a.pieces.take(page, bins::unit)->at, first);
+  a.blocks.give(*high, 0);
+  a.blocks.give(*low, 0);
+  EXPECT_EQ(a.blocks.take(page, bins::unit)->at, first);
   EXPECT_SOUND(a);
 }
 
 TEST(arena, a_new_region_has_no_stamp_of_its_past) {
   bare_arena a(64 * page);
-  piece* const low = a.grow(page);
-  piece* const next = a.grow(page);
-  a.pieces.give(*low, 7);
-  a.pieces.give(*next, 9);  // of the two, one piece becomes spare
+  heap_block* const low = a.grow(page);
+  heap_block* const next = a.grow(page);
+  a.blocks.give(*low, 7);
+  a.blocks.give(*next, 9);  // of the two, one piece becomes spare
   region segment(address{1} << 41, 4 * page, page, nullptr);
   handle h{driver::memory_handle::none, segment.base, segment.bytes};
   segment.set_pages(h, &h);
-  a.pieces.add_region(segment, state::free);
+  a.blocks.add_region(segment, state::free);
   EXPECT_EQ(segment.first->freed, 0u);
   EXPECT_SOUND(a);
-  a.pieces.drop_region(segment);
+  a.blocks.drop_region(segment);
 }
 
 // The rest stays a gap.
 TEST(arena, a_growth_rolled_back_leaves_mapped_memory_free) {
   bare_arena a(64 * page);
   growth_plan g;
-  ASSERT_TRUE(a.pieces.plan(5 * page, bins::unit, arena::part::blocks, g));
+  ASSERT_TRUE(a.blocks.plan(5 * page, bins::unit, arena::zone::blocks, g));
   ASSERT_EQ(g.missing.size(), 1u);
   a.map(g.missing[0].at, 2 * page);
-  EXPECT_EQ(a.pieces.take(page, bins::unit), nullptr) << "what is reserved is nobody else's";
-  a.pieces.roll_back(g);
+  EXPECT_EQ(a.blocks.take(page, bins::unit), nullptr) << "what is reserved is nobody else's";
+  a.blocks.roll_back(g);
   EXPECT_SOUND(a);
-  EXPECT_EQ(a.pieces.largest_free(), 2 * page);
+  EXPECT_EQ(a.blocks.largest_free(), 2 * page);
   EXPECT_NE(a.grow(5 * page), nullptr);
   EXPECT_SOUND(a);
 }
 
 TEST(arena, blocks_are_found_by_interior_addresses_however_large) {
   bare_arena a(4096 * page);
-  piece* const big = a.grow(3000 * page);
-  piece* const next = a.grow(granule);
+  heap_block* const big = a.grow(3000 * page);
+  heap_block* const next = a.grow(granule);
   for (std::size_t at : {std::size_t{0}, std::size_t{1}, granule, 1500 * page + 7, 3000 * page - 1})
     EXPECT_EQ(a.in->covering(big->at + at), big);
   EXPECT_EQ(a.in->covering(big->at + 3000 * page), next);
   EXPECT_EQ(a.in->covering(next->at + granule), nullptr);
   address const at = big->at;
-  a.pieces.give(*big, 0);
+  a.blocks.give(*big, 0);
   EXPECT_EQ(a.in->covering(at + 1500 * page), nullptr);
 }
 
@@ -381,13 +381,13 @@ TEST(arena, random_takes_and_gives_agree_with_a_byte_map) {
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     std::mt19937_64 random(seed);
     bare_arena a(256 * page);
-    std::map<address, std::pair<piece*, std::size_t>> live;
+    std::map<address, std::pair<heap_block*, std::size_t>> live;
     for (int i = 0; i < 400; ++i) {
       if (random() % 5 < 3) {
         std::size_t const bytes =
             std::max(round_up(random() % (random() % 4 ? 3 * page : 20 * page) + 1, bins::unit), granule);
         std::size_t const alignment = random() % 6 ? bins::unit : std::size_t{1} << (9 + random() % 9);
-        piece* p = a.pieces.take(bytes, alignment);
+        heap_block* p = a.blocks.take(bytes, alignment);
         if (!p) p = a.grow(bytes, alignment);
         if (!p) continue;
         ASSERT_EQ(p->at % alignment, 0u);
@@ -401,13 +401,13 @@ TEST(arena, random_takes_and_gives_agree_with_a_byte_map) {
         live[p->at] = {p, bytes};
       } else if (!live.empty()) {
         auto const which = std::next(live.begin(), static_cast<std::ptrdiff_t>(random() % live.size()));
-        a.pieces.give(*which->second.first, static_cast<std::uint64_t>(i));
+        a.blocks.give(*which->second.first, static_cast<std::uint64_t>(i));
         live.erase(which);
       } else {
         continue;
       }
       if (random() % 16 == 0) {  // a wholly free handle goes back
-        auto const going = a.pieces.reserve_handles(1 + random() % (6 * page),
+        auto const going = a.blocks.reserve_handles(1 + random() % (6 * page),
                                                     random() % 2 ? arena::first::oldest : arena::first::lowest,
                                                     [&](std::uint64_t) { return random() % 4 != 0; });
         for (released const& g : going.all) {
@@ -416,31 +416,31 @@ TEST(arena, random_takes_and_gives_agree_with_a_byte_map) {
             a.in->set_pages(h, nullptr);
             a.handles.erase(h.at);
           }
-          a.pieces.release_done(*g.place);
+          a.blocks.release_done(*g.place);
         }
       }
     }
     ASSERT_EQ(a.wrong(), std::vector<std::string>{}) << "seed " << seed;
-    for (auto const& [at, p] : live) a.pieces.give(*p.first, 0);
+    for (auto const& [at, p] : live) a.blocks.give(*p.first, 0);
     ASSERT_EQ(a.wrong(), std::vector<std::string>{}) << "seed " << seed;
   }
 }
 
 TEST(arena, handles_leave_the_oldest_or_the_lowest_piece) {
   bare_arena a(64 * page);
-  piece* const low = a.grow(2 * page);
+  heap_block* const low = a.grow(2 * page);
   a.grow(page);
-  piece* const high = a.grow(2 * page);
+  heap_block* const high = a.grow(2 * page);
   a.grow(page);
   address const where[] = {low->at, high->at};
-  a.pieces.give(*high, 1);
-  a.pieces.give(*low, 2);
+  a.blocks.give(*high, 1);
+  a.blocks.give(*low, 2);
   for (auto const& [which, at] :
        {std::pair{arena::first::oldest, where[1]}, std::pair{arena::first::lowest, where[0]}}) {
-    auto const going = a.pieces.reserve_handles(page, which, [](std::uint64_t) { return true; });
+    auto const going = a.blocks.reserve_handles(page, which, [](std::uint64_t) { return true; });
     ASSERT_EQ(going.all.size(), 1u);
     EXPECT_EQ(going.all.front().place->at, at);
-    a.pieces.release_done(*going.all.front().place);
+    a.blocks.release_done(*going.all.front().place);
   }
   EXPECT_SOUND(a);
 }
@@ -450,35 +450,35 @@ TEST(arena, handles_leave_the_oldest_or_the_lowest_piece) {
 std::uint64_t most_looks(std::size_t live_blocks) {
   std::mt19937_64 random(live_blocks);
   bare_arena a(std::size_t{1} << 36);
-  std::vector<piece*> live;
+  std::vector<heap_block*> live;
   std::uint64_t most = 0;
   std::uint64_t predicate = 0;
   auto const step = [&](auto act) {
-    std::uint64_t const before = a.pieces.looked_at() + predicate;
+    std::uint64_t const before = a.blocks.looked_at() + predicate;
     act();
-    most = std::max(most, a.pieces.looked_at() + predicate - before);
+    most = std::max(most, a.blocks.looked_at() + predicate - before);
   };
   auto const size = [&] { return (64 + random() % 300) * bins::unit * (random() % 16 ? 1 : 40); };
   auto const take = [&](std::size_t bytes) {
-    piece* const p = a.pieces.take_if(bytes, bins::unit, [&](piece const&) { return ++predicate; });
+    heap_block* const p = a.blocks.take_if(bytes, bins::unit, [&](heap_block const&) { return ++predicate; });
     return p ? p : a.grow(bytes);
   };
   while (live.size() < live_blocks + live_blocks / 10) live.push_back(take(size()));
   for (std::size_t i = 0; i < live_blocks / 10; ++i) {
     std::swap(live[random() % live.size()], live.back());
-    a.pieces.give(*live.back(), i);
+    a.blocks.give(*live.back(), i);
     live.pop_back();
   }
   for (int i = 0; i < 3000; ++i) {
     std::size_t const which = random() % live.size();
-    step([&] { a.pieces.give(*live[which], static_cast<std::uint64_t>(i)); });
+    step([&] { a.blocks.give(*live[which], static_cast<std::uint64_t>(i)); });
     step([&] { live[which] = take(size()); });
     if (i % 8) continue;
-    step([&] { a.pieces.give(*a.grow(10'000 * bins::unit), static_cast<std::uint64_t>(i)); });
+    step([&] { a.blocks.give(*a.grow(10'000 * bins::unit), static_cast<std::uint64_t>(i)); });
     step([&] {
-      auto const found = a.pieces.reserve_handle(
+      auto const found = a.blocks.reserve_handle(
           64 * page, page, [&](handle const&) { return ++predicate; }, [&](std::uint64_t) { return ++predicate; });
-      if (found.from.place) a.pieces.release_done(*found.from.place);
+      if (found.from.place) a.blocks.release_done(*found.from.place);
     });
   }
   return most;
@@ -494,16 +494,16 @@ TEST(arena, no_call_looks_at_more_pieces_among_more_blocks) {
 
 TEST(bins, a_piece_of_the_next_bin_fits) {
   bins b;
-  std::vector<piece> pieces(100);
+  std::vector<heap_block> blocks(100);
   for (std::size_t i = 0; i < 99; ++i) {
-    pieces[i].bytes = 100 * bins::unit;  // all in one bin with 101 units
-    b.insert(pieces[i]);
+    blocks[i].bytes = 100 * bins::unit;  // all in one bin with 101 units
+    b.insert(blocks[i]);
   }
-  pieces[99].bytes = 4000 * bins::unit;
-  b.insert(pieces[99]);
-  EXPECT_EQ(b.find(101 * bins::unit, [](piece const&) { return true; }), &pieces[99]);
-  EXPECT_EQ(b.find(100 * bins::unit, [](piece const&) { return true; })->bytes, 100 * bins::unit);
-  EXPECT_EQ(b.find(4001 * bins::unit, [](piece const&) { return true; }), nullptr);
+  blocks[99].bytes = 4000 * bins::unit;
+  b.insert(blocks[99]);
+  EXPECT_EQ(b.find(101 * bins::unit, [](heap_block const&) { return true; }), &blocks[99]);
+  EXPECT_EQ(b.find(100 * bins::unit, [](heap_block const&) { return true; })->bytes, 100 * bins::unit);
+  EXPECT_EQ(b.find(4001 * bins::unit, [](heap_block const&) { return true; }), nullptr);
 }
 
 TEST(bit_tree, finds_the_largest_member_up_to_a_number) {

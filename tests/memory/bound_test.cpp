@@ -28,7 +28,7 @@ TEST(bound, reserved_stays_within_it_at_every_step) {
     tests::bound_program p(seed);
     tests::verdict const wrong = p.run();
     ASSERT_TRUE(wrong.ok()) << wrong << "; replay with WEIR_TEST_SEED=" << seed;
-    past += p.past_the_first_term, near += p.near_it, compared += p.covered_compared;
+    past += p.past_the_first_term, near += p.near_it, compared += p.unreclaimable_compared;
   }
   std::cout << wanted.count() << " programs; reserved was near the first term in " << near << " steps, past it in "
             << past << "; what is covered was compared " << compared << " times\n";
@@ -127,20 +127,20 @@ TEST(bound, many_streams_in_turn_reserve_as_much_as_one) {
   memory_bench bench({.devices = 1, .memory = 256 << 20, .schedule = simulated::scheduling::stepped, .seed = 1},
                      options{.epsilon = 0});
   auto& device = bench.on(0);
-  std::vector<clock::timeline*> streams;
+  std::vector<clock::stream_clock*> streams;
   for (int i = 0; i < 40; ++i) streams.push_back(&bench.stream(0));
   for (int round = 0; round < 4; ++round) {
-    for (clock::timeline* const s : streams) {
+    for (clock::stream_clock* const s : streams) {
       std::vector<void*> blocks;
       for (int i = 0; i < 8; ++i) blocks.push_back(device.allocate(*s, 8 * page, 0, at));
       for (void* const p : blocks) device.deallocate(p, nullptr, at);
-      for (clock::timeline* const each : streams) ASSERT_TRUE(bench.clocks().synchronize(each->now()).ok());
+      for (clock::stream_clock* const each : streams) ASSERT_TRUE(bench.clocks().synchronize(each->now()).ok());
     }
   }
   auto const n = device.statistics();
   EXPECT_LE(n.reserved_bytes.all.peak, static_cast<std::int64_t>((64 + 17) * page));
   EXPECT_EQ(n.pending_bytes.all.current, 0);
-  EXPECT_EQ(static_cast<memory::device_allocator&>(device).covered(), 0u);
+  EXPECT_EQ(static_cast<memory::device_allocator&>(device).unreclaimable(), 0u);
 }
 
 // Threads that take turns: what each is told to do, it does, and nobody else does anything.

@@ -25,13 +25,13 @@ namespace {
 using memory::round_up;
 
 // Looks on whenever a handle is about to be made.
-class onlooker final : public driver::faulty {
+class onlooker final : public driver::fault_injector {
  public:
-  using faulty::faulty;
+  using fault_injector::fault_injector;
   std::function<void()> looks;
   weir::driver::result<weir::driver::memory_handle> create(int device, std::size_t bytes) override {
     if (looks) looks();
-    return faulty::create(device, bytes);
+    return fault_injector::create(device, bytes);
   }
 };
 
@@ -74,11 +74,11 @@ class bound_among_threads {
   };
 
   memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench_.on(0)); }
-  clock::timeline& any_line() { return *lines_[t_.draw(static_cast<std::uint32_t>(lines_.size()))]; }
+  clock::stream_clock& any_line() { return *lines_[t_.draw(static_cast<std::uint32_t>(lines_.size()))]; }
 
   // What is in use and covered now counts from now on.
   void note() {
-    std::size_t const covered = device().covered();
+    std::size_t const covered = device().unreclaimable();
     memory_statistics const n = device().statistics();
     auto const in_use = static_cast<std::size_t>(n.allocated_bytes.all.current + n.pending_bytes.all.current);
     std::size_t const reserved = device().reserved();
@@ -107,7 +107,7 @@ class bound_among_threads {
   void ask(std::size_t me, std::size_t bytes) { threads_.lock()->asked[me] = bytes; }
 
   void take(std::size_t me) {
-    clock::timeline& s = any_line();
+    clock::stream_clock& s = any_line();
     std::size_t const bytes =
         (32 << 10) + 1 + (t_.coin() ? t_.draw(static_cast<std::uint32_t>(largest_)) : (1 + t_.draw(4)) * largest_ / 4);
     ask(me, round_up(bytes, 512));
@@ -141,8 +141,8 @@ class bound_among_threads {
       b = all->back();
       all->pop_back();
     }
-    clock::timeline& user = any_line();
-    device().mark(b.at, user, source_location::current());
+    clock::stream_clock& user = any_line();
+    device().record_use(b.at, user, source_location::current());
     (void)bench_.machine().enqueue(0, user.handle(), {}, {[](void*) {}, nullptr, nullptr});
     device().deallocate(b.at, nullptr, source_location::current());
   }
@@ -179,7 +179,7 @@ class bound_among_threads {
   double const epsilon_;
   tests::memory_bench& bench_;
   std::size_t largest_ = 0;  // bytes, of a block
-  std::vector<clock::timeline*> lines_;
+  std::vector<clock::stream_clock*> lines_;
   base::guarded<levels> threads_;
   base::guarded<std::vector<block>> blocks_;
 };

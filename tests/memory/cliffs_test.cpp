@@ -23,11 +23,11 @@ struct cliffs : ::testing::Test {
   explicit cliffs(options o = {}, std::size_t memory = std::size_t{141} << 30)
       : bench({.devices = 2, .memory = memory, .schedule = simulated::scheduling::stepped, .seed = 1}, o) {}
   memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench.on(0)); }
-  void* take(clock::timeline& s, std::size_t bytes, std::size_t alignment = 0) {
+  void* take(clock::stream_clock& s, std::size_t bytes, std::size_t alignment = 0) {
     return device().allocate(s, bytes, alignment, at);
   }
-  void give(void* p, clock::timeline* last = nullptr) { device().deallocate(p, last, at); }
-  void busy(clock::timeline& s) {
+  void give(void* p, clock::stream_clock* last = nullptr) { device().deallocate(p, last, at); }
+  void busy(clock::stream_clock& s) {
     ASSERT_TRUE(bench.machine().enqueue(0, s.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
   }
   std::int64_t reserved() { return device().statistics().reserved_bytes.all.current; }
@@ -36,23 +36,23 @@ struct cliffs : ::testing::Test {
     EXPECT_EQ(bench.control->findings(), std::vector<std::string>{});
   }
   memory_bench bench;
-  clock::timeline& a = bench.stream(0);
-  clock::timeline& b = bench.stream(0);
+  clock::stream_clock& a = bench.stream(0);
+  clock::stream_clock& b = bench.stream(0);
 };
 
 // rmm#543: 1.3 us with a thousand blocks, 21.7 us with ten thousand:
 // the free list is searched from its head, both ways.
-std::size_t looks_among(std::size_t pieces) {
+std::size_t looks_among(std::size_t blocks) {
   constexpr std::size_t page = 64 << 10;
-  memory::region in(memory::address{1} << 40, 8 * pieces * page, page, nullptr);
+  memory::region in(memory::address{1} << 40, 8 * blocks * page, page, nullptr);
   std::map<memory::address, memory::handle> handles;
   memory::arena arena;
-  arena.add_region(in, memory::state::gap);
+  arena.add_region(in, memory::state::unmapped);
   std::mt19937_64 random(5);
-  std::vector<memory::piece*> live;
-  for (std::size_t i = 0; i < 2 * pieces; ++i) {
+  std::vector<memory::heap_block*> live;
+  for (std::size_t i = 0; i < 2 * blocks; ++i) {
     memory::growth_plan g;
-    if (!arena.plan((64 + random() % 190) * memory::bins::unit, memory::bins::unit, memory::arena::part::blocks, g))
+    if (!arena.plan((64 + random() % 190) * memory::bins::unit, memory::bins::unit, memory::arena::zone::blocks, g))
       ADD_FAILURE();
     for (auto const& hole : g.missing) {
       memory::handle const h{driver::memory_handle::none, hole.at, hole.bytes};
@@ -61,11 +61,11 @@ std::size_t looks_among(std::size_t pieces) {
     live.push_back(arena.commit(g));
   }
   for (std::size_t i = 0; i < live.size(); i += 2) arena.give(*live[i], 1 + i);
-  EXPECT_GE(arena.free_pieces(), pieces / 2);
+  EXPECT_GE(arena.free_blocks(), blocks / 2);
   std::size_t looks = 0;
   for (int i = 0; i < 200; ++i) {
-    memory::piece* const p = arena.take_if((64 + random() % 150) * memory::bins::unit, memory::bins::unit,
-                                           [&](memory::piece const&) { return ++looks, true; });
+    memory::heap_block* const p = arena.take_if((64 + random() % 150) * memory::bins::unit, memory::bins::unit,
+                                           [&](memory::heap_block const&) { return ++looks, true; });
     if (p) arena.give(*p, 1);
   }
   return looks;
@@ -102,7 +102,7 @@ TEST_F(cliffs, short_runs_serve_where_no_long_run_is_free) {
 TEST(cliff_handles, each_run_of_a_large_class_is_one_handle) {
   if (tests::sanitized) GTEST_SKIP() << "a million blocks";
   memory_bench bench({.devices = 1, .memory = std::size_t{8} << 30});
-  clock::timeline& a = bench.stream(0);
+  clock::stream_clock& a = bench.stream(0);
   memory::allocator& of = bench.on(0);
   constexpr std::size_t one = 528, many = 100 << 20, all_bytes = 600 << 20;
   std::vector<void*> all;
@@ -126,7 +126,7 @@ TEST(cliff_handles, each_run_of_a_large_class_is_one_handle) {
 TEST(cliff_handles, an_emptied_cache_moves_as_little_as_none) {
   auto const calls_of_large_blocks = [](bool after_others) {
     memory_bench bench({.devices = 1, .memory = std::size_t{64} << 30});
-    clock::timeline& a = bench.stream(0);
+    clock::stream_clock& a = bench.stream(0);
     memory::allocator& of = bench.on(0);
     counted_calls calls(*bench.control);
     std::mt19937_64 random(7);
@@ -216,18 +216,18 @@ TEST_F(cliffs, at_most_one_fences_worth_is_found_late) {
 // for memory behind record_stream waits until the host asks.
 // Its host never asks.
 TEST_F(cliffs, a_pipeline_of_three_streams_holds_few_batches) {
-  clock::timeline& c = bench.stream(0);
+  clock::stream_clock& c = bench.stream(0);
   constexpr std::size_t batch = 16 << 20;
   counted_calls calls(*bench.control);
   for (int i = 0; i < 60; ++i) {
     void* const in = take(a, batch);
     busy(a);
-    device().mark(in, b, at);
+    device().record_use(in, b, at);
     ASSERT_TRUE(b.wait(a.now()).ok());
     void* const out = take(b, batch);
     busy(b);
     give(in);
-    device().mark(out, c, at);
+    device().record_use(out, c, at);
     ASSERT_TRUE(c.wait(b.now()).ok());
     busy(c);
     give(out);
@@ -272,7 +272,7 @@ TEST_F(cliffs, ten_thousand_waiting_blocks_cost_a_miss_one_question) {
   std::vector<void*> all;
   for (int i = 0; i < 10'000; ++i) all.push_back(take(a, 40'000));
   for (void* p : all) {
-    device().mark(p, b, at);
+    device().record_use(p, b, at);
     busy(b);
     give(p);
   }

@@ -9,7 +9,7 @@
 
 namespace weir::tests {
 
-class counted_calls final : public driver::faulty::watcher {
+class counted_calls final : public driver::fault_injector::watcher {
  public:
   explicit counted_calls(driver::sim::controls& of) : of_(of.refusing()) { of_.watch(this); }
   ~counted_calls() override { of_.watch(nullptr); }
@@ -37,7 +37,7 @@ class counted_calls final : public driver::faulty::watcher {
   void forget() { counts_ = {}; }
 
  private:
-  driver::faulty& of_;
+  driver::fault_injector& of_;
   std::array<std::uint64_t, driver::call_count> counts_{};
 };
 

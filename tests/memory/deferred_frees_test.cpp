@@ -10,10 +10,10 @@
 namespace weir {
 namespace {
 
-struct outboxes : tests::small_device {
+struct deferred : tests::small_device {
   stream home, user;
   void SetUp() override {
-    if (!base::can_fence_owners() || own.get().witness())
+    if (!base::has_process_wide_fence() || own.get().observer())
       GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is gathered";
   }
   std::vector<void*> some(std::size_t bytes, std::size_t n) { return small_device::some(home.ref(), bytes, n); }
@@ -22,7 +22,7 @@ struct outboxes : tests::small_device {
   std::size_t give_back(std::vector<void*> const& all) {
     std::size_t quick = 0;
     for (void* p : all) {
-      bool const gone = memory::quick_deallocate_used(&streams::line_of(user), p);
+      bool const gone = memory::fast_deallocate_used(&streams::clock_of(user), p);
       quick += gone;
       if (!gone) deallocate(user, p);
     }
@@ -31,7 +31,7 @@ struct outboxes : tests::small_device {
 };
 
 // Most of them without the lock.
-TEST_F(outboxes, gathered_frees_count_as_pending_at_once) {
+TEST_F(deferred, gathered_frees_count_as_pending_at_once) {
   auto const small = some(500, 1000), large = some(20'000, 40);
   auto const before = memory_stats(0);
   EXPECT_GT(give_back(small), 900u);
@@ -56,7 +56,7 @@ TEST_F(outboxes, gathered_frees_count_as_pending_at_once) {
   sound();
 }
 
-TEST_F(outboxes, waiting_blocks_are_part_of_the_pending_peak) {
+TEST_F(deferred, waiting_blocks_are_part_of_the_pending_peak) {
   void* const large = allocate(home.ref(), 1_MiB);
   auto const all = some(512, 40);
   deallocate(user, large);
@@ -72,7 +72,7 @@ TEST_F(outboxes, waiting_blocks_are_part_of_the_pending_peak) {
   EXPECT_GE(n.small.peak, 40 * 512);
 }
 
-TEST_F(outboxes, a_slot_in_one_is_no_live_block) {
+TEST_F(deferred, a_slot_in_one_is_no_live_block) {
   auto const all = some(512, 20);
   give_back(all);
   for (void* p : all) EXPECT_FALSE(find_block(p));
@@ -84,28 +84,28 @@ TEST_F(outboxes, a_slot_in_one_is_no_live_block) {
 }
 
 // The home stream needs no outbox.
-TEST_F(outboxes, marks_and_other_homes_take_the_lock) {
+TEST_F(deferred, marks_and_other_homes_take_the_lock) {
   auto const all = some(512, 40);
   give_back({all.begin(), all.begin() + 10});
   record_stream(all[10], home);  // its own stream: no mark
-  EXPECT_TRUE(memory::quick_deallocate_used(&streams::line_of(user), all[10]));
+  EXPECT_TRUE(memory::fast_deallocate_used(&streams::clock_of(user), all[10]));
   stream third;
   record_stream(all[11], third);
-  EXPECT_FALSE(memory::quick_deallocate_used(&streams::line_of(user), all[11]));
+  EXPECT_FALSE(memory::fast_deallocate_used(&streams::clock_of(user), all[11]));
   deallocate(user, all[11]);
-  EXPECT_FALSE(memory::quick_deallocate_used(&streams::line_of(third), all[12])) << "another user";
-  EXPECT_FALSE(memory::quick_deallocate_used(&streams::line_of(user), static_cast<char*>(all[12]) + 16));
+  EXPECT_FALSE(memory::fast_deallocate_used(&streams::clock_of(third), all[12])) << "another user";
+  EXPECT_FALSE(memory::fast_deallocate_used(&streams::clock_of(user), static_cast<char*>(all[12]) + 16));
   deallocate(all[12]);
   deallocate(all[13]);
   std::int64_t const waiting = memory_stats(0).pending_bytes.all.current;
-  EXPECT_TRUE(memory::quick_deallocate_used(&streams::line_of(home), all[14])) << "nobody is to be waited for";
+  EXPECT_TRUE(memory::fast_deallocate_used(&streams::clock_of(home), all[14])) << "nobody is to be waited for";
   EXPECT_EQ(memory_stats(0).pending_bytes.all.current, waiting);
   for (std::size_t i = 15; i < all.size(); ++i) deallocate(all[i]);
   sound();
 }
 
 // Marks: of slots the first is put down without the lock, and what has no other goes without it, too.
-struct marks : outboxes {
+struct users : deferred {
   stream third;
   std::vector<std::uint64_t> waited_for() {
     std::vector<std::uint64_t> all;
@@ -114,10 +114,10 @@ struct marks : outboxes {
     }
     return all;
   }
-  static std::uint64_t id(stream const& s) { return streams::line_of(s).id(); }
+  static std::uint64_t id(stream const& s) { return streams::clock_of(s).id(); }
   auto& machine() { return own.get().machine(); }
   // What that stream is given from now on stands still until the gate is opened.
-  driver::gate_handle hold(stream const& s) { return machine().hold(0, streams::line_of(s).handle()).value; }
+  driver::gate_handle hold(stream const& s) { return machine().hold(0, streams::clock_of(s).handle()).value; }
   void let_go(driver::gate_handle gate, stream const& s) {
     EXPECT_TRUE(machine().open_gate(gate).ok());
     s.synchronize();
@@ -126,19 +126,19 @@ struct marks : outboxes {
 };
 
 // The block waits for its stream.
-TEST_F(marks, are_made_and_removed_without_the_lock) {
+TEST_F(users, are_made_and_removed_without_the_lock) {
   auto const all = some(512, 400);
   std::size_t quick = 0, gone = 0;
   for (void* p : all) {
-    bool const put = memory::quick_mark(&streams::line_of(user), p);
+    bool const put = memory::fast_record_use(&streams::clock_of(user), p);
     quick += put;
     if (!put) record_stream(p, user);
-    EXPECT_FALSE(memory::quick_deallocate(p)) << "a mark is to be looked at";
+    EXPECT_FALSE(memory::fast_deallocate(p)) << "a mark is to be looked at";
   }
   EXPECT_GT(quick, 350u);
   sound();
   for (void* p : all) {
-    bool const went = memory::quick_deallocate_marked(nullptr, p);
+    bool const went = memory::fast_deallocate_marked(nullptr, p);
     gone += went;
     if (!went) deallocate(p);
   }
@@ -155,16 +155,16 @@ TEST_F(marks, are_made_and_removed_without_the_lock) {
 }
 
 // Also beside another user; all are waited for.
-TEST_F(marks, for_two_streams_take_the_lock) {
+TEST_F(users, for_two_streams_take_the_lock) {
   auto const all = some(700, 20);
   auto const first = hold(user), second = hold(third);
   for (void* p : all) record_stream(p, user), record_stream(p, user);
   record_stream(all[10], third);
-  EXPECT_FALSE(memory::quick_deallocate_marked(nullptr, all[10]));
+  EXPECT_FALSE(memory::fast_deallocate_marked(nullptr, all[10]));
   deallocate(all[10]);
-  EXPECT_FALSE(memory::quick_deallocate_marked(&streams::line_of(third), all[11])) << "used by another stream, too";
+  EXPECT_FALSE(memory::fast_deallocate_marked(&streams::clock_of(third), all[11])) << "used by another stream, too";
   deallocate(third, all[11]);
-  EXPECT_FALSE(memory::quick_deallocate_marked(nullptr, static_cast<char*>(all[12]) + 16)) << "an inner address";
+  EXPECT_FALSE(memory::fast_deallocate_marked(nullptr, static_cast<char*>(all[12]) + 16)) << "an inner address";
   EXPECT_THROW(deallocate(static_cast<char*>(all[12]) + 16), invalid_use);
   let_go(first, user);
   miss(4_MiB);
@@ -179,12 +179,12 @@ TEST_F(marks, for_two_streams_take_the_lock) {
   sound();
 }
 
-TEST_F(marks, of_a_block_that_has_another_home_stay_with_it) {
+TEST_F(users, of_a_block_that_has_another_home_stay_with_it) {
   buffer b(512);
   record_stream(b.data(), user);
   b.set_stream(third);
-  EXPECT_FALSE(memory::quick_mark(&streams::line_of(user), b.data()));
-  EXPECT_FALSE(memory::quick_deallocate_marked(nullptr, b.data()));
+  EXPECT_FALSE(memory::fast_record_use(&streams::clock_of(user), b.data()));
+  EXPECT_FALSE(memory::fast_deallocate_marked(nullptr, b.data()));
   record_stream(b.data(), home);
   b.reset();
   auto const them = waited_for();
@@ -193,7 +193,7 @@ TEST_F(marks, of_a_block_that_has_another_home_stay_with_it) {
 }
 
 // Two threads read the same blocks for two streams at once: no mark is lost, whichever comes first.
-TEST_F(marks, by_two_threads_at_once_are_both_kept) {
+TEST_F(users, by_two_threads_at_once_are_both_kept) {
   for (int i = 0; i < 5; ++i) {
     auto const held = hold(user), held_third = hold(third);
     auto const all = some(640, 1000);
@@ -225,11 +225,11 @@ TEST_F(marks, by_two_threads_at_once_are_both_kept) {
 
 // All blocks of an outbox wait for just what each would: work that the stream was given between two frees is
 // waited for by the second alone.
-TEST_F(outboxes, a_fence_between_two_frees_parts_them) {
+TEST_F(deferred, a_fence_between_two_frees_parts_them) {
   auto const all = some(512, 30);
   give_back({all.begin(), all.begin() + 10});
   event const done = user.record_event();
-  EXPECT_FALSE(memory::quick_deallocate_used(&streams::line_of(user), all[10])) << "its stamp is another one";
+  EXPECT_FALSE(memory::fast_deallocate_used(&streams::clock_of(user), all[10])) << "its stamp is another one";
   deallocate(user, all[10]);
   home.wait(done);
   auto const n = memory_stats(0).pending_bytes.all.current;
@@ -239,7 +239,7 @@ TEST_F(outboxes, a_fence_between_two_frees_parts_them) {
   sound();
 }
 
-TEST_F(outboxes, go_home_with_their_thread) {
+TEST_F(deferred, go_home_with_their_thread) {
   auto const all = some(700, 100);
   std::thread([&] {
     runtime_guard const here_too(own);
@@ -259,13 +259,13 @@ TEST_F(outboxes, go_home_with_their_thread) {
   EXPECT_EQ(memory_stats(0).reserved_bytes.all.current, 0);
 }
 
-TEST_F(outboxes, of_a_parked_thread_serve_when_memory_is_short) {
+TEST_F(deferred, of_a_parked_thread_serve_when_memory_is_short) {
   auto const all = some(4096, 200);
   a_block_of_all_pages_is_had_while_a_thread_is_parked_after([&] { EXPECT_GT(give_back(all), 100u); }, home.ref());
 }
 
 // A miss looks there before the memory grows: what is complete by then serves again.
-TEST_F(outboxes, are_asked_before_small_blocks_cause_growth) {
+TEST_F(deferred, are_asked_before_small_blocks_cause_growth) {
   auto all = some(512, 4096);  // 2 MiB: a page of it all
   while (memory_stats(0).cached_bytes.all.current >= 512) {
     auto const more = some(512, 1);
@@ -281,7 +281,7 @@ TEST_F(outboxes, are_asked_before_small_blocks_cause_growth) {
   sound();
 }
 
-TEST_F(outboxes, a_taken_over_memory_gets_no_old_numbers) {
+TEST_F(deferred, a_taken_over_memory_gets_no_old_numbers) {
   for (int i = 0; i < 4; ++i) {
     std::vector<void*> all;
     {
@@ -299,7 +299,7 @@ TEST_F(outboxes, a_taken_over_memory_gets_no_old_numbers) {
 }
 
 // Whichever a step finds, open or shut, no slot is lost and none is anybody else's too.
-TEST_F(outboxes, a_thread_gathers_while_others_empty_its_outbox) {
+TEST_F(deferred, a_thread_gathers_while_others_empty_its_outbox) {
   base::atomic<bool> done{false};
   std::thread one([&] {
     runtime_guard const here_too(own);
@@ -323,19 +323,20 @@ TEST_F(outboxes, a_thread_gathers_while_others_empty_its_outbox) {
 // An outbox keeps the number of its home at the last put. Numbers of a stream that has ended say nothing of
 // the one that inherits its memory: slots that came home too late would be free from a number on that the
 // heir comes to after hundreds of fences.
-TEST(ended_outboxes, go_home_before_their_memory_is_reused) {
-  if (!base::can_fence_owners()) GTEST_SKIP() << "no thread can be fenced here: nothing is gathered";
+TEST(ended_deferred, go_home_before_their_memory_is_reused) {
+  if (!base::has_process_wide_fence()) GTEST_SKIP() << "no thread can be fenced here: nothing is gathered";
   tests::memory_bench bench({.devices = 1, .memory = 8_MiB, .schedule = simulated::scheduling::stepped});
-  if (bench.core.witness()) GTEST_SKIP() << "each call is told to a checker: nothing is gathered";
+  if (bench.core.observer()) GTEST_SKIP() << "each call is told to a checker: nothing is gathered";
   memory::allocator& d = bench.on(0);
-  clock::timeline &first = bench.stream(0), &user = bench.stream(0), &next = bench.stream(0), &third = bench.stream(0);
+  clock::stream_clock &first = bench.stream(0), &user = bench.stream(0), &next = bench.stream(0),
+                      &third = bench.stream(0);
   for (int i = 0; i < 200; ++i) ASSERT_TRUE(first.fence().ok());  // its numbers are ahead of the next one's
   std::vector<void*> all;
   for (int i = 0; i < 40; ++i) all.push_back(d.allocate(first, 512, 0, source_location::current()));
   ASSERT_TRUE(bench.machine().enqueue(0, user.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
   std::size_t gathered = 0;
   for (void* p : all) {
-    bool const quick = memory::quick_deallocate_used(&user, p);
+    bool const quick = memory::fast_deallocate_used(&user, p);
     gathered += quick;
     if (!quick) d.deallocate(p, &user, source_location::current());
   }

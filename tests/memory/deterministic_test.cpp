@@ -54,12 +54,12 @@ TEST(deterministic, emptying_the_cache_ignores_completion_order) {
     tests::memory_bench bench({.devices = 1, .memory = 64 << 20, .schedule = simulated::scheduling::stepped, .seed = 1},
                               options{.deterministic = true});
     auto& device = bench.on(0);
-    clock::timeline &home = bench.stream(0), *users[] = {&bench.stream(0), &bench.stream(0)};
+    clock::stream_clock &home = bench.stream(0), *users[] = {&bench.stream(0), &bench.stream(0)};
     void* blocks[4];
     for (void*& b : blocks) b = device.allocate(home, bytes, 0, at);
     for (std::size_t i = 0; i < 2; ++i) {
       EXPECT_TRUE(users[i]->wait(home.now()).ok());
-      device.mark(blocks[2 * i], *users[i], at);
+      device.record_use(blocks[2 * i], *users[i], at);
       device.deallocate(blocks[2 * i], nullptr, at);
     }
     EXPECT_TRUE(bench.control->run());

@@ -12,9 +12,9 @@ namespace weir {
 namespace {
 
 // How small blocks come free.
-enum class freed_by : std::uint8_t { thread, full_size, lock, users, outbox, cells };
+enum class freed_by : std::uint8_t { thread, full_size, lock, users, deferred_frees, cells };
 constexpr freed_by all_ways_back[] = {freed_by::thread, freed_by::full_size, freed_by::lock,
-                                      freed_by::users,  freed_by::outbox,    freed_by::cells};
+                                      freed_by::users,  freed_by::deferred_frees,    freed_by::cells};
 std::string name_of(freed_by w) {
   static constexpr char const* names[] = {"kept by their thread", "sent home by a size that was full",
                                           "with the lock",        "when two other streams were done",
@@ -25,22 +25,22 @@ std::string name_of(freed_by w) {
 // Nothing moves but what is stepped, or waited for on the host.
 struct drained {
   explicit drained(freed_by w) : way(w), home(w == freed_by::lock ? foreign() : bench.stream(0)) {}
-  clock::timeline& foreign() {
+  clock::stream_clock& foreign() {
     bench.core.open(0, "test", source_location::current());
     return bench.clocks().make(0, bench.machine().create_stream(0, driver::stream_kind::independent, 0).value,
                                clock::life::foreign);
   }
   memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench.on(0)); }
-  void busy(clock::timeline& s) {
+  void busy(clock::stream_clock& s) {
     ASSERT_TRUE(bench.machine().enqueue(0, s.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
   }
-  void finish(clock::timeline& s) { ASSERT_TRUE(bench.clocks().synchronize(s.now()).ok()); }
-  void* take(clock::timeline& s, std::size_t bytes) {
-    void* const p = memory::quick_allocate(&s, bytes, 0);
+  void finish(clock::stream_clock& s) { ASSERT_TRUE(bench.clocks().synchronize(s.now()).ok()); }
+  void* take(clock::stream_clock& s, std::size_t bytes) {
+    void* const p = memory::fast_allocate(&s, bytes, 0);
     return p ? p : device().allocate(s, bytes, 0, at);
   }
-  bool give(void* p, clock::timeline* last = nullptr) {  // true: without the lock
-    bool const quick = last ? memory::quick_deallocate_used(last, p) : memory::quick_deallocate(p);
+  bool give(void* p, clock::stream_clock* last = nullptr) {  // true: without the lock
+    bool const quick = last ? memory::fast_deallocate_used(last, p) : memory::fast_deallocate(p);
     if (!quick) device().deallocate(p, last, at);
     return quick;
   }
@@ -60,22 +60,24 @@ struct drained {
     device().empty_cache();
     for (std::size_t i = 0; i < count(); ++i) all.push_back(take(home, bytes()));
   }
-  bool stays(std::size_t i) const { return way == freed_by::cells ? i % 32 == 0 : way == freed_by::outbox && i < 16; }
+  bool stays(std::size_t i) const {
+    return way == freed_by::cells ? i % 32 == 0 : way == freed_by::deferred_frees && i < 16;
+  }
   void give_all() {
-    if (way == freed_by::users || way == freed_by::outbox) busy(user), busy(third);
+    if (way == freed_by::users || way == freed_by::deferred_frees) busy(user), busy(third);
     std::size_t quick = 0;
     for (std::size_t i = 0; i < all.size(); ++i) {
-      if (way == freed_by::users) device().mark(all[i], user, at), device().mark(all[i], third, at);
-      if (!stays(i)) quick += give(all[i], way == freed_by::outbox ? &user : nullptr);
+      if (way == freed_by::users) device().record_use(all[i], user, at), device().record_use(all[i], third, at);
+      if (!stays(i)) quick += give(all[i], way == freed_by::deferred_frees ? &user : nullptr);
     }
     std::size_t const least = way == freed_by::thread                                 ? all.size()
-                              : way == freed_by::full_size || way == freed_by::outbox ? all.size() / 2
+                              : way == freed_by::full_size || way == freed_by::deferred_frees ? all.size() / 2
                                                                                       : 0;
     EXPECT_GE(quick, least) << name_of(way) << ": without the lock";
     if (way == freed_by::lock || way == freed_by::users) {
       EXPECT_EQ(quick, 0u) << name_of(way);
     }
-    for (clock::timeline* s : {&user, &third}) {  // their part is done; that of their home may not be
+    for (clock::stream_clock* s : {&user, &third}) {  // their part is done; that of their home may not be
       ASSERT_TRUE(s->fence().ok());
       while (bench.control->step(0, s->handle())) {}
     }
@@ -90,12 +92,12 @@ struct drained {
   static constexpr std::size_t whole = 8 << 20;
   freed_by const way;
   tests::memory_bench bench{{.devices = 1, .memory = whole, .schedule = simulated::scheduling::stepped, .seed = 1}};
-  clock::timeline& home;
-  clock::timeline &user = bench.stream(0), &third = bench.stream(0), &other = bench.stream(0);
+  clock::stream_clock& home;
+  clock::stream_clock &user = bench.stream(0), &third = bench.stream(0), &other = bench.stream(0);
   std::vector<void*> all;
 };
 
-bool keeps_blocks(drained& d) { return base::can_fence_owners() && !d.bench.core.witness(); }
+bool keeps_blocks(drained& d) { return base::has_process_wide_fence() && !d.bench.core.observer(); }
 
 // Their own stream has later work.
 TEST(drained_slots, serve_another_stream_while_theirs_goes_on) {
@@ -110,7 +112,7 @@ TEST(drained_slots, serve_another_stream_while_theirs_goes_on) {
     clock::stamp const later = d.home.now();
     std::size_t stay = 0;
     for (std::size_t i = 0; i < d.all.size(); ++i) stay += d.stays(i) ? d.page() : 0;
-    ASSERT_NE(d.take(d.other, d.whole - (way == freed_by::outbox ? d.page() : stay)), nullptr) << name_of(way);
+    ASSERT_NE(d.take(d.other, d.whole - (way == freed_by::deferred_frees ? d.page() : stay)), nullptr) << name_of(way);
     EXPECT_FALSE(d.other.covers(later)) << name_of(way) << ": it waited";
     d.sound();
   }
@@ -159,7 +161,7 @@ TEST(drained_slots, are_fenced_once_before_lengthy_work) {
   ASSERT_TRUE(d.give(d.all[0])) << "without the lock";
   EXPECT_EQ(fenced(), 1u) << "kept by its thread";
   EXPECT_EQ(fenced(), 0u);
-  d.device().mark(d.all[1], d.user, at), d.device().mark(d.all[1], d.third, at);
+  d.device().record_use(d.all[1], d.user, at), d.device().record_use(d.all[1], d.third, at);
   d.give(d.all[1]);
   d.finish(d.user), d.finish(d.third), (void)d.device().statistics();
   EXPECT_EQ(fenced(), 1u) << "in a slab, when others were done with it";
@@ -172,14 +174,14 @@ TEST(drained_slots, are_fenced_once_before_lengthy_work) {
 // The stream that ended has no number there.
 TEST(drained_slots, of_a_taken_over_memory_have_no_old_number) {
   drained d(freed_by::thread);
-  clock::timeline& old = d.bench.stream(0);
+  clock::stream_clock& old = d.bench.stream(0);
   for (int i = 0; i < 100; ++i) ASSERT_TRUE(old.fence().ok());
   std::vector<void*> all;
   for (int i = 0; i < 40; ++i) all.push_back(d.take(old, 4096));
   for (int i = 1; i < 40; ++i) d.give(all[static_cast<std::size_t>(i)]);
   d.bench.clocks().retire(old);
   ASSERT_TRUE(d.bench.control->run());
-  clock::timeline& heir = d.bench.stream(0);
+  clock::stream_clock& heir = d.bench.stream(0);
   (void)d.take(heir, 4096);
   ASSERT_EQ(d.device().find(all[0]).value().home, &heir) << "taken over";
   d.sound();

@@ -37,8 +37,8 @@ class crowd_program {
       step();
       if (i % 10 == 0) complete();
       std::size_t const reserved = device().reserved();
-      if (reserved > bound()) most_covered_ = std::max(most_covered_, device().covered());
-      ASSERT_LE(reserved, std::max(bound(), most_covered_)) << "step " << i << " among " << lines_.size();
+      if (reserved > bound()) most_unreclaimable_ = std::max(most_unreclaimable_, device().unreclaimable());
+      ASSERT_LE(reserved, std::max(bound(), most_unreclaimable_)) << "step " << i << " among " << lines_.size();
       if (i % 20 == 0) {
         ASSERT_EQ(device().validate(), std::vector<std::string>{}) << "step " << i;
       }
@@ -54,11 +54,11 @@ class crowd_program {
   struct block {
     void* at;
     std::size_t bytes;
-    clock::timeline* home;
+    clock::stream_clock* home;
   };
   std::size_t below(std::size_t n) { return random_() % n; }
   device_allocator& device() { return static_cast<device_allocator&>(bench_.on(0)); }
-  clock::timeline& new_line() {
+  clock::stream_clock& new_line() {
     bench_.core.open(0, "test", at);
     auto const handle = bench_.machine().create_stream(0, driver::stream_kind::independent, 0).value;
     return bench_.clocks().make(0, handle, below(3) ? clock::life::own : clock::life::foreign);
@@ -68,11 +68,11 @@ class crowd_program {
   std::size_t bound() const { return most_in_use_ + page * (18 + small_); }
   void complete() {
     ASSERT_TRUE(bench_.control->run());
-    for (clock::timeline* const s : lines_) ASSERT_TRUE(bench_.clocks().synchronize(s->now()).ok());
+    for (clock::stream_clock* const s : lines_) ASSERT_TRUE(bench_.clocks().synchronize(s->now()).ok());
     given_ = 0;
   }
   void step() {
-    clock::timeline*& line = lines_[below(lines_.size())];
+    clock::stream_clock*& line = lines_[below(lines_.size())];
     switch (below(10)) {
       case 0:
         if (line->alive() == clock::life::foreign) {
@@ -106,7 +106,7 @@ class crowd_program {
     live_.pop_back();
   }
   void give_back(block const& b) {
-    if (below(4) == 0) device().mark(b.at, *lines_[below(lines_.size())], at);
+    if (below(4) == 0) device().record_use(b.at, *lines_[below(lines_.size())], at);
     device().deallocate(b.at, nullptr, at);
     std::size_t const bytes = memory::round_up(b.bytes, 512);
     in_use_ -= bytes, given_ += bytes;
@@ -114,9 +114,9 @@ class crowd_program {
 
   std::mt19937_64 random_;
   memory_bench bench_;
-  std::vector<clock::timeline*> lines_;
+  std::vector<clock::stream_clock*> lines_;
   std::vector<block> live_;
-  std::size_t in_use_ = 0, given_ = 0, most_in_use_ = 0, most_covered_ = 0, small_ = 0;
+  std::size_t in_use_ = 0, given_ = 0, most_in_use_ = 0, most_unreclaimable_ = 0, small_ = 0;
 };
 
 // They come and go; the list has what each has.
@@ -133,7 +133,7 @@ TEST(heap_index, many_streams_stay_within_the_bound) {
 std::uint64_t steps_of_misses(int others) {
   memory_bench bench(machine_of(std::size_t{64} << 30, 1));
   auto& device = static_cast<device_allocator&>(bench.on(0));
-  clock::timeline &a = bench.stream(0), &b = bench.stream(0);
+  clock::stream_clock &a = bench.stream(0), &b = bench.stream(0);
   for (int i = 0; i < others; ++i) (void)device.allocate(bench.stream(0), 2 * page, 0, at);
   void* const p = device.allocate(a, 64 << 20, 0, at);
   device.deallocate(p, nullptr, at);
@@ -159,7 +159,7 @@ TEST(heap_index, a_miss_does_not_cost_more_with_empty_streams) {
 TEST(heap_index, that_list_a_memory_wrongly_are_named_by_validate) {
   memory_bench bench(machine_of(1 << 30, 1));
   auto& device = static_cast<device_allocator&>(bench.on(0));
-  clock::timeline &a = bench.stream(0), &b = bench.stream(0);
+  clock::stream_clock &a = bench.stream(0), &b = bench.stream(0);
   void* const p = device.allocate(a, 8 << 20, 0, at);
   void* const q = device.allocate(a, 4 << 20, 0, at);
   memory::stream_heap& m = *device.addresses().find(p)->owner.load();
@@ -177,7 +177,7 @@ TEST(heap_index, that_list_a_memory_wrongly_are_named_by_validate) {
   m.listed = right;
   relist(right & ~heap_index::at_least(4 << 20));
   expect("listed by the size of the largest free piece");
-  relist(right & ~heap_index::whole);
+  relist(right & ~heap_index::whole_handle);
   expect("listed as whole if a free piece may hold a whole handle");
   relist(right | heap_index::waits);
   expect("listed as one that waits exactly if something waits in it");
@@ -185,7 +185,7 @@ TEST(heap_index, that_list_a_memory_wrongly_are_named_by_validate) {
   EXPECT_EQ(device.validate(), std::vector<std::string>{});
 
   ASSERT_TRUE(bench.machine().enqueue(0, b.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
-  device.mark(p, b, at);
+  device.record_use(p, b, at);
   device.deallocate(p, nullptr, at);
   ASSERT_EQ(device.validate(), std::vector<std::string>{});
   heap_index::rows const waiting = m.listed;

@@ -25,7 +25,7 @@ bool has(std::string const& text, char const* part) { return text.find(part) != 
 
 TEST(alloc_request, is_rounded_to_a_slot_or_to_blocks) {
   one_device d;
-  clock::timeline& home = d.bench.stream(0);
+  clock::stream_clock& home = d.bench.stream(0);
   memory::alloc_request const small = d.request(home, 100), large = d.request(home, 100'000, 4096);
   EXPECT_GE(small.size_class, 0);
   EXPECT_EQ(small.rounded, 112u);
@@ -37,7 +37,7 @@ TEST(alloc_request, is_rounded_to_a_slot_or_to_blocks) {
 
 TEST(alloc_request, names_what_is_wrong) {
   one_device d;
-  clock::timeline& home = d.bench.stream(0);
+  clock::stream_clock& home = d.bench.stream(0);
   EXPECT_TRUE(has(refusal_of([&] { (void)d.request(home, 100, 3); }), "alignment of 3 B: Ask for a power of two"));
   EXPECT_TRUE(has(refusal_of([&] { (void)d.request(home, 100, 4 << 20); }), "Ask for at most 2097152 B"));
   EXPECT_TRUE(has(refusal_of([&] { (void)d.request(home, ~std::size_t{0}); }), "The size has overflowed"));
@@ -58,13 +58,13 @@ TEST(device_context, names_what_lies_at_a_wrong_address) {
 
 TEST(block_ref, is_live_for_what_deallocate_would_take) {
   one_device d;
-  clock::timeline& home = d.bench.stream(0);
+  clock::stream_clock& home = d.bench.stream(0);
   auto* const block = static_cast<char*>(d.grown(home, 100'000));
   auto* const slot = static_cast<char*>(d.grown(home, 100));
   auto const inside = d.block_at(block + 99'999), of_slab = d.block_at(slot + 99), next = d.block_at(slot + 112);
-  EXPECT_TRUE(inside.live && !inside.cut);
+  EXPECT_TRUE(inside.live && !inside.in_slab);
   EXPECT_EQ(inside.start, reinterpret_cast<memory::address>(block));
-  EXPECT_TRUE(of_slab.live && of_slab.cut);
+  EXPECT_TRUE(of_slab.live && of_slab.in_slab);
   EXPECT_EQ(of_slab.start, reinterpret_cast<memory::address>(slot));
   EXPECT_FALSE(next.live) << "a slot that no request has";
   d.free_at_home(block);
@@ -73,23 +73,23 @@ TEST(block_ref, is_live_for_what_deallocate_would_take) {
 
 TEST(block_ref, forgets_one_user_and_keeps_the_others) {
   one_device d;
-  clock::timeline &home = d.bench.stream(0), &a = d.bench.stream(0), &b = d.bench.stream(0);
+  clock::stream_clock &home = d.bench.stream(0), &a = d.bench.stream(0), &b = d.bench.stream(0);
   for (std::size_t const bytes : {100, 100'000}) {
     memory::block_ref const found = d.block_at(d.grown(home, bytes));
-    for (clock::timeline* const user : {&a, &b}) {
-      if (found.cut) found.cut->mark(found.index, *user);
-      else found.whole->marks.push_back(user);
+    for (clock::stream_clock* const user : {&a, &b}) {
+      if (found.in_slab) found.in_slab->record_use(found.index, *user);
+      else found.block->users.push_back(user);
     }
-    found.unmark(a);
-    std::vector<clock::timeline*> left;
-    found.each_mark([&](clock::timeline* user) { left.push_back(user); });
+    found.forget_user(a);
+    std::vector<clock::stream_clock*> left;
+    found.each_user([&](clock::stream_clock* user) { left.push_back(user); });
     EXPECT_EQ(left, std::vector{&b}) << bytes;
   }
 }
 
 TEST(heap_table, gives_each_stream_one_heap) {
   one_device d;
-  clock::timeline &a = d.bench.stream(0), &b = d.bench.stream(0);
+  clock::stream_clock &a = d.bench.stream(0), &b = d.bench.stream(0);
   memory::stream_heap& of_a = d.heaps.of(a);
   EXPECT_EQ(&d.heaps.of(a), &of_a);
   EXPECT_NE(&d.heaps.of(b), &of_a);
@@ -102,7 +102,7 @@ TEST(heap_table, gives_each_stream_one_heap) {
 
 TEST(heap_table, opens_later_heaps_to_the_readers_of_all) {
   one_device d;
-  clock::timeline &a = d.bench.stream(0), &b = d.bench.stream(0);
+  clock::stream_clock &a = d.bench.stream(0), &b = d.bench.stream(0);
   memory::stream_heap& of_a = d.heaps.of(a);
   EXPECT_FALSE(d.heaps.add_readers_of_all(2, 0)) << "one heap is there already";
   EXPECT_TRUE(d.heaps.add_readers_of_all(2, 1));
@@ -119,7 +119,7 @@ TEST(heap_table, opens_later_heaps_to_the_readers_of_all) {
 
 TEST(stream_heap, lists_itself_by_its_largest_free_block) {
   one_device d;
-  clock::timeline& home = d.bench.stream(0);
+  clock::stream_clock& home = d.bench.stream(0);
   memory::stream_heap& m = d.heaps.of(home);
   void* const p = d.grown(home, 4 << 20);
   EXPECT_EQ(m.listed & memory::heap_index::at_least(4 << 20), 0u);
@@ -133,7 +133,7 @@ TEST(stream_heap, fences_after_a_share_of_what_it_holds) {
   one_device d(64 << 20, {.fence_interval = 0});
   memory::stream_heap& m = d.heaps.of(d.bench.stream(0));
   EXPECT_EQ(m.fence_after(0), memory::stream_heap::fence_least);
-  m.quiet = 9;
+  m.unwanted = 9;
   EXPECT_EQ(m.fence_at_home_after(), memory::stream_heap::fence_least << 4) << "at most sixteen times as seldom";
   one_device fixed(64 << 20, {.fence_interval = 1000});
   EXPECT_EQ(fixed.heaps.of(fixed.bench.stream(0)).fence_at_home_after(), 1000u);
@@ -179,7 +179,7 @@ TEST(reserve_bound, reads_what_all_heaps_have) {
 
 TEST(growth, charges_what_it_maps_and_nothing_when_refused) {
   one_device d;
-  clock::timeline& home = d.bench.stream(0);
+  clock::stream_clock& home = d.bench.stream(0);
   std::size_t const page = d.of.space.page_bytes();
   for (char const* const call : {"create", "map", "grant"}) {
     (void)d.bench.control->fail_call(call, 1, driver::code::failed);
@@ -195,7 +195,7 @@ TEST(growth, charges_what_it_maps_and_nothing_when_refused) {
 
 TEST(handle_return, gives_back_what_is_free_and_complete) {
   one_device d;
-  clock::timeline& home = d.bench.stream(0);
+  clock::stream_clock& home = d.bench.stream(0);
   std::size_t const page = d.of.space.page_bytes();
   void* const p = d.grown(home, page);
   EXPECT_EQ(d.back.some(~std::size_t{0}), 0u) << "the block is live";
@@ -209,7 +209,7 @@ TEST(handle_return, gives_back_what_is_free_and_complete) {
 
 TEST(handle_return, keeps_its_books_when_refused) {
   one_device d;
-  clock::timeline& home = d.bench.stream(0);
+  clock::stream_clock& home = d.bench.stream(0);
   std::size_t const page = d.of.space.page_bytes();
   void* const p = d.grown(home, page);
   d.free_at_home(p);
@@ -222,7 +222,7 @@ TEST(handle_return, keeps_its_books_when_refused) {
 
 TEST(peer_access, opens_a_block_once_and_each_later_handle) {
   one_device d;
-  clock::timeline& home = d.bench.stream(0);
+  clock::stream_clock& home = d.bench.stream(0);
   void* const p = d.grown(home, 1 << 20);
   EXPECT_FALSE(d.peers.granted(p, 1));
   EXPECT_TRUE(d.peers.grant(p, 1).ok());
@@ -240,7 +240,7 @@ TEST(peer_access, opens_a_block_once_and_each_later_handle) {
 
 TEST(handle_mover, lays_an_alias_where_a_handle_was) {
   one_device d(64 << 20, {.epsilon = 0});
-  clock::timeline &a = d.bench.stream(0), &b = d.bench.stream(0);
+  clock::stream_clock &a = d.bench.stream(0), &b = d.bench.stream(0);
   std::size_t const page = d.of.space.page_bytes();
   std::vector<void*> blocks;
   for (int i = 0; i < 4; ++i) blocks.push_back(d.grown(a, page));
@@ -255,7 +255,7 @@ TEST(handle_mover, lays_an_alias_where_a_handle_was) {
 
 TEST(completion_poller, settles_what_the_driver_says_is_complete) {
   one_device d;
-  clock::timeline &home = d.bench.stream(0), &user = d.bench.stream(0);
+  clock::stream_clock &home = d.bench.stream(0), &user = d.bench.stream(0);
   memory::free_path free(d.of, d.heaps);
   void* const p = d.grown(home, 100'000);
   d.work(user);
@@ -272,7 +272,7 @@ TEST(completion_poller, settles_what_the_driver_says_is_complete) {
 
 TEST(block_reuse, takes_from_a_heap_that_is_ordered_before) {
   one_device d;
-  clock::timeline &a = d.bench.stream(0), &b = d.bench.stream(0);
+  clock::stream_clock &a = d.bench.stream(0), &b = d.bench.stream(0);
   void* const p = d.grown(a, 1 << 20);
   (void)d.heaps.of(b);
   d.work(a);
@@ -284,7 +284,7 @@ TEST(block_reuse, takes_from_a_heap_that_is_ordered_before) {
 
 TEST(free_path, frees_at_once_or_defers) {
   one_device d;
-  clock::timeline &home = d.bench.stream(0), &user = d.bench.stream(0);
+  clock::stream_clock &home = d.bench.stream(0), &user = d.bench.stream(0);
   memory::free_path free(d.of, d.heaps);
   memory::stream_heap& m = d.heaps.of(home);
   void *const p = d.grown(home, 100'000), *const q = d.grown(home, 100'000);
@@ -300,22 +300,22 @@ TEST(free_path, frees_at_once_or_defers) {
 TEST(memory_audit, sums_what_is_there_and_tells_a_wrong_book) {
   one_device d;
   memory::memory_audit audit(d.of, d.heaps, d.mover, d.peers, d.memory);
-  clock::timeline& home = d.bench.stream(0);
+  clock::stream_clock& home = d.bench.stream(0);
   void* const p = d.grown(home, 1 << 20);
   EXPECT_EQ(audit.validate(), std::vector<std::string>{});
   EXPECT_EQ(audit.counted().allocated_bytes.all.current, 1 << 20);
-  EXPECT_EQ(audit.covered(), d.of.counts.reserved());
+  EXPECT_EQ(audit.unreclaimable(), d.of.counts.reserved());
   d.free_at_home(p);
   ASSERT_TRUE(d.bench.clocks().synchronize(home.now()).ok());
-  EXPECT_EQ(audit.covered(), 0u);
-  d.heaps.of(home).counts.held(observe::size_pool::large, 512, 512);
+  EXPECT_EQ(audit.unreclaimable(), 0u);
+  d.heaps.of(home).counts.freed_pending(observe::size_pool::large, 512, 512);
   EXPECT_NE(audit.validate(), std::vector<std::string>{}) << "a book that is wrong is told";
 }
 
 TEST(memory_audit, lists_the_stream_with_most_memory_first) {
   one_device d;
   memory::memory_audit audit(d.of, d.heaps, d.mover, d.peers, d.memory);
-  clock::timeline &less = d.bench.stream(0), &more = d.bench.stream(0);
+  clock::stream_clock &less = d.bench.stream(0), &more = d.bench.stream(0);
   (void)d.grown(less, 1 << 20);
   (void)d.grown(more, 8 << 20);
   auto const all = audit.by_stream();
@@ -352,7 +352,7 @@ TEST(oom_ladder, throws_with_its_steps_and_changes_nothing_else) {
   memory::memory_audit audit(d.of, d.heaps, d.mover, d.peers, d.memory);
   memory::oom_callbacks none;
   memory::oom_ladder ladder(d.of, d.heaps, d.memory, d.more, d.reuse, d.completion, d.back, audit, none);
-  clock::timeline& home = d.bench.stream(0);
+  clock::stream_clock& home = d.bench.stream(0);
   void* const p = d.grown(home, 3 << 20);
   memory::stream_heap& m = d.heaps.of(home);
   try {

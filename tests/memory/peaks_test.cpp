@@ -118,7 +118,7 @@ class program {
 
  private:
   memory::allocator& device() { return own_.get().part<memory::device_memory>().on(0); }
-  clock::timeline& line() { return streams::line_of(s_); }
+  clock::stream_clock& line() { return streams::clock_of(s_); }
 
   void take() {
     static constexpr std::size_t sizes[] = {1, 16, 100, 112, 500, 512, 1000, 1500, 5000, 30'000, 32'768};
@@ -128,7 +128,7 @@ class program {
     std::size_t const alignment = random_() % 16 ? 0 : std::size_t{16} << random_() % 6;
     bool const with_lock = random_() % lock_one_in_ == 0;
     block b{nullptr, bytes, 0, false};
-    bool const was_quick = !with_lock && (b.at = memory::quick_allocate(&line(), bytes, alignment));
+    bool const was_quick = !with_lock && (b.at = memory::fast_allocate(&line(), bytes, alignment));
     if (!b.at) b.at = device().allocate(line(), bytes, alignment, source_location::current());
     ++(was_quick ? quick : locked);
     int const c = memory::size_classes::of(bytes, std::max<std::size_t>(alignment, 1));
@@ -155,11 +155,11 @@ class program {
     bool const was_quick = quickly_.back();
     live_.pop_back(), quickly_.pop_back();
     if (!b.small) large_ -= b.rounded;
-    clock::timeline* const user =
-        how_ == frees::for_another_stream_too && random_() % 3 == 0 ? &streams::line_of(user_) : nullptr;
+    clock::stream_clock* const user =
+        how_ == frees::for_another_stream_too && random_() % 3 == 0 ? &streams::clock_of(user_) : nullptr;
     bool gone = false;
     if (random_() % lock_one_in_)
-      gone = user ? memory::quick_deallocate_used(user, b.at) : memory::quick_deallocate(b.at);
+      gone = user ? memory::fast_deallocate_used(user, b.at) : memory::fast_deallocate(b.at);
     if (!gone) device().deallocate(b.at, user, source_location::current());
     ++(gone ? quick : locked);
     crossed += gone != was_quick && b.small;
@@ -199,7 +199,7 @@ class program {
   }
   // its first slots of each size
   static constexpr std::int64_t most_in_a_cache =
-      std::int64_t{memory::thread_cache::most_bytes} + (1 << 20) + memory::outbox::most_bytes;
+      std::int64_t{memory::thread_cache::most_bytes} + (1 << 20) + memory::deferred_frees::most_bytes;
 
   void look() {
     memory_statistics const n = device().statistics();
@@ -232,7 +232,7 @@ void run(program::frees how) {
     if (testing::Test::HasFailure()) return;
   }
   // a checker hears of each call
-  if (!base::can_fence_owners() || std::getenv("WEIR_TEST_SEED") || std::getenv("WEIR_CHECK_RACES")) return;
+  if (!base::has_process_wide_fence() || std::getenv("WEIR_TEST_SEED") || std::getenv("WEIR_CHECK_RACES")) return;
   EXPECT_GT(quick, 1000u);
   EXPECT_GT(crossed, 1000u);
 }

@@ -31,8 +31,8 @@ struct refused_calls : ::testing::TestWithParam<driver::code> {
 // handing over, a ladder climbed to its end, memory given back.
 struct scenario {
   memory_bench bench{{.devices = 2, .memory = 2 << 20, .schedule = simulated::scheduling::seeded, .seed = 5}};
-  clock::timeline& a = bench.stream(0);
-  clock::timeline& b = bench.stream(0);
+  clock::stream_clock& a = bench.stream(0);
+  clock::stream_clock& b = bench.stream(0);
   memory::allocator& device = bench.on(0);
   int failed = 0;
 
@@ -46,7 +46,7 @@ struct scenario {
   }
   void run() {
     std::vector<void*> live;
-    auto const take = [&](clock::timeline& s, std::size_t bytes) {
+    auto const take = [&](clock::stream_clock& s, std::size_t bytes) {
       attempt([&] { live.push_back(device.allocate(s, bytes, 0, at)); });
     };
     auto const give = [&](std::size_t i) {
@@ -54,7 +54,7 @@ struct scenario {
     };
     for (std::size_t bytes : {100, 3000, 40'000, 300'000}) take(a, bytes), take(b, bytes);
     if (live.size() > 5) {
-      for (std::size_t i = 3; i < 6; ++i) device.mark(live[i], i % 2 ? a : b, at);
+      for (std::size_t i = 3; i < 6; ++i) device.record_use(live[i], i % 2 ? a : b, at);
     }
     for (std::size_t i = 2; i < 8; ++i) give(i);
     take(a, 500'000);
@@ -80,9 +80,9 @@ TEST_P(refused_calls, the_kth_call_refused_leaves_every_list_whole) {
   int failures_without = 0;
   {
     scenario s;
-    auto const before = driver::faulty_of(s.bench.machine())->calls_so_far();
+    auto const before = driver::fault_injector_of(s.bench.machine())->calls_so_far();
     s.run();
-    calls = driver::faulty_of(s.bench.machine())->calls_so_far() - before;
+    calls = driver::fault_injector_of(s.bench.machine())->calls_so_far() - before;
     failures_without = s.failed;
     s.expect_sound("without a refusal");
     EXPECT_EQ(s.device.statistics().reserved_bytes.all.current, 0);
@@ -96,7 +96,7 @@ TEST_P(refused_calls, the_kth_call_refused_leaves_every_list_whole) {
     s.run();
     felt += s.failed > failures_without;
     s.expect_sound(which);
-    driver::faulty_of(s.bench.machine())->forget_orders();
+    driver::fault_injector_of(s.bench.machine())->forget_orders();
     s.failed = 0;
     s.run();
     EXPECT_EQ(s.failed, failures_without) << "again after " << which;
@@ -110,12 +110,12 @@ TEST_P(refused_calls, the_kth_call_refused_leaves_every_list_whole) {
 }
 
 TEST_P(refused_calls, all_calls_of_a_kind_refused_leave_lists_whole) {
-  for (std::string_view name : driver::faulty::call_names()) {
+  for (std::string_view name : driver::fault_injector::call_names()) {
     scenario s;
     for (std::uint64_t k = 1; k <= 60; ++k) s.bench.control->fail_call(name, k, GetParam());
     s.run();
     s.expect_sound(std::string(name));
-    driver::faulty_of(s.bench.machine())->forget_orders();
+    driver::fault_injector_of(s.bench.machine())->forget_orders();
     s.failed = 0;
     s.run();
     EXPECT_LE(s.failed, 1) << name;
@@ -162,10 +162,10 @@ TEST(refused_pairs, unmapped_memory_not_released_stays_counted) {
 }
 
 // Refuses to take memory back while it is told to, and lets a test do something from inside such a call.
-struct keeps_memory final : weir::driver::faulty {
-  using faulty::faulty;
+struct keeps_memory final : weir::driver::fault_injector {
+  using fault_injector::fault_injector;
   weir::driver::status release(weir::driver::memory_handle h) override {
-    if (!refuses) return faulty::release(h);
+    if (!refuses) return fault_injector::release(h);
     if (auto const act = std::exchange(inside, nullptr)) act();
     return {weir::driver::code::failed};
   }
@@ -181,7 +181,7 @@ TEST(refused_pairs, memory_that_was_not_freed_goes_later) {
                        keeper = around.get();
                        return around;
                      });
-  clock::timeline& s = bench.stream(0);
+  clock::stream_clock& s = bench.stream(0);
   memory::allocator& d = bench.on(0);
   auto const come_and_go = [&] { d.deallocate(d.allocate(s, 60'000, 0, at), nullptr, at); };
   come_and_go();

@@ -126,22 +126,22 @@ TEST(granule_table, knows_the_last_entry_of_each_granule) {
     std::minstd_rand random(seed);
     address const base = granule * (1 + random() % 1000);
     granule_table table(base, granules);
-    std::vector<piece*> model(granules);
-    std::deque<piece> pieces;
+    std::vector<heap_block*> model(granules);
+    std::deque<heap_block> blocks;
     unsigned const crowded = 1 + random() % 40;
     for (int step = 0; step < 600; ++step) {
       std::size_t const first = random() % granules,
                         last = random() % 4 ? first : std::min(granules - 1, first + random() % 100);
-      if (piece* const there = model[first]) {
+      if (heap_block* const there = model[first]) {
         for (std::size_t i = 0; i < granules; ++i) {
           if (model[i] == there) table.clear(i), model[i] = nullptr;
         }
         continue;
       }
       if (random() % 40 > crowded ||
-          std::any_of(&model[first], &model[last] + 1, [](piece const* p) { return p != nullptr; }))
+          std::any_of(&model[first], &model[last] + 1, [](heap_block const* p) { return p != nullptr; }))
         continue;
-      piece& p = pieces.emplace_back();
+      heap_block& p = blocks.emplace_back();
       p.at = base + first * granule + random() % 64 * bins::unit;
       for (std::size_t i = first; i <= last; ++i) table.set(i, model[i] = &p, first == last);
     }

@@ -15,9 +15,9 @@ struct reuse_machine {
   explicit reuse_machine(options o = {}, std::size_t memory = std::size_t{141} << 30)
       : bench({.devices = 1, .memory = memory, .schedule = simulated::scheduling::stepped, .seed = 1}, o) {}
   memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench.on(0)); }
-  void* take(clock::timeline& s, std::size_t bytes) { return device().allocate(s, bytes, 0, at); }
-  void give(void* p, clock::timeline* last = nullptr) { device().deallocate(p, last, at); }
-  void busy(clock::timeline& s) {
+  void* take(clock::stream_clock& s, std::size_t bytes) { return device().allocate(s, bytes, 0, at); }
+  void give(void* p, clock::stream_clock* last = nullptr) { device().deallocate(p, last, at); }
+  void busy(clock::stream_clock& s) {
     ASSERT_TRUE(bench.machine().enqueue(0, s.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
   }
   memory_statistics stats() { return device().statistics(); }
@@ -27,18 +27,18 @@ struct reuse_machine {
     EXPECT_EQ(bench.control->findings(), std::vector<std::string>{});
   }
   // A batch is made on `from`, used on `to`, and given back; the host never asks how far the device is.
-  void batches(clock::timeline& from, clock::timeline& to, int n, std::size_t bytes) {
+  void batches(clock::stream_clock& from, clock::stream_clock& to, int n, std::size_t bytes) {
     for (int i = 0; i < n; ++i) {
       void* const p = take(from, bytes);
       busy(from);
-      device().mark(p, to, at);
+      device().record_use(p, to, at);
       ASSERT_TRUE(to.wait(from.now()).ok());
       busy(to);
       give(p);
     }
   }
   // The same, never marked: the free names who used it last, and slots go home together.
-  void named_batches(clock::timeline& from, clock::timeline& to, int n, std::size_t bytes) {
+  void named_batches(clock::stream_clock& from, clock::stream_clock& to, int n, std::size_t bytes) {
     for (int i = 0; i < n; ++i) {
       void* const p = take(from, bytes);
       busy(from);
@@ -48,8 +48,8 @@ struct reuse_machine {
     }
   }
   memory_bench bench;
-  clock::timeline& a = bench.stream(0);
-  clock::timeline& b = bench.stream(0);
+  clock::stream_clock& a = bench.stream(0);
+  clock::stream_clock& b = bench.stream(0);
 };
 
 }  // namespace weir::tests

@@ -120,11 +120,11 @@ TEST(reuse, a_stream_that_mostly_borrows_gets_its_own_page) {
   memory_bench bench({.devices = 1, .memory = std::size_t{1} << 30}, {.epsilon = 0});  // pages of 2 MiB
   auto& d = static_cast<memory::device_allocator&>(bench.on(0));
   std::size_t const page = d.addresses().page_bytes();
-  clock::timeline* const streams[] = {&bench.stream(0), &bench.stream(0)};
+  clock::stream_clock* const streams[] = {&bench.stream(0), &bench.stream(0)};
   auto const most_reserved = [&] { return static_cast<std::size_t>(d.statistics().reserved_bytes.all.peak); };
   auto const in_turn = [&](int times, std::size_t bytes) {
     for (int i = 0; i < times; ++i) {
-      for (clock::timeline* s : streams) {
+      for (clock::stream_clock* s : streams) {
         d.deallocate(d.allocate(*s, bytes, 0, at), nullptr, at);
         ASSERT_TRUE(bench.clocks().synchronize(s->now()).ok());
       }
@@ -161,7 +161,7 @@ TEST(reuse, without_poll_on_miss_nothing_is_asked_early) {
   for (bool const polls : {true, false}) {
     machine m({.epsilon = 1, .poll_on_miss = polls}, 8 << 20);
     void* const p = m.take(m.a, 3 << 20);
-    m.device().mark(p, m.b, at);
+    m.device().record_use(p, m.b, at);
     m.busy(m.b);
     m.give(p);
     m.give(m.take(m.b, 2 << 20));
@@ -182,10 +182,10 @@ TEST(reuse, without_poll_on_miss_nothing_is_asked_early) {
 TEST(reuse, pending_blocks_are_polled_before_slots_pass_the_bound) {
   for (std::size_t const bytes : {std::size_t{1}, std::size_t{32}, memory::size_classes::largest}) {
     machine m;
-    clock::timeline& c = m.bench.stream(0);
+    clock::stream_clock& c = m.bench.stream(0);
     void* const kept = m.take(m.a, 2 << 20);
     void* const waits = m.take(m.b, 1 << 20);
-    m.device().mark(waits, c, at);
+    m.device().record_use(waits, c, at);
     m.busy(c);
     m.give(waits);
     ASSERT_TRUE(c.fence().ok());
@@ -201,10 +201,10 @@ TEST(reuse, pending_blocks_are_polled_before_slots_pass_the_bound) {
 
 TEST(reuse, an_own_complete_block_precedes_anothers) {
   machine m;
-  clock::timeline& c = m.bench.stream(0);
+  clock::stream_clock& c = m.bench.stream(0);
   void* const own = m.take(m.a, 3 << 20);
   void* const others = m.take(m.b, 3 << 20);
-  m.device().mark(own, c, at);
+  m.device().record_use(own, c, at);
   m.busy(c);
   m.give(own);
   m.give(others);
@@ -221,7 +221,7 @@ TEST(reuse, each_memory_and_each_piece_of_a_miss_is_a_step) {
   machine m;
   std::vector<void*> all;
   for (std::size_t i = 0; i < others; ++i) {
-    clock::timeline& line = m.bench.stream(0);
+    clock::stream_clock& line = m.bench.stream(0);
     all.push_back(m.take(line, 3 << 20));
     m.busy(line);
   }
@@ -239,7 +239,7 @@ TEST(reuse, deterministic_memory_comes_behind_all_its_uses) {
   for (bool const complete : {false, true}) {
     machine m({.deterministic = true});
     void* const first = m.take(m.a, 2 << 20);
-    m.device().mark(first, m.b, at);
+    m.device().record_use(first, m.b, at);
     m.busy(m.b);
     clock::stamp const used = m.b.now();
     m.give(first);
@@ -264,7 +264,7 @@ std::uint64_t steps_of_a_miss(std::size_t pending, bool short_of_memory) {
   for (std::size_t i = 0; i < pending; ++i) all.push_back(m.take(m.a, block));
   auto const gate = m.bench.machine().hold(0, m.b.handle());
   for (std::size_t i = 0; i < pending; ++i) {
-    m.device().mark(all[i], m.b, at);
+    m.device().record_use(all[i], m.b, at);
     m.busy(m.b);
     m.give(all[i]);
     if (i == 3) {
@@ -290,13 +290,13 @@ TEST(reuse, a_miss_does_not_cost_more_with_waiting_blocks) {
 }
 
 // Free pieces of others that are not complete.
-std::uint64_t steps_past_pieces(std::size_t pieces, bool short_of_memory) {
+std::uint64_t steps_past_blocks(std::size_t blocks, bool short_of_memory) {
   constexpr std::size_t block = 64 << 10;
-  std::size_t const room = 2 * pieces * block;
+  std::size_t const room = 2 * blocks * block;
   machine m({.device_limit = short_of_memory ? memory::round_up(room, 2 << 20) : 0},
             memory::round_up(room, 2 << 20) + (std::size_t{64} << 20));
   std::vector<void*> all;
-  for (std::size_t i = 0; i < 2 * pieces; ++i) all.push_back(m.take(m.a, block));
+  for (std::size_t i = 0; i < 2 * blocks; ++i) all.push_back(m.take(m.a, block));
   auto const gate = m.bench.machine().hold(0, m.a.handle());
   for (std::size_t i = 0; i < all.size(); i += 2) m.give(all[i]);
   m.a.set_carries_collectives(short_of_memory);  // what is short is waited for patiently then, and in vain
@@ -316,7 +316,7 @@ std::uint64_t steps_past_pieces(std::size_t pieces, bool short_of_memory) {
 }
 TEST(reuse, a_miss_does_not_cost_more_with_others_pieces) {
   for (bool const short_of_memory : {false, true}) {
-    std::uint64_t const few = steps_past_pieces(500, short_of_memory), many = steps_past_pieces(2'000, short_of_memory);
+    std::uint64_t const few = steps_past_blocks(500, short_of_memory), many = steps_past_blocks(2'000, short_of_memory);
     EXPECT_LE(many, 2 * few) << few << " steps with 500 pieces";
     EXPECT_LE(many, 10u * 600) << "of 10 misses";
   }
@@ -325,7 +325,7 @@ TEST(reuse, a_miss_does_not_cost_more_with_others_pieces) {
 // Each of a hundred streams has blocks that wait for another one, and none is complete.
 TEST(reuse, a_miss_looks_at_each_of_a_hundred_streams_once) {
   machine m;
-  std::vector<clock::timeline*> lines;
+  std::vector<clock::stream_clock*> lines;
   for (int i = 0; i < 100; ++i) {
     lines.push_back(&m.bench.stream(0));
     m.busy(*lines.back());
@@ -333,7 +333,7 @@ TEST(reuse, a_miss_looks_at_each_of_a_hundred_streams_once) {
   for (int k = 0; k < (tests::sanitized ? 2 : 10); ++k) {
     for (std::size_t i = 0; i < lines.size(); ++i) {
       void* const p = m.take(*lines[i], 256 << 10);
-      m.device().mark(p, *lines[(i + 1 + static_cast<std::size_t>(k)) % lines.size()], at);
+      m.device().record_use(p, *lines[(i + 1 + static_cast<std::size_t>(k)) % lines.size()], at);
       m.give(p);
     }
   }

@@ -156,9 +156,9 @@ TEST(reuse_waits, a_wait_for_own_blocks_is_reported_to_a_checker) {
   memory_bench bench({.devices = 1, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1}, {},
                      checked);
   memory::allocator& d = bench.on(0);
-  clock::timeline &a = bench.stream(0), &b = bench.stream(0);
+  clock::stream_clock &a = bench.stream(0), &b = bench.stream(0);
   void* const p = d.allocate(a, 3 << 20, 0, at);
-  d.mark(p, b, at);
+  d.record_use(p, b, at);
   ASSERT_TRUE(bench.machine().enqueue(0, b.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
   d.deallocate(p, nullptr, at);
   EXPECT_EQ(d.allocate(a, 3 << 20, 0, at), p);
@@ -173,11 +173,11 @@ TEST(reuse_waits, short_memory_waits_beyond_the_pieces_looked_at) {
   constexpr std::size_t page = 64 << 10, small = 40 << 10, wanted = 100 << 10, n = 70;
   constexpr std::size_t all = memory::round_up((2 * n + 1) * small + wanted, page);
   machine m({.device_limit = all, .device_waits = waits::never}, 64 << 20);
-  std::vector<void*> pieces;
-  for (std::size_t i = 0; i < n; ++i) pieces.push_back(m.take(m.a, small)), (void)m.take(m.a, small);
+  std::vector<void*> blocks;
+  for (std::size_t i = 0; i < n; ++i) blocks.push_back(m.take(m.a, small)), (void)m.take(m.a, small);
   void* const last = m.take(m.a, wanted);
   (void)m.take(m.a, small);
-  for (void* const p : pieces) m.give(p);
+  for (void* const p : blocks) m.give(p);
   ASSERT_TRUE(m.bench.clocks().synchronize(m.a.now()).ok());
   m.busy(m.a);
   m.give(last);

@@ -20,7 +20,7 @@ TEST(size_classes, every_size_gets_the_smallest_class) {
     ASSERT_EQ(size_classes::of(n), expected) << n;
   }
   for (std::size_t n = 0; n <= size_classes::largest; ++n)
-    ASSERT_EQ(size_classes::quick_lines(n), static_cast<std::size_t>(size_classes::of(n)) * slab::lines_a_size) << n;
+    ASSERT_EQ(size_classes::lines_of(n), static_cast<std::size_t>(size_classes::of(n)) * slab::lines_a_size) << n;
   EXPECT_EQ(size_classes::of(size_classes::largest), size_classes::count - 1);
   EXPECT_EQ(size_classes::bytes(size_classes::of(516)), 528u);
 }
@@ -48,10 +48,10 @@ TEST(size_classes, an_alignment_asked_for_divides_the_slot) {
 // A run is a piece of a region; slabs do not care what else lies there.
 struct shelf {
   region in{address{1} << 40, std::size_t{64} << 20, 64 << 10, nullptr};
-  std::vector<std::unique_ptr<piece>> runs;
+  std::vector<std::unique_ptr<heap_block>> runs;
   slabs small;
-  piece& run(std::size_t bytes) {
-    auto p = std::make_unique<piece>();
+  heap_block& run(std::size_t bytes) {
+    auto p = std::make_unique<heap_block>();
     p->at = in.base + runs.size() * (std::size_t{1} << 20);
     p->bytes = bytes;
     p->in = &in;
@@ -137,8 +137,8 @@ TEST(slabs, an_emptied_surplus_slab_becomes_a_block_again) {
   int returned = 0;
   for (auto const& t : all) {
     if (s.small.give(*t.from, t.index, 1)) {
-      s.small.remove(*t.from, [&](piece& run) {
-        EXPECT_EQ(run.cut, t.from);
+      s.small.remove(*t.from, [&](heap_block& run) {
+        EXPECT_EQ(run.in_slab, t.from);
         run.in->leave(run);
         ++returned;
       });
@@ -182,13 +182,13 @@ struct shedding {
   };
   explicit shedding(std::uint64_t seed) : random(seed) {
     in.set_pages(all, &all);
-    pieces.add_region(in, state::free);
+    blocks.add_region(in, state::free);
   }
   bool take(std::size_t bytes) {
     int const c = size_classes::of(bytes);
     auto got = small.take(c, bytes);
     if (!got.from) {
-      piece* const run = pieces.take_run(
+      heap_block* const run = blocks.take_run(
           random() % 2 ? small.next_run_bytes(c) : round_up(size_classes::bytes(c) * (1 + random() % 4), cell),
           slabs::run_alignment(c));
       if (!run) return false;
@@ -205,7 +205,7 @@ struct shedding {
     return true;
   }
   void back(slab& s) {
-    small.remove(s, [&](piece& part) { pieces.give(part, s.freed); });
+    small.remove(s, [&](heap_block& part) { blocks.give(part, s.freed); });
   }
   void give(address at) {
     taken const t = live.at(at);
@@ -219,9 +219,9 @@ struct shedding {
   address any() { return std::next(live.begin(), static_cast<std::ptrdiff_t>(random() % live.size()))->first; }
   void shed(std::size_t refused = ~std::size_t{0}) {
     small.shed(
-        [&](piece& part, address from, std::size_t bytes) {
+        [&](heap_block& part, address from, std::size_t bytes) {
           if (refused-- == 0) throw std::bad_alloc();
-          return pieces.give_part(part, from, bytes, part.cut->freed);
+          return blocks.give_part(part, from, bytes, part.in_slab->freed);
         },
         [&](slab& s) { back(s); });
   }
@@ -235,12 +235,12 @@ struct shedding {
   std::vector<std::string> wrong() const {
     std::vector<std::string> out;
     small.validate(out, "slabs");
-    pieces.validate(out, "arena");
+    blocks.validate(out, "arena");
     for (auto const& [at, t] : live) {
       if (t.from->freed != latest.at(t.from))
         out.push_back("a slab's number is the latest of its run's and its slots'");
     }
-    pieces.each_free([&](piece const& p) {
+    blocks.each_free([&](heap_block const& p) {
       for (address a = p.at; a < p.end(); a += bins::unit) {
         if (came_free[unit(a)] > p.freed) return out.push_back("what is free came free later than its piece says");
       }
@@ -251,7 +251,7 @@ struct shedding {
   std::mt19937_64 random;
   region in{address{1} << 40, std::size_t{64} << 20, 64 << 10, nullptr};
   handle all{driver::memory_handle::none, in.base, in.bytes};
-  arena pieces;
+  arena blocks;
   slabs small;
   std::map<address, taken> live;
   std::uint64_t now = 1;
@@ -299,7 +299,7 @@ TEST(slabs, after_shedding_each_cell_has_a_slot_in_use) {
     while (!s.live.empty()) s.give(s.any());
     s.shed();
     ASSERT_EQ(s.small.in_runs(), 0u);
-    ASSERT_EQ(s.pieces.free_pieces(), 1u) << "all of it is one piece again, seed " << seed;
+    ASSERT_EQ(s.blocks.free_blocks(), 1u) << "all of it is one piece again, seed " << seed;
     ASSERT_EQ(s.wrong(), std::vector<std::string>{}) << "seed " << seed;
   }
   EXPECT_GT(sparse, wanted.count());

@@ -124,7 +124,7 @@ struct sums : testing::Test {
     std::int64_t const peak = n.requested_bytes.all.peak, streams = threads + 1,
                        caches = std::int64_t{threads} * streams * (1 << 20);
     EXPECT_GE(peak, peak_at_least);
-    EXPECT_LE(peak, peak_at_most + streams * observe::tally::slack_bytes + peak_at_most / 4 + caches);
+    EXPECT_LE(peak, peak_at_most + streams * observe::heap_counters::slack_bytes + peak_at_most / 4 + caches);
   }
 };
 

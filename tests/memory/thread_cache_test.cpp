@@ -37,16 +37,16 @@ TEST_F(thread_caches, the_fast_path_is_counted_exactly) {
 
 // With the lock: the first of a size, and one call of many that finds its size empty or full.
 TEST_F(thread_caches, almost_all_calls_for_small_blocks_take_no_lock) {
-  if (!base::can_fence_owners() || own.get().witness())
+  if (!base::has_process_wide_fence() || own.get().observer())
     GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is kept";
   int locked = 0;
-  clock::timeline* const line = &streams::line_of(s.ref());
+  clock::stream_clock* const line = &streams::clock_of(s.ref());
   auto const take = [&](std::size_t bytes) {
-    if (void* const p = memory::quick_allocate(line, bytes, 0)) return p;
+    if (void* const p = memory::fast_allocate(line, bytes, 0)) return p;
     return ++locked, allocate(s.ref(), bytes);
   };
   auto const give = [&](void* p) {
-    if (memory::quick_deallocate(p)) return;
+    if (memory::fast_deallocate(p)) return;
     ++locked, deallocate(p);
   };
   for (std::size_t const bytes : {16, 512, 1024, 1500, 32'768}) {
@@ -78,13 +78,13 @@ TEST_F(thread_caches, almost_all_calls_for_small_blocks_take_no_lock) {
 
 // Room for more of a larger size is for those that come and go.
 TEST_F(thread_caches, larger_blocks_that_only_come_are_not_kept) {
-  if (!base::can_fence_owners() || own.get().witness())
+  if (!base::has_process_wide_fence() || own.get().observer())
     GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is kept";
-  clock::timeline* const line = &streams::line_of(s.ref());
+  clock::stream_clock* const line = &streams::clock_of(s.ref());
   std::vector<void*> all;
   int ahead = 0;
   for (int i = 0; i < 200; ++i) {
-    void* const p = memory::quick_allocate(line, 32'768, 0);
+    void* const p = memory::fast_allocate(line, 32'768, 0);
     ahead += p != nullptr;
     all.push_back(p ? p : allocate(s.ref(), 32'768));
   }
@@ -132,12 +132,12 @@ struct large_blocks : thread_caches {
     for (int i = 0; i < 20; ++i) deallocate(allocate(s.ref(), bytes));
   }
   bool owned() {  // the next pair of calls goes by the owner's way
-    void* const p = memory::quick_allocate(line(), bytes, 0);
-    return p && memory::quick_deallocate(p);
+    void* const p = memory::fast_allocate(line(), bytes, 0);
+    return p && memory::fast_deallocate(p);
   }
-  clock::timeline* line() { return &streams::line_of(s.ref()); }
+  clock::stream_clock* line() { return &streams::clock_of(s.ref()); }
   void SetUp() override {
-    if (!base::can_fence_owners() || own.get().witness())
+    if (!base::has_process_wide_fence() || own.get().observer())
       GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is owned";
     become_owner();
     ASSERT_TRUE(owned());
@@ -145,32 +145,32 @@ struct large_blocks : thread_caches {
 };
 
 // Of what the owner does with it from then on nobody hears.
-TEST(owned_mutex, loses_only_the_owner_that_is_disowned) {
-  base::owned_mutex m;
-  base::owners_word mine, other;
+TEST(biased_mutex, loses_only_the_owner_that_is_disowned) {
+  base::biased_mutex m;
+  base::bias_word mine, other;
   for (int i = 0; i < 8; ++i) {
-    base::owned_lock const hold(m);
-    m.offer(mine);
+    base::biased_lock const hold(m);
+    m.bias_to(mine);
   }
   ASSERT_TRUE(m.enter(mine));
-  base::owned_mutex::leave(mine);
-  base::owned_lock const hold(m);
-  m.disown(other);
+  base::biased_mutex::leave(mine);
+  base::biased_lock const hold(m);
+  m.revoke_bias(other);
   EXPECT_TRUE(m.is_owned());
-  m.disown(mine);
+  m.revoke_bias(mine);
   EXPECT_FALSE(m.is_owned());
 }
 
 TEST_F(thread_caches, a_memory_owned_by_uses_is_listed_in_full) {
-  if (!base::can_fence_owners() || own.get().witness())
+  if (!base::has_process_wide_fence() || own.get().observer())
     GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is owned";
   auto& all = static_cast<memory::device_allocator&>(device());
   void* const p = allocate(s.ref(), 4_MiB);
   memory::stream_heap const& m = *all.addresses().find(p)->owner.load();
   ASSERT_FALSE(m.lock.is_owned());
-  for (int i = 0; i < 8; ++i) EXPECT_EQ(all.use(p, streams::line_of(s.ref())).base, p);
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(all.use(p, streams::clock_of(s.ref())).base, p);
   ASSERT_TRUE(m.lock.is_owned());
-  ASSERT_TRUE(memory::quick_deallocate(p));
+  ASSERT_TRUE(memory::fast_deallocate(p));
   sound();
 }
 
@@ -178,7 +178,7 @@ TEST_F(large_blocks, are_counted_exactly) {
   memory_stats(0);  // takes the lock, as its owner
   auto const before = memory_stats(0);
   std::vector<void*> all;
-  for (int i = 0; i < 20; ++i) all.push_back(memory::quick_allocate(line(), bytes, 0));
+  for (int i = 0; i < 20; ++i) all.push_back(memory::fast_allocate(line(), bytes, 0));
   auto const taken = std::count_if(all.begin(), all.end(), [](void* p) { return p != nullptr; });
   EXPECT_GT(taken, 5);
   auto n = memory_stats(0);
@@ -186,7 +186,7 @@ TEST_F(large_blocks, are_counted_exactly) {
   EXPECT_EQ(n.requested_bytes.large.current, taken * static_cast<std::int64_t>(bytes));
   EXPECT_EQ(n.allocated_bytes.large.current, taken * static_cast<std::int64_t>(rounded));
   sound();
-  for (void* p : all) EXPECT_EQ(memory::quick_deallocate(p), p != nullptr);
+  for (void* p : all) EXPECT_EQ(memory::fast_deallocate(p), p != nullptr);
   n = memory_stats(0);
   EXPECT_EQ(n.allocation.all.current, 0);
   EXPECT_EQ(n.allocation.large.freed - before.allocation.large.freed, taken);
@@ -196,23 +196,23 @@ TEST_F(large_blocks, are_counted_exactly) {
 TEST_F(large_blocks, all_but_plain_frees_take_the_path_with_the_lock) {
   stream other;
   void* const p = allocate(s.ref(), bytes);
-  EXPECT_FALSE(memory::quick_deallocate(static_cast<char*>(p) + 512)) << "an inner address";
+  EXPECT_FALSE(memory::fast_deallocate(static_cast<char*>(p) + 512)) << "an inner address";
   EXPECT_THROW(deallocate(static_cast<char*>(p) + 512), invalid_use);
   record_stream(p, other.ref());
-  EXPECT_FALSE(memory::quick_deallocate(p)) << "another stream's stamp is to be taken";
+  EXPECT_FALSE(memory::fast_deallocate(p)) << "another stream's stamp is to be taken";
   deallocate(p);
-  EXPECT_FALSE(memory::quick_deallocate(p)) << "a second time";
+  EXPECT_FALSE(memory::fast_deallocate(p)) << "a second time";
   EXPECT_THROW(deallocate(p), invalid_use);
-  EXPECT_EQ(memory::quick_allocate(line(), bytes, 3), nullptr) << "no power of two";
-  EXPECT_EQ(memory::quick_allocate(line(), bytes, 4_MiB), nullptr) << "too large an alignment";
-  EXPECT_EQ(memory::quick_allocate(line(), ~std::size_t{0} - 100, 0), nullptr) << "a size that overflowed";
+  EXPECT_EQ(memory::fast_allocate(line(), bytes, 3), nullptr) << "no power of two";
+  EXPECT_EQ(memory::fast_allocate(line(), bytes, 4_MiB), nullptr) << "too large an alignment";
+  EXPECT_EQ(memory::fast_allocate(line(), ~std::size_t{0} - 100, 0), nullptr) << "a size that overflowed";
   sound();
 }
 
 TEST_F(large_blocks, another_thread_takes_the_lock_and_owns_it) {
   std::thread([&] {
     runtime_guard const here_too(own);
-    EXPECT_EQ(memory::quick_allocate(line(), bytes, 0), nullptr);
+    EXPECT_EQ(memory::fast_allocate(line(), bytes, 0), nullptr);
     deallocate(allocate(s.ref(), bytes));
     for (int i = 0; i < 40; ++i) deallocate(allocate(s.ref(), bytes));
     EXPECT_TRUE(owned());

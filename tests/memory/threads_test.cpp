@@ -17,8 +17,8 @@ namespace {
 using tests::memory_bench;
 
 // A machine one of whose next calls does not return before somebody says so.
-struct slow_call final : weir::driver::faulty {
-  using faulty::faulty;
+struct slow_call final : weir::driver::fault_injector {
+  using fault_injector::fault_injector;
   void pause(weir::driver::call c) {
     std::unique_lock lock(mutex);
     if (armed != c) return;
@@ -29,19 +29,19 @@ struct slow_call final : weir::driver::faulty {
   }
   weir::driver::result<weir::driver::memory_handle> create(int device, std::size_t bytes) override {
     pause(weir::driver::call::create);
-    return faulty::create(device, bytes);
+    return fault_injector::create(device, bytes);
   }
   weir::driver::status map(weir::driver::address a, std::size_t bytes, weir::driver::memory_handle h) override {
     pause(weir::driver::call::map);
-    return faulty::map(a, bytes, h);
+    return fault_injector::map(a, bytes, h);
   }
   weir::driver::status unmap(weir::driver::address a, std::size_t bytes) override {
     pause(weir::driver::call::unmap);
-    return faulty::unmap(a, bytes);
+    return fault_injector::unmap(a, bytes);
   }
   weir::driver::status grant(weir::driver::address a, std::size_t bytes, int device) override {
     pause(weir::driver::call::grant);
-    return faulty::grant(a, bytes, device);
+    return fault_injector::grant(a, bytes, device);
   }
   std::mutex mutex;
   std::condition_variable news;
@@ -61,8 +61,8 @@ TEST_P(memory_threads_slow, one_streams_driver_call_delays_no_other) {
                        return made;
                      });
   memory::allocator& d = bench.on(0);
-  clock::timeline& a = bench.stream(0);
-  clock::timeline& b = bench.stream(0);
+  clock::stream_clock& a = bench.stream(0);
+  clock::stream_clock& b = bench.stream(0);
   d.deallocate(d.allocate(a, 1 << 20, 0, at), nullptr, at);
   std::vector<void*> blocks;  // every other one is free: its handles are moved where more are not allowed
   for (int i = 0; i < 8; ++i) blocks.push_back(d.allocate(b, 8 << 20, 0, at));
@@ -114,16 +114,16 @@ TEST(memory_threads, passed_blocks_keep_bytes_and_counters_exact) {
     std::size_t bytes = 0;
     unsigned char value = 0;
     int device = 0;
-    clock::timeline* last = nullptr;
+    clock::stream_clock* last = nullptr;
   };
   std::mutex shelf_mutex;
   std::vector<block> shelf;
-  std::vector<clock::timeline*> lines;
+  std::vector<clock::stream_clock*> lines;
   for (int i = 0; i < workers; ++i) lines.push_back(&bench.stream(i % 2));
   std::atomic<int> wrong{0};
   auto const work = [&](int me) {
     std::mt19937_64 random(static_cast<std::uint64_t>(me) + 1);
-    clock::timeline& line = *lines[static_cast<std::size_t>(me)];
+    clock::stream_clock& line = *lines[static_cast<std::size_t>(me)];
     memory::allocator& d = bench.on(line.device());
     for (int i = 0; i < rounds; ++i) {
       block b;
@@ -135,7 +135,7 @@ TEST(memory_threads, passed_blocks_keep_bytes_and_counters_exact) {
         }
       }
       if (b.at) {  // somebody else's: order this stream behind its writer, look at it, free it from here
-        d.mark(b.at, line, at);
+        d.record_use(b.at, line, at);
         if (!line.wait(b.last->now()).ok()) ++wrong;
         struct look {
           block what;

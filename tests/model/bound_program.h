@@ -29,16 +29,16 @@
 namespace weir::tests {
 
 // What is mapped where, by the driver's calls.
-class mapped_handles final : public driver::faulty {
+class mapped_handles final : public driver::fault_injector {
  public:
-  using faulty::faulty;
+  using fault_injector::fault_injector;
   weir::driver::status map(weir::driver::address at, std::size_t bytes, weir::driver::memory_handle h) override {
-    auto const s = faulty::map(at, bytes, h);
+    auto const s = fault_injector::map(at, bytes, h);
     if (s.ok()) mapped_[at] = {bytes, h};
     return s;
   }
   weir::driver::status unmap(weir::driver::address at, std::size_t bytes) override {
-    auto const s = faulty::unmap(at, bytes);
+    auto const s = fault_injector::unmap(at, bytes);
     if (s.ok()) mapped_.erase(mapped_.lower_bound(at), mapped_.lower_bound(at + bytes));
     return s;
   }
@@ -83,7 +83,7 @@ class bound_program {
   verdict run() {
     book const kept(written_);
     for (std::size_t i = 0, n = 60 + below(120); i < n && wrong_.ok(); ++i) {
-      if (below(4) == 0) note_covered();
+      if (below(4) == 0) note_unreclaimable();
       on_(below(threads_), [&] { step(); });
       look_at_bound();
       look();
@@ -95,7 +95,7 @@ class bound_program {
       wrong_.what += ", epsilon " + std::to_string(epsilon_) + ", " + std::to_string(lines_.size()) + " streams";
     return wrong_;
   }
-  std::uint64_t past_the_first_term = 0, near_it = 0, covered_compared = 0;  // steps
+  std::uint64_t past_the_first_term = 0, near_it = 0, unreclaimable_compared = 0;  // steps
 
  private:
   static constexpr std::size_t capacity = 256 << 20, page = 64 << 10;
@@ -117,40 +117,40 @@ class bound_program {
 
   std::size_t below(std::size_t n) { return random_() % n; }
   memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench_->on(0)); }
-  clock::timeline& any_line() { return *lines_[below(lines_.size())]; }
+  clock::stream_clock& any_line() { return *lines_[below(lines_.size())]; }
   std::size_t size() {  // bytes
     if (small_ && below(2)) return 1 + below(32 << 10);
     // some come again and again
     std::size_t const bytes = below(3) ? 1 + below(largest_) : (1 + below(8)) * largest_ / 8;
     return small_ ? bytes : bytes + (32 << 10);
   }
-  void work_on(clock::timeline& s, block const& b) {
+  void work_on(clock::stream_clock& s, block const& b) {
     driver::touch const all{reinterpret_cast<driver::address>(b.at), b.bytes, false};
     if (!bench_->machine().enqueue(0, s.handle(), {&all, b.bytes ? 1u : 0u}, {[](void*) {}, nullptr, nullptr}).ok())
       wrong_.note(check::answers, "enqueue was refused");
   }
   void complete() {
-    for (clock::timeline* s : lines_) {
+    for (clock::stream_clock* s : lines_) {
       if (!bench_->clocks().synchronize(s->now()).ok()) wrong_.note(check::answers, "synchronize was refused");
     }
     waiting_.clear();
     waiting_bytes_ = 0;
-    look_at_covered();
+    look_at_unreclaimable();
   }
-  void look_at_covered() {  // Requires: nothing waits
+  void look_at_unreclaimable() {  // Requires: nothing waits
     if (small_) return;  // what threads keep is covered, too
     std::map<driver::memory_handle, std::size_t> all;
     for (block const& b : live_) mapped_->under(reinterpret_cast<std::uintptr_t>(b.at), b.taken, all);
     std::size_t bytes = 0;
     for (auto const& [h, n] : all) bytes += n;
-    std::size_t const said = device().covered();
-    ++covered_compared;
+    std::size_t const said = device().unreclaimable();
+    ++unreclaimable_compared;
     if (said != bytes)
       wrong_.note(check::invariants, "covered is said to be " + std::to_string(said) +
                                          " B, and blocks lie on handles of " + std::to_string(bytes));
   }
   void take() {
-    clock::timeline& s = any_line();
+    clock::stream_clock& s = any_line();
     std::size_t const bytes = size();
     note_in_use(memory::round_up(std::max(bytes, memory::granule), 512));
     try {
@@ -162,15 +162,15 @@ class bound_program {
     look_at_bound();
     if (!idle_) work_on(s, live_.back());
     if (below(6) == 0) {
-      clock::timeline& user = any_line();
+      clock::stream_clock& user = any_line();
       (void)user.wait(s.now());  // what its memory held before is over for the user, too
-      device().mark(live_.back().at, user, source_location::current());
+      device().record_use(live_.back().at, user, source_location::current());
       live_.back().by_others |= &user != &s;
       work_on(user, live_.back());
     }
   }
   // What was handed out, and that it waits no more: it is had again.
-  void note_taken(block& b, clock::timeline& by) {
+  void note_taken(block& b, clock::stream_clock& by) {
     auto const at = reinterpret_cast<std::uintptr_t>(b.at);
     for (auto const& r : device().layout()) {
       if (at < r.at || at >= r.at + r.bytes) continue;
@@ -231,7 +231,7 @@ class bound_program {
         else take();
     }
   }
-  void note_covered() { most_covered_ = std::max(most_covered_, device().covered()); }
+  void note_unreclaimable() { most_unreclaimable_ = std::max(most_unreclaimable_, device().unreclaimable()); }
   void look() {
     if (below(4)) return;
     memory_statistics const n = device().statistics();
@@ -251,10 +251,10 @@ class bound_program {
                               page * (std::min<std::size_t>(lines_.size(), 16) + (lines_.size() > 1)) + caches;
     past_the_first_term += reserved > first;
     near_it += reserved > first - first / 8;
-    if (reserved > first) note_covered();
-    if (reserved > std::max(first, most_covered_)) {
+    if (reserved > first) note_unreclaimable();
+    if (reserved > std::max(first, most_unreclaimable_)) {
       wrong_.note(check::invariants, "reserved " + std::to_string(reserved) + " > max(" + std::to_string(first) +
-                                         ", covered " + std::to_string(most_covered_) + ")");
+                                         ", covered " + std::to_string(most_unreclaimable_) + ")");
     }
   }
   void look_at_peaks(memory_statistics const& n) {
@@ -321,11 +321,11 @@ class bound_program {
   std::size_t largest_ = 0;
   mapped_handles* mapped_ = nullptr;  // bench_'s
   std::optional<memory_bench> bench_;
-  std::vector<clock::timeline*> lines_;
+  std::vector<clock::stream_clock*> lines_;
   std::vector<block> live_;
   // bytes, by address: given back by others' users since all streams were waited for
   std::map<std::uintptr_t, std::size_t> waiting_;
-  std::size_t taken_bytes_ = 0, waiting_bytes_ = 0, most_in_use_ = 0, most_covered_ = 0;
+  std::size_t taken_bytes_ = 0, waiting_bytes_ = 0, most_in_use_ = 0, most_unreclaimable_ = 0;
   std::array<std::array<std::int64_t, 3>, 8> seen_{};  // since peaks were reset
   verdict wrong_;
 };

@@ -51,8 +51,8 @@ class cache_program {
   // few, so that threads soon keep some, or own the lock of the last
   static constexpr std::size_t sizes[] = {100, 1500, 40 << 10};
 
-  std::uintptr_t take(clock::timeline& line, std::size_t bytes) {  // 0: there was no memory
-    void* p = memory::quick_allocate(&line, bytes, 0);
+  std::uintptr_t take(clock::stream_clock& line, std::size_t bytes) {  // 0: there was no memory
+    void* p = memory::fast_allocate(&line, bytes, 0);
     ++(p ? quick : slow);
     try {
       if (!p) p = device().allocate(line, bytes, 0, source_location::current());
@@ -74,8 +74,8 @@ class cache_program {
     auto* const p = reinterpret_cast<void*>(at);  // NOLINT(performance-no-int-to-ptr)
     observe::note(observe::action::free, p, 0, 0, 0, 0, source_location::current());
     // who used it last; its home or the other one
-    clock::timeline* const user = t_.draw(3) == 2 ? lines_[t_.draw(2)] : nullptr;
-    bool const gone = user ? memory::quick_deallocate_used(user, p) : memory::quick_deallocate(p);
+    clock::stream_clock* const user = t_.draw(3) == 2 ? lines_[t_.draw(2)] : nullptr;
+    bool const gone = user ? memory::fast_deallocate_used(user, p) : memory::fast_deallocate(p);
     if (user) gathered += gone;
     else ++(gone ? quick : slow);
     if (!gone) device().deallocate(p, user, source_location::current());
@@ -87,7 +87,7 @@ class cache_program {
     // read while others write
     if (written_ && t_.draw(4) == 0)
       return void(observe::history::process().live(static_cast<std::uint32_t>(bench_.core.id()), 0));
-    clock::timeline& line = *lines_[t_.draw(4) == 3];
+    clock::stream_clock& line = *lines_[t_.draw(4) == 3];
     std::size_t const bytes = sizes[t_.draw(3)];
     switch (t_.draw(8)) {
       case 0: case 1: return void(take(line, bytes));
@@ -97,7 +97,7 @@ class cache_program {
         for (std::size_t i = 0, n = 2 + t_.draw(8); i < n; ++i) give(take(line, bytes));
     }
   }
-  void rare(clock::timeline& line) {
+  void rare(clock::stream_clock& line) {
     if (t_.coin()) {
       // sums of bytes are of different moments while others are in a call
       for (std::string const& what : device().validate()) {
@@ -151,7 +151,7 @@ class cache_program {
   trial& t_;
   memory_bench& bench_;
   bool written_ = false;
-  clock::timeline* const lines_[2];
+  clock::stream_clock* const lines_[2];
   std::map<std::uintptr_t, std::size_t> live_;
 };
 
@@ -159,15 +159,15 @@ inline void small_blocks_among_threads(trial& t) { cache_program(t).run(); }
 
 // A lock that threads hold by turns, by their own word where it is theirs and by the mutex where it is not:
 // one is inside at a time.
-inline void owned_lock_among_threads(trial& t) {
+inline void biased_lock_among_threads(trial& t) {
   struct shared {
-    base::owned_mutex lock;
+    base::biased_mutex lock;
     bool somebody_inside = false;
   };
   auto const all = std::make_shared<shared>();
   for (int k = 0, n = 2 + static_cast<int>(t.draw(2)); k < n; ++k) {
     t.spawn(std::string(1, static_cast<char>('a' + k)), [&t, all, steps = 10 + t.draw(30)] {
-      base::owners_word mine;
+      base::bias_word mine;
       auto const inside = [&] {
         if (std::exchange(all->somebody_inside, true)) t.fail("two threads hold one lock");
         base::switch_point();
@@ -176,15 +176,15 @@ inline void owned_lock_among_threads(trial& t) {
       for (std::uint64_t i = 0; i < steps && !t.failed(); ++i) {
         if (all->lock.enter(mine)) {
           inside();
-          base::owned_mutex::leave(mine);
+          base::biased_mutex::leave(mine);
         } else {
-          base::owned_lock const hold(all->lock);
+          base::biased_lock const hold(all->lock);
           inside();
-          if (t.coin()) all->lock.offer(mine);
+          if (t.coin()) all->lock.bias_to(mine);
         }
       }
-      base::owned_lock const hold(all->lock);
-      all->lock.disown(mine);
+      base::biased_lock const hold(all->lock);
+      all->lock.revoke_bias(mine);
     });
   }
   t.join();
@@ -207,23 +207,23 @@ inline void marks_among_threads(trial& t) {
     new (all->of.first + i) memory::slot_byte;
     all->of.set_live(i, 16);
   }
-  std::vector<clock::timeline*> users;
+  std::vector<clock::stream_clock*> users;
   for (std::uint64_t n = 2 + t.draw(3); n > 0; --n) users.push_back(&t.stream(0));
   for (std::size_t k = 0; k < users.size(); ++k) {
     t.spawn(std::string(1, static_cast<char>('a' + k)), [&t, all, user = users[k]] {
       for (std::uint32_t i = 0; i < slots; ++i) {
-        auto* const marks = t.draw(4) ? all->of.marks.load() : nullptr;
-        if (marks && all->of.mark_first(marks, i, *user)) continue;
+        auto* const marks = t.draw(4) ? all->of.users.load() : nullptr;
+        if (marks && all->of.add_first_user(marks, i, *user)) continue;
         base::lock_guard const hold(all->lock);
-        all->of.mark(i, *user);
+        all->of.record_use(i, *user);
       }
     });
   }
   t.join();
   for (std::uint32_t i = 0; i < slots && !t.failed(); ++i) {
-    std::vector<clock::timeline*> found;
-    all->of.each_mark(i, [&](clock::timeline* one) { found.push_back(one); });
-    for (clock::timeline* const user : users) {
+    std::vector<clock::stream_clock*> found;
+    all->of.each_user(i, [&](clock::stream_clock* one) { found.push_back(one); });
+    for (clock::stream_clock* const user : users) {
       if (std::count(found.begin(), found.end(), user) != 1) t.fail("a mark is lost, or is there twice");
     }
     if (found.size() != users.size()) t.fail("a slot has marks of nobody");

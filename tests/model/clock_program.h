@@ -71,7 +71,7 @@ class clock_program {
     known order;  // what its stream must have known then
   };
   struct line {
-    clock::timeline* t;
+    clock::stream_clock* t;
     known order;   // stamps that must be covered
     int tail = -1; // retired: its last operation; its handle may be another stream's by now
   };
@@ -135,7 +135,7 @@ class clock_program {
       ~deeper() { --depth; }
     } const in(depth_);
     std::size_t const i = some_stream();
-    clock::timeline& t = *lines_[i].t;
+    clock::stream_clock& t = *lines_[i].t;
     auto& clocks = bench_.clocks();
     bool const may_refuse = refusals_ && draw(4) == 0;
     if (may_refuse) {
@@ -245,7 +245,7 @@ class clock_program {
 
   // Somebody's event, recorded again and again.
   void record_event(std::size_t i, std::uint32_t which) {
-    clock::timeline& t = *lines_[i].t;
+    clock::stream_clock& t = *lines_[i].t;
     auto& e = events_[which];
     if (e.busy) return;
     e.busy = true;

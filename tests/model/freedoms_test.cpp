@@ -238,7 +238,7 @@ class program {
   // Work that fails: weir's calls go on until one hears of it, and then say what is lost.
   void fault() {
     lost_ = true;
-    auto& line = streams::line_of(on(0));
+    auto& line = streams::clock_of(on(0));
     driver::touch const nowhere{64, 64, true};
     m_.driver().enqueue(0, line.handle(), {&nowhere, 1}, {});
     bool heard = false;

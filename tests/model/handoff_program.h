@@ -43,13 +43,13 @@ class handed_over_among_threads {
     block seen;
   };
   memory::allocator& device() { return bench_.on(0); }
-  clock::timeline& line(int i) { return *lines_[static_cast<std::size_t>(i)]; }
+  clock::stream_clock& line(int i) { return *lines_[static_cast<std::size_t>(i)]; }
   int some_line() { return static_cast<int>(t_.draw(4)); }
   void must(driver::status s, char const* what) {
     if (!s.ok()) t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
   }
 
-  void read(block const& b, clock::timeline& on) {
+  void read(block const& b, clock::stream_clock& on) {
     driver::touch const all{reinterpret_cast<driver::address>(b.at), b.bytes, false};
     must(bench_.machine().enqueue(0, on.handle(), {&all, 1},
                                   {[](void* p) {
@@ -60,9 +60,9 @@ class handed_over_among_threads {
                                    [](void* p) { delete static_cast<look*>(p); }, new look{&t_, b}}),
          "enqueue");
   }
-  void mark(block const& b, clock::timeline& user) {
-    if (memory::quick_mark(&user, b.at)) return;
-    device().mark(b.at, user, source_location::current());
+  void mark(block const& b, clock::stream_clock& user) {
+    if (memory::fast_record_use(&user, b.at)) return;
+    device().record_use(b.at, user, source_location::current());
     memory::remember_user(user);
   }
   void make_some() {
@@ -70,7 +70,7 @@ class handed_over_among_threads {
     int const s = t_.draw(4) == 3;
     std::size_t const bytes = sizes[t_.draw(2)];
     for (std::uint32_t n = 1 + t_.draw(8); n > 0; --n) {
-      void* p = memory::quick_allocate(&line(s), bytes, 0);
+      void* p = memory::fast_allocate(&line(s), bytes, 0);
       try {
         if (!p) p = device().allocate(line(s), bytes, 0, source_location::current());
       } catch (out_of_memory const&) {
@@ -83,7 +83,7 @@ class handed_over_among_threads {
   }
   void use_some() {
     read_for_two();
-    clock::timeline& user = line(t_.draw(8) == 7 ? 0 : 2 + static_cast<int>(t_.draw(2)));
+    clock::stream_clock& user = line(t_.draw(8) == 7 ? 0 : 2 + static_cast<int>(t_.draw(2)));
     std::vector<block> mine;
     {
       auto all = blocks_.lock();
@@ -102,14 +102,14 @@ class handed_over_among_threads {
       }
       read(b, user);
       // else it is marked for that stream, and the free names none
-      clock::timeline* const named = b.value % 3 ? &user : nullptr;
+      clock::stream_clock* const named = b.value % 3 ? &user : nullptr;
       if (!named) mark(b, user);
       give_back(b, named);
     }
   }
-  void give_back(block const& b, clock::timeline* named) {
+  void give_back(block const& b, clock::stream_clock* named) {
     bool const quick =
-        named ? memory::quick_deallocate_used(named, b.at) : memory::quick_deallocate_marked(nullptr, b.at);
+        named ? memory::fast_deallocate_used(named, b.at) : memory::fast_deallocate_marked(nullptr, b.at);
     ++(quick ? gathered : alone);
     if (!quick) device().deallocate(b.at, named, source_location::current());
   }
@@ -123,7 +123,7 @@ class handed_over_among_threads {
       if (open == all->end()) return;
       it = *open, reader = it->next++;
     }
-    clock::timeline& user = line(reader);
+    clock::stream_clock& user = line(reader);
     must(user.wait(line(it->b.home).now()), "wait");
     read(it->b, user);
     mark(it->b, user);
@@ -169,7 +169,7 @@ class handed_over_among_threads {
 
   trial& t_;
   memory_bench& bench_;
-  clock::timeline* lines_[4];  // two that blocks are of, two that use them
+  clock::stream_clock* lines_[4];  // two that blocks are of, two that use them
   base::guarded<std::vector<block>> blocks_;
   base::guarded<std::vector<std::shared_ptr<read_by_two>>> for_two_;
 };

@@ -98,7 +98,7 @@ class memory_program {
 
   int below(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
   int device_of(int line) { return lines_[static_cast<std::size_t>(line)]->device(); }
-  clock::timeline& line(int i) { return *lines_[static_cast<std::size_t>(i)]; }
+  clock::stream_clock& line(int i) { return *lines_[static_cast<std::size_t>(i)]; }
   memory::allocator& on(int device) { return bench_->on(device); }
   driver::driver& machine() { return bench_->machine(); }
   void fail(check by, std::string what) { wrong_.note(by, std::move(what)); }
@@ -201,7 +201,7 @@ class memory_program {
     memory::allocator& a = on(device_of(s));
     void* p = nullptr;
     try {
-      if (!(p = memory::quick_allocate(&line(s), bytes, alignment)))
+      if (!(p = memory::fast_allocate(&line(s), bytes, alignment)))
         p = a.allocate(line(s), bytes, alignment, source_location::current());
     } catch (out_of_memory const& e) {
       ++ooms;
@@ -238,7 +238,7 @@ class memory_program {
   }
 
   void free_used(piece_of_memory const& b, int by) {
-    if (!memory::quick_deallocate_used(&line(by), b.at))
+    if (!memory::fast_deallocate_used(&line(by), b.at))
       on(device_of(b.home)).deallocate(b.at, &line(by), source_location::current());
   }
   void free_block() {
@@ -251,7 +251,7 @@ class memory_program {
     }
     if (b->ordered != b->home && below(2)) {
       free_used(*b, b->ordered);  // also when it was marked: an exact last use
-    } else if (!memory::quick_deallocate(b->at)) {
+    } else if (!memory::fast_deallocate(b->at)) {
       on(device).deallocate(b->at, nullptr, source_location::current());
     }
     say("free ", static_cast<void const*>(b->at), " of ", b->home, ", last written on ", b->ordered);
@@ -263,7 +263,7 @@ class memory_program {
     piece_of_memory* const b = some_block();
     if (!b) return;
     int const t = some_line_of(device_of(b->home));
-    on(device_of(b->home)).mark(b->at + (b->bytes ? b->bytes / 2 : 0), line(t), source_location::current());
+    on(device_of(b->home)).record_use(b->at + (b->bytes ? b->bytes / 2 : 0), line(t), source_location::current());
     order(b->ordered, t);
     look(*b, t, "on a stream it was marked for");
     b->readers.push_back(t);
@@ -300,7 +300,7 @@ class memory_program {
       return;
     }
     ++allocations;
-    on(here_is).mark(from->at, line(s), source_location::current());
+    on(here_is).record_use(from->at, line(s), source_location::current());
     order(from->ordered, s);
     say("copy ", static_cast<void const*>(from->at), " to ", p, " on ", s);
     if (here_is == there) {
@@ -515,7 +515,7 @@ class memory_program {
   std::shared_ptr<int> arrived_;   // parts of the newest collective
   std::optional<int> other_part_;  // whose part of the collective is still to come
   std::vector<piece_of_memory> blocks_;
-  std::vector<clock::timeline*> lines_;
+  std::vector<clock::stream_clock*> lines_;
   std::optional<memory_bench> bench_;
   driver::check::control* checker_ = nullptr;  // null: nobody watches
 

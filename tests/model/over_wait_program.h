@@ -23,15 +23,15 @@ inline verdict run_over_wait(std::uint64_t seed) {
   auto const must = [&](driver::status s) {
     if (!s.ok()) wrong.note(check::answers, std::string(driver::name_of(s.what)));
   };
-  auto const use = [&](clock::timeline& s, void* p, std::size_t bytes) {
+  auto const use = [&](clock::stream_clock& s, void* p, std::size_t bytes) {
     driver::touch const all{reinterpret_cast<driver::address>(p), bytes, true};
     must(bench.machine().enqueue(0, s.handle(), {&all, p ? std::size_t{1} : 0}, {[](void*) {}, nullptr, nullptr}));
   };
   // An external stream's frees are fenced by weir, which never hears of its work:
   // from the moment that others have memory too.
   bool const foreign = seed % 3 == 0;
-  clock::timeline& b = bench.stream(0);
-  clock::timeline& a =
+  clock::stream_clock& b = bench.stream(0);
+  clock::stream_clock& a =
       foreign ? bench.clocks().make(0, bench.machine().create_stream(0, driver::stream_kind::independent, 0).value,
                                     clock::life::foreign)
               : bench.stream(0);

@@ -38,11 +38,13 @@ class places_program {
   };
   std::size_t below(std::size_t n) { return random_() % n; }
   memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench_.on(0)); }
-  clock::timeline& line(std::size_t i) { return *lines_[i]; }
+  clock::stream_clock& line(std::size_t i) { return *lines_[i]; }
   void must(driver::status s) {
     if (!s.ok()) wrong_.note(check::answers, "a call answered " + std::string(driver::name_of(s.what)));
   }
-  void work(clock::timeline& s) { must(bench_.machine().enqueue(0, s.handle(), {}, {[](void*) {}, nullptr, nullptr})); }
+  void work(clock::stream_clock& s) {
+    must(bench_.machine().enqueue(0, s.handle(), {}, {[](void*) {}, nullptr, nullptr}));
+  }
   void take() {
     std::size_t const s = below(lines_.size()), kind = below(4);
     std::size_t const bytes = kind == 0   ? below(2000)
@@ -64,9 +66,9 @@ class places_program {
     live_.pop_back();
   }
   void use(block b) {
-    clock::timeline& s = line(below(lines_.size()));
+    clock::stream_clock& s = line(below(lines_.size()));
     must(s.wait(line(b.home).now()));
-    device().mark(b.at, s, at);
+    device().record_use(b.at, s, at);
     work(s);
   }
   void another_stream() {  // a registration ends, and another begins
@@ -101,7 +103,7 @@ class places_program {
   std::mt19937_64 random_;
   memory_bench bench_;
   std::size_t const most_;  // bytes of a block
-  std::vector<clock::timeline*> lines_;
+  std::vector<clock::stream_clock*> lines_;
   std::vector<block> live_;
   std::vector<std::size_t> places_;
   verdict wrong_;

@@ -90,7 +90,7 @@ TEST(gradient_buckets, an_abandoned_step_waits_for_its_writer) {
     wrote = writer.stamp();
   }
   void* const again = allocate(next.ref(), 3_MiB);  // all the memory there is
-  EXPECT_TRUE(streams::line_of(next.ref()).covers(streams::inner_stamp(wrote)));
+  EXPECT_TRUE(streams::clock_of(next.ref()).covers(streams::inner_stamp(wrote)));
   deallocate(again);
 }
 
@@ -297,7 +297,7 @@ TEST_F(simulated_buckets, a_reduction_is_ordered_with_its_users) {
   writer.ref().wait(default_stream(device(0)));  // where the buckets were made
   driver::driver& machine = machine_.get().machine();
   device_span const last = buckets_[0].gradient(1);
-  auto const gate = machine.hold(0, streams::line_of(writer).handle());
+  auto const gate = machine.hold(0, streams::clock_of(writer).handle());
   ASSERT_TRUE(gate.ok());
   buffer const source = pinned(16);
   elements const e = encode(int32, {1, 2, 3, 4});

@@ -74,10 +74,10 @@ struct rig {
   device_span whole(communicator const& c) {
     return {wholes[static_cast<std::size_t>(c.rank())].data(), part * size(), uint8};
   }
-  void give(communicator& c, peer::verb what) {  // to or from rank 0
-    if (what == peer::verb::broadcast) c.broadcast(mine(c), 0);
-    if (what == peer::verb::scatter) c.scatter(mine(c), whole(c), 0);
-    if (what == peer::verb::gather) c.gather(whole(c), mine(c), 0);
+  void give(communicator& c, peer::collective what) {  // to or from rank 0
+    if (what == peer::collective::broadcast) c.broadcast(mine(c), 0);
+    if (what == peer::collective::scatter) c.scatter(mine(c), whole(c), 0);
+    if (what == peer::collective::gather) c.gather(whole(c), mine(c), 0);
   }
   void broadcast(int root) {
     each([&](communicator& c) { c.broadcast(mine(c), root); });
@@ -305,7 +305,7 @@ TEST(chains, unsuitable_calls_take_the_carrier_and_say_why) {
   rig r({.devices = 2, .memory = 64_MiB});
   EXPECT_EQ(r.ranks[0].explain_last(), "");
   for (int k = 0; k < 2; ++k)
-    EXPECT_EQ(r.m.get().part<peer::links>().known(k, 1 - k), peer::links::trust::proven)
+    EXPECT_EQ(r.m.get().part<peer::links>().known(k, 1 - k), peer::links::link_state::proven)
         << "while collectives are under way nothing can be tried";
   auto& chains = r.m.get().part<peer::chains>();
   chains.carry_from(part + 1);
@@ -383,8 +383,8 @@ TEST(chains, any_call_refused_leaves_a_repeatable_collective) {
     rig r({.devices = 3, .memory = 64_MiB});
     r.open_all();
     auto const once = [&](communicator& c) {
-      r.give(c, std::array{peer::verb::broadcast, peer::verb::scatter,
-                           peer::verb::gather}[static_cast<std::size_t>(which)]);
+      r.give(c, std::array{peer::collective::broadcast, peer::collective::scatter,
+                           peer::collective::gather}[static_cast<std::size_t>(which)]);
     };
     auto const expect_right = [&](std::uint64_t k) {
       for (int rank = 0; which == 2 && rank < 3; ++rank)
@@ -428,11 +428,11 @@ TEST(chains, any_call_refused_leaves_a_repeatable_collective) {
 // waits for them is told, and then their devices are lost, too.
 // Other streams go on until the host waits in vain.
 TEST(chains, a_device_lost_in_the_middle_is_named_at_every_rank) {
-  for (auto const what : {peer::verb::broadcast, peer::verb::scatter, peer::verb::gather}) {
+  for (auto const what : {peer::collective::broadcast, peer::collective::scatter, peer::collective::gather}) {
     rig r({.devices = 3, .memory = 64_MiB});
     r.open_all();
     r.fill_all(1);
-    auto const gate = r.m.driver().hold(1, streams::line_of(current_stream(device(1))).handle());
+    auto const gate = r.m.driver().hold(1, streams::clock_of(current_stream(device(1))).handle());
     ASSERT_TRUE(gate.ok());
     r.each([&](communicator& c) { r.give(c, what); });
     r.m.control().lose_device(1);
@@ -446,7 +446,7 @@ TEST(chains, a_device_lost_in_the_middle_is_named_at_every_rank) {
       EXPECT_EQ(std::memcmp(out.data(), pattern(part, 3).data(), part), 0);
     }
     for (int k : {0, 1}) EXPECT_THROW(synchronize(device(k)), device_lost) << k;
-    if (what == peer::verb::gather) {
+    if (what == peer::collective::gather) {
       synchronize(device(2));  // a gather's parts go side by side
     } else {
       EXPECT_THROW(synchronize(device(2)), device_lost);
@@ -475,8 +475,9 @@ TEST(chains, a_device_lost_between_copies_is_named) {
   r.m.control().fail_call("copy_peer", 2, driver::code::lost);  // from gpu:1 to gpu:2
   r.each([&](communicator& c) {
     auto const mine = r.mine(c);
-    peer::request const what{peer::verb::broadcast, uint8, reduce_op::sum, 0, part, mine.data, mine.data};
-    EXPECT_THROW(carrier->issue(c.rank(), streams::line_of(current_stream()), 0, what, source_location::current()),
+    peer::collective_request const what{
+        peer::collective::broadcast, uint8, reduce_op::sum, 0, part, mine.data, mine.data};
+    EXPECT_THROW(carrier->issue(c.rank(), streams::clock_of(current_stream()), 0, what, source_location::current()),
                  device_lost);
   });
   for (int const rank : devices) EXPECT_EQ(carrier->broken(rank), "gpu:1 is lost, and copies with it");

@@ -183,15 +183,15 @@ TEST_F(refused_collective, names_rank_0_when_its_half_was_refused) {
   auto const carrier = peer::carried_by_streams(machine_.get(), {0, 1});
   EXPECT_EQ(carrier->broken(1), "");
   simulation::of(machine_).fail_call("enqueue", 2);
-  peer::request const what{peer::verb::all_reduce, int32, reduce_op::sum, 0, 1, a.data(), a.data()};
-  EXPECT_THROW(carrier->issue(0, streams::line_of(current_stream(device(0))), 0, what, source_location::current()),
+  peer::collective_request const what{peer::collective::all_reduce, int32, reduce_op::sum, 0, 1, a.data(), a.data()};
+  EXPECT_THROW(carrier->issue(0, streams::clock_of(current_stream(device(0))), 0, what, source_location::current()),
                driver_error);
   EXPECT_EQ(carrier->broken(1), "a part of rank 0 was refused by gpu:0");
 }
 
 TEST_F(refused_collective, names_rank_0_when_its_device_was_lost) {
   buffer const a = on(0, 1), b = on(1, 10);
-  auto const gate = machine_.get().machine().hold(0, streams::line_of(current_stream(device(0))).handle());
+  auto const gate = machine_.get().machine().hold(0, streams::clock_of(current_stream(device(0))).handle());
   ASSERT_TRUE(gate.ok());
   ranks_[0].all_reduce({a.data(), 1, int32});
   stamp const waits = ranks_[1].all_reduce({b.data(), 1, int32});

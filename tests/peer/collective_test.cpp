@@ -226,9 +226,9 @@ TEST(collective, memory_of_another_device_is_refused_naming_both) {
 
 // By itself or at the end of its runtime.
 TEST(collective, every_rank_leaves_the_carrier_once) {
-  struct noting final : peer::carrier {
+  struct noting final : peer::collective_backend {
     explicit noting(std::vector<int>& l) : left(l) {}
-    void issue(int, clock::timeline&, std::uint64_t, peer::request const&, source_location) override {}
+    void issue(int, clock::stream_clock&, std::uint64_t, peer::collective_request const&, source_location) override {}
     std::string broken(int) override { return {}; }
     void abort() noexcept override {}
     void leave(int rank) noexcept override { left.push_back(rank); }
@@ -388,8 +388,8 @@ TEST_F(sim_collective, a_stream_that_carries_one_is_known_to) {
     add_up(0, a);
   }
   add_up(1, b);
-  EXPECT_TRUE(streams::line_of(side).carries_collectives());
-  EXPECT_FALSE(streams::line_of(plain).carries_collectives());
+  EXPECT_TRUE(streams::clock_of(side).carries_collectives());
+  EXPECT_FALSE(streams::clock_of(plain).carries_collectives());
 }
 
 // The error says which rank aborted.
@@ -459,7 +459,7 @@ TEST_F(sim_collective, a_part_refused_in_its_middle_ends_it) {
 
 TEST_F(sim_collective, a_lost_device_frees_the_others_and_is_named) {
   buffer const a = on(0, 1), b = on(1, 10);
-  clock::timeline& line = streams::line_of(current_stream(device(1)));
+  clock::stream_clock& line = streams::clock_of(current_stream(device(1)));
   auto const gate = machine_.get().machine().hold(1, line.handle());
   ASSERT_TRUE(gate.ok());
   stamp const waits = add_up(0, a);

@@ -164,7 +164,7 @@ class hostile_peer {
       case 1: m.handle_bytes = any_number(); break;
       case 2: m.offset = any_number(); break;
       case 3: m.origin = any_number(); break;
-      case 4: m.kind = static_cast<peer::said>(one_in(2) ? below(4) : random_()); break;
+      case 4: m.kind = static_cast<peer::message_kind>(one_in(2) ? below(4) : random_()); break;
       case 5: m.version = static_cast<std::uint32_t>(below(5)); break;
       case 6: m.device[below(m.device.size())] = static_cast<char>(random_()); break;
       case 7: m.device = one_in(2) ? decltype(m.device){"SIM-1"} : decltype(m.device){}; break;

@@ -12,7 +12,7 @@
 namespace weir {
 namespace {
 
-using trust = peer::links::trust;
+using link_state = peer::links::link_state;
 
 TEST(links, every_pair_is_listed_and_verified_by_bytes) {
   test::machine m({.devices = 3, .memory = 64_MiB});
@@ -81,7 +81,7 @@ TEST(links, memory_is_granted_after_eight_times_its_size) {
   EXPECT_FALSE(m.memory(1).granted(far.data(), 0));
   copy(s, far.data(), near.data(), n);
   EXPECT_TRUE(m.memory(1).granted(far.data(), 0));
-  EXPECT_EQ(m.get().part<peer::links>().known(0, 1), trust::proven);
+  EXPECT_EQ(m.get().part<peer::links>().known(0, 1), link_state::proven);
 }
 
 // Seen on GPUs: the next block at an address whose block had been opened was never asked about again.
@@ -139,8 +139,8 @@ TEST(links, a_corrupt_link_is_found_and_bypassed) {
       ASSERT_TRUE(test::read_back(again.data(), n, 0) == bytes) << "copy " << i;
     }
     auto& all = m.get().part<peer::links>();
-    EXPECT_EQ(all.known(0, 1) == trust::wrong, !back);
-    EXPECT_EQ(all.known(1, 0) == trust::wrong, back);
+    EXPECT_EQ(all.known(0, 1) == link_state::wrong, !back);
+    EXPECT_EQ(all.known(1, 0) == link_state::wrong, back);
     auto const choice = explain_copy(far.data(), near.data(), n);
     EXPECT_EQ(choice.by, copy_route::staged);
     EXPECT_NE(choice.reason.find("changed bytes"), std::string::npos) << choice.reason;
@@ -204,7 +204,7 @@ TEST(links, a_trial_opens_no_page_that_holds_a_block) {
       copy(s, far.data(), near.data(), n);
       if (breaks) m.control().fail_call("copy_peer", 1, driver::code::failed);
       if (breaks) EXPECT_THROW(all.prove(0, 1, source_location::current()), driver_error);
-      else EXPECT_EQ(all.prove(0, 1, source_location::current()), trust::wrong);
+      else EXPECT_EQ(all.prove(0, 1, source_location::current()), link_state::wrong);
       for (auto const& range : m.memory(1).layout()) EXPECT_EQ(range.readers, 0u);
     }
     s.synchronize();
@@ -219,7 +219,7 @@ TEST(links, a_trial_uses_cached_memory_and_leaves_none) {
   {
     deallocate(allocate(current_stream(device(1)), 64_MiB));
     EXPECT_EQ(used(), 64_MiB) << "kept";
-    EXPECT_EQ(m.get().part<peer::links>().prove(0, 1, source_location::current()), trust::proven);
+    EXPECT_EQ(m.get().part<peer::links>().prove(0, 1, source_location::current()), link_state::proven);
     EXPECT_EQ(used(), 0u);
   }
   buffer const all(64_MiB, {.on = device(0)});
@@ -238,10 +238,10 @@ TEST(links, a_trial_takes_shared_caches_last) {
   auto const kept = [] { return memory_stats(1).exported_bytes.current; };
   exportable_buffer(2_MiB, 1).reset();
   deallocate(allocate(current_stream(device(1)), 62_MiB));
-  EXPECT_EQ(all.prove(0, 1, source_location::current()), trust::proven);
+  EXPECT_EQ(all.prove(0, 1, source_location::current()), link_state::proven);
   EXPECT_EQ(kept(), std::int64_t(2_MiB)) << "the allocator kept enough";
   buffer const rest(62_MiB, {.on = device(1)});
-  EXPECT_EQ(all.prove(2, 1, source_location::current()), trust::proven);
+  EXPECT_EQ(all.prove(2, 1, source_location::current()), link_state::proven);
   EXPECT_EQ(kept(), 0);
 }
 
@@ -251,11 +251,11 @@ TEST(links, a_trial_short_of_memory_does_not_wait_for_itself) {
   auto& all = m.get().part<peer::links>();
   // as often as it is tried
   for (std::uint64_t k = 1; k <= 200; ++k) m.control().fail_call("release", k, driver::code::failed);
-  EXPECT_EQ(all.prove(0, 1, source_location::current()), trust::proven);
+  EXPECT_EQ(all.prove(0, 1, source_location::current()), link_state::proven);
   buffer const rest(62_MiB, {.on = device(1)});
   EXPECT_THROW(all.prove(1, 0, source_location::current()), out_of_memory);
   m.control().clear_failures();
-  EXPECT_EQ(all.known(1, 0), trust::claimed);
+  EXPECT_EQ(all.known(1, 0), link_state::claimed);
 }
 
 // With a later trial or the runtime.
@@ -265,8 +265,8 @@ TEST(links, a_trials_unreleased_memory_goes_later) {
     auto const left = [&] { return m.driver().memory(1).value.total - m.driver().memory(1).value.free; };
     m.control().fail_call(call, 1, driver::code::failed);
     auto& all = m.get().part<peer::links>();
-    EXPECT_EQ(all.prove(0, 1, source_location::current()), trust::proven) << call;
-    EXPECT_EQ(all.prove(1, 0, source_location::current()), trust::proven) << call;
+    EXPECT_EQ(all.prove(0, 1, source_location::current()), link_state::proven) << call;
+    EXPECT_EQ(all.prove(1, 0, source_location::current()), link_state::proven) << call;
     m.memory(1).empty_cache();
     EXPECT_EQ(left(), 0u) << call;
   }
@@ -277,7 +277,7 @@ TEST(links, a_trials_unreleased_memory_serves_short_memory) {
   test::machine m({.devices = 2, .memory = 64_MiB});
   // as often as it is tried
   for (std::uint64_t k = 1; k <= 20; ++k) m.control().fail_call("release", k, driver::code::failed);
-  EXPECT_EQ(m.get().part<peer::links>().prove(0, 1, source_location::current()), trust::proven);
+  EXPECT_EQ(m.get().part<peer::links>().prove(0, 1, source_location::current()), link_state::proven);
   m.control().clear_failures();
   m.memory(1).empty_cache();
   auto const room = m.driver().memory(1).value;
@@ -295,16 +295,16 @@ TEST(links, none_is_tried_under_a_collective) {
   ranks[0].all_reduce({a.data(), 4, float32});
   auto& all = m.get().part<peer::links>();
   auto const block = m.memory(0).find(far.data());
-  for (int i = 0; i < 9; ++i) all.flowed(1, m.memory(0), *block, n, source_location::current());
+  for (int i = 0; i < 9; ++i) all.count_bytes(1, m.memory(0), *block, n, source_location::current());
   EXPECT_EQ(m.control().findings(), std::vector<std::string>{});
-  EXPECT_EQ(all.known(1, 0), trust::claimed);
+  EXPECT_EQ(all.known(1, 0), link_state::claimed);
   ranks[1].all_reduce({b.data(), 4, float32});
   synchronize(device(0));
   synchronize(device(1));
   // A device may be late to say that it is done: who asks often enough hears it.
-  for (int i = 0; i < 50 && all.known(1, 0) == trust::claimed; ++i)
-    all.flowed(1, m.memory(0), *block, n, source_location::current());
-  EXPECT_EQ(all.known(1, 0), trust::proven);
+  for (int i = 0; i < 50 && all.known(1, 0) == link_state::claimed; ++i)
+    all.count_bytes(1, m.memory(0), *block, n, source_location::current());
+  EXPECT_EQ(all.known(1, 0), link_state::proven);
   EXPECT_TRUE(m.memory(0).granted(far.data(), 1));
 }
 
@@ -319,7 +319,7 @@ TEST(links, one_is_tried_beside_busy_streams) {
     auto& all = m.get().part<peer::links>();
     auto const block = m.memory(0).find(far.data());
     auto const look = [&](int times) {
-      for (int i = 0; i < times; ++i) all.flowed(1, m.memory(0), *block, n, source_location::current());
+      for (int i = 0; i < times; ++i) all.count_bytes(1, m.memory(0), *block, n, source_location::current());
     };
     look(7);
     for (int i = 0; i < collectives; ++i) {
@@ -327,12 +327,12 @@ TEST(links, one_is_tried_beside_busy_streams) {
       ranks[0].all_reduce({a.data(), 4, float32});
       ranks[1].all_reduce({b.data(), 4, float32});
       look(3);
-      EXPECT_EQ(all.known(1, 0), trust::claimed);
+      EXPECT_EQ(all.known(1, 0), link_state::claimed);
     }
     ASSERT_TRUE(m.control().run());
     for (int d = 0; d < 2; ++d) launch(current_stream(device(d)), {}, [](CUstream_st*) {}, [] {});
     look(1);
-    EXPECT_EQ(all.known(1, 0), trust::proven) << collectives;
+    EXPECT_EQ(all.known(1, 0), link_state::proven) << collectives;
   }
 }
 
@@ -344,21 +344,21 @@ TEST(links, one_is_tried_soon_however_late_completion_is_seen) {
     buffer a(64, {.on = device(0)}), b(64, {.on = device(1)}), far(n, {.on = device(0)});
     auto& all = m.get().part<peer::links>();
     auto const block = m.memory(0).find(far.data());
-    for (int i = 0; i < 15; ++i) all.flowed(1, m.memory(0), *block, n, source_location::current());
+    for (int i = 0; i < 15; ++i) all.count_bytes(1, m.memory(0), *block, n, source_location::current());
     ranks[0].all_reduce({a.data(), 4, float32});
     ranks[1].all_reduce({b.data(), 4, float32});
     synchronize(device(0));
     synchronize(device(1));
-    for (int i = 0; i < 4; ++i) all.flowed(1, m.memory(0), *block, n, source_location::current());
-    EXPECT_EQ(all.known(1, 0), trust::proven) << "WEIR_TEST_SEED=" << seed;
+    for (int i = 0; i < 4; ++i) all.count_bytes(1, m.memory(0), *block, n, source_location::current());
+    EXPECT_EQ(all.known(1, 0), link_state::proven) << "WEIR_TEST_SEED=" << seed;
   }
 }
 
-struct without_mapping final : driver::faulty {  // gpu:0 has its memory in segments, and gpu:1 too if told
-  using faulty::faulty;
+struct without_mapping final : driver::fault_injector {  // gpu:0 has its memory in segments, and gpu:1 too if told
+  using fault_injector::fault_injector;
   bool both = true;
   weir::driver::result<weir::driver::device_info> info(int device) override {
-    auto i = faulty::info(device);
+    auto i = fault_injector::info(device);
     i.value.maps &= device == 1 && !both;
     return i;
   }
@@ -427,8 +427,8 @@ TEST(links, a_link_that_cannot_be_tried_now_is_tried_later) {
   auto& all = m.get().part<peer::links>();
   m.control().fail_call("copy_peer", 1, driver::code::failed);
   EXPECT_THROW(all.prove(0, 1, source_location::current()), driver_error);
-  EXPECT_EQ(all.known(0, 1), trust::claimed);
-  EXPECT_EQ(all.prove(0, 1, source_location::current()), trust::proven);
+  EXPECT_EQ(all.known(0, 1), link_state::claimed);
+  EXPECT_EQ(all.prove(0, 1, source_location::current()), link_state::proven);
 }
 
 }  // namespace

@@ -57,7 +57,7 @@ struct machine {
 class held {
  public:
   held(machine& m, stream_ref s) : machine_(m) {
-    auto& line = streams::line_of(s);
+    auto& line = streams::clock_of(s);
     auto const gate = m.driver().hold(line.device(), line.handle());
     EXPECT_TRUE(gate.ok());
     if (gate.ok()) gate_ = gate.value;

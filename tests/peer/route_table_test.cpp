@@ -149,7 +149,7 @@ TEST_P(copies, pageable_to_device_blocking_returns_after_arrival) {
 
 TEST_P(copies, pageable_to_device_waits_while_slots_are_full) {
   auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
-  std::size_t const many = streams::staging::room + 10_MiB;
+  std::size_t const many = streams::staging::budget + 10_MiB;
   stream_guard const home{s};
   buffer large(many, {.on = device(0)});
   auto const source = pattern(many, 9);
@@ -160,7 +160,7 @@ TEST_P(copies, pageable_to_device_waits_while_slots_are_full) {
   auto& staging = made->get().part<streams::staging>();
   expect_waits_for(gate, [&] { copy(s, large.data(), source.data(), many, non_blocking); });
   EXPECT_EQ(test::read_back(large.data(), many, 0), source);
-  EXPECT_LE(made->pinned().statistics().reserved_bytes.all.peak, std::int64_t(2 * streams::staging::room));
+  EXPECT_LE(made->pinned().statistics().reserved_bytes.all.peak, std::int64_t(2 * streams::staging::budget));
   EXPECT_EQ(staging.in_use(0), 0u);
 }
 

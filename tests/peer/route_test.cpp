@@ -347,7 +347,7 @@ TEST_P(refused_calls, each_gives_a_typed_error_and_can_be_repeated) {
     }
     EXPECT_TRUE(refused_one || to == from) << "call " << k;  // absorbed, or never reached
     EXPECT_EQ(m.pinned().validate(), std::vector<std::string>{}) << "call " << k;
-    driver::faulty_of(m.driver())->forget_orders();
+    driver::fault_injector_of(m.driver())->forget_orders();
     std::fill(to.begin(), to.end(), std::byte{0});
     run();
     EXPECT_EQ(to, from) << "after call " << k;

@@ -269,10 +269,10 @@ TEST_F(hostile_peer, with_truncatable_or_read_only_memory_is_told) {
 TEST_F(hostile_peer, without_memory_hears_that_nothing_was_kept) {
   auto const its = test::lent_under_names_of(test::caught(b).what, owned_file(::open("/dev/null", O_RDWR)));
   EXPECT_NE(answer_to(its), "taken");
-  std::vector<peer::word> heard;
+  std::vector<peer::importer_signal> heard;
   for (char one = 0; ::recv(its.owners_end.get(), &one, 1, MSG_DONTWAIT) == 1;)
-    heard.push_back(static_cast<peer::word>(one));
-  EXPECT_EQ(heard, (std::vector{peer::word::opened, peer::word::released}));
+    heard.push_back(static_cast<peer::importer_signal>(one));
+  EXPECT_EQ(heard, (std::vector{peer::importer_signal::opened, peer::importer_signal::released}));
 }
 
 TEST_F(hostile_peer, with_more_memory_than_its_device_is_refused) {

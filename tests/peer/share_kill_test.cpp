@@ -99,7 +99,7 @@ void one_more() noexcept {
   if (++calls == fatal_call) ::kill(::getpid(), fatal_signal);
 }
 
-class counter final : public driver::faulty::watcher {
+class counter final : public driver::fault_injector::watcher {
  public:
   void comes(driver::call) noexcept override { one_more(); }
 };
@@ -109,11 +109,11 @@ void meet(share_channel& line, void (*play)(share_channel&)) {
   fatal_signal = static_cast<int>(tests::number_from_environment("WEIR_MISHAP_SIGNAL", SIGKILL));
   test::machine m(small());
   counter of_driver;
-  driver::faulty_of(m.driver())->watch(&of_driver);
+  driver::fault_injector_of(m.driver())->watch(&of_driver);
   os::refuse_by([](os::call) noexcept { return one_more(), false; });
   play(line);
   os::refuse_by(nullptr);
-  driver::faulty_of(m.driver())->watch(nullptr);
+  driver::fault_injector_of(m.driver())->watch(nullptr);
   line.signal(calls, default_stream(0));
 }
 constexpr auto once = [](auto call) { call(); };

@@ -311,7 +311,8 @@ TEST(a_handle_of_a_pool, notes_no_uses_of_blocks_that_are_free) {
   test::machine m(small());
   share_pool pool;
   auto const books = m.get().part<peer::exports>().pools().at(0);
-  auto block = peer::pool_books::allocate(books, streams::line_of(default_stream(0)), 1000, source_location::current());
+  auto block =
+      peer::shared_pool::allocate(books, streams::clock_of(default_stream(0)), 1000, source_location::current());
   auto const handle = block->within;
   peer::exports::give_back(std::move(block));
   EXPECT_EQ(pool.statistics().held, 0u);

@@ -163,7 +163,7 @@ TEST(an_import, goes_when_its_owner_has_it_no_more) {
 std::ptrdiff_t open_files() { return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}); }
 
 TEST(a_handle, has_one_descriptor_that_goes_with_it) {
-  struct counter final : driver::faulty::watcher {
+  struct counter final : driver::fault_injector::watcher {
     void comes(driver::call c) noexcept override { exported += c == driver::call::export_handle; }
     int exported = 0;
   } seen;
@@ -171,7 +171,7 @@ TEST(a_handle, has_one_descriptor_that_goes_with_it) {
   auto [here, there] = lines();
   synchronize(0);
   auto const before = open_files();
-  driver::faulty_of(m.driver())->watch(&seen);
+  driver::fault_injector_of(m.driver())->watch(&seen);
   {
     exportable_buffer const b(some_bytes);
     share_pool pool;
@@ -182,7 +182,7 @@ TEST(a_handle, has_one_descriptor_that_goes_with_it) {
     }
     EXPECT_EQ(seen.exported, 2) << "its own, and the pool's";
   }
-  driver::faulty_of(m.driver())->watch(nullptr);
+  driver::fault_injector_of(m.driver())->watch(nullptr);
   EXPECT_GT(m.get().part<peer::exports>().forget_idle(), 0u);
   exportable_buffer const next(some_bytes);
   here.send(next, default_stream(0));

@@ -88,7 +88,7 @@ TEST(threads_that_share, find_all_of_it_open_to_peers) {
       exportable_buffer const b(bytes * std::size_t(1 + round % 3 * 200), 0), of_pool = pool.allocate(bytes);
       for (auto const* one : {&b, &of_pool}) {
         for (int d = 1; d <= readers; ++d) {
-          auto const its = m.get().part<observe::memory_beside>().find(one->data());
+          auto const its = m.get().part<observe::external_memory>().find(one->data());
           ASSERT_TRUE(its && its->readers >> d & 1) << "gpu:" << d;
         }
       }

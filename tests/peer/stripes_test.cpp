@@ -212,7 +212,7 @@ TEST(stripes, a_captured_stream_takes_the_straight_way) {
   rig r;
   link_sharing_guard const lent(others);
   r.round();
-  auto& line = streams::line_of(r.s);
+  auto& line = streams::clock_of(r.s);
   auto& machine = r.m.driver();
   ASSERT_TRUE(machine.begin_capture(0, line.handle(), driver::capture_mode::global).ok());
   copy(r.s, r.on_gpu.data(), r.there.data(), n, non_blocking);
@@ -314,11 +314,11 @@ TEST(stripes, memory_freed_after_a_broken_copy_waits_for_lanes) {
   link_sharing_guard const lent(one);
   stream_guard const on(r.s);
   buffer target(n, {.on = device(0)});
-  struct counter final : driver::faulty::watcher {
+  struct counter final : driver::fault_injector::watcher {
     void comes(driver::call c) noexcept override { waits += c == driver::call::wait; }
     std::uint64_t waits = 0;
   } seen;
-  auto& driver = *driver::faulty_of(r.m.driver());
+  auto& driver = *driver::fault_injector_of(r.m.driver());
   for (int i = 0; i < 3; ++i) {  // the first makes the lanes
     seen.waits = 0;
     driver.watch(&seen);
@@ -326,11 +326,11 @@ TEST(stripes, memory_freed_after_a_broken_copy_waits_for_lanes) {
     driver.watch(nullptr);
     r.s.synchronize();
   }
-  using driver::call, driver::faulty;
+  using driver::call, driver::fault_injector;
   // the last two bring it together
-  driver.refuse({.of = call::wait, .k = seen.waits - 1, .more = faulty::without_end});
+  driver.refuse({.of = call::wait, .k = seen.waits - 1, .more = fault_injector::without_end});
   for (call const c : {call::synchronize_event, call::synchronize_stream})
-    driver.refuse({.of = c, .more = faulty::without_end});
+    driver.refuse({.of = c, .more = fault_injector::without_end});
   EXPECT_THROW(copy(r.s, target.data(), r.there.data(), n, non_blocking), driver_error);
   driver.forget_orders();
   void const* const at = target.data();

@@ -35,7 +35,7 @@ std::vector<device> readers_of(int owner) {
 // As a kernel of the reader does: a plain copy there, which is refused where the memory is not open.
 void expect_read_in_place(test::machine& m, void const* at, test::bytes_of_host const& expected, device reader) {
   buffer const mine(expected.size(), {.on = reader});
-  auto& line = streams::line_of(default_stream(reader));
+  auto& line = streams::clock_of(default_stream(reader));
   auto const s = m.driver().copy(reader.index(), line.handle(), mine.data(), at, expected.size());
   ASSERT_TRUE(s.ok()) << driver::name_of(s.what) << " for gpu:" << reader.index();
   EXPECT_TRUE(test::read_back(mine.data(), expected.size(), reader.index()) == expected)

@@ -5,7 +5,7 @@
 #include "tests/model/chain_program.h"
 #include "tests/model/clock_program.h"
 #include "tests/model/copy_program.h"
-#include "tests/model/ghosts_program.h"
+#include "tests/model/aliases_program.h"
 #include "tests/model/memory_program.h"
 #include "tests/model/over_wait_program.h"
 #include "tests/model/places_program.h"
@@ -34,7 +34,7 @@ std::span<kind_of_program const> programs() {
       {"captures among threads", [](std::uint64_t seed) { return by_seed(seed, "captures_among_threads"); }},
       {"over-wait", [](std::uint64_t seed) { return run_over_wait(seed); }},
       {"places", [](std::uint64_t seed) { return run_places(seed); }},
-      {"bound", [](std::uint64_t seed) { return seed % 8 ? bound_program(seed).run() : ghosts_program(seed).run(); }},
+      {"bound", [](std::uint64_t seed) { return seed % 8 ? bound_program(seed).run() : aliases_program(seed).run(); }},
       {"copies", [](std::uint64_t seed) { return run_copies(seed); }},
       {"chains", [](std::uint64_t seed) { return chain_program(seed).run(); }},
       {"sharing", [](std::uint64_t seed) { return share_program(seed).run(); }},

@@ -56,7 +56,7 @@ weir::driver::status crooked::record(int device, weir::driver::stream_handle s, 
     std::lock_guard const hold(lock_);
     last_record_[e] = {{device, s}, given_[{device, s}]};
   }
-  return faulty::record(device, s, e);
+  return fault_injector::record(device, s, e);
 }
 
 weir::driver::status crooked::wait(int device, weir::driver::stream_handle s, weir::driver::event_handle e) {
@@ -66,66 +66,66 @@ weir::driver::status crooked::wait(int device, weir::driver::stream_handle s, we
     notes_of_thread->waits.push_back({last.on, last.position});
   }
   if (lies(lie::drops_waits)) return {};
-  return faulty::wait(device, s, e);
+  return fault_injector::wait(device, s, e);
 }
 
 weir::driver::status crooked::query_event(weir::driver::event_handle e) {
-  weir::driver::status const said = lies(lie::answers_early) ? weir::driver::status{} : faulty::query_event(e);
+  weir::driver::status const said = lies(lie::answers_early) ? weir::driver::status{} : fault_injector::query_event(e);
   if (deciding() && said.ok()) ++notes_of_thread->yes;
   return said;
 }
 
 weir::driver::status crooked::synchronize_event(weir::driver::event_handle e) {
   if (lies(lie::returns_early)) return {};
-  return faulty::synchronize_event(e);
+  return fault_injector::synchronize_event(e);
 }
 
 weir::driver::result<weir::driver::memory_handle> crooked::create(int device, std::size_t bytes) {
-  auto const made = faulty::create(device, bytes);
+  auto const made = fault_injector::create(device, bytes);
   if (made.ok() && deciding()) ++notes_of_thread->created;
   return made;
 }
 
 weir::driver::status crooked::map(weir::driver::address at, std::size_t bytes, weir::driver::memory_handle h) {
-  auto const said = faulty::map(at, bytes, h);
+  auto const said = fault_injector::map(at, bytes, h);
   if (said.ok()) mapped_.fetch_add(1);
   return said;
 }
 
 weir::driver::status crooked::unmap(weir::driver::address at, std::size_t bytes) {
-  auto const said = faulty::unmap(at, bytes);
+  auto const said = fault_injector::unmap(at, bytes);
   if (said.ok()) unmapped_.fetch_add(1);
   return said;
 }
 
 weir::driver::status crooked::grant(weir::driver::address at, std::size_t bytes, int device) {
   if (lies(lie::skips_grants) && grants_.fetch_add(1) % grants_between_lies == grants_between_lies - 1) return {};
-  return faulty::grant(at, bytes, device);
+  return fault_injector::grant(at, bytes, device);
 }
 
 weir::driver::status crooked::copy(int device, weir::driver::stream_handle s, void* dst, void const* src,
                                    std::size_t bytes) {
   count(device, s);
-  return faulty::copy(device, s, dst, src, bytes);
+  return fault_injector::copy(device, s, dst, src, bytes);
 }
 weir::driver::status crooked::copy_peer(int device, weir::driver::stream_handle s, void* dst, int dst_device,
                                         void const* src, int src_device, std::size_t bytes) {
   count(device, s);
-  return faulty::copy_peer(device, s, dst, dst_device, src, src_device, bytes);
+  return fault_injector::copy_peer(device, s, dst, dst_device, src, src_device, bytes);
 }
 weir::driver::status crooked::fill(int device, weir::driver::stream_handle s, void* dst, std::uint32_t pattern,
                                    int pattern_bytes, std::size_t n) {
   count(device, s);
-  return faulty::fill(device, s, dst, pattern, pattern_bytes, n);
+  return fault_injector::fill(device, s, dst, pattern, pattern_bytes, n);
 }
 weir::driver::status crooked::enqueue(int device, weir::driver::stream_handle s, std::span<weir::driver::touch const> t,
                                       weir::driver::work w) {
   count(device, s);
-  return faulty::enqueue(device, s, t, w);
+  return fault_injector::enqueue(device, s, t, w);
 }
 void crooked::touched(int device, weir::driver::stream_handle s, std::span<weir::driver::touch const> t) {
   count(device, s);
-  faulty::touched(device, s, t);
+  fault_injector::touched(device, s, t);
 }
 
 }  // namespace weir::soak

@@ -45,9 +45,9 @@ struct noted {
   int created = 0;  // handles
 };
 
-class crooked : public weir::driver::faulty {
+class crooked : public weir::driver::fault_injector {
  public:
-  explicit crooked(std::unique_ptr<weir::driver::driver> inner, lie l) : faulty(std::move(inner)), lie_(l) {}
+  explicit crooked(std::unique_ptr<weir::driver::driver> inner, lie l) : fault_injector(std::move(inner)), lie_(l) {}
 
   void arm() noexcept { armed_.store(true); }  // honest until then
 

@@ -55,7 +55,7 @@ struct rig {
     stream on;
     tally* found;
     stream_key key;
-    explicit lane(int d = 0) : on(device(d)), key{d, streams::line_of(on).handle()} {
+    explicit lane(int d = 0) : on(device(d)), key{d, streams::clock_of(on).handle()} {
       stream_guard const here_(on);
       found = static_cast<tally*>(allocate(sizeof(tally)));
       fill(found, std::byte{0}, sizeof(tally));

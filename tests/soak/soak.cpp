@@ -63,7 +63,7 @@ void soak::start() {
       for (int s = 0; s < plan_.streams; ++s) {
         lane& l = lane_of(w, d, s);
         l.on.emplace(device(d));
-        l.key = {d, streams::line_of(*l.on).handle()};
+        l.key = {d, streams::clock_of(*l.on).handle()};
         stream_guard const on(*l.on);
         l.found = static_cast<tally*>(allocate(sizeof(tally)));
         fill(l.found, std::byte{0}, sizeof(tally));

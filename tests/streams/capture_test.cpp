@@ -33,7 +33,7 @@ struct beside_captures : testing::TestWithParam<std::uint64_t> {  // 0: threads,
   stream s{gpu, priority::normal}, t{gpu, priority::normal}, other{gpu, priority::normal};
 
   void work(stream_ref on, int x) {
-    auto& line = streams::line_of(on);
+    auto& line = streams::clock_of(on);
     auto* const body = new std::function<void()>([this, x] {
       std::lock_guard const lock(logging);
       log.push_back(x);
@@ -44,7 +44,7 @@ struct beside_captures : testing::TestWithParam<std::uint64_t> {  // 0: threads,
                               [](void* f) { delete static_cast<std::function<void()>*>(f); }, body})
                     .ok());
   }
-  driver::stream_handle handle(stream_ref of) { return streams::line_of(of).handle(); }
+  driver::stream_handle handle(stream_ref of) { return streams::clock_of(of).handle(); }
   void begin(stream_ref on, capture_mode mode = capture_mode::global) {
     ASSERT_TRUE(machine.begin_capture(0, handle(on), mode).ok());
   }
@@ -222,8 +222,8 @@ TEST_P(beside_captures, order_outside_is_not_order_inside) {
   s.wait(t);
   stamp const known = t.stamp();
   (void)known;
-  auto& line = streams::line_of(s);
-  auto const fenced = clock::stamp{t.id(), streams::line_of(t).now().n - 1};
+  auto& line = streams::clock_of(s);
+  auto const fenced = clock::stamp{t.id(), streams::clock_of(t).now().n - 1};
   EXPECT_TRUE(line.covers(fenced));
   begin(s);
   EXPECT_TRUE(s.ref().is_capturing());
@@ -239,7 +239,7 @@ TEST_P(beside_captures, a_pinned_free_inside_needs_a_fence_after_it) {
   auto& pool = rt.get().part<streams::pinned_memory>();
   void* const p = pool.allocate(2_MiB, 0, source_location::current());
   begin(s);
-  pool.mark(p, streams::line_of(s));
+  pool.record_use(p, streams::clock_of(s));
   pool.deallocate(p, source_location::current());
   void* const q = pool.allocate(2_MiB, 0, source_location::current());
   EXPECT_NE(p, q) << "the stream that may use it is captured: nothing is known of it";

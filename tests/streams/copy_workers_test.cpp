@@ -10,13 +10,13 @@
 namespace weir::streams {
 namespace {
 
-using task = copy_crew::task;
+using task = copy_workers::task;
 
-class staging_crew : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(threads, staging_crew, ::testing::Values(0, 1, 3));
+class staging_workers : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(threads, staging_workers, ::testing::Values(0, 1, 3));
 
-TEST_P(staging_crew, every_finished_task_has_copied_its_bytes) {
-  copy_crew crew(GetParam());
+TEST_P(staging_workers, every_finished_task_has_copied_its_bytes) {
+  copy_workers workers(GetParam());
   std::vector<int> from(1 << 18), to(from.size());
   std::iota(from.begin(), from.end(), 1);
   std::vector<task> tasks(64);
@@ -25,44 +25,44 @@ TEST_P(staging_crew, every_finished_task_has_copied_its_bytes) {
     tasks[i].dst = to.data() + i * part;
     tasks[i].src = from.data() + i * part;
     tasks[i].bytes = part * sizeof(int);
-    if (i % 3) crew.submit(tasks[i]);  // others are done by whoever finishes them
+    if (i % 3) workers.submit(tasks[i]);  // others are done by whoever finishes them
   }
-  for (auto& one : tasks) crew.finish(one);
+  for (auto& one : tasks) workers.finish(one);
   EXPECT_EQ(to, from);
 }
 
-TEST_P(staging_crew, a_task_is_shared_by_pieces_and_copied_once) {
-  copy_crew crew(GetParam());
+TEST_P(staging_workers, a_task_is_shared_by_pieces_and_copied_once) {
+  copy_workers workers(GetParam());
   for (bool const helps : {false, true}) {
-    crew.work_by({GetParam(), helps, helps ? 50'000 : 0});
+    workers.work_by({GetParam(), helps, helps ? 50'000 : 0});
     std::vector<int> from(3 << 16), to(from.size());
     std::iota(from.begin(), from.end(), 1);
     std::vector<task> tasks(3);
     std::size_t const part = from.size() / tasks.size();
     for (std::size_t i = 0; i < tasks.size(); ++i) {
       tasks[i] = {to.data() + i * part, from.data() + i * part, part * sizeof(int), stores::plain, 1000};
-      crew.submit(tasks[i]);
+      workers.submit(tasks[i]);
     }
-    crew.finish(tasks[0]);
+    workers.finish(tasks[0]);
     EXPECT_TRUE(std::equal(from.begin(), from.begin() + static_cast<std::ptrdiff_t>(part), to.begin()))
         << "all of its pieces, when it is finished";
-    crew.finish(tasks[1]);
-    crew.cancel(tasks[2]);
+    workers.finish(tasks[1]);
+    workers.cancel(tasks[2]);
     auto const after = to;
     EXPECT_TRUE(std::equal(from.begin(), from.begin() + static_cast<std::ptrdiff_t>(2 * part), to.begin()));
     for (auto& one : tasks) {
       EXPECT_EQ(one.is, task::state::done);
       EXPECT_EQ(one.hands, 0);
     }
-    crew.submit(tasks[2]);
-    crew.finish(tasks[2]);
+    workers.submit(tasks[2]);
+    workers.finish(tasks[2]);
     EXPECT_EQ(to, after) << "a cancelled task's pieces that nobody had begun never are";
   }
 }
 
 // And no other, at any alignment.
-TEST_P(staging_crew, nontemporal_stores_bring_every_byte) {
-  copy_crew crew(GetParam());
+TEST_P(staging_workers, nontemporal_stores_bring_every_byte) {
+  copy_workers workers(GetParam());
   constexpr std::size_t most = 66'000;
   std::vector<unsigned char> from(most);
   for (std::size_t i = 0; i < most; ++i) from[i] = static_cast<unsigned char>(i * 2654435761u >> 13);
@@ -70,8 +70,8 @@ TEST_P(staging_crew, nontemporal_stores_bring_every_byte) {
     std::vector<unsigned char> to(most, 0xee), want = to;
     std::copy_n(from.begin() + 3, bytes, want.begin() + static_cast<std::ptrdiff_t>(into));
     task one{to.data() + into, from.data() + 3, bytes, by};
-    crew.submit(one);
-    crew.finish(one);
+    workers.submit(one);
+    workers.finish(one);
     EXPECT_EQ(to, want) << bytes << " B at " << into;
   };
   for (auto const by : {stores::past_caches, stores::to_shared_cache}) {
@@ -82,25 +82,25 @@ TEST_P(staging_crew, nontemporal_stores_bring_every_byte) {
   }
 }
 
-TEST_P(staging_crew, a_cancelled_task_is_never_copied_afterwards) {
-  copy_crew crew(GetParam());
+TEST_P(staging_workers, a_cancelled_task_is_never_copied_afterwards) {
+  copy_workers workers(GetParam());
   int const from = 7;
   int to = 0;
   task idle{&to, &from, sizeof to};
-  crew.cancel(idle);
-  crew.submit(idle);
-  crew.finish(idle);
+  workers.cancel(idle);
+  workers.submit(idle);
+  workers.finish(idle);
   EXPECT_EQ(to, 0);
 }
 
-TEST_P(staging_crew, after_stop_the_caller_finishes_tasks) {
-  copy_crew crew(GetParam());
-  crew.stop();
+TEST_P(staging_workers, after_stop_the_caller_finishes_tasks) {
+  copy_workers workers(GetParam());
+  workers.stop();
   int const from = 7;
   int to = 0;
   task one{&to, &from, sizeof to};
-  crew.submit(one);
-  crew.finish(one);
+  workers.submit(one);
+  workers.finish(one);
   EXPECT_EQ(to, 7);
 }
 

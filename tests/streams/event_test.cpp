@@ -162,7 +162,7 @@ TEST_F(events, a_time_that_the_driver_does_not_tell_is_no_time) {
 
 TEST_F(events, an_endless_host_wait_names_its_cycle) {
   stream a;
-  auto const gate = machine.hold(0, streams::line_of(a).handle());
+  auto const gate = machine.hold(0, streams::clock_of(a).handle());
   event const e = a.ref().record_event();
   EXPECT_NE(refused<driver_error>([&] { e.synchronize(); }).find("waited for what cannot come"), std::string::npos);
   ASSERT_TRUE(machine.open_gate(gate.value).ok());

@@ -33,7 +33,7 @@ struct growth : testing::Test {
   runtime_guard in{own};
   void SetUp() override {
     if (tests::sanitized) GTEST_SKIP() << "the heap's bytes are not known here";
-    if (own.get().witness()) GTEST_SKIP() << "a checker keeps what it has seen";
+    if (own.get().observer()) GTEST_SKIP() << "a checker keeps what it has seen";
   }
 };
 

@@ -136,12 +136,12 @@ TEST_F(history, sums_by_line_are_a_recount_under_threads) {
   record_memory_history({.events = 64});
   constexpr int threads = 4, steps = 3000;
   std::vector<std::vector<std::pair<void*, size_t>>> held(threads);
-  std::vector<std::thread> crew;
+  std::vector<std::thread> workers;
   std::vector<std::int64_t> taken(threads);
   std::mutex exchange;
   std::vector<std::pair<void*, size_t>> common;
   for (int t = 0; t < threads; ++t) {
-    crew.emplace_back([&, t] {
+    workers.emplace_back([&, t] {
       runtime_guard const mine{machine};
       std::mt19937_64 random(static_cast<std::uint64_t>(t) + 1);
       auto& own = held[static_cast<size_t>(t)];
@@ -163,7 +163,7 @@ TEST_F(history, sums_by_line_are_a_recount_under_threads) {
       }
     });
   }
-  for (auto& t : crew) t.join();
+  for (auto& t : workers) t.join();
   std::int64_t live = 0, ever = 0, blocks = 0;
   for (auto const& own : held) {
     for (auto const& [p, bytes] : own) live += static_cast<std::int64_t>(bytes), ++blocks;

@@ -206,7 +206,7 @@ TEST_F(memory_api, a_transferred_buffer_belongs_to_its_new_stream) {
   stamp const used = current_stream().stamp();
   b.set_stream(side);
   EXPECT_EQ(b.info().home, side.ref());
-  EXPECT_TRUE(streams::line_of(side).covers(streams::inner_stamp(used)));
+  EXPECT_TRUE(streams::clock_of(side).covers(streams::inner_stamp(used)));
   buffer host(10, {.on = cpu});
   EXPECT_THROW(host.set_stream(side), invalid_use);
 }

@@ -139,25 +139,25 @@ TEST(nodes, slots_between_devices_are_near_the_one_they_come_from) {
 TEST(nodes, a_crew_stays_on_processors_near_its_device) {
   two_nodes host;
   host.may = from_to(8, 63);
-  streams::staging_crews crews(3);
-  auto const near = crews.of(0), far = crews.of(1);
+  streams::node_workers workers_by_node(3);
+  auto const near = workers_by_node.of(0), far = workers_by_node.of(1);
   EXPECT_NE(near, far);
-  EXPECT_EQ(crews.of(1), far) << "one for each node";
+  EXPECT_EQ(workers_by_node.of(1), far) << "one for each node";
   EXPECT_EQ(near->threads(), 3);
-  for (auto const& [crew, processors] : {std::pair{near, from_to(8, 31)}, std::pair{far, from_to(32, 63)}}) {
+  for (auto const& [workers, processors] : {std::pair{near, from_to(8, 31)}, std::pair{far, from_to(32, 63)}}) {
     std::size_t const before = host.kept().size();
     int const from = 7;
     int to = 0;
-    streams::copy_crew::task one{&to, &from, sizeof to};
-    crew->submit(one);
-    crew->finish(one);
-    crew->stop();
+    streams::copy_workers::task one{&to, &from, sizeof to};
+    workers->submit(one);
+    workers->finish(one);
+    workers->stop();
     EXPECT_EQ(to, 7);
     auto const kept = host.kept();
     ASSERT_EQ(kept.size(), before + 3) << "each of its threads";
     EXPECT_EQ(std::count(kept.begin(), kept.end(), processors), 3);
   }
-  crews.stop();
+  workers_by_node.stop();
 }
 
 TEST(nodes, a_copy_is_done_by_the_crew_near_its_device) {
@@ -180,16 +180,16 @@ TEST(nodes, a_copy_is_done_by_the_crew_near_its_device) {
 // The node is unknown, the only one, or has too few processors.
 TEST(nodes, the_common_crew_copies_without_a_usable_node) {
   two_nodes host;
-  streams::staging_crews crews(4);
-  auto const common = crews.of(-1);
+  streams::node_workers workers_by_node(4);
+  auto const common = workers_by_node.of(-1);
   host.may = from_to(32, 63);
-  EXPECT_EQ(crews.of(1), common) << "all that the process may use is near";
-  streams::staging_crews few(4);
+  EXPECT_EQ(workers_by_node.of(1), common) << "all that the process may use is near";
+  streams::node_workers few(4);
   host.may = from_to(29, 63);
   EXPECT_EQ(few.of(0), few.of(-1)) << "three processors for four threads";
   EXPECT_NE(few.of(1), few.of(-1));
   host.refuses = true;
-  streams::staging_crews unknown(4);
+  streams::node_workers unknown(4);
   EXPECT_EQ(unknown.of(0), unknown.of(-1)) << "the system does not know them";
   few.stop();
   EXPECT_EQ(few.of(1), few.of(-1)) << "none is made after the end";
@@ -214,27 +214,27 @@ TEST(nodes, a_system_that_refuses_costs_no_byte_and_no_page) {
 
 TEST(nodes, a_thread_without_affinity_copies_all_the_same) {
   two_nodes host;
-  streams::copy_crew crew(2, from_to(0, 31));
+  streams::copy_workers workers(2, from_to(0, 31));
   host.refuses = true;
   int const from = 7;
   int to = 0;
-  streams::copy_crew::task one{&to, &from, sizeof to};
-  crew.submit(one);
-  crew.finish(one);
-  crew.stop();
+  streams::copy_workers::task one{&to, &from, sizeof to};
+  workers.submit(one);
+  workers.finish(one);
+  workers.stop();
   EXPECT_EQ(to, 7);
   EXPECT_EQ(host.kept().size(), 2u);
 }
 
 // A machine that is taken for one with GPUs, and says where they are.
-class says_nodes final : public driver::faulty {
+class says_nodes final : public driver::fault_injector {
  public:
-  explicit says_nodes(std::unique_ptr<weir::driver::driver> inner) : faulty(std::move(inner)) {}
+  explicit says_nodes(std::unique_ptr<weir::driver::driver> inner) : fault_injector(std::move(inner)) {}
   bool simulated() const noexcept override { return false; }
   weir::driver::result<weir::driver::device_info> info(int device) override {
     ++asked;
     if (refuses) return {{weir::driver::code::failed, 0}, {}};
-    auto about = faulty::info(device);
+    auto about = fault_injector::info(device);
     about.value.numa_node = 3 - device;
     return about;
   }

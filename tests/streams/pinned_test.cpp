@@ -22,7 +22,7 @@ struct pinned_pool : ::testing::Test {
   test::machine m;
   streams::pinned_memory& pool = m.pinned();
   stream s{device(0)};
-  clock::timeline& line() { return streams::line_of(s); }
+  clock::stream_clock& line() { return streams::clock_of(s); }
   void expect_valid() { EXPECT_EQ(pool.validate(), std::vector<std::string>{}); }
   std::int64_t reserved() { return pool.statistics().reserved_bytes.all.current; }
 };
@@ -40,7 +40,7 @@ TEST_F(pinned_pool, a_marked_block_waits_for_its_stream) {
   std::size_t const all = 2_MiB;  // the whole first segment, so that another block needs another
   void* const a = pool.allocate(all, 0, line_);
   held gate(m, s);
-  pool.mark(static_cast<std::byte*>(a) + 17, line());
+  pool.record_use(static_cast<std::byte*>(a) + 17, line());
   pool.deallocate(a, line_);
   EXPECT_EQ(pool.statistics().pending_bytes.all.current, std::int64_t(all));
   void* const b = pool.allocate(all, 0, line_);
@@ -73,7 +73,7 @@ TEST(pinned_polls, a_miss_is_served_by_what_it_finds_complete) {
   stream s{device(0)};
   void* const a = pool.allocate(2_MiB, 0, line_);
   held gate(m, s);
-  pool.mark(a, streams::line_of(s));
+  pool.record_use(a, streams::clock_of(s));
   pool.deallocate(a, line_);
   void* const b = pool.allocate(2_MiB, 0, line_);  // asks, for which the stream is fenced
   gate.open();
@@ -87,7 +87,7 @@ TEST_F(pinned_pool, order_behind_the_copy_is_not_enough_for_the_host) {
   stream other{device(0)};
   void* const a = pool.allocate(2_MiB, 0, line_);
   held gate(m, s);
-  pool.mark(a, line());
+  pool.record_use(a, line());
   stream_ref(other).wait(stream_ref(s));  // other is ordered after s, yet nothing has run
   pool.deallocate(a, line_);
   void* const b = pool.allocate(2_MiB, 0, line_);
@@ -98,7 +98,7 @@ TEST_F(pinned_pool, order_behind_the_copy_is_not_enough_for_the_host) {
 TEST_F(pinned_pool, an_exact_stamp_does_not_wait_for_later_work) {
   void* const a = pool.allocate(2_MiB, 0, line_);
   auto const used = line().now();
-  pool.mark(a, used);
+  pool.record_use(a, used);
   ASSERT_TRUE(m.clocks().synchronize(used).ok());
   held gate(m, s);
   pool.deallocate(a, line_);
@@ -155,7 +155,7 @@ TEST_F(pinned_pool, wrong_frees_are_named_and_change_nothing) {
 TEST_F(pinned_pool, a_block_freed_twice_while_pending_is_named_too) {
   void* const a = pool.allocate(4096, 0, line_);
   held gate(m, s);
-  pool.mark(a, line());
+  pool.record_use(a, line());
   pool.deallocate(a, line_);
   EXPECT_THROW(pool.deallocate(a, line_), invalid_use);
   expect_valid();
@@ -203,7 +203,7 @@ TEST_F(pinned_pool, trim_gives_back_unused_memory_only) {
   EXPECT_EQ(reserved(), std::int64_t(6_MiB));
   {
     held gate(m, s);
-    pool.mark(b, line());
+    pool.record_use(b, line());
     pool.deallocate(b, line_);
     EXPECT_EQ(pool.trim(), 0u);  // a held copy may still read it
   }
@@ -240,9 +240,9 @@ TEST_F(pinned_pool, what_a_lost_device_used_is_never_reused) {
   stream lost{device(1)};
   void* const a = pool.allocate(2_MiB, 0, line_);
   void* const b = pool.allocate(2_MiB, 0, line_);
-  auto& there = streams::line_of(lost);
+  auto& there = streams::clock_of(lost);
   held gate(m, lost);
-  pool.mark(a, there);
+  pool.record_use(a, there);
   m.control().lose_device(1);
   pool.deallocate(a, line_);
   for (int i = 0; i < 3; ++i) {
@@ -264,7 +264,7 @@ TEST(pinned_end, pages_that_a_lost_device_may_write_are_kept) {
     stream lost{device(1)};
     a = m.pinned().allocate(2_MiB, 0, line_);
     test::held gate(m, lost);
-    m.pinned().mark(a, streams::line_of(lost));
+    m.pinned().record_use(a, streams::clock_of(lost));
     m.control().lose_device(1);
     m.pinned().deallocate(a, line_);
   }
@@ -358,7 +358,7 @@ TEST(pinned_limit, an_allocation_waits_a_moment_for_copies) {
   stream s{device(0)};
   void* const a = pool.allocate(4_MiB, 0, line_);
   held gate(m, s);
-  pool.mark(a, streams::line_of(s));
+  pool.record_use(a, streams::clock_of(s));
   pool.deallocate(a, line_);
   std::thread opens([&] { gate.open(); });
   void* const b = pool.allocate(4_MiB, 0, line_);
@@ -373,7 +373,7 @@ TEST(pinned_limit, waiting_for_a_copy_that_does_not_end_is_bounded) {
   stream s{device(0)};
   void* const a = pool.allocate(4_MiB, 0, line_);
   held gate(m, s);
-  pool.mark(a, streams::line_of(s));
+  pool.record_use(a, streams::clock_of(s));
   pool.deallocate(a, line_);
   EXPECT_THROW(pool.allocate(4_MiB, 0, line_), out_of_memory);
   EXPECT_EQ(pool.validate(), std::vector<std::string>{});
@@ -388,7 +388,7 @@ TEST(pinned_faults, any_call_refused_loses_nothing) {
       stream s{device(0)};
       auto const scenario = [&] {
         void* const a = pool.allocate(3_MiB, 0, line_);
-        pool.mark(a, streams::line_of(s));
+        pool.record_use(a, streams::clock_of(s));
         pool.deallocate(a, line_);
         void* const b = pool.allocate(5_MiB, 0, line_);
         pool.deallocate(b, line_);
@@ -400,7 +400,7 @@ TEST(pinned_faults, any_call_refused_loses_nothing) {
       } catch (out_of_memory const&) {
       } catch (driver_error const&) {
       }
-      driver::faulty_of(m.driver())->forget_orders();
+      driver::fault_injector_of(m.driver())->forget_orders();
       EXPECT_EQ(pool.validate(), std::vector<std::string>{}) << "call " << k;
       EXPECT_EQ(pool.statistics().allocation.all.current, 0) << "call " << k;
       scenario();

@@ -22,7 +22,7 @@ struct remembered : ::testing::Test {
   buffer gpu{all, {.on = device(0)}};
   void* block = pool.allocate(all, 0, line_);
 
-  void fence(stream_ref on) { ASSERT_TRUE(streams::line_of(on).fence().ok()); }  // stamps from now on are later ones
+  void fence(stream_ref on) { ASSERT_TRUE(streams::clock_of(on).fence().ok()); }  // stamps from now on are later ones
   bool waits() {  // is it kept for work that has not come to its end?
     auto const pending = [&] { return pool.statistics().pending_bytes.all.current != 0; };
     if (!pending()) return false;
@@ -102,12 +102,12 @@ TEST_F(remembered, more_blocks_than_a_thread_remembers_are_all_noted) {
 // that some later block waits for a stamp that never comes.
 TEST_F(remembered, a_late_use_keeps_no_later_block_away) {
   streams::pinned_uses mine;
-  auto const* const stale = pool.look(block, all, streams::line_of(s).id(), mine);
+  auto const* const stale = pool.look(block, all, streams::clock_of(s).id(), mine);
   ASSERT_TRUE(stale);
   pool.deallocate(block, line_);
   ASSERT_EQ(pool.allocate(all, 0, line_), block);
   copy(t, gpu.data(), block, all, non_blocking);
-  streams::pinned_memory::mark(*stale, {stale->stream, std::uint64_t{1} << 40});
+  streams::pinned_memory::record_use(*stale, {stale->stream, std::uint64_t{1} << 40});
   pool.deallocate(block, line_);
   t.synchronize();
   EXPECT_FALSE(waits());
@@ -143,9 +143,9 @@ TEST_F(remembered, many_in_one_call_are_noted_in_every_block) {
 }
 
 TEST_F(remembered, threads_on_one_stream_note_the_newest_use) {
-  std::vector<std::thread> crew;
+  std::vector<std::thread> workers;
   for (int i = 0; i < 4; ++i) {
-    crew.emplace_back([&, i] {
+    workers.emplace_back([&, i] {
       runtime_guard const in(m.own);
       for (int k = 0; k < 50; ++k) {
         copy(s, gpu.data(), block, 4096, non_blocking);
@@ -153,7 +153,7 @@ TEST_F(remembered, threads_on_one_stream_note_the_newest_use) {
       }
     });
   }
-  for (auto& one : crew) one.join();
+  for (auto& one : workers) one.join();
   s.synchronize();
   fence(s);
   held gate(m, s);

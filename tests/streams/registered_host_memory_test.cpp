@@ -66,7 +66,7 @@ TEST(registered_host_memory, unlocks_refused_pages_later) {
 }
 
 TEST(registered_host_memory, is_unlocked_by_a_runtime_that_ends) {
-  struct unlocks final : driver::faulty::watcher {
+  struct unlocks final : driver::fault_injector::watcher {
     int n = 0;
     void comes(driver::call c) noexcept override { n += c == driver::call::unpin; }
   } counted;

@@ -23,7 +23,7 @@ TEST(staging, holds_no_more_pinned_memory_than_its_room) {
     copy(s, a.data(), source.data(), n, non_blocking);
     copy(t, b.data(), source.data(), n, non_blocking);  // another device has its own room
     EXPECT_GE(staging.in_use(0), n);
-    EXPECT_LE(staging.in_use(0), streams::staging::room);
+    EXPECT_LE(staging.in_use(0), streams::staging::budget);
   }
   synchronize(device(0));
   synchronize(device(1));
@@ -40,14 +40,14 @@ TEST(staging, every_manner_brings_every_byte_both_ways) {
   buffer const on_gpu(n);
   auto& staging = m.get().part<streams::staging>();
   using streams::stores;
-  streams::staging::manner const ways[] = {
+  streams::staging::tuning const ways[] = {
       {},
       {.chunk = 1_KiB},
-      {.chunk = 2_MiB, .first = 2_MiB, .piece = streams::staging::largest_slot, .by = stores::past_caches},
+      {.chunk = 2_MiB, .first = 2_MiB, .grain = streams::staging::largest_slot, .by = stores::past_caches},
       {.chunk = 64_KiB, .by = stores::plain},
-      {.chunk = 512_KiB, .first = 64_KiB, .piece = 64_KiB},
-      {.chunk = 2_MiB, .first = 256_KiB, .piece = 128_KiB, .by = stores::to_shared_cache, .room = 4_MiB},
-      {.chunk = 1_GiB, .first = 1, .piece = 1, .room = 0},
+      {.chunk = 512_KiB, .first = 64_KiB, .grain = 64_KiB},
+      {.chunk = 2_MiB, .first = 256_KiB, .grain = 128_KiB, .by = stores::to_shared_cache, .budget = 4_MiB},
+      {.chunk = 1_GiB, .first = 1, .grain = 1, .budget = 0},
   };
   std::uint64_t salt = 1;
   for (auto const& how : ways) {
@@ -61,10 +61,10 @@ TEST(staging, every_manner_brings_every_byte_both_ways) {
       EXPECT_EQ(test::read_back(on_gpu.data(), n, 0), host) << "slots of " << how.chunk;
       copy(back.data(), on_gpu.data(), n);
       EXPECT_EQ(back, host) << "slots of " << how.chunk;
-      EXPECT_LE(staging.in_use(0), streams::staging::room);
+      EXPECT_LE(staging.in_use(0), streams::staging::budget);
     }
   }
-  EXPECT_LE(m.pinned().statistics().allocated_bytes.all.peak, std::int64_t(streams::staging::room));
+  EXPECT_LE(m.pinned().statistics().allocated_bytes.all.peak, std::int64_t(streams::staging::budget));
 }
 
 TEST(staging, with_little_pinned_memory_slots_shrink) {
@@ -123,7 +123,7 @@ TEST(staging, a_slot_is_emptied_before_the_engine_fills_it_again) {
   // Without threads of its own the crew copies nothing until somebody must have it:
   // the last moment, every time.
   test::machine m({.devices = 1, .memory = 32_MiB, .schedule = simulated::scheduling::stepped});
-  m.get().part<streams::staging>().fetch_by({.chunk = 1_MiB, .room = 3_MiB});
+  m.get().part<streams::staging>().fetch_by({.chunk = 1_MiB, .budget = 3_MiB});
   std::size_t const n = 9_MiB + 3;  // more chunks than slots
   buffer a(n, {.on = device(0)});
   auto const source = pattern(n, 6);
@@ -147,9 +147,9 @@ TEST(staging, between_devices_holds_no_more_than_its_room) {
   stream s{device(0)};
   for (int i = 0; i < 40; ++i) {
     copy(s, b.data(), a.data(), n, non_blocking);
-    ASSERT_LE(staging.in_use(1), streams::staging::room) << "copy " << i;
+    ASSERT_LE(staging.in_use(1), streams::staging::budget) << "copy " << i;
     if (i == 7) {
-      EXPECT_EQ(staging.in_use(1), streams::staging::room) << "all of it, before any copy waits";
+      EXPECT_EQ(staging.in_use(1), streams::staging::budget) << "all of it, before any copy waits";
     }
   }
   EXPECT_TRUE(m.control().run());
@@ -161,8 +161,8 @@ TEST(staging, a_copy_has_two_chunks_a_thread_or_eight) {
   test::machine m({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped});
   buffer a(4_MiB, {.on = device(0)});
   auto const source = pattern(4_MiB, 5);
-  for (auto const& [piece, copies] : {std::pair{2_MiB, 2u}, {1_MiB, 8u}}) {
-    m.get().part<streams::staging>().fill_by({.chunk = 2_MiB, .first = 2_MiB, .piece = piece});
+  for (auto const& [grain, copies] : {std::pair{2_MiB, 2u}, {1_MiB, 8u}}) {
+    m.get().part<streams::staging>().fill_by({.chunk = 2_MiB, .first = 2_MiB, .grain = grain});
     tests::counted_calls const calls(m.control());
     copy(a.data(), source.data(), 4_MiB);
     EXPECT_EQ(calls.of({driver::call::copy}), copies);

@@ -27,7 +27,7 @@ void use_up_streams(runtime::impl& r) {
     auto const s = machine.create_stream(0, driver::stream_kind::independent, 0);
     ASSERT_TRUE(s.ok());
     handles.insert(s.value);
-    clock::timeline& line = clocks.make(0, s.value, clock::life::foreign);
+    clock::stream_clock& line = clocks.make(0, s.value, clock::life::foreign);
     ASSERT_GT(line.id(), last);  // never one that was there before
     last = line.id();
     ASSERT_EQ(clock::find(last), &line);

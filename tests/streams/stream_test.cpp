@@ -315,7 +315,7 @@ TEST(streams, a_stream_has_its_references_members) {
 
 // A stream there can neither be fenced nor waited for.
 TEST(stream_pool, its_end_waits_for_a_device_without_fences) {
-  struct : driver::faulty::watcher {
+  struct : driver::fault_injector::watcher {
     bool done = false, done_before_the_end = false;
     void comes(driver::call c) noexcept override {
       if (c == driver::call::destroy_stream) done_before_the_end = done;

@@ -104,7 +104,7 @@ std::string directory_in_threads(std::uint64_t seed, std::chrono::nanoseconds ti
     three.member([&](crowd::random&) {
       each(seen[0], [&](std::uint64_t id) {
         (void)clock::find(id + 32);  // first: the entry of `id` has a release of its own
-        clock::timeline const* const made = clock::find(id);
+        clock::stream_clock const* const made = clock::find(id);
         if (made && made->device() != 0) all.fail("a stream is found whose device is another one");
       });
     });

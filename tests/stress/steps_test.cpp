@@ -70,7 +70,7 @@ class together {
     };
     if (in_order()) {
       auto& relay = *machine_->control->host_threads();
-      relay.enter("main", base::relay::life::while_needed);
+      relay.enter("main", base::thread_scheduler::life::while_needed);
       for (int me = 0; me < threads; ++me) relay.spawn("makes steps", [&life, me] { life(me); });
       EXPECT_EQ(relay.join(), "");
       return;
@@ -152,8 +152,8 @@ TEST(steps, concurrent_relays_are_all_counted) {
   std::array const machines{driver::sim::make(seeded(1)), driver::sim::make(seeded(1))};
   together().make(2, 4 * many, [&](int me) {
     auto& relay = *machines[static_cast<std::size_t>(me)].control->host_threads();
-    relay.enter("main", base::relay::life::until_left);
-    if (!base::detail::relayed()) missed = true;
+    relay.enter("main", base::thread_scheduler::life::until_left);
+    if (!base::detail::is_scheduled()) missed = true;
     relay.leave();
   });
   EXPECT_FALSE(missed);
@@ -175,8 +175,8 @@ TEST(steps, no_two_streams_of_a_process_have_one_id) {
 TEST(steps, fences_waits_questions_and_collectives_are_all_counted) {
   each_way([](together& now) {
     memory_bench bench(standing);
-    clock::timeline* const lines[] = {&bench.stream(0), &bench.stream(0)};
-    clock::timeline* const others[] = {&bench.stream(0), &bench.stream(0)};
+    clock::stream_clock* const lines[] = {&bench.stream(0), &bench.stream(0)};
+    clock::stream_clock* const others[] = {&bench.stream(0), &bench.stream(0)};
     now.make(2, now.times(), [&](int me) {
       auto& line = *lines[me];
       auto const f = others[me]->fence();
@@ -198,7 +198,7 @@ TEST(steps, a_memory_stays_listed_whatever_its_neighbours_are) {
   each_way([](together& now) {
     memory::heap_index all;
     all.make_room();
-    constexpr auto rows = memory::heap_index::whole | memory::heap_index::waits;
+    constexpr auto rows = memory::heap_index::whole_handle | memory::heap_index::waits;
     std::atomic<int> wrong{0};
     now.make(2, now.times(), [&](int me) {
       auto const number = static_cast<std::size_t>(me);
@@ -221,8 +221,8 @@ TEST(steps, a_slot_keeps_its_first_mark) {
     memory::slab s;
     s.first = byte;
     s.slots = 1;
-    s.marks_room = std::make_unique<memory::slab::first_mark[]>(1);
-    auto& word = s.marks_room[0];
+    s.users_storage = std::make_unique<memory::slab::first_user[]>(1);
+    auto& word = s.users_storage[0];
     auto const take_back = [&](std::uintptr_t bits) {
       for (std::uintptr_t known = word.load(); !word.compare_exchange(known, known & ~bits);) {}
     };
@@ -236,9 +236,9 @@ TEST(steps, a_slot_keeps_its_first_mark) {
         return take_back(more);
       }
       auto& user = *users[static_cast<std::size_t>(me)];
-      if (!s.mark_first(&word, 0, user)) return;
+      if (!s.add_first_user(&word, 0, user)) return;
       now.let_others_go_on();
-      if (memory::slab::timeline_of(word.load()) != &user) ++wrong;
+      if (memory::slab::clock_of(word.load()) != &user) ++wrong;
       take_back(~more);
     });
     EXPECT_EQ(wrong, 0);
@@ -379,14 +379,16 @@ TEST(unordered_steps, concurrent_lines_differ) {
 // Two devices whose streams move nothing: the threads of the test run what they are given. Fences are
 // complete while the machine is said to be idle.
 struct two_devices {
-  struct keeps_work final : driver::faulty {
-    using faulty::faulty;
+  struct keeps_work final : driver::fault_injector {
+    using fault_injector::fault_injector;
     using status = weir::driver::status;
     using work = weir::driver::work;
     status enqueue(int, weir::driver::stream_handle, std::span<weir::driver::touch const>, work w) override {
       return given.push_back(w), status{};
     }
-    status query_event(weir::driver::event_handle e) override { return idle ? status{} : faulty::query_event(e); }
+    status query_event(weir::driver::event_handle e) override {
+      return idle ? status{} : fault_injector::query_event(e);
+    }
     std::vector<work> given;
     bool idle = false;
   };
@@ -396,11 +398,11 @@ struct two_devices {
           machine = around.get();
           return around;
         }) {
-    threads.enter("main", base::relay::life::until_left);
+    threads.enter("main", base::thread_scheduler::life::until_left);
   }
   keeps_work* machine = nullptr;
   memory_bench bench;
-  base::relay& threads = *bench.control->host_threads();
+  base::thread_scheduler& threads = *bench.control->host_threads();
   std::vector<int> const both{0, 1};
 };
 

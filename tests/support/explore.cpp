@@ -77,7 +77,7 @@ bool trial::traced() noexcept {
 }
 
 void trial::told(std::string const& text) {
-  std::cout << base::relay::number() << ": " << text << '\n';
+  std::cout << base::thread_scheduler::number() << ": " << text << '\n';
 }
 
 void trial::program_ends() {
@@ -100,11 +100,11 @@ memory_bench& trial::bench(simulated const& wanted, weir::options const& with) {
     bench_ = std::make_unique<memory_bench>(like, with);
   }
   bench_->control->at_end([this](std::vector<std::string> const& census) { left_ = census; });
-  bench_->control->host_threads()->enter("main", base::relay::life::until_left);
+  bench_->control->host_threads()->enter("main", base::thread_scheduler::life::until_left);
   return *bench_;
 }
 
-clock::timeline& trial::stream(int device) {
+clock::stream_clock& trial::stream(int device) {
   streams_.push_back(&bench().stream(device));
   return *streams_.back();
 }
@@ -130,7 +130,7 @@ void trial::spawn(std::string name, std::function<void()> work) {
 
 void trial::join() {
   if (!bench_) return;
-  base::relay& threads = *bench_->control->host_threads();
+  base::thread_scheduler& threads = *bench_->control->host_threads();
   if (!threads.active()) return;
   if (std::string const why = threads.join(); !why.empty()) fail("stuck: " + why);
 }

@@ -13,11 +13,11 @@
 namespace weir::tests {
 
 // `before` of an operation holds all operations that come before it whatever the machine does.
-class ledger final : public driver::faulty {
+class ledger final : public driver::fault_injector {
  public:
   static constexpr std::size_t most = 1024;
   using set = std::bitset<most>;
-  using faulty::faulty;
+  using fault_injector::fault_injector;
 
   std::function<void()> other_threads;  // called around calls
 
@@ -38,31 +38,31 @@ class ledger final : public driver::faulty {
   weir::driver::status enqueue(int device, weir::driver::stream_handle s, std::span<weir::driver::touch const> t,
                                weir::driver::work w) override {
     step const one(*this, step::others::stay);
-    auto const r = faulty::enqueue(device, s, t, w);
+    auto const r = fault_injector::enqueue(device, s, t, w);
     if (r.ok()) add(s, -1);
     return r;
   }
   weir::driver::status record(int device, weir::driver::stream_handle s, weir::driver::event_handle e) override {
     step const one(*this);
-    auto const r = faulty::record(device, s, e);
+    auto const r = fault_injector::record(device, s, e);
     if (r.ok()) records_[e] = add(s, -1);
     return r;
   }
   weir::driver::status wait(int device, weir::driver::stream_handle s, weir::driver::event_handle e) override {
     step const one(*this);
-    auto const r = faulty::wait(device, s, e);
+    auto const r = fault_injector::wait(device, s, e);
     if (r.ok()) add(s, recorded(e));
     return r;
   }
   weir::driver::status query_event(weir::driver::event_handle e) override {
     step const one(*this);
-    auto const r = faulty::query_event(e);
+    auto const r = fault_injector::query_event(e);
     if (r.ok()) see(recorded(e));
     return r;
   }
   weir::driver::status query_stream(int device, weir::driver::stream_handle s) override {
     step const one(*this);
-    auto const r = faulty::query_stream(device, s);
+    auto const r = fault_injector::query_stream(device, s);
     if (r.ok()) see(tail(s));
     return r;
   }
@@ -70,7 +70,7 @@ class ledger final : public driver::faulty {
   weir::driver::status synchronize_event(weir::driver::event_handle e) override {
     call_others();
     int const op = recorded(e);
-    auto const r = faulty::synchronize_event(e);
+    auto const r = fault_injector::synchronize_event(e);
     if (r.ok()) see(op);
     call_others();
     return r;
@@ -78,7 +78,7 @@ class ledger final : public driver::faulty {
   weir::driver::status synchronize_stream(int device, weir::driver::stream_handle s) override {
     call_others();
     int const op = tail(s);
-    auto const r = faulty::synchronize_stream(device, s);
+    auto const r = fault_injector::synchronize_stream(device, s);
     if (r.ok()) see(op);
     call_others();
     return r;
@@ -92,7 +92,7 @@ class ledger final : public driver::faulty {
     for (auto const& [on, op] : ended_) {
       if (on == device) last.push_back(op);
     }
-    auto const r = faulty::synchronize_device(device);
+    auto const r = fault_injector::synchronize_device(device);
     if (r.ok()) {
       for (int op : last) see(op);
     }
@@ -102,7 +102,7 @@ class ledger final : public driver::faulty {
   weir::driver::result<weir::driver::stream_handle> create_stream(int device, weir::driver::stream_kind k,
                                                                   int priority) override {
     step const one(*this, step::others::stay);
-    auto const r = faulty::create_stream(device, k, priority);
+    auto const r = fault_injector::create_stream(device, k, priority);
     if (r.ok()) {  // a handle may come again for another stream
       if (tail(r.value) >= 0) ended_.emplace_back(devices_[r.value], tail(r.value));
       devices_[r.value] = device;
@@ -112,7 +112,7 @@ class ledger final : public driver::faulty {
   }
   weir::driver::result<weir::driver::event_handle> create_event(int device, weir::driver::event_kind k) override {
     step const one(*this, step::others::stay);
-    auto const r = faulty::create_event(device, k);
+    auto const r = fault_injector::create_event(device, k);
     if (r.ok()) records_.erase(r.value);
     return r;
   }

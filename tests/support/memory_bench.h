@@ -10,10 +10,10 @@
 
 namespace weir::tests {
 
-struct no_mapping final : weir::driver::faulty {  // a machine that cannot map: segments only
-  using faulty::faulty;
+struct no_mapping final : weir::driver::fault_injector {  // a machine that cannot map: segments only
+  using fault_injector::fault_injector;
   weir::driver::result<weir::driver::device_info> info(int device) override {
-    auto i = faulty::info(device);
+    auto i = fault_injector::info(device);
     i.value.maps = false;
     return i;
   }
@@ -30,7 +30,7 @@ struct memory_bench {
   clock::clocks& clocks() { return core.part<clock::clocks>(); }
   memory::device_memory& memory() { return core.part<memory::device_memory>(); }
   memory::allocator& on(int device) { return memory().on(device); }
-  clock::timeline& stream(int device) {
+  clock::stream_clock& stream(int device) {
     core.open(device, "test", source_location::current());
     return clocks().make(device, machine().create_stream(device, driver::stream_kind::independent, 0).value,
                          clock::life::own);

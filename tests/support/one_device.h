@@ -20,11 +20,11 @@ struct one_device {
     (void)bench.control->run();
   }
 
-  memory::alloc_request request(clock::timeline& home, std::size_t bytes, std::size_t alignment = 0) {
+  memory::alloc_request request(clock::stream_clock& home, std::size_t bytes, std::size_t alignment = 0) {
     return memory::alloc_request::make(of, home, bytes, alignment, at);
   }
   // A block of pages that are new. Null: refused
-  void* grown(clock::timeline& home, std::size_t bytes) {
+  void* grown(clock::stream_clock& home, std::size_t bytes) {
     void* out = nullptr;
     is = more.grow(heaps.of(home), request(home, bytes), out);
     return out;
@@ -36,11 +36,11 @@ struct one_device {
     memory::stream_heap& m = *of.space.find(p)->owner.load();
     memory::section const hold(m);
     auto const b = block_at(p);
-    m.counts.freed(observe::size_pool::large, b.whole->bytes, b.whole->requested);
-    m.pieces.give(*b.whole, m.home.load()->now().n);
+    m.counts.freed(observe::size_pool::large, b.block->bytes, b.block->requested);
+    m.blocks.give(*b.block, m.home.load()->now().n);
   }
   // Work on that stream, complete when `step_all` has run it.
-  void work(clock::timeline& on) {
+  void work(clock::stream_clock& on) {
     ASSERT_TRUE(bench.machine().enqueue(on.device(), on.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
   }
 

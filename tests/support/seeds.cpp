@@ -30,14 +30,14 @@ class at_the_end final : public ::testing::Environment {
   void TearDown() override {
     for (auto const& [program, runs] : account())
       std::cout << "seeded runs: " << program << ' ' << runs.made << " from seed " << runs.first_seed << '\n';
-    auto const met = driver::sim::all_habits_met();
+    auto const met = driver::sim::all_policies_met();
     tell("streams", met.streams);
     tell("threads", met.threads);
   }
-  static void tell(char const* whose, std::array<std::uint64_t, driver::sim::habit_count> const& times) {
+  static void tell(char const* whose, std::array<std::uint64_t, driver::sim::policy_count> const& times) {
     std::cout << "schedules of " << whose << ':';
     for (std::size_t i = 0; i < times.size(); ++i)
-      std::cout << ' ' << driver::sim::name_of(static_cast<driver::sim::habit>(i)) << ' ' << times[i];
+      std::cout << ' ' << driver::sim::name_of(static_cast<driver::sim::schedule_policy>(i)) << ' ' << times[i];
     std::cout << '\n';
   }
 };

@@ -18,7 +18,7 @@ using give_back_call = void(guard*);
 
 struct maker {
   guard* of;
-  base::relay* in;
+  base::thread_scheduler* in;
   int number;  // of the thread
 };
 struct makers {  // threads of relays
@@ -33,22 +33,22 @@ constinit makers* now = nullptr;  // never destroyed
 
 // What comes before a thread of a relay asks the language. Requires: it is undivided: nothing here is a
 // switch point, for only the first run of a process comes here.
-void wait_for_others(guard* g, base::relay* here) {
+void wait_for_others(guard* g, base::thread_scheduler* here) {
   base::unique_lock hold(lock);
   if (!now) now = new makers;
-  for (auto at = now->find(g); at != now->all.end() && at->in == here && at->number != base::relay::number();
+  for (auto at = now->find(g); at != now->all.end() && at->in == here && at->number != base::thread_scheduler::number();
        at = now->find(g))
     now->fewer.wait(hold);
 }
 
 void give_back(guard* g, give_back_call* call) {
-  base::relay* const here = base::relay::here();
+  base::thread_scheduler* const here = base::thread_scheduler::here();
   bool mine = false;
   if (here) {
-    base::undivided const here_too;
+    base::no_switch const here_too;
     base::unique_lock hold(lock);
     auto const at = now ? now->find(g) : std::vector<maker>::iterator{};
-    mine = now && at != now->all.end() && at->in == here && at->number == base::relay::number();
+    mine = now && at != now->all.end() && at->in == here && at->number == base::thread_scheduler::number();
     if (mine) now->all.erase(at);
   }
   call(g);
@@ -70,7 +70,7 @@ void __real___cxa_guard_release(guard*);
 void __real___cxa_guard_abort(guard*);
 
 int __wrap___cxa_guard_acquire(guard* g) {
-  auto* const here = weir::base::relay::here();
+  auto* const here = weir::base::thread_scheduler::here();
   if (!here) return __real___cxa_guard_acquire(g);
   weir::base::detail::keep_baton(true);
   weir::tests::wait_for_others(g, here);
@@ -78,7 +78,7 @@ int __wrap___cxa_guard_acquire(guard* g) {
   if (mine) {
     weir::base::unique_lock hold(weir::tests::lock);
     try {
-      weir::tests::now->all.push_back({g, here, weir::base::relay::number()});
+      weir::tests::now->all.push_back({g, here, weir::base::thread_scheduler::number()});
       return mine;
     } catch (std::bad_alloc const&) {}  // then it may be switched away from, as without this file
   }

@@ -23,7 +23,7 @@ fresh() {  # a tree that keeps every rule
   echo '#include <nccl.h>' > peer/collective/nccl_backend.cpp
   echo '#include "weir/stream.h"' > peer/link/links.h
   echo '#include <cublas_v2.h>' > tensor/ops.cu
-  printf '#include <mutex>\n#include "runtime/clock/stream_clock.h"\nTEST(suite, %s) {\n' "$(printf 'a%.0s' {1..54})" > tests/clock/timeline_test.cpp
+  printf '#include <mutex>\n#include "runtime/clock/stream_clock.h"\nTEST(suite, %s) {\n' "$(printf 'a%.0s' {1..54})" > tests/clock/stream_clock_test.cpp
   echo '#include <cuda_runtime.h>' > tests/clock/kernel_test.cu
 }
 
@@ -60,7 +60,7 @@ broken "CUDA on a floor above the driver" runtime/clock/fence.cpp '<cuda_runtime
 broken "CUDA in a public header" include/weir/stream.h '<cuda.h> is included' '#include <cuda.h>'
 broken "NCCL beside its own file" peer/collective/communicator.cpp '<nccl.h> is included' '#include <nccl.h>'
 broken "cuBLAS in the tensor's other file" tensor/tensor.cpp '<cublas_v2.h> is included' '#include <cublas_v2.h>'
-broken "CUDA in a test that is no kernel" tests/clock/timeline_test.cpp '<cuda.h> is included' '#include <cuda.h>'
+broken "CUDA in a test that is no kernel" tests/clock/stream_clock_test.cpp '<cuda.h> is included' '#include <cuda.h>'
 broken "an atomic's header" runtime/clock/fence.cpp '<atomic> is included' '#include <atomic>'
 broken "a thread's header" peer/collective/communicator.cpp '<thread> is included' '#include <thread>'
 broken "an atomic" runtime/clock/fence.cpp 'std::atomic' 'std::atomic<int> a;'
@@ -83,12 +83,12 @@ broken "a system call at global scope" runtime/clock/fence.cpp '::open(' 'int f 
 broken "code after a comment that ends" runtime/clock/fence.cpp 'std::mutex' '/* one' 'two */ std::mutex m;'
 broken "a name that says nothing" runtime/clock/fence.cpp 'fence_manager' 'class fence_manager {'
 broken "a file that is too long" runtime/clock/fence.cpp 'has 501 lines' $(seq -f 'int_a%g;' 501)
-broken "a test with a long name" tests/clock/timeline_test.cpp 'has 61 characters' "TEST(suite, $(printf 'a%.0s' {1..55})) {"
+broken "a test with a long name" tests/clock/stream_clock_test.cpp 'has 61 characters' "TEST(suite, $(printf 'a%.0s' {1..55})) {"
 broken "a test of parameters with a long name" tests/clock/kernel_test.cu 'has 61 characters' "TEST_P(suite, $(printf 'a%.0s' {1..55})) {"
-broken "a test with capital letters" tests/clock/timeline_test.cpp 'has capital letters' 'TEST_F(suite, aName) {'
+broken "a test with capital letters" tests/clock/stream_clock_test.cpp 'has capital letters' 'TEST_F(suite, aName) {'
 broken "a retired word in a name" runtime/clock/fence.cpp '"whatnot" is a retired word; say the thing itself' 'int the_whatnot_count;'
 broken "a retired word in a file's name" tensor/whatnot.h '"whatnot" is a retired word' 'int a;'
-broken "a retired word in a comment" tests/clock/timeline_test.cpp '"gizmo" is a retired word; say device' 'int a;  // One Gizmo.'
+broken "a retired word in a comment" tests/clock/stream_clock_test.cpp '"gizmo" is a retired word; say device' 'int a;  // One Gizmo.'
 broken "a retired word in a comment of several lines" runtime/clock/fence.cpp 'retired' '/* one' 'gizmo */ int a;'
 broken "a retired word in a document" docs/decisions/why.md 'retired' 'Each gizmo has one.'
 

@@ -152,7 +152,7 @@ std::unique_ptr<measured> enter(pattern const& p, figures& out, Make make, std::
   if (p.name == "churn512-1M") return std::make_unique<patterns::churn<allocator>>(one, 1000, 512, size_t{1} << 20);
   if (p.name == "churn64K-64M")
     return std::make_unique<patterns::churn<allocator>>(one, 200, size_t{64} << 10, size_t{64} << 20);
-  if constexpr (requires { one.mark(nullptr); }) {
+  if constexpr (requires { one.record_use(nullptr); }) {
     if (p.name == "marked") return std::make_unique<patterns::marked<allocator>>(one);
   }
   if (p.name == "handoff") return std::make_unique<patterns::handoff<Make>>(make);

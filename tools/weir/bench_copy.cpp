@@ -133,7 +133,7 @@ row same_memory_row(rig& r, char const* name, std::shared_ptr<two_ends> ends, bo
   void *const to = ends->dst.ours.data(), *const from = ends->src.ours.data();
   if (seam_alone) {
     out.weir = [&r, to, from, ends] {
-      auto const& line = streams::line_of(r.on);
+      auto const& line = streams::clock_of(r.on);
       auto& machine = line.owner().machine();
       return cost([&] { static_cast<void>(machine.copy(line.device(), line.handle(), to, from, small_bytes)); },
                   [&] { r.on.synchronize(); });

@@ -42,7 +42,7 @@ struct rings {
     chains.carry_from(usual);
   }
 
-  using verb = peer::verb;
+  using verb = peer::collective;
   double receivers() const { return static_cast<double>(ours.size() - 1); }
   stream const& lane(size_t device, size_t k = 0) const { return lanes[2 * device + k % 2]; }
 
@@ -184,7 +184,7 @@ rings& shared(rig& r) {
   return *r.shared;
 }
 
-using verb = peer::verb;
+using verb = peer::collective;
 
 // `make` gets all it needs but a second device.
 maker with_others(std::string name, std::string note, std::function<void(rig&, rings&, row&)> make) {

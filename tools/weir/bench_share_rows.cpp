@@ -181,7 +181,7 @@ class by_weir {
 
 class by_hand {
  public:
-  explicit by_hand(share_half& h) : h_(h), line_(streams::line_of(h.on)) {
+  explicit by_hand(share_half& h) : h_(h), line_(streams::clock_of(h.on)) {
     for (auto& e : done_) {
       auto const made = h_.machine().create_event(h_.device, driver::event_kind::order_only);
       must(made.is, "an event");
@@ -213,7 +213,7 @@ class by_hand {
 
  private:
   share_half& h_;
-  clock::timeline& line_;
+  clock::stream_clock& line_;
   std::array<driver::event_handle, 2> done_{};
 };
 

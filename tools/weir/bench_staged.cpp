@@ -108,7 +108,7 @@ row engine_row(rig& r, std::string const& name, bool up, size_t chunk) {
     }
   };
   out.weir = [&r, at, each] {
-    auto& line = streams::line_of(r.on);
+    auto& line = streams::clock_of(r.on);
     std::int64_t const from = base::now_ns();
     each([&](void* to, void const* src, size_t n) {
       streams::enqueue_copy(line, to, src, n, source_location::current());
@@ -140,7 +140,7 @@ row two_streams_row(rig& r, std::string const& name, bool up, size_t chunk) {
     for (size_t from = 0; from + n <= at->total(); from += n, second = both && !second) {
       std::byte *const gpu = at->gpu.data<std::byte>() + from % (at->host.size() / n * n),
                        *const slot = at->slots.data<std::byte>() + from % (ring_bytes / n * n);
-      auto& line = streams::line_of(second ? stream_ref(*other) : stream_ref(r.on));
+      auto& line = streams::clock_of(second ? stream_ref(*other) : stream_ref(r.on));
       up ? streams::enqueue_copy(line, gpu, slot, n, source_location::current())
          : streams::enqueue_copy(line, slot, gpu, n, source_location::current());
     }
@@ -170,7 +170,7 @@ row after_row(rig& r, std::string const& name, stores by) {
                           [&](int) { copy_chunks(*at, next, bytes, 256_KiB, true, by, never); });
       std::int64_t const begin = base::now_ns();
       for (size_t from = 0; from + n <= bytes; from += n)
-        streams::enqueue_copy(streams::line_of(r.on), at->gpu.data<std::byte>() + from,
+        streams::enqueue_copy(streams::clock_of(r.on), at->gpu.data<std::byte>() + from,
                               at->slots.data<std::byte>() + from, n, source_location::current());
       r.on.synchronize();
       carried += seconds_since(begin);
@@ -203,8 +203,8 @@ row both_row(rig& r, std::string const& name, bool up, int threads, stores by) {
       for (size_t done = 0; done + n <= at->total(); done += n) {
         std::byte *const gpu = at->gpu.data<std::byte>() + done % (at->host.size() / n * n),
                          *const slot = at->slots.data<std::byte>() + ring_bytes / 2 + done % (ring_bytes / 2);
-        up ? streams::enqueue_copy(streams::line_of(r.on), gpu, slot, n, source_location::current())
-           : streams::enqueue_copy(streams::line_of(r.on), slot, gpu, n, source_location::current());
+        up ? streams::enqueue_copy(streams::clock_of(r.on), gpu, slot, n, source_location::current())
+           : streams::enqueue_copy(streams::clock_of(r.on), slot, gpu, n, source_location::current());
       }
       r.on.synchronize();
       engines = seconds_since(from);
@@ -268,19 +268,19 @@ enum class ways : std::uint8_t { both, up, down };
 struct variant {
   char const* name;
   ways for_way;
-  staging::manner how;
-  streams::copy_crew::manner crew{.threads = 0};
+  staging::tuning how;
+  streams::copy_workers::tuning crew{.threads = 0};
 };
 
 std::string text_of(variant const& v) {
   auto const& h = v.how;
   std::string out = "slots of " + bytes_text(h.chunk);
   if (h.first < h.chunk) out += " from " + bytes_text(h.first) + " on";
-  if (h.piece < h.chunk) out += " in pieces of " + bytes_text(h.piece);
+  if (h.grain < h.chunk) out += " in pieces of " + bytes_text(h.grain);
   out += h.by == stores::plain         ? ", plain"
          : h.by == stores::past_caches ? ", past the caches"
                                        : ", to the shared cache";
-  out += ", " + bytes_text(h.room) + " in hand";
+  out += ", " + bytes_text(h.budget) + " in hand";
   if (v.crew.threads) out += ", " + std::to_string(v.crew.threads) + " threads";
   if (v.crew.helps) out += ", caller helps";
   if (v.crew.spin_ns) out += ", spins " + std::to_string(v.crew.spin_ns / 1000) + " us";
@@ -298,7 +298,7 @@ row variant_row(rig& r, std::string const& name, bool up, variant const& v) {
     up ? it->fill_by(v.how) : it->fetch_by(v.how);
     it->work_by(v.crew);
     double const rate = as_usual();
-    up ? it->fill_by(staging::manner{}) : it->fetch_by(staging::manner{});
+    up ? it->fill_by(staging::tuning{}) : it->fetch_by(staging::tuning{});
     it->work_by({.threads = 0});
     return rate;
   };
@@ -310,63 +310,63 @@ std::vector<variant> const& variants() {
   constexpr auto p = 256_KiB, first = 512_KiB, whole = staging::largest_slot;
   constexpr std::int64_t spin = 100'000;
   static std::vector<variant> const all{
-      {"whole_2m", ways::up, {.chunk = 2_MiB, .first = 2_MiB, .piece = whole, .by = past}},
-      {"whole_2m_plain", ways::both, {.chunk = 2_MiB, .first = 2_MiB, .piece = whole, .by = plain}},
-      {"whole_2m_shared", ways::up, {.chunk = 2_MiB, .first = 2_MiB, .piece = whole, .by = shared}},
-      {"4m", ways::both, {.chunk = 4_MiB, .first = first, .piece = p, .by = past}},
-      {"8m", ways::both, {.chunk = 8_MiB, .first = first, .piece = p, .by = past}},
-      {"8m_all", ways::up, {.chunk = 8_MiB, .first = 8_MiB, .piece = p, .by = past}},
+      {"whole_2m", ways::up, {.chunk = 2_MiB, .first = 2_MiB, .grain = whole, .by = past}},
+      {"whole_2m_plain", ways::both, {.chunk = 2_MiB, .first = 2_MiB, .grain = whole, .by = plain}},
+      {"whole_2m_shared", ways::up, {.chunk = 2_MiB, .first = 2_MiB, .grain = whole, .by = shared}},
+      {"4m", ways::both, {.chunk = 4_MiB, .first = first, .grain = p, .by = past}},
+      {"8m", ways::both, {.chunk = 8_MiB, .first = first, .grain = p, .by = past}},
+      {"8m_all", ways::up, {.chunk = 8_MiB, .first = 8_MiB, .grain = p, .by = past}},
       {"8m_spins",
        ways::both,
-       {.chunk = 8_MiB, .first = first, .piece = p, .by = past},
+       {.chunk = 8_MiB, .first = first, .grain = p, .by = past},
        {.threads = 0, .spin_ns = spin}},
-      {"4m_12", ways::up, {.chunk = 4_MiB, .first = first, .piece = p, .by = past}, {.threads = 12}},
-      {"8m_10", ways::up, {.chunk = 8_MiB, .first = first, .piece = p, .by = past}, {.threads = 10}},
-      {"8m_12", ways::up, {.chunk = 8_MiB, .first = first, .piece = p, .by = past}, {.threads = 12}},
+      {"4m_12", ways::up, {.chunk = 4_MiB, .first = first, .grain = p, .by = past}, {.threads = 12}},
+      {"8m_10", ways::up, {.chunk = 8_MiB, .first = first, .grain = p, .by = past}, {.threads = 10}},
+      {"8m_12", ways::up, {.chunk = 8_MiB, .first = first, .grain = p, .by = past}, {.threads = 12}},
       {"8m_12_spins",
        ways::up,
-       {.chunk = 8_MiB, .first = first, .piece = p, .by = past},
+       {.chunk = 8_MiB, .first = first, .grain = p, .by = past},
        {.threads = 12, .spin_ns = spin}},
-      {"shared_2m", ways::up, {.chunk = 2_MiB, .first = first, .piece = p, .by = shared}},
-      {"shared_4m", ways::up, {.chunk = 4_MiB, .first = first, .piece = p, .by = shared}},
-      {"shared_8m", ways::up, {.chunk = 8_MiB, .first = first, .piece = p, .by = shared}},
-      {"shared_4m_128k", ways::up, {.chunk = 4_MiB, .first = first, .piece = 128_KiB, .by = shared}},
-      {"shared_4m_24", ways::up, {.chunk = 4_MiB, .first = first, .piece = p, .by = shared, .room = 24_MiB}},
-      {"shared_4m_6", ways::up, {.chunk = 4_MiB, .first = first, .piece = p, .by = shared}, {.threads = 6}},
-      {"shared_4m_8", ways::up, {.chunk = 4_MiB, .first = first, .piece = p, .by = shared}, {.threads = 8}},
-      {"shared_4m_12", ways::up, {.chunk = 4_MiB, .first = first, .piece = p, .by = shared}, {.threads = 12}},
+      {"shared_2m", ways::up, {.chunk = 2_MiB, .first = first, .grain = p, .by = shared}},
+      {"shared_4m", ways::up, {.chunk = 4_MiB, .first = first, .grain = p, .by = shared}},
+      {"shared_8m", ways::up, {.chunk = 8_MiB, .first = first, .grain = p, .by = shared}},
+      {"shared_4m_128k", ways::up, {.chunk = 4_MiB, .first = first, .grain = 128_KiB, .by = shared}},
+      {"shared_4m_24", ways::up, {.chunk = 4_MiB, .first = first, .grain = p, .by = shared, .budget = 24_MiB}},
+      {"shared_4m_6", ways::up, {.chunk = 4_MiB, .first = first, .grain = p, .by = shared}, {.threads = 6}},
+      {"shared_4m_8", ways::up, {.chunk = 4_MiB, .first = first, .grain = p, .by = shared}, {.threads = 8}},
+      {"shared_4m_12", ways::up, {.chunk = 4_MiB, .first = first, .grain = p, .by = shared}, {.threads = 12}},
       {"shared_8m_12_spins",
        ways::up,
-       {.chunk = 8_MiB, .first = first, .piece = p, .by = shared},
+       {.chunk = 8_MiB, .first = first, .grain = p, .by = shared},
        {.threads = 12, .spin_ns = spin}},
-      {"plain_4m", ways::both, {.chunk = 4_MiB, .first = first, .piece = p, .by = plain}},
-      {"plain_4m_6", ways::up, {.chunk = 4_MiB, .first = first, .piece = p, .by = plain}, {.threads = 6}},
-      {"plain_4m_8", ways::both, {.chunk = 4_MiB, .first = first, .piece = p, .by = plain}, {.threads = 8}},
-      {"plain_4m_12", ways::both, {.chunk = 4_MiB, .first = first, .piece = p, .by = plain}, {.threads = 12}},
-      {"plain_8m", ways::both, {.chunk = 8_MiB, .first = first, .piece = p, .by = plain}},
+      {"plain_4m", ways::both, {.chunk = 4_MiB, .first = first, .grain = p, .by = plain}},
+      {"plain_4m_6", ways::up, {.chunk = 4_MiB, .first = first, .grain = p, .by = plain}, {.threads = 6}},
+      {"plain_4m_8", ways::both, {.chunk = 4_MiB, .first = first, .grain = p, .by = plain}, {.threads = 8}},
+      {"plain_4m_12", ways::both, {.chunk = 4_MiB, .first = first, .grain = p, .by = plain}, {.threads = 12}},
+      {"plain_8m", ways::both, {.chunk = 8_MiB, .first = first, .grain = p, .by = plain}},
       {"plain_2m_spins",
        ways::down,
-       {.chunk = 2_MiB, .first = first, .piece = p, .by = plain},
+       {.chunk = 2_MiB, .first = first, .grain = p, .by = plain},
        {.threads = 0, .spin_ns = spin}},
       {"plain_4m_spins",
        ways::down,
-       {.chunk = 4_MiB, .first = first, .piece = p, .by = plain},
+       {.chunk = 4_MiB, .first = first, .grain = p, .by = plain},
        {.threads = 0, .spin_ns = spin}},
       {"plain_4m_128k_spins",
        ways::down,
-       {.chunk = 4_MiB, .first = first, .piece = 128_KiB, .by = plain},
+       {.chunk = 4_MiB, .first = first, .grain = 128_KiB, .by = plain},
        {.threads = 0, .spin_ns = spin}},
       {"plain_4m_spins_helps",
        ways::down,
-       {.chunk = 4_MiB, .first = first, .piece = p, .by = plain},
+       {.chunk = 4_MiB, .first = first, .grain = p, .by = plain},
        {.threads = 0, .helps = true, .spin_ns = spin}},
       {"plain_8m_spins",
        ways::down,
-       {.chunk = 8_MiB, .first = first, .piece = p, .by = plain},
+       {.chunk = 8_MiB, .first = first, .grain = p, .by = plain},
        {.threads = 0, .spin_ns = spin}},
       {"plain_8m_12_spins",
        ways::down,
-       {.chunk = 8_MiB, .first = first, .piece = p, .by = plain},
+       {.chunk = 8_MiB, .first = first, .grain = p, .by = plain},
        {.threads = 12, .spin_ns = spin}},
   };
   return all;

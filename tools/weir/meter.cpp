@@ -43,11 +43,11 @@ meter::reading meter::read() const noexcept {
 }
 
 weir::driver::result<weir::driver::address> meter::reserve(std::size_t bytes, std::size_t alignment) {
-  return timed(reserve_us, [&] { return faulty::reserve(bytes, alignment); });
+  return timed(reserve_us, [&] { return fault_injector::reserve(bytes, alignment); });
 }
 weir::driver::result<weir::driver::memory_handle> meter::create(int device, std::size_t bytes) {
   return timed(create_us, [&] {
-    auto const made = faulty::create(device, bytes);
+    auto const made = fault_injector::create(device, bytes);
     if (made.ok()) {
       created_.fetch_add(1);
       (*handles_.lock())[static_cast<std::uint64_t>(made.value)] = {bytes};
@@ -62,14 +62,14 @@ weir::driver::status meter::release(weir::driver::memory_handle h) {
       auto handles = handles_.lock();
       bytes = (*handles)[static_cast<std::uint64_t>(h)].bytes;
     }
-    return faulty::release(h);
+    return fault_injector::release(h);
   });
   modelled_ns_.fetch_add(static_cast<std::int64_t>(release_us(bytes) * 1e3), base::memory_order_relaxed);
   return s;
 }
 weir::driver::status meter::map(weir::driver::address at, std::size_t bytes, weir::driver::memory_handle h) {
   return timed(map_us, [&] {
-    auto const s = faulty::map(at, bytes, h);
+    auto const s = fault_injector::map(at, bytes, h);
     if (s.ok()) {
       auto handles = handles_.lock();
       moved_.fetch_add(std::exchange((*handles)[static_cast<std::uint64_t>(h)].mapped, true));
@@ -78,59 +78,59 @@ weir::driver::status meter::map(weir::driver::address at, std::size_t bytes, wei
   });
 }
 weir::driver::status meter::unmap(weir::driver::address at, std::size_t bytes) {
-  return timed(unmap_us, [&] { return faulty::unmap(at, bytes); });
+  return timed(unmap_us, [&] { return fault_injector::unmap(at, bytes); });
 }
 weir::driver::status meter::grant(weir::driver::address at, std::size_t bytes, int device) {
-  return timed(grant_us(bytes), [&] { return faulty::grant(at, bytes, device); });
+  return timed(grant_us(bytes), [&] { return fault_injector::grant(at, bytes, device); });
 }
 weir::driver::result<weir::driver::address> meter::create_segment(int device, std::size_t bytes) {
   return timed(segment_us(bytes), [&] {
-    auto const made = faulty::create_segment(device, bytes);
+    auto const made = fault_injector::create_segment(device, bytes);
     if (made.ok()) created_.fetch_add(1);
     return made;
   });
 }
 weir::driver::status meter::release_segment(int device, weir::driver::address at) {
-  return timed(segment_us(0), [&] { return faulty::release_segment(device, at); });
+  return timed(segment_us(0), [&] { return fault_injector::release_segment(device, at); });
 }
 weir::driver::result<weir::driver::memory_info> meter::memory(int device) {
-  return timed(memory_us, [&] { return faulty::memory(device); });
+  return timed(memory_us, [&] { return fault_injector::memory(device); });
 }
 weir::driver::status meter::query_stream(int device, weir::driver::stream_handle s) {
-  return timed(stream_query_us, [&] { return faulty::query_stream(device, s); });
+  return timed(stream_query_us, [&] { return fault_injector::query_stream(device, s); });
 }
 weir::driver::status meter::synchronize_stream(int device, weir::driver::stream_handle s) {
-  return timed(host_wait_us, [&] { return faulty::synchronize_stream(device, s); });
+  return timed(host_wait_us, [&] { return fault_injector::synchronize_stream(device, s); });
 }
 weir::driver::result<bool> meter::capturing(int device, weir::driver::stream_handle s) {
-  return timed(capturing_us, [&] { return faulty::capturing(device, s); });
+  return timed(capturing_us, [&] { return fault_injector::capturing(device, s); });
 }
 weir::driver::result<weir::driver::event_handle> meter::create_event(int device, weir::driver::event_kind k) {
-  return timed(event_pair_us / 2, [&] { return faulty::create_event(device, k); });
+  return timed(event_pair_us / 2, [&] { return fault_injector::create_event(device, k); });
 }
 weir::driver::status meter::destroy_event(int device, weir::driver::event_handle e) {
-  return timed(event_pair_us / 2, [&] { return faulty::destroy_event(device, e); });
+  return timed(event_pair_us / 2, [&] { return fault_injector::destroy_event(device, e); });
 }
 weir::driver::status meter::record(int device, weir::driver::stream_handle s, weir::driver::event_handle e) {
-  return timed(record_us, [&] { return faulty::record(device, s, e); });
+  return timed(record_us, [&] { return fault_injector::record(device, s, e); });
 }
 weir::driver::status meter::wait(int device, weir::driver::stream_handle s, weir::driver::event_handle e) {
-  return timed(wait_us, [&] { return faulty::wait(device, s, e); });
+  return timed(wait_us, [&] { return fault_injector::wait(device, s, e); });
 }
 weir::driver::status meter::query_event(weir::driver::event_handle e) {
-  return timed(query_us, [&] { return faulty::query_event(e); });
+  return timed(query_us, [&] { return fault_injector::query_event(e); });
 }
 weir::driver::status meter::synchronize_event(weir::driver::event_handle e) {
-  return timed(host_wait_us, [&] { return faulty::synchronize_event(e); });
+  return timed(host_wait_us, [&] { return fault_injector::synchronize_event(e); });
 }
 weir::driver::status meter::synchronize_device(int device) {
-  return timed(host_wait_us, [&] { return faulty::synchronize_device(device); });
+  return timed(host_wait_us, [&] { return fault_injector::synchronize_device(device); });
 }
 weir::driver::result<weir::driver::gate_handle> meter::hold(int device, weir::driver::stream_handle s) {
-  return timed(0, [&] { return faulty::hold(device, s); });
+  return timed(0, [&] { return fault_injector::hold(device, s); });
 }
 weir::driver::status meter::open_gate(weir::driver::gate_handle g) {
-  return timed(0, [&] { return faulty::open_gate(g); });
+  return timed(0, [&] { return fault_injector::open_gate(g); });
 }
 
 }  // namespace weir::tool

@@ -8,7 +8,7 @@
 
 namespace weir::tool {
 
-class meter final : public driver::faulty {
+class meter final : public driver::fault_injector {
  public:
   struct reading {
     std::int64_t spent_ns = 0;    // in calls, by this machine's clock
@@ -16,7 +16,7 @@ class meter final : public driver::faulty {
     std::uint64_t created = 0;    // handles and segments
     std::uint64_t moved = 0;      // mappings of a handle that had been mapped before
   };
-  using faulty::faulty;
+  using fault_injector::fault_injector;
   reading read() const noexcept;
 
   weir::driver::result<weir::driver::address> reserve(std::size_t bytes, std::size_t alignment) override;

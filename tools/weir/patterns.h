@@ -80,7 +80,7 @@ class marked final : public measured {
   void run(std::size_t n) {
     for (std::size_t i = 0; i < n; ++i) {
       void* const p = from_.take(512);
-      from_.mark(p);
+      from_.record_use(p);
       from_.give(p);
     }
   }

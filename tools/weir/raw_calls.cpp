@@ -75,7 +75,7 @@ struct raw_calls::state {
   runtime::impl& owner = runtime::current().get();
   bool const simulated = owner.machine().simulated();
   driver_calls cuda = simulated ? driver_calls{} : find_calls();
-  clock::timeline* line = nullptr;
+  clock::stream_clock* line = nullptr;
   CUstream_st* native = nullptr;
   std::map<int, void*> contexts;  // of devices that were opened to a peer
   std::map<int, std::vector<void*>> events;
@@ -144,7 +144,7 @@ std::unique_ptr<raw_calls::memory> raw_calls::pinned(size_t bytes) {
 
 void raw_calls::prepare(stream_ref s) {
   auto& my = *state_;
-  my.line = &streams::line_of(s);
+  my.line = &streams::clock_of(s);
   if (!my.simulated) my.native = s.native();  // and its device is current
 }
 
@@ -191,7 +191,7 @@ void raw_calls::synchronize() {
 
 void raw_calls::wait(stream_ref later, stream_ref earlier) {
   auto& my = *state_;
-  auto const &to = streams::line_of(later), &from = streams::line_of(earlier);
+  auto const &to = streams::clock_of(later), &from = streams::clock_of(earlier);
   auto& machine = my.owner.machine();
   if (my.simulated) {
     auto const made = machine.create_event(from.device(), driver::event_kind::order_only);

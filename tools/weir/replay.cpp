@@ -109,7 +109,7 @@ class player {
     if (!blocks_[block]) return;
     user& by = idle_user();
     driver::result<driver::gate_handle> held{};
-    apart([&] { held = machine_.hold(0, streams::line_of(by.on.ref()).handle()); });
+    apart([&] { held = machine_.hold(0, streams::clock_of(by.on.ref()).handle()); });
     if (!held.ok()) return;
     by.busy = true;
     gates_[block] = {&by, held.value};

@@ -118,7 +118,7 @@ class cuda_driver final : public driver {
     CUdevice id = 0;
     base::atomic<CUcontext> context{nullptr};  // null: not opened
     base::atomic<int> lost{0};                 // the sticky CUresult; 0: alive
-    CUstream witness = nullptr;  // never given work: its query says whether the device is alive. Set before context
+    CUstream observer = nullptr;  // never given work: its query says whether the device is alive. Set before context
     int least_priority = 0, greatest_priority = 0;
   };
 
@@ -168,7 +168,7 @@ class cuda_driver final : public driver {
   void found_lost(int device, CUresult) noexcept;          // a sticky result came from a call that named this device
   void lose(int device, CUresult) noexcept;
   void drop_pending(int device) noexcept;
-  CUresult ask_witness(int device) noexcept;
+  CUresult ask_observer(int device) noexcept;
   // each: not ours; else whether a copy may touch all of it
   struct seen { std::optional<bool> dst, src; bool both_pinned = false; };
   seen look_at(void const* dst, void const* src, std::size_t bytes) noexcept;  // both ends of a copy, at one moment

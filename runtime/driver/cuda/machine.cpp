@@ -57,7 +57,7 @@ cuda_driver::~cuda_driver() {
   for (int i = 0; i < count_; ++i) {
     device_state& d = at(i);
     if (!d.context.load()) continue;
-    if (d.lost.load() == 0) api_.cuStreamDestroy(d.witness);
+    if (d.lost.load() == 0) api_.cuStreamDestroy(d.observer);
     // The last release of a context waits for its work too.
     if (d.lost.load() != 0 || !any_lost) api_.cuDevicePrimaryCtxRelease(d.id);
   }
@@ -129,7 +129,7 @@ void cuda_driver::found_lost(int device, CUresult r) noexcept {
   bool found = false;
   for (int i = 0; i < count_; ++i) {
     if (!at(i).context.load(base::memory_order_acquire)) continue;
-    CUresult const says = ask_witness(i);
+    CUresult const says = ask_observer(i);
     if (meaning_of(says) != code::lost) continue;
     found = true;
     lose(i, says);
@@ -137,14 +137,14 @@ void cuda_driver::found_lost(int device, CUresult r) noexcept {
   if (!found) lose(device, r);
 }
 
-CUresult cuda_driver::ask_witness(int device) noexcept {
+CUresult cuda_driver::ask_observer(int device) noexcept {
   device_state& d = at(device);
   if (int const known = d.lost.load(base::memory_order_relaxed)) return static_cast<CUresult>(known);
   if (api_.cuCtxPushCurrent(d.context.load(base::memory_order_acquire)) != CUDA_SUCCESS) return CUDA_SUCCESS;
   CUresult says = CUDA_SUCCESS;
   {
     relaxed const mode(api_);
-    says = api_.cuStreamQuery(d.witness);
+    says = api_.cuStreamQuery(d.observer);
   }
   CUcontext popped = nullptr;
   api_.cuCtxPopCurrent(&popped);
@@ -210,7 +210,7 @@ status cuda_driver::open(int device) {
   CUresult r = api_.cuCtxPushCurrent(context);
   if (r == CUDA_SUCCESS) {
     r = api_.cuCtxGetStreamPriorityRange(&d.least_priority, &d.greatest_priority);
-    if (r == CUDA_SUCCESS) r = api_.cuStreamCreateWithPriority(&d.witness, CU_STREAM_NON_BLOCKING, d.least_priority);
+    if (r == CUDA_SUCCESS) r = api_.cuStreamCreateWithPriority(&d.observer, CU_STREAM_NON_BLOCKING, d.least_priority);
     CUcontext popped = nullptr;
     api_.cuCtxPopCurrent(&popped);
   }

@@ -15,9 +15,9 @@
 
 namespace weir::memory {
 
-struct ghost {
-  homed_handle* of = nullptr;  // null: announced by expect()
-  ghost* next = nullptr;  // the next older one of the same handle
+struct alias {
+  aliased_handle* of = nullptr;  // null: announced by expect()
+  alias* next = nullptr;  // the next older one of the same handle
   address at = 0;
   std::size_t bytes = 0;
   clock::stamp last;      // last use here; must be complete before an unmap
@@ -27,23 +27,23 @@ struct ghost {
   address end() const noexcept { return at + bytes; }
 };
 
-class ghosts {
+class alias_table {
  public:
-  using places = std::map<address, ghost>;
+  using places = std::map<address, alias>;
   static constexpr int most = 8;  // of one handle
 
   // Holds the lock while the result is live.
   base::guarded<places>::access look() const { return all_.lock(); }
 
   void expect(address at) { all_.lock()->try_emplace(at); }  // Throws: bad_alloc. Requires: leave() or forget() follows
-  void leave(homed_handle& h, address at, clock::stamp last, bool granted) noexcept {
+  void leave(aliased_handle& h, address at, clock::stamp last, bool granted) noexcept {
     auto const all = all_.lock();
-    ghost& g = all->find(at)->second;
-    g = {&h, h.ghosts, at, h.bytes, last, granted, false};
-    h.ghosts = &g;
+    alias& g = all->find(at)->second;
+    g = {&h, h.aliases, at, h.bytes, last, granted, false};
+    h.aliases = &g;
   }
   // The handle has moved to `to`, and stays mapped at its old address.
-  void leave_for(homed_handle& h, address to, clock::stamp last) noexcept {
+  void leave_for(aliased_handle& h, address to, clock::stamp last) noexcept {
     address const at = h.at;
     {
       auto const all = all_.lock();
@@ -52,7 +52,7 @@ class ghosts {
     leave(h, at, last, true);
   }
   // Exchanges the addresses of the alias and its handle.
-  void swap(ghost& g, clock::stamp last) noexcept {
+  void swap(alias& g, clock::stamp last) noexcept {
     auto const all = all_.lock();
     auto node = all->extract(g.at);
     std::swap(g.at, g.of->at);
@@ -60,8 +60,8 @@ class ghosts {
     node.key() = g.at;
     all->insert(std::move(node));
     unlink(g);
-    g.next = g.of->ghosts;
-    g.of->ghosts = &g;
+    g.next = g.of->aliases;
+    g.of->aliases = &g;
   }
   void forget(address at) noexcept {  // unmapped, or never made
     auto const all = all_.lock();
@@ -69,7 +69,7 @@ class ghosts {
     if (found->second.of) unlink(found->second);
     all->erase(found);
   }
-  void keep_stuck(ghost& g) noexcept {
+  void keep_stuck(alias& g) noexcept {
     auto const all = all_.lock();
     g.stuck = true;
   }
@@ -79,28 +79,28 @@ class ghosts {
     std::size_t bytes = 0;
     clock::stamp last;
   };
-  place oldest(homed_handle const& h, int spared) const noexcept {
+  place oldest(aliased_handle const& h, int spared) const noexcept {
     auto const all = all_.lock();
-    ghost const* g = h.ghosts;
+    alias const* g = h.aliases;
     int n = g ? 1 : 0;
     for (; g && g->next; g = g->next) ++n;
     return n > spared ? place{g->at, g->bytes, g->last} : place{};
   }
   // For the end. Ensures: handles still point to the aliases that are gone, so do not query them again.
   places take_all() noexcept { return std::exchange(*all_.lock(), {}); }
-  bool is_of(homed_handle const& h, address at) const noexcept {
+  bool is_of(aliased_handle const& h, address at) const noexcept {
     auto const all = all_.lock();
     auto const found = all->find(at);
     return found != all->end() && found->second.of == &h;
   }
-  address home(ghost const& g) const noexcept {
+  address home(alias const& g) const noexcept {
     auto const all = all_.lock();
     return g.of->at;
   }
 
  private:
-  static void unlink(ghost& g) noexcept {
-    ghost** link = &g.of->ghosts;
+  static void unlink(alias& g) noexcept {
+    alias** link = &g.of->aliases;
     while (*link != &g) link = &(*link)->next;
     *link = g.next;
   }
@@ -108,15 +108,15 @@ class ghosts {
 };
 
 // What a plan knows of aliases. Requires: their lock is held.
-struct ghost_sight {
-  enum class fate : std::uint8_t { comes_home, goes, stays };  // switched back; unmapped; neither now
-  ghosts::places const* all = nullptr;                         // null: no aliases
+struct alias_view {
+  enum class outcome : std::uint8_t { swaps, unmaps, stays };  // switched back; unmapped; neither now
+  alias_table::places const* all = nullptr;                         // null: no aliases
   void const* who = nullptr;
   // A handle inside [lo, hi), the range being planned, cannot be switched back.
-  fate (*judge)(void const* who, ghost const&, address lo, address hi) = nullptr;
+  outcome (*judge)(void const* who, alias const&, address lo, address hi) = nullptr;
 
   // The first alias that ends after `a`.
-  ghosts::places::const_iterator from(address a) const {
+  alias_table::places::const_iterator from(address a) const {
     auto at = all->lower_bound(a);
     if (at != all->begin() && std::prev(at)->second.end() > a) --at;
     return at;

@@ -20,11 +20,11 @@ namespace weir::memory {
 
 // A range of free and unmapped blocks, held as one reserved block while it is mapped without the lock.
 struct growth_plan {
-  piece* window = nullptr;
+  heap_block* reserved = nullptr;
   address block = 0;             // address of the block to come
   std::size_t bytes = 0;         // of the block
   std::vector<address_range> missing;  // to map: whole pages, in order
-  std::vector<ghost*> ghosts;  // inside: each is switched back, or unmapped, before `missing` is mapped
+  std::vector<alias*> aliases;  // inside: each is switched back, or unmapped, before `missing` is mapped
   std::uint64_t freed = 0;       // newest free stamp inside
   std::size_t missing_bytes = 0;
   std::size_t spare = 0;         // bytes that may be reserved past the bound's first term
@@ -34,7 +34,7 @@ struct growth_plan {
 
 // Handles to be released to the driver, and the reserved block that holds their addresses.
 struct released {
-  piece* place = nullptr;
+  heap_block* place = nullptr;
   region* in = nullptr;
   std::vector<handle> handles;
 };
@@ -46,23 +46,23 @@ class arena {
   arena(arena const&) = delete;
 
   // From mapped memory, for the home. Null: nothing fits. Ensures: live, bytes a multiple of bins::unit.
-  piece* take(std::size_t bytes, std::size_t alignment) noexcept(false);
+  heap_block* take(std::size_t bytes, std::size_t alignment) noexcept(false);
   // For a slab's run: in the part for runs, if any. Ensures, for these three functions: reserved, until a
   // slab or release_done() takes it.
-  piece* take_run(std::size_t bytes, std::size_t alignment) {
+  heap_block* take_run(std::size_t bytes, std::size_t alignment) {
     return reserve_in((has_runs_ ? runs_ : free_).find(bytes, room_for{bytes, alignment}), bytes, alignment);
   }
-  piece* take_run_anywhere(std::size_t bytes, std::size_t alignment) {
+  heap_block* take_run_anywhere(std::size_t bytes, std::size_t alignment) {
     return reserve_in(find_anywhere(bytes, alignment), bytes, alignment);
   }
   // A shorter run of whole cells, as long as one finds below that size. Never among blocks.
-  piece* take_short_run(std::size_t below, std::size_t alignment, std::size_t slot_bytes) {
+  heap_block* take_short_run(std::size_t below, std::size_t alignment, std::size_t slot_bytes) {
     if (!has_runs_) return nullptr;
-    piece* found = nullptr;
-    auto const room = [&](piece const& p) {
+    heap_block* found = nullptr;
+    auto const room = [&](heap_block const& p) {
       return round_down(p.end(), cell) - std::min(round_up(p.at, alignment), round_down(p.end(), cell));
     };
-    runs_.look_down(below, [&](piece& p) {
+    runs_.look_down(below, [&](heap_block& p) {
       if (room(p) < slot_bytes) return false;
       found = &p;
       return true;
@@ -72,17 +72,17 @@ class arena {
     return reserve_in(found, round_up(slots * slot_bytes, cell), alignment);
   }
   // From either part, for when memory is short.
-  piece* take_anywhere(std::size_t bytes, std::size_t alignment) {
-    piece* const found = find_anywhere(bytes, alignment);
+  heap_block* take_anywhere(std::size_t bytes, std::size_t alignment) {
+    heap_block* const found = find_anywhere(bytes, alignment);
     return found ? carve(found, round_up(found->at, alignment), bytes) : nullptr;
   }
   // As take(), from free blocks that `may` accepts. A block of `large_pages` and more gets the lowest free
   // block that is large enough, so that free memory gathers above. A smaller one gets the tightest, so that
   // it splits no free block that a large one may need.
   template <class May>
-  piece* take_if(std::size_t bytes, std::size_t alignment, May may) {
-    auto const fits = [&](piece const& p) { return round_up(p.at, alignment) + bytes <= p.end() && may(p); };
-    piece* found = nullptr;
+  heap_block* take_if(std::size_t bytes, std::size_t alignment, May may) {
+    auto const fits = [&](heap_block const& p) { return round_up(p.at, alignment) + bytes <= p.end() && may(p); };
+    heap_block* found = nullptr;
     if (is_for_large(bytes)) {
       found = lowest(bytes, fits);
       if (!found && alignment > bins::unit) found = lowest(bytes + alignment, fits);
@@ -92,15 +92,15 @@ class arena {
     return found ? carve(found, round_up(found->at, alignment), bytes) : nullptr;
   }
   // Ensures: the block is free, merged with its neighbours, and stamped (home, freed); do not use it again.
-  void give(piece&, std::uint64_t freed) noexcept;
+  void give(heap_block&, std::uint64_t freed) noexcept;
   // For part of a slab's run; the rest stays the slab's. Returns: the rest behind it, or null.
   // Throws: bad_alloc, before anything changes.
-  piece* give_part(piece& run, address from, std::size_t bytes, std::uint64_t freed) {
+  heap_block* give_part(heap_block& run, address from, std::size_t bytes, std::uint64_t freed) {
     stock(2);
-    piece* const rest = run.end() > from + bytes ? cut(run, from + bytes) : nullptr;
-    if (rest) rest->cut = run.cut;
-    piece* const gone = from > run.at ? cut(run, from) : &run;
-    gone->cut = run.cut;
+    heap_block* const rest = run.end() > from + bytes ? split(run, from + bytes) : nullptr;
+    if (rest) rest->in_slab = run.in_slab;
+    heap_block* const gone = from > run.at ? split(run, from) : &run;
+    gone->in_slab = run.in_slab;
     give(*gone, freed);
     return rest;
   }
@@ -108,15 +108,15 @@ class arena {
   // Adds addresses: all unmapped or, for a segment, all free.
   void add_region(region&, state);
   void drop_region(region&) noexcept;  // Requires: one free or unmapped block
-  enum class part : std::uint8_t { blocks, runs };
+  enum class zone : std::uint8_t { blocks, runs };
   // Reserves the range of that part that lacks the fewest bytes; an alias that is switched back counts almost
   // nothing. False: no range is large enough. Without `thorough`, also: none of those examined is.
-  bool plan(std::size_t bytes, std::size_t alignment, part, growth_plan&, ghost_sight const& = {},
+  bool plan(std::size_t bytes, std::size_t alignment, zone, growth_plan&, alias_view const& = {},
             bool thorough = true);
   bool has_runs() const noexcept { return has_runs_; }  // some region has a part for runs
-  piece* commit(growth_plan&);            // Requires: the block's range is mapped. Ensures: live
-  piece* commit_run(growth_plan&);        // As commit. Ensures: as take_run
-  void roll_back(growth_plan& g) noexcept { settle_reserved(*g.window); }  // mapped pages become free, others gap
+  heap_block* commit(growth_plan&);            // Requires: the block's range is mapped. Ensures: live
+  heap_block* commit_run(growth_plan&);        // As commit. Ensures: as take_run
+  void roll_back(growth_plan& g) noexcept { end_reservation(*g.reserved); }  // mapped pages become free, others gap
 
   // Reserves whole handles of free blocks whose free stamp is `complete`, one reserved block in each, until
   // `want` bytes are found. Afterwards call release_done(): unmapped pages become gap, the rest free again.
@@ -130,7 +130,7 @@ class arena {
   going reserve_handles(std::size_t want, first which, Complete complete) {
     going out;
     std::size_t found = 0;
-    auto const take = [&](piece& p) {
+    auto const take = [&](heap_block& p) {
       if (found >= want) return true;
       if (!complete(p.freed)) {
         out.waits_for = p.freed;
@@ -163,20 +163,20 @@ class arena {
   template <class Suits, class Complete>
   taken_handle reserve_handle(std::size_t most, std::size_t enough, Suits suits, Complete complete) {
     handle const* best = nullptr;
-    piece* from = nullptr;
+    heap_block* from = nullptr;
     auto const better = [&](handle const& h) {
       if (!best) return true;
       bool const fits = h.bytes <= most, fitted = best->bytes <= most;
       if (fits != fitted) return fits;
       return fits ? h.bytes > best->bytes : h.bytes < best->bytes;
     };
-    auto const look_inside = [&](piece& p, int looks) {
+    auto const look_inside = [&](heap_block& p, int looks) {
       for (handle const* h = first_whole(p); h && looks-- > 0; h = next_whole(p, *h)) {
         if (better(*h) && suits(*h)) best = h, from = &p;
       }
     };
     sorted().smallest(
-        [&](piece& p) {
+        [&](heap_block& p) {
           if (complete(p.freed)) look_inside(p, looks_inside);
           return best && best->bytes <= most && best->bytes >= enough;
         },
@@ -184,7 +184,7 @@ class arena {
     taken_handle out;
     if (!best) {
       int left = looks_at_spans;
-      movable_.oldest([&](piece& p) {
+      whole_handles_.oldest([&](heap_block& p) {
         if (!complete(p.freed)) {
           out.waits_for = p.freed;
           return true;
@@ -198,19 +198,19 @@ class arena {
     out.from.place = reserve(*from, best->at, best->at + best->bytes);
     return out;
   }
-  // Null: the range does not lie wholly in one free block or, for reserve_gap(), in one unmapped block.
-  piece* free_around(handle const& h) noexcept { return sorted().around(h); }
-  piece* reserve_home(handle const& h) {
-    piece* const p = sorted().around(h);
+  // Null: the range does not lie wholly in one free block or, for reserve_unmapped(), in one unmapped block.
+  heap_block* free_around(handle const& h) noexcept { return sorted().around(h); }
+  heap_block* reserve_around(handle const& h) {
+    heap_block* const p = sorted().around(h);
     return p ? reserve(*p, h.at, h.at + h.bytes) : nullptr;
   }
-  piece* reserve_gap(address from, std::size_t bytes);
-  bool in_gap(address from, std::size_t bytes) noexcept { return gap_places_.around(from, bytes); }
-  void release_done(piece& place) noexcept { settle_reserved(place); }
+  heap_block* reserve_unmapped(address from, std::size_t bytes);
+  bool is_unmapped(address from, std::size_t bytes) noexcept { return unmapped_by_address_.around(from, bytes); }
+  void release_done(heap_block& place) noexcept { end_reservation(place); }
 
-  piece& first_piece(region& r) const noexcept { return *r.first; }
+  heap_block& first_block(region& r) const noexcept { return *r.first; }
   std::vector<region*> const& regions() const noexcept { return regions_; }
-  std::size_t free_pieces() const noexcept { return listed_; }
+  std::size_t free_blocks() const noexcept { return listed_; }
   std::size_t largest_free() const noexcept;
   // bytes; no search. No free block outside the part for runs is larger, and for most_free() none at all.
   std::size_t most_for_blocks() const noexcept {
@@ -228,23 +228,23 @@ class arena {
   // The smallest free blocks outside the part for runs that may hold `bytes`.
   template <class Do>
   void some_free(std::size_t bytes, int looks, Do act) const {
-    looks -= free_.look(bytes, [&](piece& p) { return act(p), false; }, looks);
-    for (piece* p : large_by_size(
-             looks, [&](piece const&q) { return q.bytes >= bytes; },
-             [](piece const*a, piece const*b) { return a->bytes < b->bytes; }))
+    looks -= free_.look(bytes, [&](heap_block& p) { return act(p), false; }, looks);
+    for (heap_block* p : large_by_size(
+             looks, [&](heap_block const&q) { return q.bytes >= bytes; },
+             [](heap_block const*a, heap_block const*b) { return a->bytes < b->bytes; }))
       act(*p);
   }
   template <class Do>
   void any_free(int looks, Do act) const {  // up to `looks` of each part, and of the large ones
-    free_.look(0, [&](piece& p) { return act(p), false; }, looks);
-    runs_.look(0, [&](piece& p) { return act(p), false; }, looks);
-    each_large([&](piece& p) {
+    free_.look(0, [&](heap_block& p) { return act(p), false; }, looks);
+    runs_.look(0, [&](heap_block& p) { return act(p), false; }, looks);
+    each_large([&](heap_block& p) {
       if (looks-- > 0) act(p);
     }, lowest_fit::some_leaves);
   }
   std::uint64_t newest_given() const noexcept { return newest_given_; }  // no free block has a later free stamp
   void forget_stamps() {  // Requires: all free blocks are complete
-    each_free([](piece& p) { p.freed = 0; });
+    each_free([](heap_block& p) { p.freed = 0; });
     newest_given_ = 0;
   }
   void validate(std::vector<std::string>& wrong, std::string const& who) const;
@@ -253,11 +253,12 @@ class arena {
   bool is_for_large(std::size_t bytes) const noexcept { return bytes >= large_from_; }
   // The lowest large free block of at least `bytes` that `fits` accepts; examines `looks` a region.
   template <class Fits>
-  piece* lowest(std::size_t bytes, Fits fits, int looks = 32) const {
+  heap_block* lowest(std::size_t bytes, Fits fits, int looks = 32) const {
     for (region const* r : regions_) {
       if (!r->large) continue;
       int left = looks;
-      for (piece* p = r->large->find(bytes); p && left-- > 0; p = r->large->find(bytes, r->page_index(p->at) + 1)) {
+      for (heap_block* p = r->large->find(bytes); p && left-- > 0;
+           p = r->large->find(bytes, r->page_index(p->at) + 1)) {
         if (fits(*p)) return p;
       }
     }
@@ -265,22 +266,22 @@ class arena {
   }
   struct room_for {
     std::size_t bytes, alignment;
-    bool operator()(piece const& p) const noexcept { return round_up(p.at, alignment) + bytes <= p.end(); }
+    bool operator()(heap_block const& p) const noexcept { return round_up(p.at, alignment) + bytes <= p.end(); }
   };
-  piece* find_anywhere(std::size_t bytes, std::size_t alignment) const {
-    piece* const found = runs_.find(bytes, room_for{bytes, alignment});
+  heap_block* find_anywhere(std::size_t bytes, std::size_t alignment) const {
+    heap_block* const found = runs_.find(bytes, room_for{bytes, alignment});
     return found ? found : tightest(bytes, room_for{bytes, alignment});
   }
-  piece* reserve_in(piece* found, std::size_t bytes, std::size_t alignment) {
+  heap_block* reserve_in(heap_block* found, std::size_t bytes, std::size_t alignment) {
     return found ? reserve(*found, round_up(found->at, alignment), round_up(found->at, alignment) + bytes) : nullptr;
   }
   // The tightest free block outside the part for runs.
   template <class Fits>
-  piece* tightest(std::size_t bytes, Fits fits) const {
-    if (piece* const p = free_.find(bytes, fits)) return p;
-    piece* best = nullptr;
+  heap_block* tightest(std::size_t bytes, Fits fits) const {
+    if (heap_block* const p = free_.find(bytes, fits)) return p;
+    heap_block* best = nullptr;
     for (region const* r : regions_) {
-      piece* const p = r->large ? r->large->tightest(bytes, fits) : nullptr;
+      heap_block* const p = r->large ? r->large->tightest(bytes, fits) : nullptr;
       if (p && (!best || p->bytes < best->bytes)) best = p;
     }
     return best;
@@ -292,97 +293,102 @@ class arena {
     }
   }
   template <class Which, class Before>
-  std::vector<piece*> large_by_size(int most, Which which, Before before) const {  // of some leaves
-    std::vector<piece*> some;
+  std::vector<heap_block*> large_by_size(int most, Which which, Before before) const {  // of some leaves
+    std::vector<heap_block*> some;
     if (most <= 0) return some;
-    each_large([&](piece& p) {
+    each_large([&](heap_block& p) {
       if (which(p)) some.push_back(&p);
     }, lowest_fit::some_leaves);
     if (some.empty()) return some;
     auto const last = some.begin() + std::min<std::ptrdiff_t>(most, std::ssize(some));
-    std::partial_sort(some.begin(), last, some.end(),
-                      [&](piece const* a, piece const* b) { return before(a, b) || (!before(b, a) && a->at < b->at); });
+    std::partial_sort(some.begin(), last, some.end(), [&](heap_block const* a, heap_block const* b) {
+      return before(a, b) || (!before(b, a) && a->at < b->at);
+    });
     some.erase(last, some.end());
     return some;
   }
-  movable& sorted() noexcept {  // with every block sorted
+  whole_handle_index& sorted() noexcept {  // with every block sorted
     for (region const* r : regions_) {
-      if (!r->large || !movable_.unsorted()) continue;
-      r->large->each_from_the_lowest([&](piece& p) {
-        if (p.sorted == piece::in_movable::unsorted) movable_.sort(p);
+      if (!r->large || !whole_handles_.unsorted()) continue;
+      r->large->each_from_the_lowest([&](heap_block& p) {
+        if (p.sorted == heap_block::index_state::unsorted) whole_handles_.sort(p);
       });
     }
-    return movable_;
+    return whole_handles_;
   }
-  void stock(std::size_t pieces) {                // Throws: bad_alloc. Ensures: make() then allocates nothing
-    if (spare_.size() < pieces) [[unlikely]] stock_up(pieces);
+  void stock(std::size_t blocks) {                // Throws: bad_alloc. Ensures: make() then allocates nothing
+    if (spare_.size() < blocks) [[unlikely]] stock_up(blocks);
   }
-  void stock_up(std::size_t pieces);
-  piece* make(region&, address, std::size_t bytes, state) noexcept;  // Requires: stocked
-  void link_after(piece& left, piece& right) noexcept;
-  void link_before(piece& right, piece& left) noexcept;
-  void absorb_next(piece& p) noexcept {           // merges the next block into this one
-    piece* const gone = p.after;
+  void stock_up(std::size_t blocks);
+  heap_block* make(region&, address, std::size_t bytes, state) noexcept;  // Requires: stocked
+  void link_after(heap_block& left, heap_block& right) noexcept;
+  void link_before(heap_block& right, heap_block& left) noexcept;
+  void absorb_next(heap_block& p) noexcept {           // merges the next block into this one
+    heap_block* const gone = p.after;
     p.bytes += gone->bytes;
     p.freed = std::max(p.freed, gone->freed);
     p.after = gone->after;
     if (p.after) p.after->before = &p;
     spare_.push_back(gone);
   }
-  void absorb_previous(piece&) noexcept;
-  piece* cut(piece&, address);                    // Returns: the right part, same state, in no list
-  piece* reserve(piece& free, address from, address to);
-  void settle_reserved(piece&) noexcept;          // what is mapped becomes free, the rest unmapped
-  piece* carve(piece* free, address at, std::size_t bytes);
-  piece* cut_out(piece* free, address at, std::size_t bytes);  // as carve(), always inlined
-  void put_free(piece&) noexcept;       // merges and enlists
-  void enlist(piece&) noexcept;         // by size or, if large, by address; and for the search for whole handles
-  void delist(piece&) noexcept;
-  void before_change(piece&) noexcept;  // before a listed block changes its range or its stamp
-  void after_change(piece&) noexcept;
-  void change_lists(piece&) noexcept;
-  void change_large(piece&, bool was, bool is) noexcept;
-  piece* carve_inside(piece& free, address at, std::size_t bytes) noexcept;  // Requires: stocked
+  void absorb_previous(heap_block&) noexcept;
+  heap_block* split(heap_block&, address);                    // Returns: the right part, same state, in no list
+  heap_block* reserve(heap_block& free, address from, address to);
+  void end_reservation(heap_block&) noexcept;          // what is mapped becomes free, the rest unmapped
+  heap_block* carve(heap_block* free, address at, std::size_t bytes);
+  heap_block* cut_out(heap_block* free, address at, std::size_t bytes);  // as carve(), always inlined
+  void put_free(heap_block&) noexcept;       // merges and enlists
+  void enlist(heap_block&) noexcept;         // by size or, if large, by address; and for the search for whole handles
+  void delist(heap_block&) noexcept;
+  void before_change(heap_block&) noexcept;  // before a listed block changes its range or its stamp
+  void after_change(heap_block&) noexcept;
+  void change_lists(heap_block&) noexcept;
+  void change_large(heap_block&, bool was, bool is) noexcept;
+  heap_block* carve_inside(heap_block& free, address at, std::size_t bytes) noexcept;  // Requires: stocked
   void know_first_region() noexcept {
     region const* const first = regions_.empty() ? nullptr : regions_.front();
     first_large_ = first ? first->large.get() : nullptr;
     large_from_ = first_large_ ? first->large_bytes : std::numeric_limits<std::size_t>::max();
   }
-  static bool is_large(piece const& p) noexcept {
+  static bool is_large(heap_block const& p) noexcept {
     return p.in->large && p.at < p.in->runs && p.bytes >= p.in->large_bytes;
   }
-  void put_gap(piece&) noexcept;
-  void gap_insert(piece& p) noexcept { gaps_of(p).insert(p), gap_places_.insert(p); }
-  void gap_erase(piece& p) noexcept { gaps_of(p).erase(p), gap_places_.erase(p); }
-  struct window {  // the best so far
+  void put_unmapped(heap_block&) noexcept;
+  void insert_unmapped(heap_block& p) noexcept { unmapped_of(p).insert(p), unmapped_by_address_.insert(p); }
+  void erase_unmapped(heap_block& p) noexcept { unmapped_of(p).erase(p), unmapped_by_address_.erase(p); }
+  struct candidate {  // the best so far
     address at = 0;
     std::size_t missing = ~std::size_t{0}, cost = ~std::size_t{0};  // bytes
     std::size_t ends = ~std::size_t{0}, hole = ~std::size_t{0};
-    piece* first = nullptr;  // of the blocks around it
+    heap_block* first = nullptr;  // of the blocks around it
   };
   struct search;
-  window best_window(search&, part) const;
-  void reserve_window(window const&, std::size_t bytes, growth_plan&, ghost_sight const&);
+  candidate best_candidate(search&, zone) const;
+  void reserve_candidate(candidate const&, std::size_t bytes, growth_plan&, alias_view const&);
 
   static constexpr int looks_at_spans = 32, looks_inside = 64;
-  static bool is_nobodys(piece const& p) noexcept { return !p.home && !p.cut && !p.requested && p.marks.empty(); }
-  static bool apart(piece const& right) noexcept { return right.at == right.in->runs; }  // never merged to the left
-  bins& list_of(piece const& p) noexcept { return p.at >= p.in->runs ? runs_ : free_; }
-  bins& gaps_of(piece const& p) noexcept { return p.at >= p.in->runs ? gap_runs_ : gaps_; }
+  static bool is_nobodys(heap_block const& p) noexcept {
+    return !p.home && !p.in_slab && !p.requested && p.users.empty();
+  }
+  static bool apart(heap_block const& right) noexcept {
+    return right.at == right.in->runs;
+  }  // never merged to the left
+  bins& list_of(heap_block const& p) noexcept { return p.at >= p.in->runs ? runs_ : free_; }
+  bins& unmapped_of(heap_block const& p) noexcept { return p.at >= p.in->runs ? unmapped_runs_ : unmapped_; }
 
   bins free_, runs_;        // without those in a region's `large`
   std::size_t listed_ = 0;  // all free blocks
   bool has_runs_ = false;
   lowest_fit* first_large_ = nullptr;  // the first region's; null: no block gets the lowest fit
   std::size_t large_from_ = std::numeric_limits<std::size_t>::max();  // bytes of the smallest block that gets it
-  movable movable_;                // the free blocks with whole handles
-  bins gaps_, gap_runs_;           // by part
-  piece_places gap_places_;
+  whole_handle_index whole_handles_;                // the free blocks with whole handles
+  bins unmapped_, unmapped_runs_;           // by part
+  blocks_by_address unmapped_by_address_;
   std::uint64_t looked_at_ = 0;
   std::vector<region*> regions_;
   std::uint64_t newest_given_ = 0;
-  std::deque<piece> pieces_;       // a deque: addresses are stable
-  std::vector<piece*> spare_;
+  std::deque<heap_block> blocks_;       // a deque: addresses are stable
+  std::vector<heap_block*> spare_;
 };
 
 }  // namespace weir::memory

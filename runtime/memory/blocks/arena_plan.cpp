@@ -2,7 +2,7 @@
 // Threads: as arena.h.
 //
 // The search looks around the largest free blocks that are too small, and around unmapped blocks that are
-// large enough: at most `looks` of each, `reach` blocks to each side, and some `ghost_looks` aliases. If it
+// large enough: at most `looks` of each, `reach` blocks to each side, and some `alias_looks` aliases. If it
 // finds none, a thorough search tries all unmapped blocks. An alias whose handle is switched back costs
 // almost nothing. A range with an alias that must stay is not used.
 #include <algorithm>
@@ -13,20 +13,20 @@
 
 namespace weir::memory {
 namespace {
-constexpr int looks = 64, reach = 16, ghost_looks = 4096;
+constexpr int looks = 64, reach = 16, alias_looks = 4096;
 constexpr std::size_t most_runs = 32;  // ranges of aliases to switch back, tried as plans
-using fate = ghost_sight::fate;
+using outcome = alias_view::outcome;
 
-bool idle(piece const* p) noexcept { return p && (p->is == state::free || p->is == state::gap); }
+bool idle(heap_block const* p) noexcept { return p && (p->is == state::free || p->is == state::unmapped); }
 
-std::size_t saved_by(fate f, std::size_t bytes) noexcept {  // of the missing bytes
-  return f == fate::comes_home ? bytes - bytes / 64 : 0;
+std::size_t saved_by(outcome f, std::size_t bytes) noexcept {  // of the missing bytes
+  return f == outcome::swaps ? bytes - bytes / 64 : 0;
 }
 
 // The aliases of a neighbourhood, with running sums of what they save.
-class ghost_gains {
+class alias_gains {
  public:
-  explicit ghost_gains(ghost_sight const& s) : sight_(s) {}
+  explicit alias_gains(alias_view const& s) : sight_(s) {}
   // False: enough aliases were examined, and the range that is known must do.
   bool look(address from, address to, bool known) {
     seen_.clear(), runs_.clear();
@@ -35,22 +35,22 @@ class ghost_gains {
     if (left_ <= 0 && known) return false;
     std::size_t saved = 0, staying = 0;
     for (auto i = sight_.from(from); i != sight_.all->end() && i->first < to; ++i) {
-      ghost const& g = i->second;
+      alias const& g = i->second;
       if (!g.of || g.end() <= from) continue;
       if (left_-- <= 0) {
         seen_to_ = std::max(from, g.at);
         break;
       }
-      fate const f = sight_.judge(sight_.who, g, from, to);
-      if (f == fate::comes_home) {
+      outcome const f = sight_.judge(sight_.who, g, from, to);
+      if (f == outcome::swaps) {
         if (!runs_.empty() && runs_.back().second == g.at) runs_.back().second = g.end();
         else if (runs_.size() < most_runs) runs_.push_back({g.at, g.end()});
       }
       seen_.push_back({g.at, g.end(), f, saved, staying});
       saved += saved_by(f, g.bytes);
-      staying += f == fate::stays;
+      staying += f == outcome::stays;
     }
-    seen_.push_back({to, to, fate::goes, saved, staying});
+    seen_.push_back({to, to, outcome::unmaps, saved, staying});
     return true;
   }
   // ranges of adjacent aliases that are switched back
@@ -72,55 +72,55 @@ class ghost_gains {
  private:
   struct seen {
     address at, end;
-    fate is;
+    outcome is;
     std::size_t saved_before, staying_before;
   };
   std::optional<std::size_t> one_by_one(address lo, address hi) const noexcept {
     std::size_t saved = 0;
     for (auto i = sight_.from(lo); i != sight_.all->end() && i->first < hi; ++i) {
-      ghost const& g = i->second;
+      alias const& g = i->second;
       if (!g.of || g.end() <= lo) continue;
-      fate const f = sight_.judge(sight_.who, g, from_, to_);
-      if (f == fate::stays) return std::nullopt;
+      outcome const f = sight_.judge(sight_.who, g, from_, to_);
+      if (f == outcome::stays) return std::nullopt;
       saved += saved_by(f, std::min(hi, g.end()) - std::max(lo, g.at));
     }
     return saved;
   }
 
-  ghost_sight const& sight_;
+  alias_view const& sight_;
   address from_ = 0, to_ = 0;
   address seen_to_ = 0;     // seen_ has every alias below it
   std::vector<seen> seen_;  // by address, then a sentinel
   std::vector<std::pair<address, address>> runs_;
-  int left_ = ghost_looks;
+  int left_ = alias_looks;
 };
 }  // namespace
 
 struct arena::search {
   std::size_t bytes, alignment;
-  ghost_gains ghosts;
+  alias_gains aliases;
   bool thorough;
   std::uint64_t& looked_at;
-  window best{};
+  candidate best{};
 
-  void consider(piece& near) {
-    piece* first = &near;
-    piece* last = &near;
+  void consider(heap_block& near) {
+    heap_block* first = &near;
+    heap_block* last = &near;
     looked_at += 2 * reach;
     for (int i = 0; i < reach && !apart(*first) && idle(first->before); ++i) first = first->before;
     for (int i = 0; i < reach && idle(last->after) && !apart(*last->after); ++i) last = last->after;
     address const from = first->at, to = last->end();
-    if (to - from < bytes || !ghosts.look(from, to, best.first)) return;
+    if (to - from < bytes || !aliases.look(from, to, best.first)) return;
     std::size_t const page = near.in->page_bytes, hole = to - from;
     auto const at = [&](address a) {
       if (a < from || a + bytes > to) return;
       address const lo = round_down(a, page), hi = round_up(a + bytes, page);
       std::size_t missing = 0, idle_there = 0;
-      for (piece* p = first; p != last->after; p = p->after) {
+      for (heap_block* p = first; p != last->after; p = p->after) {
         address const x = std::max(p->at, lo), y = std::min(p->end(), hi);
-        if (y > x) (p->is == state::gap ? missing : idle_there) += y - x;
+        if (y > x) (p->is == state::unmapped ? missing : idle_there) += y - x;
       }
-      auto const saved = ghosts.between(lo, hi);
+      auto const saved = aliases.between(lo, hi);
       if (!saved) return;
       std::size_t const cost = missing - *saved;
       // Where a free end saves a page, the tightest one does: a larger one may save a page of a larger block.
@@ -128,98 +128,98 @@ struct arena::search {
       if (std::tie(cost, ends, hole, a) < std::tie(best.cost, best.ends, best.hole, best.at))
         best = {a, missing, cost, ends, hole, first};
     };
-    for (piece* p = first; p != last->after; p = p->after) {
+    for (heap_block* p = first; p != last->after; p = p->after) {
       at(round_up(p->at, alignment));
       if (p->end() - from >= bytes) at(round_down(p->end() - bytes, alignment));
     }
-    for (auto const& [start, end] : ghosts.runs()) {
+    for (auto const& [start, end] : aliases.runs()) {
       at(round_up(start, alignment));
       if (end - from >= bytes) at(round_down(end - bytes, alignment));
     }
   }
 };
 
-arena::window arena::best_window(search& s, part in) const {
-  bins const& gaps = in == part::runs ? gap_runs_ : gaps_;
-  auto const around = [&](piece& p) {
+arena::candidate arena::best_candidate(search& s, zone in) const {
+  bins const& unmapped = in == zone::runs ? unmapped_runs_ : unmapped_;
+  auto const around = [&](heap_block& p) {
     ++s.looked_at;
-    if (p.is == state::gap || (!apart(p) && p.before && p.before->is == state::gap) ||
-        (p.after && p.after->is == state::gap && !apart(*p.after)))
+    if (p.is == state::unmapped || (!apart(p) && p.before && p.before->is == state::unmapped) ||
+        (p.after && p.after->is == state::unmapped && !apart(*p.after)))
       s.consider(p);
     return false;
   };
   int left = looks;
-  if (in == part::blocks) {
-    for (piece* p : large_by_size(
-             looks, [&](piece const&q) { return bins::bin_of(q.bytes) <= bins::bin_of(s.bytes); },
-             [](piece const*a, piece const*b) { return a->bytes > b->bytes; })) {
+  if (in == zone::blocks) {
+    for (heap_block* p : large_by_size(
+             looks, [&](heap_block const&q) { return bins::bin_of(q.bytes) <= bins::bin_of(s.bytes); },
+             [](heap_block const*a, heap_block const*b) { return a->bytes > b->bytes; })) {
       around(*p);
       --left;
     }
   }
-  (in == part::runs ? runs_ : free_).look_down(s.bytes, around, left);
-  gaps.look(s.bytes, around, looks);
-  if (!s.best.first) gaps.look(s.bytes + s.alignment, around, looks);
-  if (!s.best.first && s.thorough) gaps.each(around);
+  (in == zone::runs ? runs_ : free_).look_down(s.bytes, around, left);
+  unmapped.look(s.bytes, around, looks);
+  if (!s.best.first) unmapped.look(s.bytes + s.alignment, around, looks);
+  if (!s.best.first && s.thorough) unmapped.each(around);
   return s.best;
 }
 
-bool arena::plan(std::size_t bytes, std::size_t alignment, part in, growth_plan& out, ghost_sight const& sight,
+bool arena::plan(std::size_t bytes, std::size_t alignment, zone in, growth_plan& out, alias_view const& sight,
                  bool thorough) {
-  search s{bytes, alignment, ghost_gains(sight), thorough, looked_at_};
-  window const w = best_window(s, in);
+  search s{bytes, alignment, alias_gains(sight), thorough, looked_at_};
+  candidate const w = best_candidate(s, in);
   if (!w.first) return false;
-  reserve_window(w, bytes, out, sight);
+  reserve_candidate(w, bytes, out, sight);
   return true;
 }
 
-void arena::reserve_window(window const& w, std::size_t bytes, growth_plan& out, ghost_sight const& sight) {
+void arena::reserve_candidate(candidate const& w, std::size_t bytes, growth_plan& out, alias_view const& sight) {
   address const best = w.at;
   std::size_t const page = w.first->in->page_bytes;
   growth_plan plan{nullptr, best, bytes, {}, {}, 0, w.missing};
   address lo = round_down(best, page), hi = round_up(best + bytes, page);  // unmapped: whole pages and aliases
   if (sight.all) {
     for (auto i = sight.from(lo); i != sight.all->end() && i->first < hi; ++i) {
-      if (i->second.of && i->second.end() > lo) plan.ghosts.push_back(const_cast<ghost*>(&i->second));
+      if (i->second.of && i->second.end() > lo) plan.aliases.push_back(const_cast<alias*>(&i->second));
     }
   }
-  piece* p = w.first;
+  heap_block* p = w.first;
   while (p->end() <= best) p = p->after;
-  std::size_t pieces = 0;
-  for (piece* q = p; q && q->at < best + bytes; q = q->after, ++pieces) {
-    if (q->is != state::gap) continue;
+  std::size_t blocks = 0;
+  for (heap_block* q = p; q && q->at < best + bytes; q = q->after, ++blocks) {
+    if (q->is != state::unmapped) continue;
     address const x = std::max(q->at, lo), y = std::min(q->end(), hi);
     plan.missing.push_back({x, y - x});
   }
-  stock(2 * (pieces + plan.ghosts.size()) + 4);
-  if (!plan.ghosts.empty()) {
-    lo = std::min(lo, plan.ghosts.front()->at);
-    hi = std::max(hi, plan.ghosts.back()->end());
+  stock(2 * (blocks + plan.aliases.size()) + 4);
+  if (!plan.aliases.empty()) {
+    lo = std::min(lo, plan.aliases.front()->at);
+    hi = std::max(hi, plan.aliases.back()->end());
   }
   // Nothing below allocates. The plan takes from each block what lies inside, of an unmapped one whole pages.
-  address const left = p->is == state::gap ? std::max(p->at, lo) : best;
-  p->is == state::gap ? gap_erase(*p) : delist(*p);
+  address const left = p->is == state::unmapped ? std::max(p->at, lo) : best;
+  p->is == state::unmapped ? erase_unmapped(*p) : delist(*p);
   if (left > p->at) {
-    piece* const right = cut(*p, left);
-    p->is == state::gap ? gap_insert(*p) : enlist(*p);
+    heap_block* const right = split(*p, left);
+    p->is == state::unmapped ? insert_unmapped(*p) : enlist(*p);
     p = right;
   }
-  plan.window = p;
-  bool newest_is_gap = p->is == state::gap;
-  plan.freed = newest_is_gap ? 0 : p->freed;
+  plan.reserved = p;
+  bool newest_is_unmapped = p->is == state::unmapped;
+  plan.freed = newest_is_unmapped ? 0 : p->freed;
   while (p->end() < best + bytes) {
-    piece* const next = p->after;
-    newest_is_gap = next->is == state::gap;
-    newest_is_gap ? gap_erase(*next) : delist(*next);
-    if (!newest_is_gap) plan.freed = std::max(plan.freed, next->freed);
+    heap_block* const next = p->after;
+    newest_is_unmapped = next->is == state::unmapped;
+    newest_is_unmapped ? erase_unmapped(*next) : delist(*next);
+    if (!newest_is_unmapped) plan.freed = std::max(plan.freed, next->freed);
     absorb_next(*p);
   }
-  address const right = newest_is_gap ? std::min(p->end(), hi) : best + bytes;
+  address const right = newest_is_unmapped ? std::min(p->end(), hi) : best + bytes;
   if (right < p->end()) {
-    piece* const rest = cut(*p, right);
-    rest->is = newest_is_gap ? state::gap : state::free;
-    rest->freed = newest_is_gap ? 0 : plan.freed;
-    newest_is_gap ? gap_insert(*rest) : enlist(*rest);
+    heap_block* const rest = split(*p, right);
+    rest->is = newest_is_unmapped ? state::unmapped : state::free;
+    rest->freed = newest_is_unmapped ? 0 : plan.freed;
+    newest_is_unmapped ? insert_unmapped(*rest) : enlist(*rest);
   }
   p->is = state::reserved;
   p->freed = plan.freed;

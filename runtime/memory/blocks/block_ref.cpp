@@ -9,13 +9,13 @@ block_ref block_ref::find(region& r, address a) noexcept {
   if (slab* const s = r.slab_at(a)) {
     std::uint32_t const i = s->index(a);
     if (i >= s->slots || s->has_gone(i)) return found;
-    found.whole = s->run;
-    found.cut = s;
+    found.block = s->run;
+    found.in_slab = s;
     found.index = i;
     found.start = s->start(i);
     found.live = s->at(i) == slot::live;
-  } else if (piece* const p = r.covering(a)) {
-    found.whole = p;
+  } else if (heap_block* const p = r.covering(a)) {
+    found.block = p;
     found.start = p->at;
     found.live = p->is == state::live;
   }

@@ -13,8 +13,8 @@
 namespace weir::memory {
 
 struct block_ref {
-  piece* whole = nullptr;   // the block, or the slab's run
-  slab* cut = nullptr;      // null: a block of the arena
+  heap_block* block = nullptr;   // the block, or the slab's run
+  slab* in_slab = nullptr;      // null: a block of the arena
   std::uint32_t index = 0;  // of the slot
   address start = 0;
   bool live = false;
@@ -22,12 +22,12 @@ struct block_ref {
   static block_ref find(region&, address) noexcept;
 
   template <class Do>
-  void each_mark(Do act) const {  // each stream that the block is marked for
-    if (cut) return cut->each_mark(index, act);
-    for (clock::timeline* const t : whole->marks) act(t);
+  void each_user(Do act) const {  // each stream that the block is marked for
+    if (in_slab) return in_slab->each_user(index, act);
+    for (clock::stream_clock* const t : block->users) act(t);
   }
-  void unmark(clock::timeline& user) const noexcept {
-    cut ? cut->unmark(index, user) : (void)std::erase(whole->marks, &user);
+  void forget_user(clock::stream_clock& user) const noexcept {
+    in_slab ? in_slab->forget_user(index, user) : (void)std::erase(block->users, &user);
   }
 };
 

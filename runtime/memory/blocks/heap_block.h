@@ -22,43 +22,43 @@ enum class state : std::uint8_t {
   slab,      // the run of a slab
   free,      // mapped; all work that used it is ordered before the stamp (home, freed), so before home's next work
   reserved,  // held by a call that talks to the driver without the lock
-  gap,       // unmapped: addresses without physical memory
+  unmapped,       // unmapped: addresses without physical memory
 };
 
 // Streams that a block is marked for. Those that have ended make room, so that a long-lived block has few.
-using marks_of_block = std::vector<clock::timeline*>;
-inline void add_mark(marks_of_block& marks, clock::timeline& user) {  // Throws: bad_alloc
-  if (marks.size() == marks.capacity()) std::erase_if(marks, [](clock::timeline const* t) { return t->is_over(); });
-  marks.push_back(&user);
+using block_users = std::vector<clock::stream_clock*>;
+inline void add_user(block_users& users, clock::stream_clock& user) {  // Throws: bad_alloc
+  if (users.size() == users.capacity()) std::erase_if(users, [](clock::stream_clock const* t) { return t->is_over(); });
+  users.push_back(&user);
 }
 
 // An allocation or a free touches the first two cache lines of its block, and the first of its neighbours.
-struct alignas(64) piece {
+struct alignas(64) heap_block {
   // Free: how whole_handle_index.h has it. Its span links are in the bin by `span`, or in the noted list.
-  enum class in_movable : std::uint8_t { no, noted, unsorted, listed, none_inside };
+  enum class index_state : std::uint8_t { no, noted, unsorted, listed, none_inside };
   using hook = boost::intrusive::set_member_hook<boost::intrusive::link_mode<boost::intrusive::normal_link>>;
   static constexpr std::uint16_t no_leaf = 0xffff;
 
   address at = 0;
   std::size_t bytes = 0;
-  piece* before = nullptr;
-  piece* after = nullptr;
+  heap_block* before = nullptr;
+  heap_block* after = nullptr;
   region* in = nullptr;
-  state is = state::gap;
-  in_movable sorted = in_movable::no;
+  state is = state::unmapped;
+  index_state sorted = index_state::no;
   std::uint8_t seat = 0;
   std::uint16_t leaf = no_leaf; // large and free: its leaf in lowest_fit.h
   std::uint16_t bin = 0;
-  piece* bin_before = nullptr;  // free, gap: links of its bin
-  piece* bin_after = nullptr;
+  heap_block* bin_before = nullptr;  // free, gap: links of its bin
+  heap_block* bin_after = nullptr;
   std::uint64_t freed = 0;                 // free: the number of its free stamp, on the arena's home
-  clock::timeline* home = nullptr;         // live: the stream it was allocated for
+  clock::stream_clock* home = nullptr;         // live: the stream it was allocated for
   std::size_t requested = 0;               // live
-  slab* cut = nullptr;                     // slab
-  marks_of_block marks;                    // live: other streams that use it
-  std::uint64_t turn = 0;                  // large and free: a later insert or change has a higher one
-  piece* span_before = nullptr;
-  piece* span_after = nullptr;
+  slab* in_slab = nullptr;                     // slab
+  block_users users;                    // live: other streams that use it
+  std::uint64_t recency = 0;                  // large and free: a later insert or change has a higher one
+  heap_block* span_before = nullptr;
+  heap_block* span_after = nullptr;
   std::size_t span = 0;         // listed: bytes of the handles that lie wholly inside
   hook age;
   hook place;                   // listed or gap: by address
@@ -66,52 +66,54 @@ struct alignas(64) piece {
 
   address end() const noexcept { return at + bytes; }
 };
-static_assert(sizeof(piece) == 256 && offsetof(piece, bin_after) + sizeof(piece*) == 64 && offsetof(piece, freed) == 64);
-static_assert(offsetof(piece, marks) == 96 && offsetof(piece, turn) == 120 && offsetof(piece, span) == 144);
+static_assert(sizeof(heap_block) == 256 && offsetof(heap_block, bin_after) + sizeof(heap_block*) == 64 &&
+              offsetof(heap_block, freed) == 64);
+static_assert(offsetof(heap_block, users) == 96 && offsetof(heap_block, recency) == 120 &&
+              offsetof(heap_block, span) == 144);
 
 struct lower {
-  bool operator()(piece const& a, piece const& b) const noexcept { return a.at < b.at; }
+  bool operator()(heap_block const& a, heap_block const& b) const noexcept { return a.at < b.at; }
 };
 // Blocks by address. Invariant: no two overlap.
-class piece_places {
+class blocks_by_address {
  public:
-  void insert(piece& p) noexcept { all_.insert(p); }
-  void erase(piece& p) noexcept { all_.erase(all_.iterator_to(p)); }
-  piece* around(address at, std::size_t bytes) noexcept {  // null: no block contains the whole range
+  void insert(heap_block& p) noexcept { all_.insert(p); }
+  void erase(heap_block& p) noexcept { all_.erase(all_.iterator_to(p)); }
+  heap_block* around(address at, std::size_t bytes) noexcept {  // null: no block contains the whole range
     auto const after = all_.upper_bound(at, above{});
     if (after == all_.begin()) return nullptr;
-    piece& p = *std::prev(after);
+    heap_block& p = *std::prev(after);
     return at + bytes <= p.end() ? &p : nullptr;
   }
   // From the lowest up, until `enough(block)`, which may erase its block.
   template <class Enough>
   void lowest(Enough enough) noexcept {
     for (auto at = all_.begin(); at != all_.end();) {
-      piece& p = *at++;
+      heap_block& p = *at++;
       if (enough(p)) return;
     }
   }
 
  private:
   struct above {
-    bool operator()(address a, piece const& p) const noexcept { return a < p.at; }
+    bool operator()(address a, heap_block const& p) const noexcept { return a < p.at; }
   };
-  boost::intrusive::set<piece, boost::intrusive::member_hook<piece, piece::hook, &piece::place>,
+  boost::intrusive::set<heap_block, boost::intrusive::member_hook<heap_block, heap_block::hook, &heap_block::place>,
                         boost::intrusive::compare<lower>, boost::intrusive::constant_time_size<false>>
       all_;
 };
 
 struct by_bytes {
-  static std::size_t size(piece const& p) noexcept { return p.bytes; }
-  static piece*& before(piece& p) noexcept { return p.bin_before; }
-  static piece*& after(piece& p) noexcept { return p.bin_after; }
-  static std::uint16_t& bin(piece& p) noexcept { return p.bin; }
+  static std::size_t size(heap_block const& p) noexcept { return p.bytes; }
+  static heap_block*& before(heap_block& p) noexcept { return p.bin_before; }
+  static heap_block*& after(heap_block& p) noexcept { return p.bin_after; }
+  static std::uint16_t& bin(heap_block& p) noexcept { return p.bin; }
 };
 struct by_span {
-  static std::size_t size(piece const& p) noexcept { return p.span; }
-  static piece*& before(piece& p) noexcept { return p.span_before; }
-  static piece*& after(piece& p) noexcept { return p.span_after; }
-  static std::uint16_t& bin(piece& p) noexcept { return p.span_bin; }
+  static std::size_t size(heap_block const& p) noexcept { return p.span; }
+  static heap_block*& before(heap_block& p) noexcept { return p.span_before; }
+  static heap_block*& after(heap_block& p) noexcept { return p.span_after; }
+  static std::uint16_t& bin(heap_block& p) noexcept { return p.span_bin; }
 };
 
 // Free blocks by size: exact bins of 512 B steps to 32 KiB, then 32 bins a doubling, and a two-level bitmap.
@@ -129,8 +131,8 @@ class bins_by {
     int const bin = 64 + (e - 6) * 32 + static_cast<int>((u >> (e - 5)) & 31);
     return bin < count ? bin : count - 1;
   }
-  void insert(piece& p) noexcept { insert(p, bin_of(By::size(p))); }
-  void insert(piece& p, int q) noexcept {  // Requires: q is its bin
+  void insert(heap_block& p) noexcept { insert(p, bin_of(By::size(p))); }
+  void insert(heap_block& p, int q) noexcept {  // Requires: q is its bin
     By::bin(p) = static_cast<std::uint16_t>(q);
     By::before(p) = nullptr;
     By::after(p) = heads_[at(q)];
@@ -140,7 +142,7 @@ class bins_by {
     words_ |= 1u << (q / 64);
     ++size_;
   }
-  void erase(piece& p) noexcept {
+  void erase(heap_block& p) noexcept {
     std::size_t const q = By::bin(p);
     if (By::before(p)) {
       By::after(*By::before(p)) = By::after(p);
@@ -158,11 +160,11 @@ class bins_by {
   // A block of at least `bytes` that `fits` accepts: of the exact size, else the tightest of its own bin,
   // else of the next bin that has one. At most `looks` blocks of a bin are examined, which bounds the cost.
   template <class Fits>
-  piece* find(std::size_t bytes, Fits fits, int looks = 32) const noexcept {
+  heap_block* find(std::size_t bytes, Fits fits, int looks = 32) const noexcept {
     for (int q = next(bin_of(bytes)); q >= 0; q = next(q + 1)) {
-      piece* best = nullptr;
+      heap_block* best = nullptr;
       int left = looks;
-      for (piece* p = heads_[at(q)]; p && left-- > 0; p = By::after(*p)) {
+      for (heap_block* p = heads_[at(q)]; p && left-- > 0; p = By::after(*p)) {
         if (By::size(*p) < bytes || (best && By::size(*p) >= By::size(*best)) || !fits(*p)) continue;
         best = p;
         if (By::size(*p) == bytes) break;
@@ -174,7 +176,7 @@ class bins_by {
   template <class Do>
   void each(Do act) const {  // Requires: act does not change the bins
     for (int q = next(0); q >= 0; q = next(q + 1)) {
-      for (piece* p = heads_[at(q)]; p; p = By::after(*p)) act(*p);
+      for (heap_block* p = heads_[at(q)]; p; p = By::after(*p)) act(*p);
     }
   }
   // From the bin of `bytes` up, until `enough(block)` or `looks` blocks.
@@ -183,7 +185,7 @@ class bins_by {
   int look(std::size_t bytes, Enough enough, int looks) const {
     int seen = 0;
     for (int q = next(bin_of(bytes)); q >= 0; q = next(q + 1)) {
-      for (piece* p = heads_[at(q)]; p; p = By::after(*p)) {
+      for (heap_block* p = heads_[at(q)]; p; p = By::after(*p)) {
         if (seen++ == looks || enough(*p)) return seen;
       }
     }
@@ -194,7 +196,7 @@ class bins_by {
   int look_down(std::size_t bytes, Enough enough, int looks) const {
     int seen = 0;
     for (int q = last(bin_of(bytes)); q >= 0; q = last(q - 1)) {
-      for (piece* p = heads_[at(q)]; p; p = By::after(*p)) {
+      for (heap_block* p = heads_[at(q)]; p; p = By::after(*p)) {
         if (seen++ == looks || enough(*p)) return seen;
       }
     }
@@ -226,7 +228,7 @@ class bins_by {
     int const w = 31 - std::countl_zero(below);
     return w * 64 + 63 - std::countl_zero(bits_[at(w)]);
   }
-  std::array<piece*, count> heads_{};
+  std::array<heap_block*, count> heads_{};
   std::array<std::uint64_t, 16> bits_{};
   std::uint32_t words_ = 0;
   std::size_t size_ = 0;

@@ -30,19 +30,19 @@ class lowest_fit {
       : leaves_(leaves_for(pages)), order_(leaves_for(pages)), starts_(leaves_for(pages)), most_(leaves_for(pages)) {
     for (std::size_t i = 0; i < leaves_for(pages); ++i) order_[i] = static_cast<std::uint16_t>(i);
   }
-  void insert(piece& p) noexcept {
+  void insert(heap_block& p) noexcept {
     std::size_t const page = p.in->page_index(p.at);
     std::size_t r = rank_of(page);
     if (at(r).n == room) split(r), r = rank_of(page);
     put(r, p, page);
   }
-  void erase(piece& p) noexcept {
+  void erase(heap_block& p) noexcept {
     leaf& l = leaves_[p.leaf];
     take_out(l, p);
     if (count_ > 1) [[unlikely]] join_around(l.rank);
   }
   // The block begins or ends elsewhere. Requires: no other block lies between its old and its new place.
-  [[gnu::always_inline]] void change(piece& p) noexcept {
+  [[gnu::always_inline]] void change(heap_block& p) noexcept {
     leaf& l = leaves_[p.leaf];
     std::size_t const page = p.in->page_index(p.at), r = l.rank;
     if (count_ > 1 && (page < starts_[r] || (r + 1 < count_ && page >= starts_[r + 1]))) [[unlikely]]
@@ -51,7 +51,7 @@ class lowest_fit {
     if (std::int32_t& most = most_[r]; most < l.sizes[p.seat]) most = l.sizes[p.seat];
   }
   // The lowest block of at least `bytes` that begins in page `from` or later; null: none.
-  piece* find(std::size_t bytes, std::size_t from = 0) noexcept {
+  heap_block* find(std::size_t bytes, std::size_t from = 0) noexcept {
     if (bytes > (most_units - 1) * unit) return nullptr;
     auto const v = static_cast<std::int32_t>((bytes + unit - 1) / unit);
     if (count_ == 1 && !from) [[likely]] {  // rank 0 is always leaf 0
@@ -74,8 +74,8 @@ class lowest_fit {
   }
   // The tightest of at least `bytes` that `fits` accepts, of equal ones the latest; of `some_leaves` leaves.
   template <class Fits>
-  piece* tightest(std::size_t bytes, Fits fits) const {
-    piece* best = nullptr;
+  heap_block* tightest(std::size_t bytes, Fits fits) const {
+    heap_block* best = nullptr;
     std::size_t const v = (bytes + unit - 1) / unit;
     for (std::size_t r = 0; r < std::min(count_, some_leaves); ++r) {
       leaf const& l = at(r);
@@ -83,16 +83,16 @@ class lowest_fit {
         std::int32_t const least = v < most_units - 1 ? least_in(l, static_cast<std::int32_t>(v)) : none;
         if (least == none && v < most_units - 1) return nullptr;
         for (std::uint64_t those = least < none - 1 ? of_size(l, least) : 0; those; those &= those - 1) {
-          piece* const p = l.at[static_cast<std::size_t>(std::countr_zero(those))];
-          if ((!best || p->turn > best->turn) && fits(*p)) best = p;
+          heap_block* const p = l.at[static_cast<std::size_t>(std::countr_zero(those))];
+          if ((!best || p->recency > best->recency) && fits(*p)) best = p;
         }
         if (best) return best;
       }
       for (std::uint32_t i = 0; i < l.n; ++i) {
         if (static_cast<std::size_t>(l.sizes[i]) < v) continue;
-        piece& p = *l.at[i];
-        if (p.bytes < bytes || (best && (p.bytes > best->bytes || (p.bytes == best->bytes && p.turn < best->turn))) ||
-            !fits(p))
+        heap_block& p = *l.at[i];
+        if (p.bytes < bytes ||
+            (best && (p.bytes > best->bytes || (p.bytes == best->bytes && p.recency < best->recency))) || !fits(p))
           continue;
         best = &p;
       }
@@ -135,7 +135,7 @@ class lowest_fit {
           good &= l.sizes[i] == 0;
           continue;
         }
-        piece const& p = *l.at[i];
+        heap_block const& p = *l.at[i];
         std::size_t const page = p.in->page_index(p.at);
         good &= p.seat == i && &leaves_[p.leaf] == &l && l.keys[i] == key(page, i) && l.sizes[i] == units(p.bytes) &&
                 most_[r] >= l.sizes[i];
@@ -154,7 +154,7 @@ class lowest_fit {
   struct leaf {
     std::array<std::int32_t, room> keys;   // the page where the block begins, and its seat
     std::array<std::int32_t, room> sizes;  // in units; 0: an empty seat
-    std::array<piece*, room> at;
+    std::array<heap_block*, room> at;
     std::uint32_t n;                       // seats in use: the first ones
     std::uint32_t rank;
   };
@@ -173,12 +173,12 @@ class lowest_fit {
     return static_cast<std::size_t>(std::upper_bound(&starts_[0], &starts_[count_], page) - &starts_[0]) - 1;
   }
 
-  void set(leaf& l, std::uint32_t seat, piece& p, std::size_t page) noexcept {
-    p.turn = ++turns_;
+  void set(leaf& l, std::uint32_t seat, heap_block& p, std::size_t page) noexcept {
+    p.recency = ++last_recency_;
     l.keys[seat] = key(page, seat);
     l.sizes[seat] = units(p.bytes);
   }
-  void put(std::size_t r, piece& p, std::size_t page) noexcept {
+  void put(std::size_t r, heap_block& p, std::size_t page) noexcept {
     leaf& l = at(r);
     p.leaf = order_[r];
     p.seat = static_cast<std::uint8_t>(l.n++);
@@ -186,20 +186,20 @@ class lowest_fit {
     set(l, p.seat, p, page);
     most_[r] = std::max(most_[r], units(p.bytes));
   }
-  static void take_out(leaf& l, piece& p) noexcept {  // the last block moves to its seat
+  static void take_out(leaf& l, heap_block& p) noexcept {  // the last block moves to its seat
     std::uint32_t const seat = p.seat, last = --l.n;
-    piece& moved = *l.at[last];
+    heap_block& moved = *l.at[last];
     l.at[seat] = &moved;
     l.keys[seat] = (l.keys[last] & ~static_cast<std::int32_t>(room - 1)) | static_cast<std::int32_t>(seat);
     l.sizes[seat] = l.sizes[last];
     moved.seat = static_cast<std::uint8_t>(seat);
     l.sizes[last] = 0;
-    p.leaf = piece::no_leaf;
+    p.leaf = heap_block::no_leaf;
   }
   void move_all(std::size_t from, std::size_t to, std::size_t first_page) noexcept {  // blocks from that page on
     leaf& l = at(from);
     for (std::uint32_t i = l.n; i-- > 0;) {
-      piece& p = *l.at[i];
+      heap_block& p = *l.at[i];
       std::size_t const page = p.in->page_index(p.at);
       if (page < first_page) continue;
       take_out(l, p);
@@ -295,7 +295,7 @@ class lowest_fit {
   sparse_array<std::uint32_t> starts_;
   sparse_array<std::int32_t> most_;
   std::size_t count_ = 1;
-  std::uint64_t turns_ = 0;
+  std::uint64_t last_recency_ = 0;
 };
 
 }  // namespace weir::memory

@@ -18,53 +18,54 @@
 
 namespace weir::memory {
 
-struct held_block {
-  piece* whole = nullptr;  // a block of the arena, or
-  slab* cut = nullptr;     // a slot of a slab
+struct pending_block {
+  heap_block* block = nullptr;  // a block of the arena, or
+  slab* in_slab = nullptr;     // a slot of a slab
   std::uint32_t index = 0;
   std::size_t bytes = 0;   // `more` included
   std::vector<clock::stamp> stamps;  // all must be ordered or complete
   // number on the home stream: the home's own use, and uses found to be ordered before it, are before that
   std::uint64_t since = 0;
-  std::uint64_t turn = 0;            // order of the free; push() sets it
+  std::uint64_t sequence = 0;            // order of the free; push() sets it
   std::vector<slabs::taken> more{};  // slots freed together with this one, which wait for the same
 
-  std::size_t slots() const noexcept { return cut ? 1 + more.size() : 0; }
+  std::size_t slots() const noexcept { return in_slab ? 1 + more.size() : 0; }
   template <class Do>
   void each_slot(Do act) const {     // Requires: slots
-    act(slabs::taken{cut, index});
+    act(slabs::taken{in_slab, index});
     for (slabs::taken const s : more) act(s);
   }
 };
 
-class pending_blocks {
+class pending_queue {
   using list_hook = boost::intrusive::list_member_hook<boost::intrusive::link_mode<boost::intrusive::normal_link>>;
   using set_hook = boost::intrusive::set_member_hook<boost::intrusive::link_mode<boost::intrusive::normal_link>>;
-  struct node : held_block {
-    list_hook in_queue, in_turns;
+  struct node : pending_block {
+    list_hook in_queue, in_sequence;
     set_hook in_sizes;
   };
   using no_size = boost::intrusive::constant_time_size<false>;
-  using line = boost::intrusive::list<node, boost::intrusive::member_hook<node, list_hook, &node::in_queue>, no_size>;
-  using queues = std::map<std::uint64_t, line>;
+  using node_list =
+      boost::intrusive::list<node, boost::intrusive::member_hook<node, list_hook, &node::in_queue>, no_size>;
+  using queues = std::map<std::uint64_t, node_list>;
   using numbers = std::map<std::uint64_t, std::uint64_t>;
 
  public:
-  pending_blocks() = default;
-  pending_blocks(pending_blocks const&) = delete;
-  ~pending_blocks() {
-    by_turn_.clear_and_dispose([](node* n) { delete n; });
+  pending_queue() = default;
+  pending_queue(pending_queue const&) = delete;
+  ~pending_queue() {
+    by_sequence_.clear_and_dispose([](node* n) { delete n; });
     spare_.clear_and_dispose([](node* n) { delete n; });
   }
 
   // Throws: bad_alloc; the block is not queued then.
-  void push(held_block const& b) { push(b, b.stamps); }
+  void push(pending_block const& b) { push(b, b.stamps); }
   // For these stamps instead of its own.
-  void push(held_block const& b, std::span<clock::stamp const> stamps) {
+  void push(pending_block const& b, std::span<clock::stamp const> stamps) {
     if (spare_.empty()) spare_.push_front(*new node), ++spares_;
     node& n = spare_.front();
     n.stamps.assign(stamps.begin(), stamps.end());  // copied: reuses the node's capacity
-    n.whole = b.whole, n.cut = b.cut, n.index = b.index, n.bytes = b.bytes, n.since = b.since;
+    n.block = b.block, n.in_slab = b.in_slab, n.index = b.index, n.bytes = b.bytes, n.since = b.since;
     n.more.clear();
     for (clock::stamp const s : stamps) {
       std::uint64_t& newest = newest_[s.stream];
@@ -75,18 +76,18 @@ class pending_blocks {
     enter(n, queue);
   }
   // Host memory for slots of one stream that will wait together, reserved before they are freed.
-  class room {
+  class spare_node {
    public:
     explicit operator bool() const noexcept { return block_ && !queue_.empty() && !newest_.empty(); }
 
    private:
-    friend class pending_blocks;
+    friend class pending_queue;
     std::unique_ptr<node> block_;
     queues::node_type queue_;
     numbers::node_type newest_;
   };
   static constexpr std::size_t most_together = 64;  // slots
-  static void make(room& r, std::uint64_t stream) {  // Throws: bad_alloc; another call makes the rest
+  static void make(spare_node& r, std::uint64_t stream) {  // Throws: bad_alloc; another call makes the rest
     if (!r.block_) r.block_ = std::make_unique<node>();
     r.block_->stamps.reserve(1);
     r.block_->more.reserve(most_together - 1);
@@ -99,11 +100,11 @@ class pending_blocks {
     r.queue_.key() = r.newest_.key() = stream;
   }
   // Allocates nothing, and uses up the room. Requires: a room made for the stream of `s`; slots not empty.
-  void push(room& r, std::span<slabs::taken const> slots, std::size_t bytes, clock::stamp s,
+  void push(spare_node& r, std::span<slabs::taken const> slots, std::size_t bytes, clock::stamp s,
             std::uint64_t since) noexcept {
     node& n = *r.block_.release();
     n.stamps.assign(1, s);
-    n.whole = nullptr, n.cut = slots.front().from, n.index = slots.front().index, n.bytes = bytes, n.since = since;
+    n.block = nullptr, n.in_slab = slots.front().from, n.index = slots.front().index, n.bytes = bytes, n.since = since;
     n.more.assign(slots.begin() + 1, slots.end());
     auto newest = newest_.find(s.stream);
     if (newest == newest_.end()) newest = newest_.insert(std::move(r.newest_)).position;
@@ -114,8 +115,8 @@ class pending_blocks {
   }
   // Removes each block whose stamps are all `passed(stamp, block)`, and calls `settled(block)`, which must
   // not throw. If the host has no memory to queue a block under its next stamp, the block stays as it is.
-  template <class Passed, class Settled>
-  void settle(Passed passed, Settled settled) {
+  template <class Passed, class Reclaimed>
+  void reclaim(Passed passed, Reclaimed reclaimed) {
     bool moved = true;
     while (moved) {
       moved = false;
@@ -128,10 +129,10 @@ class pending_blocks {
           if (next == b.stamps.begin()) break;
           if (next == b.stamps.end()) {
             queue.pop_front();
-            leave(b, settled);
+            leave(b, reclaimed);
             continue;
           }
-          line* to = nullptr;
+          node_list* to = nullptr;
           try {
             to = &queues_[next->stream];
           } catch (std::bad_alloc const&) {
@@ -148,27 +149,27 @@ class pending_blocks {
     }
   }
   // The block freed first; null: empty.
-  held_block const* oldest() const noexcept { return by_turn_.empty() ? nullptr : &by_turn_.front(); }
+  pending_block const* oldest() const noexcept { return by_sequence_.empty() ? nullptr : &by_sequence_.front(); }
   // Removes the oldest block whatever it waits for, then calls `settled(block)`. Requires: not empty.
-  template <class Settled>
-  void settle_oldest(Settled settled) {
-    node& b = by_turn_.front();
+  template <class Reclaimed>
+  void reclaim_oldest(Reclaimed reclaimed) {
+    node& b = by_sequence_.front();
     auto const in = queues_.find(b.stamps.front().stream);
     in->second.erase(in->second.iterator_to(b));
-    leave(b, settled);
+    leave(b, reclaimed);
     forget_when_empty();
   }
   // Removes the first that `suits` of the newest `looks` blocks queued under that stream, newest first.
   template <class Suits>
-  bool take(std::uint64_t stream, Suits suits, held_block& out, std::size_t looks = 16) {
+  bool take(std::uint64_t stream, Suits suits, pending_block& out, std::size_t looks = 16) {
     auto const found = queues_.find(stream);
     if (found == queues_.end()) return false;
     auto& queue = found->second;
     for (auto at = queue.rbegin(); at != queue.rend() && looks-- > 0; ++at) {
-      if (!suits(static_cast<held_block const&>(*at))) continue;
+      if (!suits(static_cast<pending_block const&>(*at))) continue;
       node& b = *at;
       queue.erase(queue.iterator_to(b));
-      leave(b, [&](held_block& gone) { out = std::move(gone); });
+      leave(b, [&](pending_block& gone) { out = std::move(gone); });
       forget_when_empty();
       return true;
     }
@@ -179,19 +180,19 @@ class pending_blocks {
   template <class Enough>
   void fitting(std::size_t bytes, int looks, Enough enough) const {
     for (auto at = by_size_.lower_bound(bytes, below{}); at != by_size_.end() && looks-- > 0; ++at) {
-      if (enough(static_cast<held_block const&>(*at))) return;
+      if (enough(static_cast<pending_block const&>(*at))) return;
     }
   }
   // In the order of their frees, or in reverse, until `enough(block)` or `looks` blocks.
   template <class Enough>
   void first_given(int looks, Enough enough) const {
-    for (auto at = by_turn_.begin();
-         at != by_turn_.end() && looks-- > 0 && !enough(static_cast<held_block const&>(*at)); ++at) {}
+    for (auto at = by_sequence_.begin();
+         at != by_sequence_.end() && looks-- > 0 && !enough(static_cast<pending_block const&>(*at)); ++at) {}
   }
   template <class Enough>
   void last_given(int looks, Enough enough) const {
-    for (auto at = by_turn_.rbegin();
-         at != by_turn_.rend() && looks-- > 0 && !enough(static_cast<held_block const&>(*at)); ++at) {}
+    for (auto at = by_sequence_.rbegin();
+         at != by_sequence_.rend() && looks-- > 0 && !enough(static_cast<pending_block const&>(*at)); ++at) {}
   }
   std::vector<clock::stamp> fronts() const {  // the stamp that each queue waits for next
     std::vector<clock::stamp> all;
@@ -209,7 +210,7 @@ class pending_blocks {
   }
   template <class Do>
   void each(Do act) const {
-    for (node const& b : by_turn_) act(static_cast<held_block const&>(b));
+    for (node const& b : by_sequence_) act(static_cast<pending_block const&>(b));
   }
   // bytes, of blocks of the arena
   std::size_t largest() const noexcept { return by_size_.empty() ? 0 : by_size_.rbegin()->bytes; }
@@ -221,28 +222,28 @@ class pending_blocks {
  private:
   struct below {
     bool operator()(node const& a, node const& b) const noexcept {
-      return a.bytes != b.bytes ? a.bytes < b.bytes : a.turn < b.turn;
+      return a.bytes != b.bytes ? a.bytes < b.bytes : a.sequence < b.sequence;
     }
     bool operator()(node const& a, std::size_t bytes) const noexcept { return a.bytes < bytes; }
     bool operator()(std::size_t bytes, node const& b) const noexcept { return bytes < b.bytes; }
   };
-  void enter(node& n, line& queue) noexcept {
-    n.turn = ++turns_;
+  void enter(node& n, node_list& queue) noexcept {
+    n.sequence = ++last_sequence_;
     queue.push_back(n);
-    by_turn_.push_back(n);
-    if (n.whole) by_size_.insert(n);
+    by_sequence_.push_back(n);
+    if (n.block) by_size_.insert(n);
     bytes_ += n.bytes;
-    bytes_in_slots_ += n.cut ? n.bytes : 0;
+    bytes_in_slots_ += n.in_slab ? n.bytes : 0;
     ++size_;
   }
-  template <class Settled>
-  void leave(node& b, Settled settled) noexcept {  // Requires: not in its queue
-    by_turn_.erase(by_turn_.iterator_to(b));
-    if (b.whole) by_size_.erase(by_size_.iterator_to(b));
+  template <class Reclaimed>
+  void leave(node& b, Reclaimed reclaimed) noexcept {  // Requires: not in its queue
+    by_sequence_.erase(by_sequence_.iterator_to(b));
+    if (b.block) by_size_.erase(by_size_.iterator_to(b));
     bytes_ -= b.bytes;
-    bytes_in_slots_ -= b.cut ? b.bytes : 0;
+    bytes_in_slots_ -= b.in_slab ? b.bytes : 0;
     --size_;
-    settled(static_cast<held_block&>(b));
+    reclaimed(static_cast<pending_block&>(b));
     if (spares_ == most_spares) return delete &b;
     spare_.push_front(b);
     ++spares_;
@@ -256,14 +257,15 @@ class pending_blocks {
 
   static constexpr std::size_t most_spares = 1024, most_kept = 4;
   queues queues_;                         // by stream; some may be empty
-  line spare_;  // unused nodes: allocating and freeing threads would contend for malloc's lock
+  node_list spare_;  // unused nodes: allocating and freeing threads would contend for malloc's lock
   std::size_t spares_ = 0;
-  boost::intrusive::list<node, boost::intrusive::member_hook<node, list_hook, &node::in_turns>, no_size> by_turn_;
+  boost::intrusive::list<node, boost::intrusive::member_hook<node, list_hook, &node::in_sequence>, no_size>
+      by_sequence_;
   boost::intrusive::set<node, boost::intrusive::member_hook<node, set_hook, &node::in_sizes>,
                         boost::intrusive::compare<below>, no_size>
       by_size_;
   numbers newest_;                        // highest number by stream; 0: none queued since all was empty
-  std::uint64_t turns_ = 0;
+  std::uint64_t last_sequence_ = 0;
   std::size_t size_ = 0, bytes_ = 0, bytes_in_slots_ = 0;
 };
 

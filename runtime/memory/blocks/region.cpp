@@ -81,14 +81,14 @@ void region::set_pages(handle const& where, handle* value) noexcept {
     pages_[i] = value;
 }
 
-piece* granule_table::at(std::size_t i) const noexcept {
-  piece* const p = near(i);
+heap_block* granule_table::at(std::size_t i) const noexcept {
+  heap_block* const p = near(i);
   return !p || stretches_[i / row] & 1 || p->at / granule - first_ == i ? p : nullptr;
 }
 
-std::array<piece*, granule_table::row>& granule_table::among(std::uintptr_t& s) noexcept {
+std::array<heap_block*, granule_table::row>& granule_table::among(std::uintptr_t& s) noexcept {
   if (!(s & 1)) {
-    auto* const alone = reinterpret_cast<piece*>(s);  // NOLINT(performance-no-int-to-ptr)
+    auto* const alone = reinterpret_cast<heap_block*>(s);  // NOLINT(performance-no-int-to-ptr)
     s = ++used_ << 1 | 1;
     if (alone) rows_[used_].of[(alone->at / granule - first_) % row] = alone;
   }
@@ -97,22 +97,22 @@ std::array<piece*, granule_table::row>& granule_table::among(std::uintptr_t& s) 
 
 // each(i, whole, from, to): of the granules that a run touches, what it has of the i-th; whole: all of it.
 template <class Each>
-void region::each_granule(piece const& p, Each each) noexcept {
+void region::each_granule(heap_block const& p, Each each) noexcept {
   for (address at = p.at; at < p.end(); at = round_down(at, granule) + granule) {
     address const end = std::min(round_down(at, granule) + granule, p.end());
     each(index(at), end - at == granule, at, end);
   }
 }
 
-void region::enter(piece& p) noexcept {
+void region::enter(heap_block& p) noexcept {
   if (p.is != state::slab) return enter_block(p, p.at);
   each_granule(p, [&](std::size_t i, bool whole, address from, address to) {
-    if (whole) base::store_release(wholes_[i], p.cut);
-    else set_cells(from, to, p.cut);
+    if (whole) base::store_release(wholes_[i], p.in_slab);
+    else set_cells(from, to, p.in_slab);
   });
 }
 
-void region::leave(piece& p) noexcept {
+void region::leave(heap_block& p) noexcept {
   if (p.is != state::slab) return leave_block(p.at);
   each_granule(p, [&](std::size_t i, bool whole, address from, address to) {
     slab* const all = wholes_[i];
@@ -130,10 +130,10 @@ void region::set_cells(address from, address to, slab* value) noexcept {
   for (address a = from; a < to; a += cell) slabs_[cell_index(a)] = value;
 }
 
-piece* region::covering(address a) const noexcept {
+heap_block* region::covering(address a) const noexcept {
   if (slab const* const s = slab_at(a)) return s->part_at(a);
   std::size_t i = index(a);
-  piece* p = starts_.at(i);
+  heap_block* p = starts_.at(i);
   if (!p || p->at > a) {
     for (p = nullptr; !p; p = starts_.at(i)) {
       if (i == 0) return nullptr;

@@ -26,8 +26,8 @@ inline constexpr std::size_t cell = 8 << 10;      // bytes: a cell is of one sla
 
 class lowest_fit;
 class stream_heap;
-struct ghost;
-struct piece;
+struct alias;
+struct heap_block;
 struct slab;
 
 // Requires: `to` is a power of two, as pages, granules, units and alignments are.
@@ -66,8 +66,8 @@ struct handle {
   bool kept = false;          // at the end: something in it is still in use
 };
 // One that may have ghosts: what a stream's memory keeps.
-struct homed_handle : handle {
-  ghost* ghosts = nullptr;    // the newest; with their lock
+struct aliased_handle : handle {
+  alias* aliases = nullptr;    // the newest; with their lock
 };
 
 // A piece for some granules. Large blocks start far from each other: a stretch of 64 granules in which one
@@ -78,12 +78,12 @@ class granule_table {
   static constexpr std::size_t row = 64;
   granule_table(address base, std::size_t n) : first_(base / granule), stretches_(n / row + 1), rows_(n / row + 2) {}
   // For granule i, or, where it is the only one of its stretch, for any of the stretch. Null: there is none.
-  piece* near(std::size_t i) const noexcept {
+  heap_block* near(std::size_t i) const noexcept {
     std::uintptr_t const s = stretches_[i / row];
-    return s & 1 ? rows_[s >> 1].of[i % row] : reinterpret_cast<piece*>(s);  // NOLINT(performance-no-int-to-ptr)
+    return s & 1 ? rows_[s >> 1].of[i % row] : reinterpret_cast<heap_block*>(s);  // NOLINT(performance-no-int-to-ptr)
   }
   // starts: p begins in this granule, and stays there until clear()
-  void set(std::size_t i, piece* p, bool starts) noexcept {
+  void set(std::size_t i, heap_block* p, bool starts) noexcept {
     std::uintptr_t& s = stretches_[i / row];
     if (s == 0 && starts) [[likely]] s = reinterpret_cast<std::uintptr_t>(p);
     else among(s)[i % row] = p;
@@ -93,13 +93,13 @@ class granule_table {
     if (s & 1) rows_[s >> 1].of[i % row] = nullptr;
     else s = 0;
   }
-  piece* at(std::size_t i) const noexcept;  // of granule i alone
+  heap_block* at(std::size_t i) const noexcept;  // of granule i alone
 
  private:
   struct words {
-    std::array<piece*, row> of;
+    std::array<heap_block*, row> of;
   };
-  std::array<piece*, row>& among(std::uintptr_t& s) noexcept;
+  std::array<heap_block*, row>& among(std::uintptr_t& s) noexcept;
   std::size_t const first_;
   sparse_array<std::uintptr_t> stretches_;  // 0, a piece, or the number of a row, odd
   sparse_array<words> rows_;                // in the order they were needed: side by side
@@ -115,7 +115,7 @@ class region {
   std::size_t const bytes;
   std::size_t const page_bytes;
   base::atomic<stream_heap*> owner;
-  piece* first = nullptr;  // the piece at `base`
+  heap_block* first = nullptr;  // the piece at `base`
   address runs;  // from here on runs of slabs, which live long, lie apart from blocks; the end: they lie among them
 
   static constexpr std::size_t large_pages = 2;
@@ -127,17 +127,17 @@ class region {
   std::size_t page_index(address a) const noexcept { return (a - base) >> page_shift_; }
   void set_pages(handle const& where, handle* value) noexcept;
   // Which block covers an address: a block is entered at its start, a slab's run at each of its cells.
-  void enter(piece&) noexcept;
-  void leave(piece&) noexcept;
-  void enter_block(piece& p, address at) noexcept {  // no run
+  void enter(heap_block&) noexcept;
+  void leave(heap_block&) noexcept;
+  void enter_block(heap_block& p, address at) noexcept {  // no run
     std::size_t const i = index(at);
     starts_.set(i, &p, true);
     started_.insert(i);
   }
   void leave_block(address at) noexcept { starts_.clear(index(at)); }
-  piece* covering(address) const noexcept;  // null: no block, no run
+  heap_block* covering(address) const noexcept;  // null: no block, no run
   // the block that starts in the same granule, or perhaps another; null: none
-  piece* starting_near(address a) const noexcept { return starts_.near(index(a)); }
+  heap_block* starting_near(address a) const noexcept { return starts_.near(index(a)); }
   // Whose run this lies in. Threads: any while a slot there is live, without a lock.
   slab* slab_at(address a) const noexcept {
     slab* const whole = slab_of_granule(a);
@@ -153,7 +153,7 @@ class region {
   std::size_t index(address a) const noexcept { return a / granule - base / granule; }
   std::size_t cell_index(address a) const noexcept { return a / cell - base / cell; }
   template <class Each>
-  void each_granule(piece const&, Each) noexcept;
+  void each_granule(heap_block const&, Each) noexcept;
   void set_cells(address from, address to, slab*) noexcept;
   int const page_shift_;
   sparse_array<handle*> pages_;

@@ -28,27 +28,27 @@ std::size_t slabs::run_bytes(int c, std::size_t have) noexcept {
 }
 
 void slab::say_more(std::uint32_t i) noexcept {
-  if (!marks_room) return;
-  for (std::uintptr_t known = marks_room[i].load(); !marks_room[i].compare_exchange(known, known | more);) {}
+  if (!users_storage) return;
+  for (std::uintptr_t known = users_storage[i].load(); !users_storage[i].compare_exchange(known, known | more);) {}
 }
 
-void slab::mark(std::uint32_t i, clock::timeline& user) {
-  if (!marks_room) {
-    auto room = std::make_unique<first_mark[]>(slots);
+void slab::record_use(std::uint32_t i, clock::stream_clock& user) {
+  if (!users_storage) {
+    auto room = std::make_unique<first_user[]>(slots);
     for (auto const& [noted, n] : notes) room[noted].store(more);
-    marks_room = std::move(room);
-    marks.store(marks_room.get(), base::memory_order_release);
+    users_storage = std::move(room);
+    users.store(users_storage.get(), base::memory_order_release);
   }
-  if (mark_first(marks_room.get(), i, user)) return;
-  auto& others = noted_at(i).marks;
-  if (std::find(others.begin(), others.end(), &user) == others.end()) add_mark(others, user);
+  if (add_first_user(users_storage.get(), i, user)) return;
+  auto& others = noted_at(i).users;
+  if (std::find(others.begin(), others.end(), &user) == others.end()) add_user(others, user);
 }
 
-void slab::unmark(std::uint32_t i, clock::timeline& user) noexcept {
-  if (first_marked(i) == &user) {
-    for (std::uintptr_t known = marks_room[i].load(); !marks_room[i].compare_exchange(known, known & more);) {}
+void slab::forget_user(std::uint32_t i, clock::stream_clock& user) noexcept {
+  if (first_user_of(i) == &user) {
+    for (std::uintptr_t known = users_storage[i].load(); !users_storage[i].compare_exchange(known, known & more);) {}
   }
-  if (note* const n = note_of(i)) std::erase(n->marks, &user);
+  if (note* const n = note_of(i)) std::erase(n->users, &user);
 }
 
 void slabs::list(slab& s) noexcept {
@@ -97,7 +97,7 @@ slabs::taken slabs::take(int c, std::size_t requested) {
   return {s, i};
 }
 
-std::size_t slabs::lend(int c, std::span<cached_slot> out) noexcept {
+std::size_t slabs::take_for_cache(int c, std::span<cached_slot> out) noexcept {
   std::size_t n = 0;
   for (slab* s = open_[static_cast<std::size_t>(c)]; s && n < out.size(); s = open_[static_cast<std::size_t>(c)]) {
     while (n < out.size() && s->free) {
@@ -134,7 +134,7 @@ void slabs::hold(slab& s, std::uint32_t i) noexcept {
   ++s.pending;
 }
 
-slab& slabs::add(piece& run, int c, stream_heap* owner, std::size_t way) {
+slab& slabs::add(heap_block& run, int c, stream_heap* owner, std::size_t bucket) {
   if (spare_.empty()) {
     all_.push_back(std::make_unique<slab>());
     spare_.reserve(all_.size());
@@ -152,7 +152,7 @@ slab& slabs::add(piece& run, int c, stream_heap* owner, std::size_t way) {
   s.first = s.known[0].bytes.data(), s.byte_shift = static_cast<std::uint8_t>(shift);
   for (std::size_t i = 0; i <= slots; ++i)
     shift ? (void)new (s.first + (i << shift)) large_slot : (void)new (s.first + i) slot_byte;
-  s.owner = owner, s.way = static_cast<std::uint16_t>(way);
+  s.owner = owner, s.bucket = static_cast<std::uint16_t>(bucket);
   s.reciprocal = ~std::uint64_t{0} / size + 1;
   s.run = &run, s.base = run.at, s.size = static_cast<std::uint32_t>(size),
   s.size_class = static_cast<std::uint16_t>(c);
@@ -163,7 +163,7 @@ slab& slabs::add(piece& run, int c, stream_heap* owner, std::size_t way) {
   s.freed = run.freed;
   in_runs_ += run.bytes, free_bytes_ += slots * size, words_ += words_of(s);
   run.is = state::slab;
-  run.cut = &s;
+  run.in_slab = &s;
   run.in->enter(run);
   ++counts_[static_cast<std::size_t>(c)];
   ++empties_[static_cast<std::size_t>(c)];
@@ -171,13 +171,13 @@ slab& slabs::add(piece& run, int c, stream_heap* owner, std::size_t way) {
   return s;
 }
 
-piece* slabs::forget(slab& s) noexcept {
+heap_block* slabs::forget(slab& s) noexcept {
   unlist(s);
   free_bytes_ -= std::size_t{s.free} * s.size, words_ -= words_of(s);
   --counts_[static_cast<std::size_t>(s.size_class)];
   --empties_[static_cast<std::size_t>(s.size_class)];
-  s.marks.store(nullptr);
-  s.known.reset(), s.free_bits.reset(), s.marks_room.reset();
+  s.users.store(nullptr);
+  s.known.reset(), s.free_bits.reset(), s.users_storage.reset();
   s.slots = s.free = s.gone = 0;
   return std::exchange(s.run, nullptr);
 }
@@ -229,9 +229,9 @@ void slabs::validate(std::vector<std::string>& wrong, std::string const& who, st
     if (!s->run) continue;
     std::string const name = who + " slab of " + std::to_string(s->size) + " B: ";
     std::uint32_t free = 0, live = 0, pending = 0, cached = 0, gone = 0;
-    for (piece const* p = s->run; p; p = s->next_part(*p)) {
+    for (heap_block const* p = s->run; p; p = s->next_part(*p)) {
       in_runs += p->bytes;
-      if (p->is != state::slab || p->cut != s.get()) wrong.push_back(name + "its run knows it");
+      if (p->is != state::slab || p->in_slab != s.get()) wrong.push_back(name + "its run knows it");
       for (address a = p->at; a < p->end(); a += cell) {
         if (p->in->slab_at(a) != s.get()) wrong.push_back(name + "a cell of its run is its own");
         if (p->in->slab_of_granule(a) && p->in->slab_in_cell(a))
@@ -255,8 +255,8 @@ void slabs::validate(std::vector<std::string>& wrong, std::string const& who, st
       if (bit != (s->at(i) == slot::free)) wrong.push_back(name + "a bit is set exactly for a free slot");
       if (bit && i / 64 < s->hint) wrong.push_back(name + "no slot below the hint is free");
       bool const noted = s->notes.count(i) != 0;
-      std::uintptr_t const mark = s->marks_room ? s->marks_room[i].load() : 0;
-      if ((noted && !s->has_note(i)) || (s->marks_room && noted != ((mark & slab::more) != 0)))
+      std::uintptr_t const mark = s->users_storage ? s->users_storage[i].load() : 0;
+      if ((noted && !s->has_note(i)) || (s->users_storage && noted != ((mark & slab::more) != 0)))
         wrong.push_back(name + "slots in the notes say so");
       if ((s->at(i) == slot::free || s->at(i) == slot::pending) && (noted || mark))
         wrong.push_back(name + "a slot that was given back has neither note nor mark");

@@ -35,7 +35,7 @@ struct size_classes {
   }
   static constexpr std::size_t step = 16;  // bytes: every size is a multiple of it
   // slab::lines of of(bytes), from a table. Requires: bytes <= largest
-  static std::size_t quick_lines(std::size_t bytes) noexcept;
+  static std::size_t lines_of(std::size_t bytes) noexcept;
   // The smallest class of at least `bytes` whose slots all have that alignment; -1: none.
   static constexpr int of(std::size_t bytes, std::size_t alignment) noexcept {
     if (bytes > largest || alignment > largest) return -1;
@@ -76,11 +76,11 @@ struct alignas(64) slab {
   // The first stream that a slot is marked for, as its clock's address, and whether `notes` has more. Also
   // set without the lock: two threads may read one block for two streams at once. Cleared by the thread that
   // frees the block, when no other thread marks it any more.
-  using first_mark = base::atomic<std::uintptr_t>;
+  using first_user = base::atomic<std::uintptr_t>;
   static constexpr std::uintptr_t more = 1;
   struct note {  // what few slots need
-    clock::timeline* home = nullptr;           // null: the slab's own stream
-    std::vector<clock::timeline*> marks;       // without the first one
+    clock::stream_clock* home = nullptr;           // null: the slab's own stream
+    std::vector<clock::stream_clock*> users;       // without the first one
     std::uint32_t unused = 0;                  // of a small slot, if the byte has no room for it
   };
   struct alignas(128) states {                 // cache lines of their own: slabs of different streams share none
@@ -93,13 +93,13 @@ struct alignas(64) slab {
   unsigned char* first = nullptr;         // the state byte of slot 0; one more behind the last slot's, never live
   stream_heap* owner = nullptr;
   std::uint32_t size = 0, slots = 0;
-  std::uint16_t size_class = 0, way = 0;  // way: where a thread finds its cache of this heap
+  std::uint16_t size_class = 0, bucket = 0;  // way: where a thread finds its cache of this heap
   std::uint8_t byte_shift = 0;            // 0; of large slots 2
   bool listed = false;
   // Where a thread cache keeps slots of this size: offset from the smallest size, in cache lines of 64 bytes.
   static constexpr std::uint16_t lines_a_size = 17;
   std::uint16_t lines = 0;
-  piece* run = nullptr;                        // its lowest part; the others lie behind it
+  heap_block* run = nullptr;                        // its lowest part; the others lie behind it
   std::uint32_t bytes = 0;                     // of the run, with the cells that are gone
   std::uint32_t free = 0, pending = 0, gone = 0;
   std::uint32_t hint = 0;                      // no word of free_bits below it has a bit
@@ -109,8 +109,8 @@ struct alignas(64) slab {
   slab* before = nullptr;
   slab* after = nullptr;
   std::map<std::uint32_t, note> notes;
-  std::unique_ptr<first_mark[]> marks_room;    // by slot; null until one is marked
-  base::atomic<first_mark*> marks{nullptr};    // the same, for readers without the lock
+  std::unique_ptr<first_user[]> users_storage;    // by slot; null until one is marked
+  base::atomic<first_user*> users{nullptr};    // the same, for readers without the lock
 
   slot_byte& byte(std::uint32_t i) const noexcept {
     return *reinterpret_cast<slot_byte*>(first + (std::size_t{i} << byte_shift));
@@ -169,21 +169,21 @@ struct alignas(64) slab {
   }
   note const* note_of(std::uint32_t i) const noexcept { return const_cast<slab*>(this)->note_of(i); }
   // NOLINT(performance-no-int-to-ptr)
-  static clock::timeline* timeline_of(std::uintptr_t mark) noexcept {
-    return reinterpret_cast<clock::timeline*>(mark & ~more);
+  static clock::stream_clock* clock_of(std::uintptr_t mark) noexcept {
+    return reinterpret_cast<clock::stream_clock*>(mark & ~more);
   }
-  clock::timeline* first_marked(std::uint32_t i) const noexcept {
-    return has_note(i) && marks_room ? timeline_of(marks_room[i].load()) : nullptr;
+  clock::stream_clock* first_user_of(std::uint32_t i) const noexcept {
+    return has_note(i) && users_storage ? clock_of(users_storage[i].load()) : nullptr;
   }
   template <class Do>
-  void each_mark(std::uint32_t i, Do act) const {
-    if (clock::timeline* const first = first_marked(i)) act(first);
+  void each_user(std::uint32_t i, Do act) const {
+    if (clock::stream_clock* const first = first_user_of(i)) act(first);
     if (note const* const n = note_of(i)) {
-      for (clock::timeline* const t : n->marks) act(t);
+      for (clock::stream_clock* const t : n->users) act(t);
     }
   }
   // Threads: any, with or without the lock. False: the slot has another first mark.
-  bool mark_first(first_mark* all, std::uint32_t i, clock::timeline& user) const noexcept {
+  bool add_first_user(first_user* all, std::uint32_t i, clock::stream_clock& user) const noexcept {
     auto const as = reinterpret_cast<std::uintptr_t>(&user);
     std::uintptr_t known = all[i].load(base::memory_order_relaxed);
     while ((known & ~more) == 0) {
@@ -193,34 +193,36 @@ struct alignas(64) slab {
     }
     return (known & ~more) == as;
   }
-  void mark(std::uint32_t i, clock::timeline& user);          // Throws: bad_alloc
-  void unmark(std::uint32_t i, clock::timeline& user) noexcept;
+  void record_use(std::uint32_t i, clock::stream_clock& user);          // Throws: bad_alloc
+  void forget_user(std::uint32_t i, clock::stream_clock& user) noexcept;
   void say_more(std::uint32_t i) noexcept;                   // `notes` has that slot
   void forget(std::uint32_t i) noexcept {
     if (!has_note(i)) return;
     notes.erase(i);
-    if (marks_room) marks_room[i].store(0);
+    if (users_storage) users_storage[i].store(0);
     byte(i).set(byte(i).get() & static_cast<std::uint8_t>(~slot_bits::noted));
   }
   bool empty() const noexcept { return free + gone == slots; }
   bool has_gone(std::uint32_t i) const noexcept { return byte(i).get() == slot_bits::gone; }
   std::uint32_t held() const noexcept { return slots - free - pending - gone; }  // slots that are live or cached
-  piece* next_part(piece const& p) const noexcept {
-    for (piece* n = p.after; n && n->at < base + bytes; n = n->after) {
-      if (n->cut == this) return n;
+  heap_block* next_part(heap_block const& p) const noexcept {
+    for (heap_block* n = p.after; n && n->at < base + bytes; n = n->after) {
+      if (n->in_slab == this) return n;
     }
     return nullptr;
   }
-  piece* part_at(address a) const noexcept {
-    piece* p = run;
+  heap_block* part_at(address a) const noexcept {
+    heap_block* p = run;
     while (p && a - p->at >= p->bytes) p = next_part(*p);
     return p;
   }
 };
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Winvalid-offsetof"
-static_assert(sizeof(slab) == 192 && offsetof(slab, first) == 16 && offsetof(slab, owner) == 24 && offsetof(slab, way) == 42);
-static_assert(offsetof(slab, byte_shift) == 44 && offsetof(slab, lines) == 46 && offsetof(slab, run) == 48 && offsetof(slab, marks) == 176);
+static_assert(sizeof(slab) == 192 && offsetof(slab, first) == 16 && offsetof(slab, owner) == 24 &&
+              offsetof(slab, bucket) == 42);
+static_assert(offsetof(slab, byte_shift) == 44 && offsetof(slab, lines) == 46 && offsetof(slab, run) == 48 &&
+              offsetof(slab, users) == 176);
 #pragma GCC diagnostic pop
 
 namespace detail {
@@ -231,10 +233,10 @@ struct lines_table {
       by_steps[n] = static_cast<std::uint16_t>(size_classes::of(n * size_classes::step) * slab::lines_a_size);
   }
 };
-inline constexpr lines_table quick_table;
+inline constexpr lines_table lines_by_bytes;
 }  // namespace detail
-inline std::size_t size_classes::quick_lines(std::size_t bytes) noexcept {
-  return detail::quick_table.by_steps[(bytes + step - 1) / step];
+inline std::size_t size_classes::lines_of(std::size_t bytes) noexcept {
+  return detail::lines_by_bytes.by_steps[(bytes + step - 1) / step];
 }
 
 struct cached_slot {
@@ -253,9 +255,11 @@ class slabs {
   // live or pending -> free. Returns: true if the slab is empty and not kept, so its run may be returned.
   bool give(slab&, std::uint32_t index, std::uint64_t freed) noexcept;
   void hold(slab&, std::uint32_t index) noexcept;              // live -> pending
-  std::size_t lend(int size_class, std::span<cached_slot>) noexcept;  // free -> cached; Returns: how many
+  std::size_t take_for_cache(int size_class, std::span<cached_slot>) noexcept;  // free -> cached; Returns: how many
   // cached -> free; as give
-  bool take_back(slab& s, std::uint32_t index, std::uint64_t freed) noexcept { return set_free(s, index, freed); }
+  bool return_from_cache(slab& s, std::uint32_t index, std::uint64_t freed) noexcept {
+    return set_free(s, index, freed);
+  }
   // A class with many slabs gets runs of up to a 64th of what they hold: each run costs some 700 B of host
   // memory. No run has more than most_slots: the first mark in a slab makes a word for each slot.
   static constexpr std::size_t most_run_bytes = 32 << 20, usual_run_bytes = 512 << 10, many_slabs = 256,
@@ -272,11 +276,11 @@ class slabs {
   std::size_t usual_next_run_bytes(int size_class) const noexcept {
     return run_bytes(size_class, std::min(counts_[static_cast<std::size_t>(size_class)], many_slabs - 1));
   }
-  slab& add(piece& run, int size_class, stream_heap* owner = nullptr, std::size_t way = 0);
+  slab& add(heap_block& run, int size_class, stream_heap* owner = nullptr, std::size_t bucket = 0);
   // Requires: empty. `give(part)` returns each part of its run to the arena.
   template <class Give>
   void remove(slab& s, Give give) noexcept {
-    piece* part = forget(s);
+    heap_block* part = forget(s);
     while (part) {
       in_runs_ -= part->bytes;
       give(*std::exchange(part, s.next_part(*part)));
@@ -296,7 +300,7 @@ class slabs {
         leave(s);
         continue;
       }
-      piece* part = s.run;
+      heap_block* part = s.run;
       for (stretch now = next_idle(s, 0); now.slots; now = next_idle(s, now.first + now.slots))
         shed(s, now, part, give);
       shed(s, {s.slots, 0}, part, give);  // the rest behind the last slot
@@ -322,7 +326,7 @@ class slabs {
   bool set_free(slab&, std::uint32_t index, std::uint64_t freed) noexcept;
   std::uint32_t take_bit(slab&) noexcept;
   void unlist(slab&) noexcept;
-  piece* forget(slab&) noexcept;                               // Returns: the lowest part of its run
+  heap_block* forget(slab&) noexcept;                               // Returns: the lowest part of its run
   struct stretch {
     std::uint32_t first = 0, slots = 0;
   };
@@ -330,7 +334,7 @@ class slabs {
   static stretch next_idle(slab const&, std::uint32_t from) noexcept;
   void drop(slab&, stretch, address from, address to) noexcept;        // slots that touch these cells are gone
   template <class Give>
-  void shed(slab& s, stretch idle, piece*& part, Give give) {  // part: no lower part has a byte of it
+  void shed(slab& s, stretch idle, heap_block*& part, Give give) {  // part: no lower part has a byte of it
     address const end = idle.first + idle.slots == s.slots ? s.base + s.bytes : s.start(idle.first + idle.slots);
     address const to = round_down(end, cell);
     for (address a = round_up(s.start(idle.first), cell); part && part->at < to;
@@ -342,8 +346,8 @@ class slabs {
       if (a >= to) break;
       address const upto = std::min(to, part->end());
       bool const lowest = part == s.run && part->at == a;
-      piece* const next = s.next_part(*part);
-      piece* const rest = give(*part, a, upto - a);
+      heap_block* const next = s.next_part(*part);
+      heap_block* const rest = give(*part, a, upto - a);
       part = rest ? rest : next;
       if (lowest) s.run = part;
       drop(s, idle, a, upto);

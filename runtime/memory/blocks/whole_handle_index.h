@@ -12,65 +12,65 @@
 namespace weir::memory {
 
 // The next handle that lies wholly inside the block; null: none.
-inline handle const* next_whole(piece const& p, handle const& after) noexcept {
+inline handle const* next_whole(heap_block const& p, handle const& after) noexcept {
   address const at = after.at + after.bytes;
   if (at >= p.end()) return nullptr;
   handle const* const h = p.in->page(at);
   return h->at + h->bytes <= p.end() ? h : nullptr;
 }
-inline handle const* first_whole(piece const& p) noexcept {
+inline handle const* first_whole(heap_block const& p) noexcept {
   handle const* const h = p.in->page(p.at);
   return h->at >= p.at ? (h->at + h->bytes <= p.end() ? h : nullptr) : next_whole(p, *h);
 }
-inline std::size_t bytes_whole(piece const& p) noexcept {
+inline std::size_t bytes_whole(heap_block const& p) noexcept {
   handle const* const first = first_whole(p);
   if (!first) return 0;
   handle const* const last = p.in->page(p.end() - 1);
   return (last->at + last->bytes <= p.end() ? p.end() : last->at) - first->at;
 }
 
-class movable {
+class whole_handle_index {
  public:
-  static bool concerns(piece const& p) noexcept { return p.bytes >= p.in->page_bytes; }
-  void insert(piece& p, bool large) noexcept {  // large: lowest_fit.h has it, and arena calls sort()
+  static bool concerns(heap_block const& p) noexcept { return p.bytes >= p.in->page_bytes; }
+  void insert(heap_block& p, bool large) noexcept {  // large: lowest_fit.h has it, and arena calls sort()
     if (!concerns(p)) return;
     if (large) {
-      p.sorted = piece::in_movable::unsorted;
+      p.sorted = heap_block::index_state::unsorted;
       ++unsorted_;
       return;
     }
-    p.sorted = piece::in_movable::noted;
+    p.sorted = heap_block::index_state::noted;
     p.span_before = nullptr;
     p.span_after = noted_;
     (noted_ ? noted_->span_before : first_noted_) = &p;
     noted_ = &p;
   }
-  void erase(piece& p) noexcept {
-    if (p.sorted == piece::in_movable::noted) {
+  void erase(heap_block& p) noexcept {
+    if (p.sorted == heap_block::index_state::noted) {
       (p.span_before ? p.span_before->span_after : noted_) = p.span_after;
       (p.span_after ? p.span_after->span_before : first_noted_) = p.span_before;
-    } else if (p.sorted == piece::in_movable::listed) {
+    } else if (p.sorted == heap_block::index_state::listed) {
       by_size_.erase(p);
       by_age_.erase(by_age_.iterator_to(p));
       by_place_.erase(p);
-    } else if (p.sorted == piece::in_movable::unsorted) {
+    } else if (p.sorted == heap_block::index_state::unsorted) {
       --unsorted_;
     }
-    p.sorted = piece::in_movable::no;
+    p.sorted = heap_block::index_state::no;
   }
   // Before a block changes its range or its stamp. A block that is only noted stays so.
-  void before_change(piece& p) noexcept {
-    if (p.sorted == piece::in_movable::listed || p.sorted == piece::in_movable::none_inside) erase(p);
+  void before_change(heap_block& p) noexcept {
+    if (p.sorted == heap_block::index_state::listed || p.sorted == heap_block::index_state::none_inside) erase(p);
   }
-  void after_change(piece& p, bool large) noexcept {
-    if (p.sorted == (large ? piece::in_movable::unsorted : piece::in_movable::noted) && concerns(p)) return;
+  void after_change(heap_block& p, bool large) noexcept {
+    if (p.sorted == (large ? heap_block::index_state::unsorted : heap_block::index_state::noted) && concerns(p)) return;
     erase(p);
     insert(p, large);
   }
-  void sort(piece& p) noexcept {
+  void sort(heap_block& p) noexcept {
     erase(p);
     p.span = bytes_whole(p);
-    p.sorted = p.span ? piece::in_movable::listed : piece::in_movable::none_inside;
+    p.sorted = p.span ? heap_block::index_state::listed : heap_block::index_state::none_inside;
     if (!p.span) return;
     by_size_.insert(p);
     by_age_.insert(p);
@@ -87,7 +87,7 @@ class movable {
   void oldest(Enough enough) {
     sort();
     for (auto at = by_age_.begin(); at != by_age_.end();) {
-      piece& p = *at++;
+      heap_block& p = *at++;
       if (enough(p)) return;
     }
   }
@@ -98,7 +98,7 @@ class movable {
     by_place_.lowest(enough);
   }
   // The free block that contains the whole handle; null: part of it is in use or reserved.
-  piece* around(handle const& h) noexcept {
+  heap_block* around(handle const& h) noexcept {
     sort();
     return by_place_.around(h.at, h.bytes);
   }
@@ -110,16 +110,16 @@ class movable {
     while (first_noted_) sort(*first_noted_);  // oldest note first, so that the newest is found first
   }
   struct older {
-    bool operator()(piece const& a, piece const& b) const noexcept { return a.freed < b.freed; }
+    bool operator()(heap_block const& a, heap_block const& b) const noexcept { return a.freed < b.freed; }
   };
-  piece* noted_ = nullptr;  // newest
-  piece* first_noted_ = nullptr;
+  heap_block* noted_ = nullptr;  // newest
+  heap_block* first_noted_ = nullptr;
   std::size_t unsorted_ = 0;
   bins_by<by_span> by_size_;
-  boost::intrusive::multiset<piece, boost::intrusive::member_hook<piece, piece::hook, &piece::age>,
+  boost::intrusive::multiset<heap_block, boost::intrusive::member_hook<heap_block, heap_block::hook, &heap_block::age>,
                              boost::intrusive::compare<older>, boost::intrusive::constant_time_size<false>>
       by_age_;
-  piece_places by_place_;
+  blocks_by_address by_place_;
 };
 
 }  // namespace weir::memory

@@ -18,7 +18,7 @@ struct block {
   std::size_t bytes = 0;  // as requested
   int device = -1;        // -1: host
   memory_kind kind = memory_kind::device;
-  clock::timeline* home = nullptr;  // null: host memory
+  clock::stream_clock* home = nullptr;  // null: host memory
 };
 
 // One contiguous range of mapped memory: its blocks and its free parts, side by side.
@@ -45,13 +45,13 @@ class allocator {
 
   // Zero bytes are valid and freeable. alignment 0: default_alignment (weir/memory.h).
   // Throws: invalid_use (alignment no power of two, size overflows), out_of_memory, device_lost, driver_error
-  virtual void* allocate(clock::timeline& home, std::size_t bytes, std::size_t alignment, source_location) = 0;
+  virtual void* allocate(clock::stream_clock& home, std::size_t bytes, std::size_t alignment, source_location) = 0;
   // Null does nothing. Throws: invalid_use (foreign, interior, freed twice), naming what lies there instead;
   // nothing has changed then.
-  virtual void deallocate(void*, clock::timeline* last_use, source_location) = 0;
+  virtual void deallocate(void*, clock::stream_clock* last_use, source_location) = 0;
   // The block is also used on `user`: its free takes that stream's stamp. Interior addresses are valid.
-  virtual void mark(void const*, clock::timeline& user, source_location) = 0;
-  virtual void set_stream(void*, clock::timeline& home, source_location) = 0;
+  virtual void record_use(void const*, clock::stream_clock& user, source_location) = 0;
+  virtual void set_stream(void*, clock::stream_clock& home, source_location) = 0;
   virtual std::optional<block> find(void const*) const noexcept = 0;  // live blocks only; interior addresses too
   // find() and mark() in one, for a copy: the live block around the address, marked for `user` unless that is
   // its home. bytes == 0: no block, or no host memory for the mark.
@@ -59,7 +59,7 @@ class allocator {
     void* base = nullptr;
     std::size_t bytes = 0;
   };
-  virtual range use(void const*, clock::timeline& user) noexcept = 0;
+  virtual range use(void const*, clock::stream_clock& user) noexcept = 0;
 
   // Lets device `reader` use the block's memory as it is now. Grants whole handles. Idempotent.
   virtual driver::status grant(void const*, int reader) = 0;
@@ -67,15 +67,15 @@ class allocator {
   // Opens all memory of that stream, null: of every stream, present and future, to these devices, a bit each.
   // A handle is open from when it is mapped. Idempotent. After a refusal only earlier calls hold, and some
   // handles may be open.
-  virtual driver::status open_to(clock::timeline* home, std::uint64_t readers) = 0;
+  virtual driver::status open_to(clock::stream_clock* home, std::uint64_t readers) = 0;
   // Ends open_to() of that stream alone; what is open stays open. Makes no driver call.
-  virtual void forget_own_readers(clock::timeline& home) noexcept = 0;
-  virtual std::uint64_t readers(clock::timeline& home) = 0;  // devices that it is open to, without its own
+  virtual void forget_own_readers(clock::stream_clock& home) noexcept = 0;
+  virtual std::uint64_t readers(clock::stream_clock& home) = 0;  // devices that it is open to, without its own
 
   // Call before work that may wait for other ranks. A fence behind that work would come too late for memory
   // freed before it, so the fence is recorded now. None is recorded if nothing was freed since the last one,
   // or if no other stream has memory. At most one event record.
-  virtual void fence_what_came_free(clock::timeline& home) noexcept = 0;
+  virtual void fence_what_came_free(clock::stream_clock& home) noexcept = 0;
 
   virtual std::size_t empty_cache() = 0;  // Blocks: until freed blocks are complete. Returns: bytes released
   virtual void set_limit(std::size_t bytes) = 0;  // 0: none
@@ -99,7 +99,7 @@ struct frees_block {
   }
 };
 using scoped_block = std::unique_ptr<void, frees_block>;
-inline scoped_block allocate_scoped(allocator& m, clock::timeline& home, std::size_t bytes, source_location at) {
+inline scoped_block allocate_scoped(allocator& m, clock::stream_clock& home, std::size_t bytes, source_location at) {
   return {m.allocate(home, bytes, 0, at), {&m}};
 }
 

@@ -11,7 +11,7 @@
 namespace weir::memory {
 
 // Each stream is queried in the order of its work up to its first incomplete stamp, once for all heaps.
-void completion_poller::settle_complete() {
+void completion_poller::reclaim_complete() {
   std::unordered_map<std::uint64_t, std::uint64_t> not_done;  // number, by stream
   for (bool news = true; news;) {
     news = false;
@@ -19,7 +19,7 @@ void completion_poller::settle_complete() {
     heaps_.index.some(heap_index::waits, 0, [&](stream_heap& m) {
       if (m.counts.bytes_pending() == 0) return false;
       section const hold(m);
-      (void)m.settle();
+      (void)m.reclaim();
       auto const here = m.pending.fronts();
       fronts.insert(fronts.end(), here.begin(), here.end());
       return false;
@@ -43,7 +43,7 @@ std::size_t completion_poller::poll(stream_heap& m, std::size_t questions) {
     {
       section const hold(m);
       if (m.pending.empty()) return bytes;
-      bytes += m.settle();
+      bytes += m.reclaim();
       fronts = m.pending.fronts();
     }
     bool news = false;
@@ -67,7 +67,7 @@ std::size_t completion_poller::poll_others(stream_heap& mine, alloc_request cons
     {
       section const hold(m);
       stream = m.home.load()->id();
-      m.pieces.some_free(r.rounded, looks, [&](piece const& p) {
+      m.blocks.some_free(r.rounded, looks, [&](heap_block const& p) {
         of_.count_search(1);
         if (round_up(p.at, r.alignment) + r.rounded <= p.end()) by_stamp[p.freed] += p.bytes;
       });
@@ -88,13 +88,13 @@ std::size_t completion_poller::poll_others(stream_heap& mine, alloc_request cons
 
 // The oldest unknown of some free blocks; if all of these are known, the newest of all.
 clock::stamp completion_poller::oldest_unknown(stream_heap& m) const {
-  clock::timeline const& home = *m.home.load();
+  clock::stream_clock const& home = *m.home.load();
   clock::stamp oldest{home.id(), 0};
-  m.pieces.any_free(looks, [&](piece const& p) {
+  m.blocks.any_free(looks, [&](heap_block const& p) {
     if (p.freed && (!oldest.n || p.freed < oldest.n) && !of_.clocks.complete({home.id(), p.freed})) oldest.n = p.freed;
   });
-  if (!oldest.n && m.pieces.free_pieces() > looks && !of_.clocks.complete({home.id(), m.pieces.newest_given()}))
-    oldest.n = m.pieces.newest_given();
+  if (!oldest.n && m.blocks.free_blocks() > looks && !of_.clocks.complete({home.id(), m.blocks.newest_given()}))
+    oldest.n = m.blocks.newest_given();
   return oldest;
 }
 
@@ -103,10 +103,10 @@ bool completion_poller::wait_for_oldest(std::vector<clock::stamp> const& also) {
   std::vector<clock::stamp> incomplete;
   for (stream_heap* m : heaps_.all()) {
     section const hold(*m);
-    clock::timeline const& home = *m->home.load();
+    clock::stream_clock const& home = *m->home.load();
     collectives |= home.carries_collectives();
     for (clock::stamp s : m->pending.fronts()) {
-      if (clock::timeline const* const t = clock::find(s.stream)) collectives |= t->carries_collectives();
+      if (clock::stream_clock const* const t = clock::find(s.stream)) collectives |= t->carries_collectives();
       if (!of_.clocks.complete(s)) incomplete.push_back(s);
     }
     if (clock::stamp const s = oldest_unknown(*m); s.n) incomplete.push_back(s);
@@ -125,7 +125,7 @@ void completion_poller::finish_all() {
   for (stream_heap* m : all) m->finish();
   for (stream_heap* m : all) {
     section const hold(*m);
-    m->settle();
+    m->reclaim();
   }
   for (stream_heap* m : all) m->finish();  // reclaimed blocks may have a later free stamp
 }

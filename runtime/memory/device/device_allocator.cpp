@@ -13,7 +13,8 @@ device_allocator::device_allocator(weir::runtime::impl& r, int device, oom_callb
   if (of_.space.maps()) mapped_spaces::enter(of_.space.base(), of_.space.bytes(), of_.space);
 }
 
-void* device_allocator::allocate(clock::timeline& home, std::size_t bytes, std::size_t alignment, source_location at) {
+void* device_allocator::allocate(clock::stream_clock& home, std::size_t bytes, std::size_t alignment,
+                                 source_location at) {
   alloc_request const r = alloc_request::make(of_, home, bytes, alignment, at);
   if (of_.lost()) [[unlikely]] {
     throw_refusal({driver::code::lost}, "allocate", base::text(bytes, " B on gpu:", of_.device), "", at);
@@ -29,13 +30,13 @@ void* device_allocator::allocate(clock::timeline& home, std::size_t bytes, std::
   {
     section const hold(mine);
     p = mine.take(r);
-    if (p && cache) r.size_class < 0 ? mine.lock.offer(cache->own) : mine.refill(*cache, r.size_class);
+    if (p && cache) r.size_class < 0 ? mine.lock.bias_to(cache->own) : mine.refill(*cache, r.size_class);
   }
   if (!p) {
-    base::unpromised const own_affair(of_.runtime.witness());
+    base::internal_ordering const own_affair(of_.runtime.observer());
     p = allocate_cold(mine, r);
   }
-  if (auto* const w = of_.runtime.witness()) [[unlikely]]
+  if (auto* const w = of_.runtime.observer()) [[unlikely]]
     w->allocated({of_.device, home.handle()}, reinterpret_cast<address>(p), bytes, at);
   return p;
 }
@@ -72,7 +73,7 @@ bool device_allocator::can_never_hold(std::size_t bytes) const {
 
 // A graph may be launched at any time, on any stream. Its memory must serve no other request meanwhile, and
 // its first use must not overtake earlier work on that memory. A stream's own blocks guarantee neither.
-void device_allocator::refuse_captured(clock::timeline& home, alloc_request const& r) const {
+void device_allocator::refuse_captured(clock::stream_clock& home, alloc_request const& r) const {
   auto const inside = home.captured();
   if (inside.is.what == driver::code::invalid) return;  // a stream that does not exist captures nothing
   std::string const what = base::text(r.bytes, " B on stream ", home.id(), " of gpu:", of_.device);
@@ -82,22 +83,22 @@ void device_allocator::refuse_captured(clock::timeline& home, alloc_request cons
                     "Allocate before the capture begins, and keep the block as long as the graph", r.at);
 }
 
-void device_allocator::mark(void const* p, clock::timeline& user, source_location at) {
+void device_allocator::record_use(void const* p, clock::stream_clock& user, source_location at) {
   region* const r = of_.must_find(p, "record_stream", at);
   stream_heap& m = *r->owner.load();
-  base::owned_lock hold(m.lock);
+  base::biased_lock hold(m.lock);
   block_ref const b = of_.must_locate(p, r, "record_stream", at);
-  clock::timeline* const home = m.home.load();
-  if (b.cut) {
-    slab::note* const n = b.cut->note_of(b.index);
-    if (&user != (n && n->home ? n->home : home)) b.cut->mark(b.index, user);
+  clock::stream_clock* const home = m.home.load();
+  if (b.in_slab) {
+    slab::note* const n = b.in_slab->note_of(b.index);
+    if (&user != (n && n->home ? n->home : home)) b.in_slab->record_use(b.index, user);
     return;
   }
-  auto& marks = b.whole->marks;
-  if (&user != b.whole->home && std::find(marks.begin(), marks.end(), &user) == marks.end()) add_mark(marks, user);
+  auto& users = b.block->users;
+  if (&user != b.block->home && std::find(users.begin(), users.end(), &user) == users.end()) add_user(users, user);
 }
 
-void device_allocator::set_stream(void* p, clock::timeline& to, source_location at) {
+void device_allocator::set_stream(void* p, clock::stream_clock& to, source_location at) {
   if (to.device() != of_.device) {
     throw invalid_use("set_stream", base::text("a stream of gpu:", to.device(), " for memory of gpu:", of_.device),
                       "Name a stream of the block's own device", at);
@@ -106,68 +107,69 @@ void device_allocator::set_stream(void* p, clock::timeline& to, source_location 
   stream_heap& m = *r->owner.load();
   std::vector<clock::stamp> before;
   {
-    base::owned_lock hold(m.lock);
+    base::biased_lock hold(m.lock);
     block_ref const b = of_.must_locate(p, r, "set_stream", at);
-    slab::note const* const n = b.cut ? b.cut->note_of(b.index) : nullptr;
-    before.push_back((!b.cut ? b.whole->home : n && n->home ? n->home : m.home.load())->now());
-    b.each_mark([&](clock::timeline const* t) { before.push_back(t->now()); });
+    slab::note const* const n = b.in_slab ? b.in_slab->note_of(b.index) : nullptr;
+    before.push_back((!b.in_slab ? b.block->home : n && n->home ? n->home : m.home.load())->now());
+    b.each_user([&](clock::stream_clock const* t) { before.push_back(t->now()); });
   }
   for (clock::stamp s : before) {
     if (s.stream == to.id()) continue;
     require(to.wait(s), "set_stream", base::address_text(p), "The block stays with its stream", at);
   }
-  base::owned_lock hold(m.lock);
+  base::biased_lock hold(m.lock);
   block_ref const b = of_.must_locate(p, r, "set_stream", at);
-  if (auto* const w = of_.runtime.witness()) [[unlikely]]
-    w->handed_over({of_.device, to.handle()}, b.start, b.cut ? b.cut->requested(b.index) : b.whole->requested, at);
+  if (auto* const w = of_.runtime.observer()) [[unlikely]]
+    w->handed_over({of_.device, to.handle()}, b.start, b.in_slab ? b.in_slab->requested(b.index) : b.block->requested,
+                   at);
   // Marks stay: they include all work until the block is freed, and those streams may enqueue more.
-  (b.cut ? b.cut->noted_at(b.index).home : b.whole->home) = &to;
-  b.unmark(to);
+  (b.in_slab ? b.in_slab->noted_at(b.index).home : b.block->home) = &to;
+  b.forget_user(to);
 }
 
 std::optional<block> device_allocator::find(void const* p) const noexcept {
   region* const r = of_.space.find(p);
   if (!r) return std::nullopt;
   stream_heap& m = *r->owner.load();
-  base::owned_lock hold(m.lock);
+  base::biased_lock hold(m.lock);
   block_ref const b = block_ref::find(*r, reinterpret_cast<address>(p));
   if (!b.live) return std::nullopt;
   block out{reinterpret_cast<void*>(b.start), 0, of_.device, memory_kind::device, m.home.load()};
-  if (b.cut) {
-    out.bytes = b.cut->requested(b.index);
-    slab::note const* const n = b.cut->note_of(b.index);
+  if (b.in_slab) {
+    out.bytes = b.in_slab->requested(b.index);
+    slab::note const* const n = b.in_slab->note_of(b.index);
     if (n && n->home) out.home = n->home;
   } else {
-    out.bytes = b.whole->requested;
-    out.home = b.whole->home;
+    out.bytes = b.block->requested;
+    out.home = b.block->home;
   }
   return out;
 }
 
-allocator::range device_allocator::use(void const* p, clock::timeline& user) noexcept {
+allocator::range device_allocator::use(void const* p, clock::stream_clock& user) noexcept {
   region* const r = of_.space.find(p);
   return r ? use_in(*r, reinterpret_cast<address>(p), user) : range{};
 }
 
-allocator::range device_allocator::use_in(region& r, address a, clock::timeline& user) noexcept {
+allocator::range device_allocator::use_in(region& r, address a, clock::stream_clock& user) noexcept {
   stream_heap& m = *r.owner.load(base::memory_order_acquire);
   thread_table const& mine = thread_table::mine();
-  auto const& e = mine.entries[m.way];
+  auto const& e = mine.entries[m.bucket];
   bool const has_word = mine.holds() && e.memory == &m;
   if (has_word && m.lock.enter(e.cache->own)) {
     stream_heap::range const found = m.use(r, a, user);
-    base::owned_mutex::leave(e.cache->own);
+    base::biased_mutex::leave(e.cache->own);
     return {found.base, found.bytes};
   }
   section const hold(m);  // lists the heap, if it is this thread's from now on
   stream_heap::range const found = m.use(r, a, user);
-  if (has_word) m.lock.offer(e.cache->own);
+  if (has_word) m.lock.bias_to(e.cache->own);
   return {found.base, found.bytes};
 }
 
 std::size_t device_allocator::empty_cache() {
   if (of_.lost() || process_was_forked()) return 0;
-  base::unpromised const own_affair(of_.runtime.witness());
+  base::internal_ordering const own_affair(of_.runtime.observer());
   std::size_t bytes = 0;
   auto const await = [&](clock::stamp s) { return of_.clocks.complete(s) || of_.clocks.synchronize(s).ok(); };
   for (stream_heap* m : heaps_.all()) {
@@ -179,7 +181,7 @@ std::size_t device_allocator::empty_cache() {
       std::vector<clock::stamp> fronts;
       {
         section const hold(*m);
-        m->settle();
+        m->reclaim();
         fronts = m->pending.fronts();
       }
       more = !fronts.empty();
@@ -188,8 +190,8 @@ std::size_t device_allocator::empty_cache() {
     {
       section const hold(*m);
       newest.stream = m->home.load()->id();
-      m->shed_cells();
-      m->pieces.each_free([&](piece const& p) {
+      m->return_idle_cells();
+      m->blocks.each_free([&](heap_block const& p) {
         if (p.bytes >= p.in->page_bytes) newest.n = std::max(newest.n, p.freed);
       });
     }

@@ -17,22 +17,22 @@ class device_allocator final : public allocator {
   ~device_allocator() override;
 
   int device() const noexcept override { return of_.device; }
-  void* allocate(clock::timeline&, std::size_t, std::size_t, source_location) override;
-  void deallocate(void* p, clock::timeline* last_use, source_location at) override {
+  void* allocate(clock::stream_clock&, std::size_t, std::size_t, source_location) override;
+  void deallocate(void* p, clock::stream_clock* last_use, source_location at) override {
     free_.deallocate(p, last_use, at);
   }
-  void mark(void const*, clock::timeline&, source_location) override;
-  void set_stream(void*, clock::timeline&, source_location) override;
+  void record_use(void const*, clock::stream_clock&, source_location) override;
+  void set_stream(void*, clock::stream_clock&, source_location) override;
   std::optional<block> find(void const*) const noexcept override;
-  range use(void const*, clock::timeline&) noexcept override;
+  range use(void const*, clock::stream_clock&) noexcept override;
   driver::status grant(void const* p, int reader) override { return peers_.grant(p, reader); }
   bool granted(void const* p, int reader) const noexcept override { return peers_.granted(p, reader); }
-  driver::status open_to(clock::timeline* home, std::uint64_t readers) override {
+  driver::status open_to(clock::stream_clock* home, std::uint64_t readers) override {
     return peers_.open_to(home, readers);
   }
-  void forget_own_readers(clock::timeline& home) noexcept override { heaps_.remove_own_readers(home); }
-  std::uint64_t readers(clock::timeline& home) override { return heaps_.of(home).readers.load(); }
-  void fence_what_came_free(clock::timeline& home) noexcept override { free_.fence_what_came_free(home); }
+  void forget_own_readers(clock::stream_clock& home) noexcept override { heaps_.remove_own_readers(home); }
+  std::uint64_t readers(clock::stream_clock& home) override { return heaps_.of(home).readers.load(); }
+  void fence_what_came_free(clock::stream_clock& home) noexcept override { free_.fence_what_came_free(home); }
   std::size_t empty_cache() override;
   void set_limit(std::size_t bytes) override { of_.counts.set_limit(bytes); }
   memory_statistics statistics() const override { return audit_.statistics(); }
@@ -46,7 +46,7 @@ class device_allocator final : public allocator {
   // For tests.
   bool lost() const noexcept { return of_.lost(); }
   address_space const& addresses() const noexcept { return of_.space; }
-  std::size_t covered() const { return audit_.covered(); }
+  std::size_t unreclaimable() const { return audit_.unreclaimable(); }
   std::size_t reserved() const {
     return of_.counts.reserved();
   }  // bytes, including those charged for handles to be made
@@ -54,9 +54,10 @@ class device_allocator final : public allocator {
 
  private:
   void* allocate_cold(stream_heap& mine, alloc_request const&);
-  void refuse_captured(clock::timeline& home, alloc_request const&) const;  // Throws: invalid_use, if it is captured
+  void refuse_captured(clock::stream_clock& home,
+                       alloc_request const&) const;  // Throws: invalid_use, if it is captured
   bool can_never_hold(std::size_t bytes) const;
-  range use_in(region&, address, clock::timeline&) noexcept;
+  range use_in(region&, address, clock::stream_clock&) noexcept;
 
   device_context of_;
   heap_table heaps_{of_};

@@ -31,22 +31,22 @@ device_allocator::~device_allocator() {
       of_.space.abandon();  // work may still run: its pages must stay mapped
       return;
     }
-    for (auto const ghosts = mover_.take_all(); auto const& [at, g] : ghosts) (void)of_.machine.unmap(at, g.bytes);
+    for (auto const aliases = mover_.take_all(); auto const& [at, g] : aliases) (void)of_.machine.unmap(at, g.bytes);
     for (auto const& m : heaps_.at_the_end()) {
       bool still_used = false;  // by streams of other devices, which are not idle yet
-      m->pending.each([&](held_block const& b) {
+      m->pending.each([&](pending_block const& b) {
         for (clock::stamp const s : b.stamps) {
-          clock::timeline const* const by = clock::find(s.stream);
+          clock::stream_clock const* const by = clock::find(s.stream);
           if (!by || by->device() == of_.device || of_.clocks.complete(s)) continue;
           driver::status const done = of_.clocks.synchronize_device(by->device());
           still_used |= !done.ok() && done.what != driver::code::lost;
         }
       });
-      while (slab* const s = m->small.any_empty()) m->return_run(*s);
-      for (region* const r : m->pieces.regions()) {  // blocks in use keep their pages
-        for (piece const* p = &m->pieces.first_piece(*r); p; p = p->after) {
-          bool const held = p->is == state::live || (p->is == state::slab && p->cut->held());
-          bool const used = still_used && (p->is == state::pending || (p->is == state::slab && p->cut->pending));
+      while (slab* const s = m->slots.any_empty()) m->return_run(*s);
+      for (region* const r : m->blocks.regions()) {  // blocks in use keep their pages
+        for (heap_block const* p = &m->blocks.first_block(*r); p; p = p->after) {
+          bool const held = p->is == state::live || (p->is == state::slab && p->in_slab->held());
+          bool const used = still_used && (p->is == state::pending || (p->is == state::slab && p->in_slab->pending));
           if (!held && !used) continue;
           for (address a = p->at; a < p->end();) {
             handle* const h = r->page(a);

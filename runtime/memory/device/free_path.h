@@ -12,15 +12,16 @@ class free_path {
  public:
   free_path(device_context& of, heap_table& heaps) : of_(of), heaps_(heaps) {}
 
-  void deallocate(void*, clock::timeline* last_use, source_location);  // as allocator::deallocate
-  void fence_what_came_free(clock::timeline& home) noexcept;  // as allocator::fence_what_came_free
+  void deallocate(void*, clock::stream_clock* last_use, source_location);  // as allocator::deallocate
+  void fence_what_came_free(clock::stream_clock& home) noexcept;  // as allocator::fence_what_came_free
 
  private:
-  void take_back(void*, clock::timeline* last_use, source_location);  // Throws also: bad_alloc, with nothing changed
-  void forget_user(void*, clock::timeline&) noexcept;      // Requires: its use of the block is complete
+  void take_back(void*, clock::stream_clock* last_use,
+                 source_location);                             // Throws also: bad_alloc, with nothing changed
+  void forget_user(void*, clock::stream_clock&) noexcept;      // Requires: its use of the block is complete
   // a stream that the block would have to wait for; null: none
-  clock::timeline* busy_user(void*, clock::timeline* last_use) const noexcept;
-  void tell_freed(block_ref const&, clock::timeline& home, clock::timeline* last_use, source_location) const;
+  clock::stream_clock* busy_user(void*, clock::stream_clock* last_use) const noexcept;
+  void announce_free(block_ref const&, clock::stream_clock& home, clock::stream_clock* last_use, source_location) const;
 
   device_context& of_;
   heap_table& heaps_;

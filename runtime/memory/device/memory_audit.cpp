@@ -9,15 +9,15 @@
 namespace weir::memory {
 
 memory_statistics memory_audit::statistics() const {
-  (void)heaps_.settle_known();
+  (void)heaps_.reclaim_known();
   return counted();
 }
 
 memory_statistics memory_audit::counted() const {
-  auto const all = heaps_.tallies();
+  auto const all = heaps_.heap_counts();
   auto out = of_.counts.read(all, heaps_.cached());
   for (stream_heap const* m : heaps_.all()) {
-    base::owned_lock hold(m->lock);
+    base::biased_lock hold(m->lock);
     out.peer_access_bytes += m->peer_bytes;
   }
   return out;
@@ -31,13 +31,13 @@ void memory_audit::reset_peak() {
   of_.counts.reset_peak();
 }
 
-void memory_audit::reset_accumulated() { of_.counts.reset_accumulated(heaps_.tallies(), heaps_.cached()); }
+void memory_audit::reset_accumulated() { of_.counts.reset_accumulated(heaps_.heap_counts(), heaps_.cached()); }
 
 memory_report memory_audit::report() const {
   memory_report out{};
   out.on = weir::device(of_.device);
   memory_statistics n = statistics();
-  of_.runtime.part<observe::memory_beside>().add_to(of_.device, n);
+  of_.runtime.part<observe::external_memory>().add_to(of_.device, n);
   out.exported = static_cast<std::size_t>(n.exported_bytes.current);
   out.capacity = of_.space.info().total_memory;
   out.limit = of_.counts.limit();
@@ -50,23 +50,23 @@ memory_report memory_audit::report() const {
     }
   }
   for (stream_heap* m : heaps_.all()) {
-    base::owned_lock hold(m->lock);
-    out.largest_free = std::max(out.largest_free, m->pieces.largest_free());
+    base::biased_lock hold(m->lock);
+    out.largest_free = std::max(out.largest_free, m->blocks.largest_free());
   }
   return out;
 }
 
-std::size_t memory_audit::covered() const {
-  (void)heaps_.settle_known();
+std::size_t memory_audit::unreclaimable() const {
+  (void)heaps_.reclaim_known();
   std::size_t bytes = 0, at_rest = 0;
   for (stream_heap* m : heaps_.all()) {
-    base::owned_lock hold(m->lock);
+    base::biased_lock hold(m->lock);
     std::uint64_t const home = m->home.load()->id();
     handle const* counted = nullptr;
     for (auto const& [at, h] : m->handles) at_rest += h.bytes;
-    for (region* r : m->pieces.regions()) {
-      for (piece const* p = &m->pieces.first_piece(*r); p; p = p->after) {
-        if (p->is == state::gap) continue;
+    for (region* r : m->blocks.regions()) {
+      for (heap_block const* p = &m->blocks.first_block(*r); p; p = p->after) {
+        if (p->is == state::unmapped) continue;
         bool const idle = p->is == state::free && of_.clocks.complete({home, p->freed});
         for (address a = p->at; a < p->end();) {
           handle const* const h = r->page(a);

@@ -25,7 +25,7 @@ class memory_audit {
   std::vector<std::string> validate() const;
   // Bytes of unreclaimable handles: a byte is live, pending, of a slab's run or not known to be complete, or
   // the handle is granted to other devices, or in transit to a block. Examines everything.
-  std::size_t covered() const;
+  std::size_t unreclaimable() const;
   void reset_peak();
   void reset_accumulated();
 

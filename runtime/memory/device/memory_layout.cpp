@@ -21,8 +21,8 @@ void add(mapped_range& to, part const& p) {
 }
 
 // waiting: start addresses of deferred frees, ascending.
-void add_slots(mapped_range& to, piece const& run, std::vector<address> const& waiting) {
-  slab const& s = *run.cut;
+void add_slots(mapped_range& to, heap_block const& run, std::vector<address> const& waiting) {
+  slab const& s = *run.in_slab;
   address end = run.at;
   for (std::uint32_t i = s.index(run.at); i < s.slots && s.start(i) < run.end(); ++i) {
     if (s.has_gone(i)) continue;
@@ -43,21 +43,21 @@ void add_slots(mapped_range& to, piece const& run, std::vector<address> const& w
 }  // namespace
 
 std::vector<mapped_range> memory_audit::layout() const {
-  (void)heaps_.settle_known();  // as the counters do
+  (void)heaps_.reclaim_known();  // as the counters do
   std::vector<mapped_range> all;
   for (stream_heap* m : heaps_.all()) {
-    base::owned_lock hold(m->lock);
+    base::biased_lock hold(m->lock);
     std::vector<address> waiting;
     for (thread_cache* c : m->caches) {
-      c->shut();  // so that nothing moves meanwhile
+      c->revoke();  // so that nothing moves meanwhile
       for (slabs::taken const s : c->out.slots()) waiting.push_back(s.from->start(s.index));
     }
     std::sort(waiting.begin(), waiting.end());
     std::uint64_t const stream = m->home.load()->id();
-    for (region* r : m->pieces.regions()) {
+    for (region* r : m->blocks.regions()) {
       bool in_range = false;
-      for (piece const* p = &m->pieces.first_piece(*r); p; p = p->after) {
-        if (p->is == state::gap || p->is == state::reserved) {
+      for (heap_block const* p = &m->blocks.first_block(*r); p; p = p->after) {
+        if (p->is == state::unmapped || p->is == state::reserved) {
           in_range = false;
           continue;
         }
@@ -94,11 +94,11 @@ std::vector<stream_memory_use> memory_audit::by_stream() const {
     }
   }
   for (stream_heap* m : heaps_.all()) {
-    base::owned_lock hold(m->lock);
+    base::biased_lock hold(m->lock);
     auto const found = all.find(m->home.load()->id());
     if (found == all.end()) continue;
     std::map<std::uint64_t, std::size_t> waits;
-    m->pending.each([&](held_block const& b) { waits[b.stamps.front().stream] += b.bytes; });
+    m->pending.each([&](pending_block const& b) { waits[b.stamps.front().stream] += b.bytes; });
     for (thread_cache const* c : m->caches) {
       if (c->out.count()) waits[c->out.stamp().stream] += static_cast<std::size_t>(c->out.held_bytes());
     }

@@ -9,11 +9,11 @@ namespace weir::memory {
 
 std::vector<std::string> memory_audit::validate() const {
   std::vector<std::string> wrong;
-  std::size_t mapped = 0, unusable = 0, free_pieces = 0, live = 0, pending = 0, cached = 0, reserved = 0;
+  std::size_t mapped = 0, unusable = 0, free_blocks = 0, live = 0, pending = 0, cached = 0, reserved = 0;
   for (stream_heap* m : heaps_.all()) {
-    base::owned_lock hold(m->lock);
+    base::biased_lock hold(m->lock);
     std::string const who = base::gpu_name(of_.device) + " stream " + std::to_string(m->home.load()->id());
-    for (thread_cache* c : m->caches) c->shut();  // so that nothing moves meanwhile
+    for (thread_cache* c : m->caches) c->revoke();  // so that nothing moves meanwhile
     std::uint64_t const now = m->home.load()->now().n;
     std::size_t in_caches = 0, marked_cached = 0, waiting = 0;
     for (thread_cache* c : m->caches) {
@@ -34,21 +34,21 @@ std::vector<std::string> memory_audit::validate() const {
           wrong.push_back(who + ": no slot in a cache came free at a number that its stream has not reached");
       });
     }
-    m->pieces.validate(wrong, who);
-    m->small.validate(wrong, who, now);
+    m->blocks.validate(wrong, who);
+    m->slots.validate(wrong, who, now);
     mover_.validate(*m, wrong, who);
     peers_.validate(*m, wrong, who);
     for (auto const& [at, h] : m->handles) mapped += h.bytes;
     for (released const& u : m->unusable) unusable += u.handles.front().bytes;
-    free_pieces += m->pieces.free_pieces();
+    free_blocks += m->blocks.free_blocks();
     std::size_t held = 0, queued = 0, largest = 0;
     bool whole = false;
-    m->pending.each([&](held_block const& b) {
-      queued += b.bytes, largest = b.whole ? std::max(largest, b.bytes) : largest;
+    m->pending.each([&](pending_block const& b) {
+      queued += b.bytes, largest = b.block ? std::max(largest, b.bytes) : largest;
       if (b.since > now) wrong.push_back(who + ": what waits was given back at a number that its stream has reached");
     });
-    for (region* r : m->pieces.regions()) {
-      for (piece const* p = &m->pieces.first_piece(*r); p; p = p->after) {
+    for (region* r : m->blocks.regions()) {
+      for (heap_block const* p = &m->blocks.first_block(*r); p; p = p->after) {
         if (p->is == state::live) live += p->bytes;
         if (p->is == state::pending) held += p->bytes;
         if (p->is == state::free) {
@@ -58,8 +58,8 @@ std::vector<std::string> memory_audit::validate() const {
         }
         if (p->is == state::reserved) reserved += p->bytes;
         if (p->is == state::slab) cached += p->bytes;
-        if (p->is == state::slab && p->cut->run == p) {  // for all its parts
-          slab const& s = *p->cut;
+        if (p->is == state::slab && p->in_slab->run == p) {  // for all its parts
+          slab const& s = *p->in_slab;
           std::uint32_t held_by_caches = 0;
           for (std::uint32_t i = 0; i < s.slots; ++i) held_by_caches += s.at(i) == slot::cached;
           marked_cached += std::size_t{held_by_caches} * s.size;
@@ -75,7 +75,7 @@ std::vector<std::string> memory_audit::validate() const {
     if (largest >= heap_index::smallest && !(m->listed & heap_index::at_least(largest)))
       wrong.push_back(who +
                       ": listed by the size of the largest free piece or waiting block of its arena, or a larger one");
-    if (whole && !(m->listed & heap_index::whole))
+    if (whole && !(m->listed & heap_index::whole_handle))
       wrong.push_back(who + ": listed as whole if a free piece may hold a whole handle");
     if (m->pending.empty() == ((m->listed & heap_index::waits) != 0))
       wrong.push_back(who + ": listed as one that waits exactly if something waits in it");
@@ -95,7 +95,7 @@ std::vector<std::string> memory_audit::validate() const {
     }
   };
   same("allocated bytes", n.allocated_bytes.all.current, live);
-  same("free pieces", n.inactive.all.current, free_pieces);
+  same("free pieces", n.inactive.all.current, free_blocks);
   same("pending bytes", n.pending_bytes.all.current, pending);
   if (reserved == unusable) {  // nothing under way
     cached += unusable;

@@ -74,7 +74,7 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
     return text;
   };
 
-  traffic::others others(memory_.changes);
+  mapping_lock::activity others(memory_.changes);
   if (attempt()) return found(rungs::another_look);
   log_about const about{of_.device, r.home.id(), r.bytes};
   if (logs(of_.runtime, log_level::warning))
@@ -91,7 +91,7 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
     if (step(rungs::pending, [&] {
           std::size_t bytes = 0;
           for (stream_heap* m : heaps_.all()) {
-            (void)m->empty_outboxes();
+            (void)m->flush_deferred();
             bytes += completion_.poll(*m);
           }
           return bytes;
@@ -132,12 +132,12 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
       return out;
     if (waited) continue;
     // A query may have found blocks complete that no later step examined; other threads may have freed some.
-    std::size_t settled = 0;
+    std::size_t reclaimed = 0;
     for (stream_heap* m : heaps_.all()) {
       section const hold(*m);
-      settled += m->settle();
+      reclaimed += m->reclaim();
     }
-    if (!settled) {
+    if (!reclaimed) {
       bool const moved = others.any() || came_free() != free_before;
       if (!moved || r.rounded > most || ++rests > most_rests) break;
       of_.machine.moves_by_itself() ? base::sleep_ns(rest_ns) : base::yield_thread();

@@ -41,7 +41,7 @@ void* block_reuse::find(stream_heap& mine, alloc_request const& r) {
   if (of_.deterministic) return in_order_of_calls(mine, r);
   if (void* const p = own_pending(mine, r)) return p;
   if (r.size_class >= 0) {
-    if (void* const p = own_in_outboxes(mine, r)) return p;
+    if (void* const p = own_deferred(mine, r)) return p;
   } else if (heaps_.index.size() > 1) {
     auto const borrow = [&](std::size_t at_most) {
       void* const p = from_others(mine, r, at_most, looked_at_a_miss);
@@ -62,10 +62,10 @@ void* block_reuse::find(stream_heap& mine, alloc_request const& r) {
     }
   }
   if (of_.waits == options::wait_policy::before_growth) {
-    if (void* const p = behind_oldest(mine, r)) return p;
+    if (void* const p = oldest_after_a_wait(mine, r)) return p;
   }
   if (!of_.polls || !grows_for_what_waits(mine, r)) return nullptr;
-  completion_.settle_complete();
+  completion_.reclaim_complete();
   {
     section const hold(mine);
     if (void* const p = mine.take(r)) return p;
@@ -79,7 +79,7 @@ bool block_reuse::grows_for_what_waits(stream_heap const& mine, alloc_request co
   reserve_bound::usage n = bound_.now();
   if (std::exchange(n.pending, 0) == 0) return false;
   if (heaps_.index.size() == 1) {
-    base::owned_lock const hold(mine.lock);
+    base::biased_lock const hold(mine.lock);
     if (mine.pending.fronts().size() <= asked_a_miss) return false;  // all were queried just now
   }
   std::size_t const most =
@@ -92,20 +92,20 @@ void* block_reuse::in_order_of_calls(stream_heap& mine, alloc_request const& r) 
   if (of_.waits == options::wait_policy::never || mine.home.load()->carries_collectives()) return nullptr;
   for (;;) {
     std::vector<clock::stamp> stamps;
-    std::uint64_t turn = 0;
+    std::uint64_t sequence = 0;
     {
       section const hold(mine);
       if (mine.pending.size() <= ahead_in_order) return nullptr;
       stamps = mine.pending.oldest()->stamps;
-      turn = mine.pending.oldest()->turn;
+      sequence = mine.pending.oldest()->sequence;
     }
     of_.count_search(1);
     for (clock::stamp const s : stamps) {
-      if (put_behind(mine, s) == behind::refused) return nullptr;
+      if (order_behind(mine, s) == ordering::refused) return nullptr;
     }
     section const hold(mine);
-    if (mine.pending.empty() || mine.pending.oldest()->turn != turn) continue;
-    mine.pending.settle_oldest([&](held_block const& b) { mine.settled(b, mine.home.load()->now().n); });
+    if (mine.pending.empty() || mine.pending.oldest()->sequence != sequence) continue;
+    mine.pending.reclaim_oldest([&](pending_block const& b) { mine.reclaimed(b, mine.home.load()->now().n); });
     if (void* const p = mine.take(r)) return p;
   }
 }
@@ -114,7 +114,7 @@ void* block_reuse::own_pending(stream_heap& mine, alloc_request const& r) {
   {
     section const hold(mine);
     if (mine.pending.empty()) return nullptr;
-    if (mine.settle()) {
+    if (mine.reclaim()) {
       if (void* const p = mine.take(r)) return p;
     }
     if (mine.pending.empty() || !of_.polls) return nullptr;
@@ -125,43 +125,43 @@ void* block_reuse::own_pending(stream_heap& mine, alloc_request const& r) {
 }
 
 // Frees that threads still defer, before the heap grows.
-void* block_reuse::own_in_outboxes(stream_heap& mine, alloc_request const& r) {
-  if (!mine.empty_outboxes()) return nullptr;
+void* block_reuse::own_deferred(stream_heap& mine, alloc_request const& r) {
+  if (!mine.flush_deferred()) return nullptr;
   return own_pending(mine, r);
 }
 
 void* block_reuse::from_others(stream_heap& mine, alloc_request const& r, std::size_t at_most,
                                std::size_t most_donors) {
   if (heaps_.index.size() < 2) return nullptr;
-  clock::timeline& home = *mine.home.load();
+  clock::stream_clock& home = *mine.home.load();
   std::size_t const bytes = std::max(round_up(r.rounded, bins::unit), granule);
   std::size_t const alignment = std::max(r.alignment, bins::unit);
   void* out = nullptr;
   heaps_.donors_for(mine, bytes, most_donors, [&](stream_heap& other) {
     section const hold(other);
     if (heaps_.index.many())
-      other.lock.disown();  // else it stays listed by all its mapped bytes, for every miss
+      other.lock.revoke_bias();  // else it stays listed by all its mapped bytes, for every miss
     of_.count_search(1);
-    other.sought = fences_when_sought, other.quiet = 0;
-    clock::timeline const& line = *other.home.load();
-    std::uint64_t const up_to = home.covers_up_to(line);
+    other.wanted = fences_when_sought, other.unwanted = 0;
+    clock::stream_clock const& stream = *other.home.load();
+    std::uint64_t const up_to = home.covers_up_to(stream);
     // A block of the other heap that this stream freed is ordered, because the stream is the same.
-    held_block b;
-    auto const suits = [&](held_block const& h) {
-      return h.whole && h.stamps.size() == 1 && h.since <= up_to && h.whole->bytes >= bytes &&
-             h.whole->bytes <= at_most && h.whole->at % alignment == 0;
+    pending_block b;
+    auto const suits = [&](pending_block const& h) {
+      return h.block && h.stamps.size() == 1 && h.since <= up_to && h.block->bytes >= bytes &&
+             h.block->bytes <= at_most && h.block->at % alignment == 0;
     };
     if (other.pending.take(home.id(), suits, b)) {
       other.note_waiting();
-      other.counts.held_no_more(observe::size_pool::large, b.bytes);
-      of_.tell_held(observe::action::settled, b.whole->at, b.bytes, 0);
-      b.whole->is = state::live;
-      b.whole->marks.clear();
-      out = other.hand_out(*b.whole, r, &home);
+      other.counts.pending_no_more(observe::size_pool::large, b.bytes);
+      of_.record_pending(observe::action::free_completed, b.block->at, b.bytes, 0);
+      b.block->is = state::live;
+      b.block->users.clear();
+      out = other.hand_out(*b.block, r, &home);
       return true;
     }
-    piece* const p =
-        other.pieces.take_if(bytes, alignment, [&](piece const& f) { return of_.count_search(1), f.freed <= up_to; });
+    heap_block* const p = other.blocks.take_if(
+        bytes, alignment, [&](heap_block const& f) { return of_.count_search(1), f.freed <= up_to; });
     if (p) out = other.hand_out(*p, r, &home);
     return p != nullptr;
   });
@@ -169,66 +169,66 @@ void* block_reuse::from_others(stream_heap& mine, alloc_request const& r, std::s
 }
 
 void block_reuse::tell_wait(stream_heap& mine, clock::stamp s, address at, std::size_t bytes) const {
-  if (!of_.runtime.witness()) [[likely]]
+  if (!of_.runtime.observer()) [[likely]]
     return;
-  clock::timeline const& other = *clock::find(s.stream);
-  of_.runtime.witness()->wait_inserted({of_.device, mine.home.load()->handle()}, {other.device(), other.handle()}, at,
+  clock::stream_clock const& other = *clock::find(s.stream);
+  of_.runtime.observer()->wait_inserted({of_.device, mine.home.load()->handle()}, {other.device(), other.handle()}, at,
                                        bytes);
 }
 
-block_reuse::behind block_reuse::put_behind(stream_heap& mine, clock::stamp s) {
-  clock::timeline& home = *mine.home.load();
-  if (!clock::find(s.stream) || of_.ordered_or_complete(home, s)) return behind::already;
+block_reuse::ordering block_reuse::order_behind(stream_heap& mine, clock::stamp s) {
+  clock::stream_clock& home = *mine.home.load();
+  if (!clock::find(s.stream) || of_.ordered_or_complete(home, s)) return ordering::already;
   bool behind_all = false;
-  if (!home.wait(s, &behind_all).ok()) return behind::refused;
+  if (!home.wait(s, &behind_all).ok()) return ordering::refused;
   of_.counts.waited(behind_all);
   if (logs(of_.runtime, log_level::debug)) [[unlikely]]
     log(log_level::debug, {of_.device, home.id()},
         "made to wait for stream " + std::to_string(s.stream) + ", for its memory");
-  return behind::waits;
+  return ordering::waits;
 }
 
 // If the host runs ahead of the device, memory would grow with the distance. So the stream waits for the
 // block freed first, if a recorded fence leaves other such blocks to their users. It stays a few blocks
 // ahead, and no wait includes more work than it must. It waits for slots, which are small, only if many are
 // pending.
-void* block_reuse::behind_oldest(stream_heap& mine, alloc_request const& r) {
+void* block_reuse::oldest_after_a_wait(stream_heap& mine, alloc_request const& r) {
   if (mine.home.load()->carries_collectives()) return nullptr;
   std::vector<clock::stamp> stamps;
   address at = 0;
   std::size_t bytes = 0;
   {
     section const hold(mine);
-    held_block const* const oldest = worth_a_wait(mine, r);
+    pending_block const* const oldest = worth_a_wait(mine, r);
     if (!oldest) return nullptr;
     stamps = oldest->stamps;
-    at = oldest->whole ? oldest->whole->at : oldest->cut->start(oldest->index);
+    at = oldest->block ? oldest->block->at : oldest->in_slab->start(oldest->index);
     bytes = oldest->bytes;
   }
   for (clock::stamp const s : stamps) {
-    behind const now = put_behind(mine, s);
-    if (now == behind::refused) return nullptr;
-    if (now == behind::waits) tell_wait(mine, s, at, bytes);
+    ordering const now = order_behind(mine, s);
+    if (now == ordering::refused) return nullptr;
+    if (now == ordering::waits) tell_wait(mine, s, at, bytes);
   }
   section const hold(mine);
-  (void)mine.settle();
+  (void)mine.reclaim();
   return mine.take(r);
 }
 
 // Null: none, or too few others would remain. Requires: the lock.
-held_block const* block_reuse::worth_a_wait(stream_heap& mine, alloc_request const& r) {
+pending_block const* block_reuse::worth_a_wait(stream_heap& mine, alloc_request const& r) {
   bool const in_slots = r.size_class >= 0;
   bool const many = (in_slots ? mine.pending.bytes_in_slots() : mine.pending.bytes()) > 2 * mine.fence_after(8);
   if (in_slots ? !many : mine.pending.size() <= ahead) return nullptr;
-  auto const alike = [&](held_block const& b) {
-    if (in_slots) return b.cut && b.cut->size_class == r.size_class;
-    return b.whole && b.bytes >= r.rounded && b.bytes <= 2 * r.rounded &&
-           round_up(b.whole->at, r.alignment) + r.rounded <= b.whole->end();
+  auto const alike = [&](pending_block const& b) {
+    if (in_slots) return b.in_slab && b.in_slab->size_class == r.size_class;
+    return b.block && b.bytes >= r.rounded && b.bytes <= 2 * r.rounded &&
+           round_up(b.block->at, r.alignment) + r.rounded <= b.block->end();
   };
-  held_block const* oldest = nullptr;
-  auto const older = [&](held_block const& b) {
+  pending_block const* oldest = nullptr;
+  auto const older = [&](pending_block const& b) {
     of_.count_search(1);
-    if (alike(b) && (!oldest || b.turn < oldest->turn)) oldest = &b;
+    if (alike(b) && (!oldest || b.sequence < oldest->sequence)) oldest = &b;
     return in_slots ? oldest != nullptr : b.bytes > 2 * r.rounded;
   };
   in_slots ? mine.pending.first_given(looks, older) : mine.pending.fitting(r.rounded, looks, older);
@@ -236,7 +236,7 @@ held_block const* block_reuse::worth_a_wait(stream_heap& mine, alloc_request con
 
   std::vector<clock::stamp> fences;  // the stream would wait for these
   for (clock::stamp const s : oldest->stamps) {
-    clock::timeline* const user = clock::find(s.stream);
+    clock::stream_clock* const user = clock::find(s.stream);
     if (user && user->carries_collectives()) return nullptr;
     if (!user || of_.ordered_or_complete(*mine.home.load(), s)) continue;
     fences.push_back({s.stream, user->fence_covering(s.n)});
@@ -248,9 +248,9 @@ held_block const* block_reuse::worth_a_wait(stream_heap& mine, alloc_request con
                         [&](clock::stamp f) { return f.stream == s.stream && f.n >= s.n; });
   };
   auto const enough = [&](std::size_t needed) {
-    return [&, needed, beyond = std::size_t{0}](held_block const& b) mutable {
+    return [&, needed, beyond = std::size_t{0}](pending_block const& b) mutable {
       of_.count_search(1);
-      if ((in_slots ? b.cut != nullptr : alike(b)) && std::any_of(b.stamps.begin(), b.stamps.end(), waits_on))
+      if ((in_slots ? b.in_slab != nullptr : alike(b)) && std::any_of(b.stamps.begin(), b.stamps.end(), waits_on))
         beyond += in_slots ? b.slots() : 1;
       return enough_left = beyond >= needed;
     };
@@ -262,7 +262,7 @@ held_block const* block_reuse::worth_a_wait(stream_heap& mine, alloc_request con
 }
 
 // Waits for the users of the smallest and oldest own block that is large enough; if there is none, of all.
-std::size_t block_reuse::behind_own(stream_heap& mine, alloc_request const& r) {
+std::size_t block_reuse::own_after_a_wait(stream_heap& mine, alloc_request const& r) {
   std::vector<clock::stamp> stamps;
   struct wanted_block {
     clock::stamp behind;
@@ -272,13 +272,13 @@ std::size_t block_reuse::behind_own(stream_heap& mine, alloc_request const& r) {
   std::vector<wanted_block> wanted;  // for a witness
   {
     section const hold(mine);
-    auto const want = [&](held_block const& b) {
+    auto const want = [&](pending_block const& b) {
       for (clock::stamp const s : b.stamps)
-        wanted.push_back({s, b.whole ? b.whole->at : b.cut->start(b.index), b.bytes});
+        wanted.push_back({s, b.block ? b.block->at : b.in_slab->start(b.index), b.bytes});
     };
-    mine.pending.fitting(r.rounded, looks, [&](held_block const& b) {
+    mine.pending.fitting(r.rounded, looks, [&](pending_block const& b) {
       of_.count_search(1);
-      if (round_up(b.whole->at, r.alignment) + r.rounded > b.whole->end()) return false;
+      if (round_up(b.block->at, r.alignment) + r.rounded > b.block->end()) return false;
       stamps = b.stamps;
       want(b);
       return true;
@@ -286,26 +286,26 @@ std::size_t block_reuse::behind_own(stream_heap& mine, alloc_request const& r) {
     if (stamps.empty()) {
       stamps = mine.pending.newest();
       of_.count_search(stamps.size());
-      if (of_.runtime.witness()) mine.pending.each(want);
+      if (of_.runtime.observer()) mine.pending.each(want);
     }
   }
   for (clock::stamp const s : stamps) {
-    if (put_behind(mine, s) != behind::waits) continue;
+    if (order_behind(mine, s) != ordering::waits) continue;
     for (wanted_block const& b : wanted) {
       if (b.behind.stream == s.stream) tell_wait(mine, s, b.at, b.bytes);
     }
   }
   if (stamps.empty()) return 0;
   section const hold(mine);
-  return mine.settle();
+  return mine.reclaim();
 }
 
 void* block_reuse::after_a_wait(stream_heap& mine, alloc_request const& r, std::size_t& gave) {
-  clock::timeline& home = *mine.home.load();
+  clock::stream_clock& home = *mine.home.load();
   // A late part of a collective delays all ranks, and what it would wait for may itself wait for one of them,
   // through other streams. So a stream that carries collectives is never made to wait.
   if (home.carries_collectives()) return nullptr;
-  gave = behind_own(mine, r);
+  gave = own_after_a_wait(mine, r);
   if (gave) return nullptr;
 
   // Free blocks of other heaps: of those examined in a heap, the one freed first.
@@ -319,13 +319,13 @@ void* block_reuse::after_a_wait(stream_heap& mine, alloc_request const& r, std::
     {
       section const hold(other);
       oldest.stream = other.home.load()->id();
-      other.settle();
-      other.pieces.some_free(bytes, looks, [&](piece const& p) {
+      other.reclaim();
+      other.blocks.some_free(bytes, looks, [&](heap_block const& p) {
         of_.count_search(1);
         if (round_up(p.at, alignment) + bytes <= p.end() && (!oldest.n || p.freed < oldest.n)) oldest.n = p.freed;
       });
     }
-    if (oldest.n == 0 || put_behind(mine, oldest) != behind::waits) return false;
+    if (oldest.n == 0 || order_behind(mine, oldest) != ordering::waits) return false;
     if (!(out = from_others(mine, r, ~std::size_t{0}))) return false;
     tell_wait(mine, oldest, reinterpret_cast<address>(out), bytes);
     return true;

@@ -28,13 +28,13 @@ class block_reuse {
  private:
   void* in_order_of_calls(stream_heap& mine, alloc_request const&);  // the only policy when deterministic
   void* own_pending(stream_heap& mine, alloc_request const&);
-  void* own_in_outboxes(stream_heap& mine, alloc_request const&);
-  void* behind_oldest(stream_heap& mine, alloc_request const&);  // a device wait for a recorded fence
-  std::size_t behind_own(stream_heap& mine, alloc_request const&);  // Returns: bytes that came free
-  held_block const* worth_a_wait(stream_heap& mine, alloc_request const&);
+  void* own_deferred(stream_heap& mine, alloc_request const&);
+  void* oldest_after_a_wait(stream_heap& mine, alloc_request const&);  // a device wait for a recorded fence
+  std::size_t own_after_a_wait(stream_heap& mine, alloc_request const&);  // Returns: bytes that came free
+  pending_block const* worth_a_wait(stream_heap& mine, alloc_request const&);
   bool grows_for_what_waits(stream_heap const& mine, alloc_request const&);
-  enum class behind : std::uint8_t { already, waits, refused };
-  behind put_behind(stream_heap& mine, clock::stamp);  // the home waits for the stamp, on the device
+  enum class ordering : std::uint8_t { already, waits, refused };
+  ordering order_behind(stream_heap& mine, clock::stamp);  // the home waits for the stamp, on the device
   // Reports to an observer which bytes the wait is for.
   void tell_wait(stream_heap& mine, clock::stamp, address at, std::size_t bytes) const;
 

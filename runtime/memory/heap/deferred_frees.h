@@ -8,19 +8,19 @@
 
 namespace weir::memory {
 
-class outbox {
+class deferred_frees {
  public:
   static constexpr std::uint32_t most_slots = 64;
   static constexpr std::uint8_t first_limit = 4;        // slots, until it is found full
   static constexpr std::int64_t most_bytes = 128 << 10;
-  static_assert(most_slots <= pending_blocks::most_together);
+  static_assert(most_slots <= pending_queue::most_together);
 
   // Owner only. False: nothing has changed. The slot also waits for all work so far of `home`, the heap's
   // stream. unused: is raised by the slot's bytes that were not requested.
   // Requires: `was` is the state of that slot, live and without a note.
-  [[gnu::always_inline]] bool put(clock::timeline const* user, slab& from, std::uint32_t index, slot_byte& state,
+  [[gnu::always_inline]] bool put(clock::stream_clock const* user, slab& from, std::uint32_t index, slot_byte& state,
                                   std::uint8_t was, base::single_writer<std::int64_t>& unused,
-                                  clock::timeline const* home) noexcept {
+                                  clock::stream_clock const* home) noexcept {
     std::uint64_t const head = head_.begin();
     std::uint64_t const n = head & count_bits;
     if (n >= most_.load(base::memory_order_relaxed) || user != user_ || user->now().n != n_ ||
@@ -42,56 +42,56 @@ class outbox {
   bool is_for(clock::stamp s) const noexcept { return user_ && user_->id() == s.stream && n_ == s.n; }
   // From now on takes slots that `user` used up to number n. Requires: empty, open.
   // Throws: bad_alloc; it takes none then
-  void gather(clock::timeline const& user, std::uint64_t n, bool was_full, pending_blocks& home);
+  void gather(clock::stream_clock const& user, std::uint64_t n, bool was_full, pending_queue& home);
 
   // Any thread, with the heap's lock.
-  void set_shut() noexcept { most_.store(0, base::memory_order_relaxed); }
+  void set_revoked() noexcept { most_.store(0, base::memory_order_relaxed); }
   void wait_for_end() const noexcept { head_.wait_for_end(); }
   std::uint32_t count() const noexcept { return taken_ ? 0 : static_cast<std::uint32_t>(head_.get() & count_bits); }
   // Requires: shut, or the owner's call
   std::span<slabs::taken const> slots() const noexcept { return {slots_.data(), count()}; }
-  clock::timeline const* user() const noexcept { return user_; }
+  clock::stream_clock const* user() const noexcept { return user_; }
   clock::stamp stamp() const noexcept { return {user_->id(), n_}; }  // Requires: not empty
   // the home's number at the last free. Requires: as slots(), not empty
   std::uint64_t since() const noexcept { return since_; }
-  pending_blocks::room& room() noexcept { return room_; }
+  pending_queue::spare_node& spare() noexcept { return spare_; }
   void set_taken() noexcept {  // slots() are pending now. Requires: as slots()
     gone_bytes_ = bytes_.get();
-    told_here_ = {};
+    published_here_ = {};
     taken_ = true;
   }
   std::int64_t held_bytes() const noexcept { return bytes_.get() - gone_bytes_; }
   // Slots put in with the lock are counted by the heap's tally, as freed and as pending; the others here.
   struct sums { std::int64_t slots = 0, bytes = 0; };
-  void note_told(std::int64_t bytes) noexcept {
-    ++told_.slots, told_.bytes += bytes, ++told_here_.slots, told_here_.bytes += bytes;
+  void note_published(std::int64_t bytes) noexcept {
+    ++published_.slots, published_.bytes += bytes, ++published_here_.slots, published_here_.bytes += bytes;
   }
   // since forget()
-  sums untold() const noexcept {
-    return {static_cast<std::int64_t>(head_.get() / one_given) - told_.slots, bytes_.get() - told_.bytes};
+  sums unpublished() const noexcept {
+    return {static_cast<std::int64_t>(head_.get() / one_given) - published_.slots, bytes_.get() - published_.bytes};
   }
-  sums untold_here() const noexcept {
-    return {static_cast<std::int64_t>(count()) - told_here_.slots, held_bytes() - told_here_.bytes};
+  sums unpublished_here() const noexcept {
+    return {static_cast<std::int64_t>(count()) - published_here_.slots, held_bytes() - published_here_.bytes};
   }
   void end() noexcept {    // releases its host memory. Requires: shut, empty
     user_ = nullptr;
-    room_ = {};
+    spare_ = {};
   }
   void forget() noexcept;  // clears all counts, for another heap. Requires: shut, empty
 
  private:
   static constexpr std::uint64_t count_bits = 0x7f, one_given = 0x100;
-  base::owners_word head_;  // its count of slots, and from bit 8 on how many were ever put in
+  base::bias_word head_;  // its count of slots, and from bit 8 on how many were ever put in
   base::atomic<std::uint8_t> most_{0};           // the sign: a put needs fewer slots than this
   std::uint8_t limit_ = first_limit;             // `most_` while it is open
   bool taken_ = false;                           // slots() are gone: the owner sets the count to 0 when it opens
-  clock::timeline const* user_ = nullptr;        // null: takes none
+  clock::stream_clock const* user_ = nullptr;        // null: takes none
   std::uint64_t n_ = 0;                          // with `user_` the stamp
   std::uint64_t since_ = 0;                      // the home's number at the last put
   base::single_writer<std::int64_t> bytes_;      // ever put in
   std::int64_t gone_bytes_ = 0;  // of these, gone; written with the lock and the owner kept out
-  sums told_, told_here_;                        // put in with the lock: ever, and still here
-  pending_blocks::room room_;                    // so that its slots can always become pending
+  sums published_, published_here_;                        // put in with the lock: ever, and still here
+  pending_queue::spare_node spare_;                    // so that its slots can always become pending
   std::array<slabs::taken, most_slots> slots_{}; // the first count() of them
 };
 

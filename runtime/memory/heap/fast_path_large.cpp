@@ -12,17 +12,17 @@ class owners_section {  // as section
   [[gnu::always_inline]] owners_section(stream_heap& m, thread_cache& c) noexcept
       : memory_(m), cache_(c), held_(m.lock.enter(c.own)) {
     if (!held_) return;
-    before_ = m.pieces.free_pieces();
-    if (!m.counts.sets_aside() && &c == m.sole && c.has_untold()) c.tell(m.counts);
+    before_ = m.blocks.free_blocks();
+    if (!m.counts.sets_aside() && &c == m.sole && c.has_unpublished()) c.publish(m.counts);
   }
   owners_section(owners_section const&) = delete;
   [[gnu::always_inline]] ~owners_section() {
     if (!held_) return;
-    memory_.counts.free_pieces(static_cast<std::int64_t>(memory_.pieces.free_pieces()) -
+    memory_.counts.free_blocks(static_cast<std::int64_t>(memory_.blocks.free_blocks()) -
                                static_cast<std::int64_t>(before_));
     if (memory_.counts.is_used_up()) [[unlikely]]
-      cache_.tell(memory_.counts);
-    base::owned_mutex::leave(cache_.own);
+      cache_.publish(memory_.counts);
+    base::biased_mutex::leave(cache_.own);
   }
   bool held() const noexcept { return held_; }
 
@@ -35,17 +35,17 @@ class owners_section {  // as section
 
 }  // namespace
 
-void* allocate_large(thread_table const& mine, clock::timeline const* line, std::size_t bytes,
+void* allocate_large(thread_table const& mine, clock::stream_clock const* stream, std::size_t bytes,
                      std::size_t alignment) noexcept try {
-  auto const& e = mine.entries[thread_table::way_of(line)];
-  if (e.line != line || bytes > arena::most_bytes) [[unlikely]]
+  auto const& e = mine.entries[thread_table::bucket_of(stream)];
+  if (e.stream != stream || bytes > arena::most_bytes) [[unlikely]]
     return nullptr;
   if (alignment && ((alignment & (alignment - 1)) || alignment > largest_alignment)) [[unlikely]]
     return nullptr;
   stream_heap& m = *e.memory;
   owners_section const hold(m, *e.cache);
   if (!hold.held()) return nullptr;
-  piece* const p = m.pieces.take(round_up(bytes, bins::unit), alignment);
+  heap_block* const p = m.blocks.take(round_up(bytes, bins::unit), alignment);
   if (!p) return nullptr;
   p->home = m.home.load(base::memory_order_relaxed);
   p->requested = bytes;
@@ -57,17 +57,17 @@ void* allocate_large(thread_table const& mine, clock::timeline const* line, std:
 
 bool deallocate_large(thread_table const& mine, region const& in, address at) noexcept {
   stream_heap& m = *in.owner.load(base::memory_order_relaxed);
-  auto const& e = mine.entries[m.way];
+  auto const& e = mine.entries[m.bucket];
   if (e.memory != &m) return false;
   owners_section const hold(m, *e.cache);
   if (!hold.held()) return false;
-  piece* const p = in.starting_near(at);
-  clock::timeline const* const home = m.home.load(base::memory_order_relaxed);
-  if (!p || p->at != at || p->is != state::live || p->home != home || !p->marks.empty()) return false;
+  heap_block* const p = in.starting_near(at);
+  clock::stream_clock const* const home = m.home.load(base::memory_order_relaxed);
+  if (!p || p->at != at || p->is != state::live || p->home != home || !p->users.empty()) return false;
   if (m.index.size() > 1 && m.freed_since_fence + p->bytes >= m.fence_at_home_after()) return false;
   m.freed_since_fence += p->bytes;
   m.counts.freed(observe::size_pool::large, p->bytes, p->requested);
-  m.pieces.give(*p, home->now().n);
+  m.blocks.give(*p, home->now().n);
   return true;
 }
 

@@ -25,10 +25,10 @@ class heap_index {
   static constexpr std::size_t few = 16;
   static constexpr int sizes = 20;
   static constexpr std::size_t smallest = 32 << 10;  // bytes, of row 0; each next row doubles
-  static constexpr rows whole = rows{1} << sizes, waits = whole << 1;
+  static constexpr rows whole_handle = rows{1} << sizes, waits = whole_handle << 1;
 
   static rows of_size(std::size_t largest) noexcept { return largest < smallest ? 0 : rows{1} << row(largest); }
-  static rows at_least(std::size_t bytes) noexcept { return (whole - 1) & (~rows{0} << row(bytes)); }
+  static rows at_least(std::size_t bytes) noexcept { return (whole_handle - 1) & (~rows{0} << row(bytes)); }
 
   std::size_t size() const noexcept { return size_.load(base::memory_order_acquire); }
   bool many() const noexcept { return size() > few; }

@@ -6,7 +6,7 @@
 
 namespace weir::memory {
 
-stream_heap& heap_table::of(clock::timeline& t) {
+stream_heap& heap_table::of(clock::stream_clock& t) {
   auto& near = recent_[t.id() % recent_.size()];
   if (stream_heap* const m = near.load(base::memory_order_acquire); m && m->home.load(base::memory_order_acquire) == &t)
     return *m;
@@ -15,7 +15,7 @@ stream_heap& heap_table::of(clock::timeline& t) {
   return found;
 }
 
-stream_heap& heap_table::find(clock::timeline& t) {
+stream_heap& heap_table::find(clock::stream_clock& t) {
   {
     base::lock_guard hold(making_);
     auto const found = by_stream_.find(t.id());
@@ -35,7 +35,7 @@ stream_heap& heap_table::find(clock::timeline& t) {
   // all are updated only when their number has doubled, because each is locked
   bool const all = (heaps_.size() & (heaps_.size() - 1)) == 0;
   for (auto m = all ? heaps_.begin() : heaps_.end() - 1; heaps_.size() > 1 && m != heaps_.end(); ++m) {
-    base::owned_lock share((*m)->lock);
+    base::biased_lock share((*m)->lock);
     (*m)->share(of_.counts.shared());
   }
   index.add(*heaps_.back());
@@ -46,31 +46,31 @@ void heap_table::ask_the_retired() {
   // otherwise a rank may be waiting for this thread
   bool const may_wait = of_.deterministic && of_.clocks.collectives_given().empty();
   index.each([&](stream_heap& m) {
-    clock::timeline& line = *m.home.load();
-    if (line.alive() != clock::life::retired) return;
+    clock::stream_clock& stream = *m.home.load();
+    if (stream.alive() != clock::life::retired) return;
     if (may_wait) m.finish();
-    if (!of_.clocks.complete(line.now())) (void)of_.clocks.poll(line.now());
+    if (!of_.clocks.complete(stream.now())) (void)of_.clocks.poll(stream.now());
   });
 }
 
 // A retired stream leaves its heap, with all that is cached there, to the next stream.
-stream_heap* heap_table::inherit(clock::timeline& heir) {
+stream_heap* heap_table::inherit(clock::stream_clock& heir) {
   for (auto const& m : heaps_) {
     if (m->home.load()->alive() != clock::life::retired) continue;  // changes under making_
     section const hold(*m);
-    clock::timeline& old = *m->home.load();
+    clock::stream_clock& old = *m->home.load();
     if (!of_.clocks.complete(old.now())) continue;
     for (thread_cache* c : m->caches) {
-      c->shut();
-      (void)m->send_home(*c);
+      c->revoke();
+      (void)m->flush(*c);
     }
-    m->settle();
+    m->reclaim();
     if (!m->pending.empty()) continue;
     by_stream_.emplace(heir.id(), m.get());
     by_stream_.erase(old.id());
     for (thread_cache* c : m->caches) m->empty(*c);
-    m->pieces.forget_stamps(), m->small.forget_stamps();  // they are no numbers of the new stream
-    m->home.store(&heir), m->home_held = heir.hold();
+    m->blocks.forget_stamps(), m->slots.forget_stamps();  // they are no numbers of the new stream
+    m->home.store(&heir), m->home_lifetime = heir.hold();
     m->readers.store(readers_);
     return m.get();
   }
@@ -86,30 +86,30 @@ std::vector<stream_heap*> heap_table::all() const {
 }
 
 // Pending blocks that are known to be complete become free only when a search looks at them.
-std::size_t heap_table::settle_known() const {
+std::size_t heap_table::reclaim_known() const {
   if (of_.deterministic) return 0;
   std::size_t bytes = 0;
   index.some(heap_index::waits, 0, [&](stream_heap& m) {
     if (m.counts.bytes_pending() == 0) return false;
     section const hold(m);
-    bytes += m.settle();
+    bytes += m.reclaim();
     return false;
   });
   return bytes;
 }
 
-observe::lent_slots heap_table::cached() const {
-  observe::lent_slots all;
+observe::cached_slots heap_table::cached() const {
+  observe::cached_slots all;
   index.each([&](stream_heap const& m) {
-    base::owned_lock const hold(m.lock);
-    all += m.lent_before;
+    base::biased_lock const hold(m.lock);
+    all += m.cached_before;
     for (thread_cache const* c : m.caches) all += c->counted();
   });
   return all;
 }
 
-std::vector<observe::tally const*> heap_table::tallies() const {
-  std::vector<observe::tally const*> all;
+std::vector<observe::heap_counters const*> heap_table::heap_counts() const {
+  std::vector<observe::heap_counters const*> all;
   for (stream_heap const* m : this->all()) all.push_back(&m->counts);
   return all;
 }
@@ -133,7 +133,7 @@ void heap_table::remove_readers(std::uint64_t devices) {
   readers_ &= ~devices;
 }
 
-void heap_table::remove_own_readers(clock::timeline& home) noexcept {
+void heap_table::remove_own_readers(clock::stream_clock& home) noexcept {
   base::lock_guard const hold(making_);
   auto const found = by_stream_.find(home.id());
   if (found != by_stream_.end()) found->second->readers.store(found->second->readers.load() & readers_);

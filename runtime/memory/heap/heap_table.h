@@ -16,11 +16,11 @@ class heap_table {
  public:
   explicit heap_table(device_context& of) : of_(of) {}
 
-  stream_heap& of(clock::timeline&);  // made if missing. Throws: bad_alloc
+  stream_heap& of(clock::stream_clock&);  // made if missing. Throws: bad_alloc
   std::vector<stream_heap*> all() const;
   // Calls `act` with the heap of that stream, if any, under the table's lock.
   template <class Do>
-  void if_any(clock::timeline const& home, Do act) const {
+  void if_any(clock::stream_clock const& home, Do act) const {
     base::lock_guard const hold(making_);
     auto const found = by_stream_.find(home.id());
     if (found != by_stream_.end()) act(*found->second);
@@ -39,15 +39,15 @@ class heap_table {
     return (mine.readers.load() & ~other.readers.load()) == 0;
   }
 
-  std::size_t settle_known() const;  // by what is known, not in deterministic mode; bytes that became free
-  std::vector<observe::tally const*> tallies() const;
-  observe::lent_slots cached() const;  // what thread caches hold
+  std::size_t reclaim_known() const;  // by what is known, not in deterministic mode; bytes that became free
+  std::vector<observe::heap_counters const*> heap_counts() const;
+  observe::cached_slots cached() const;  // what thread caches hold
 
   // The devices that memory of one heap, or of all heaps and future ones, is open to. A bit each.
   void add_readers(stream_heap& one, std::uint64_t readers);
   bool add_readers_of_all(std::uint64_t readers, std::size_t known);  // false: there are more than `known` heaps
   void remove_readers(std::uint64_t);
-  void remove_own_readers(clock::timeline& home) noexcept;
+  void remove_own_readers(clock::stream_clock& home) noexcept;
 
   // For the end of the device's memory. Requires: no other thread.
   std::vector<std::unique_ptr<stream_heap>> const& at_the_end() const noexcept { return heaps_; }
@@ -56,8 +56,8 @@ class heap_table {
   base::atomic<std::size_t> scan_start{0};  // where a miss begins among many heaps
 
  private:
-  stream_heap& find(clock::timeline&);
-  stream_heap* inherit(clock::timeline& heir);  // Requires: making_
+  stream_heap& find(clock::stream_clock&);
+  stream_heap* inherit(clock::stream_clock& heir);  // Requires: making_
   void ask_the_retired();                       // whether their work is complete, so that they can be inherited
 
   device_context& of_;

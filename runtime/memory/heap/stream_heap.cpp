@@ -9,61 +9,62 @@
 namespace weir::memory {
 namespace {
 
-using users_of_block = std::vector<clock::timeline*>;
-bool is_marked(users_of_block const& of, clock::timeline const& user) noexcept {
+using users_of_block = std::vector<clock::stream_clock*>;
+bool is_marked(users_of_block const& of, clock::stream_clock const& user) noexcept {
   for (auto const* const one : of) {  // one or two: the loop of a library search is slower
     if (one == &user) return true;
   }
   return false;
 }
 
-stream_heap::range use_slot(slab& s, clock::timeline* home, address a, clock::timeline& user) {  // Throws: bad_alloc
+stream_heap::range use_slot(slab& s, clock::stream_clock* home, address a,
+                            clock::stream_clock& user) {  // Throws: bad_alloc
   std::uint32_t const i = s.index(a);
   if (i >= s.slots || s.at(i) != slot::live) return {};
   slab::note* const n = s.note_of(i);
   std::uint32_t const unused = n && n->unused ? n->unused : slab::unused_of(s.byte(i), s.byte(i).get(), s.size);
   if (n && n->home) home = n->home;
-  if (&user != home) s.mark(i, user);
+  if (&user != home) s.record_use(i, user);
   return {reinterpret_cast<void*>(s.start(i)), s.size - unused};  // NOLINT(performance-no-int-to-ptr)
 }
 }  // namespace
 
 void* stream_heap::take(alloc_request const& r) {
   if (r.size_class < 0) {
-    piece* const p = pieces.take(r.rounded, r.alignment);
+    heap_block* const p = blocks.take(r.rounded, r.alignment);
     return p ? hand_out(*p, r, nullptr) : nullptr;
   }
-  auto got = small.take(r.size_class, r.bytes);
+  auto got = slots.take(r.size_class, r.bytes);
   if (!got.from) {
-    std::size_t const wanted = small.next_run_bytes(r.size_class), bytes = small.usual_next_run_bytes(r.size_class),
+    std::size_t const wanted = slots.next_run_bytes(r.size_class), bytes = slots.usual_next_run_bytes(r.size_class),
                       alignment = slabs::run_alignment(r.size_class);
-    piece* run = pieces.take_run(wanted, alignment);
-    if (!run && bytes < wanted) run = pieces.take_run(bytes, alignment);
-    if (!run && small.has_shed()) run = pieces.take_short_run(bytes, alignment, size_classes::bytes(r.size_class));
+    heap_block* run = blocks.take_run(wanted, alignment);
+    if (!run && bytes < wanted) run = blocks.take_run(bytes, alignment);
+    if (!run && slots.has_shed()) run = blocks.take_short_run(bytes, alignment, size_classes::bytes(r.size_class));
     if (!run) return nullptr;
     cut_run(*run, r.size_class);
-    got = small.take(r.size_class, r.bytes);
+    got = slots.take(r.size_class, r.bytes);
   }
   return hand_out(got, r);
 }
 
 void* stream_heap::take_or_shed(alloc_request const& r) {
   if (void* const p = take(r)) return p;
-  return r.size_class >= 0 && small.worth_shedding(of.space.page_bytes()) && shed_cells() ? take(r) : nullptr;
+  return r.size_class >= 0 && slots.worth_shedding(of.space.page_bytes()) && return_idle_cells() ? take(r) : nullptr;
 }
 
 void* stream_heap::take_anywhere(alloc_request const& r) {
   if (r.size_class < 0) {
-    piece* const p = pieces.take_anywhere(r.rounded, r.alignment);
+    heap_block* const p = blocks.take_anywhere(r.rounded, r.alignment);
     return p ? hand_out(*p, r, nullptr) : nullptr;
   }
-  piece* const run = pieces.take_run_anywhere(small.usual_next_run_bytes(r.size_class), granule);
+  heap_block* const run = blocks.take_run_anywhere(slots.usual_next_run_bytes(r.size_class), granule);
   if (!run) return nullptr;
   cut_run(*run, r.size_class);
-  return hand_out(small.take(r.size_class, r.bytes), r);
+  return hand_out(slots.take(r.size_class, r.bytes), r);
 }
 
-void* stream_heap::hand_out(piece& p, alloc_request const& r, clock::timeline* other_home) {
+void* stream_heap::hand_out(heap_block& p, alloc_request const& r, clock::stream_clock* other_home) {
   p.home = other_home ? other_home : home.load();
   p.requested = r.bytes;
   counts.allocated(observe::size_pool::large, p.bytes, r.bytes);
@@ -79,12 +80,12 @@ void* stream_heap::hand_out(slabs::taken got, alloc_request const& r) {
   return reinterpret_cast<void*>(got.from->start(got.index));
 }
 
-void stream_heap::cut_run(piece& run, int size_class) {
+void stream_heap::cut_run(heap_block& run, int size_class) {
   std::size_t const bytes = run.bytes;
   try {
-    small.add(run, size_class, this, way);
+    slots.add(run, size_class, this, bucket);
   } catch (...) {
-    pieces.release_done(run);
+    blocks.release_done(run);
     throw;
   }
   counts.run_cut(static_cast<std::int64_t>(bytes));
@@ -92,9 +93,9 @@ void stream_heap::cut_run(piece& run, int size_class) {
 }
 
 void stream_heap::return_run(slab& s) noexcept {
-  small.remove(s, [&](piece& part) {
+  slots.remove(s, [&](heap_block& part) {
     run_gone(part.bytes);
-    pieces.give(part, s.freed);
+    blocks.give(part, s.freed);
   });
 }
 
@@ -104,51 +105,51 @@ void stream_heap::run_gone(std::size_t bytes) noexcept {
 }
 
 // Returns unused cells to the arena, for other sizes.
-std::size_t stream_heap::shed_cells() {
-  (void)shut_and_empty();
-  std::size_t const before = small.in_runs();
-  small.shed(
-      [&](piece& part, address from, std::size_t bytes) {
-        piece* const rest = pieces.give_part(part, from, bytes, part.cut->freed);
+std::size_t stream_heap::return_idle_cells() {
+  (void)revoke_and_empty();
+  std::size_t const before = slots.in_runs();
+  slots.shed(
+      [&](heap_block& part, address from, std::size_t bytes) {
+        heap_block* const rest = blocks.give_part(part, from, bytes, part.in_slab->freed);
         run_gone(bytes);
         return rest;
       },
       [&](slab& s) { return_run(s); });
-  return before - small.in_runs();
+  return before - slots.in_runs();
 }
 
-void stream_heap::settled(held_block const& b, std::uint64_t freed) noexcept {
-  if (b.whole) {
-    counts.held_no_more(observe::size_pool::large, b.bytes);
-    of.tell_held(observe::action::settled, b.whole->at, b.bytes, 0);
-    return pieces.give(*b.whole, freed);
+void stream_heap::reclaimed(pending_block const& b, std::uint64_t freed) noexcept {
+  if (b.block) {
+    counts.pending_no_more(observe::size_pool::large, b.bytes);
+    of.record_pending(observe::action::free_completed, b.block->at, b.bytes, 0);
+    return blocks.give(*b.block, freed);
   }
-  counts.held_no_more(observe::size_pool::small, b.bytes, b.slots());
+  counts.pending_no_more(observe::size_pool::small, b.bytes, b.slots());
   b.each_slot([&](slabs::taken s) {
-    of.tell_held(observe::action::settled, s.from->start(s.index), s.from->size, 0);
-    if (small.give(*s.from, s.index, freed)) return_run(*s.from);
+    of.record_pending(observe::action::free_completed, s.from->start(s.index), s.from->size, 0);
+    if (slots.give(*s.from, s.index, freed)) return_run(*s.from);
   });
 }
 
 void stream_heap::note_waiting() noexcept {
   std::int64_t bytes = 0;
-  for (thread_cache const* c : caches) bytes += c->out.untold_here().bytes;
+  for (thread_cache const* c : caches) bytes += c->out.unpublished_here().bytes;
   if (bytes) counts.also_waiting(bytes);
 }
 
-std::size_t stream_heap::settle() {
-  clock::timeline& here = *home.load();
+std::size_t stream_heap::reclaim() {
+  clock::stream_clock& here = *home.load();
   std::size_t bytes = 0;
-  pending.settle(
-      [&](clock::stamp s, held_block& b) {
+  pending.reclaim(
+      [&](clock::stamp s, pending_block& b) {
         bool const yes = of.ordered_or_complete(here, s, b.since);
         of.count_search(!yes);  // a block that is reclaimed is the search's result
         return yes;
       },
-      [&](held_block const& b) {
+      [&](pending_block const& b) {
         if (bytes == 0) note_waiting();
         bytes += b.bytes;
-        settled(b, b.since);
+        reclaimed(b, b.since);
       });
   return bytes;
 }
@@ -165,17 +166,17 @@ void stream_heap::finish() {
   }
 }
 
-stream_heap::range stream_heap::use(region& r, address a, clock::timeline& user) noexcept try {
+stream_heap::range stream_heap::use(region& r, address a, clock::stream_clock& user) noexcept try {
   if (slab* const s = r.slab_at(a)) return use_slot(*s, home.load(base::memory_order_relaxed), a, user);
-  piece* const p = r.covering(a);
+  heap_block* const p = r.covering(a);
   if (!p || p->is != state::live) return {};
-  if (&user != p->home && !is_marked(p->marks, user)) add_mark(p->marks, user);
+  if (&user != p->home && !is_marked(p->users, user)) add_user(p->users, user);
   return {reinterpret_cast<void*>(p->at), p->requested};  // NOLINT(performance-no-int-to-ptr)
 } catch (...) {
   return {};
 }
 
-homed_handle const& stream_heap::homed(handle const& h) {
+aliased_handle const& stream_heap::aliased(handle const& h) {
   section const hold(*this);
   return handles.at(h.at);
 }
@@ -184,14 +185,14 @@ void stream_heap::note_mapped(handle const& h) noexcept {
   peer_bytes += of.open_bytes(h);
   of.counts.handle_mapped();
   counts.mapped(static_cast<std::int64_t>(h.bytes));
-  tell_mapped(h, observe::action::map);
+  record_mapping(h, observe::action::map);
 }
 
 void stream_heap::note_unmapped(handle const& h) noexcept {
   peer_bytes -= of.open_bytes(h);
   of.counts.handle_gone();
   counts.mapped(-static_cast<std::int64_t>(h.bytes));
-  tell_mapped(h, observe::action::unmap);
+  record_mapping(h, observe::action::unmap);
 }
 
 void stream_heap::note_readers(handle& h, std::uint64_t more) noexcept {
@@ -200,7 +201,7 @@ void stream_heap::note_readers(handle& h, std::uint64_t more) noexcept {
   peer_bytes += of.open_bytes(h);
 }
 
-void stream_heap::tell_mapped(handle const& h, observe::action what) const noexcept {
+void stream_heap::record_mapping(handle const& h, observe::action what) const noexcept {
   observe::note(what, reinterpret_cast<void const*>(h.at), h.bytes, home.load()->id(), of.runtime.id(), of.device,
                 {nullptr, nullptr, 0});
   if (!logs(of.runtime, log_level::debug)) [[likely]]
@@ -213,11 +214,11 @@ heap_index::rows stream_heap::to_be_listed() const noexcept {
   heap_index::rows const waits = pending.empty() ? 0 : heap_index::waits;
   if (lock.is_owned()) {
     auto const mapped = static_cast<std::size_t>(counts.bytes_mapped());
-    return waits | heap_index::of_size(mapped) | (mapped ? heap_index::whole : 0);
+    return waits | heap_index::of_size(mapped) | (mapped ? heap_index::whole_handle : 0);
   }
-  bool const whole = !pieces.regions().empty() && pieces.most_free() >= pieces.regions().front()->page_bytes;
-  std::size_t const largest = std::max(pieces.most_for_blocks(), pending.largest());
-  return waits | heap_index::of_size(largest) | (whole ? heap_index::whole : 0);
+  bool const whole = !blocks.regions().empty() && blocks.most_free() >= blocks.regions().front()->page_bytes;
+  std::size_t const largest = std::max(blocks.most_for_blocks(), pending.largest());
+  return waits | heap_index::of_size(largest) | (whole ? heap_index::whole_handle : 0);
 }
 
 }  // namespace weir::memory

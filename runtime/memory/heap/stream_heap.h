@@ -21,23 +21,23 @@ namespace weir::memory {
 
 class stream_heap {
  public:
-  stream_heap(device_context& d, heap_index& all, clock::timeline& t)
-      : of(d), index(all), number(all.size()), way(thread_table::way_of(&t)), home(&t), home_held(t.hold()) {}
+  stream_heap(device_context& d, heap_index& all, clock::stream_clock& t)
+      : of(d), index(all), number(all.size()), bucket(thread_table::bucket_of(&t)), home(&t), home_lifetime(t.hold()) {}
 
   // From mapped memory. Null: nothing mapped fits. Require the lock.
   void* take(alloc_request const&);
   void* take_or_shed(alloc_request const&);
   void* take_anywhere(alloc_request const&);  // blocks also where runs would lie, and runs among blocks
-  void* hand_out(piece&, alloc_request const&, clock::timeline* other_home);
+  void* hand_out(heap_block&, alloc_request const&, clock::stream_clock* other_home);
   void* hand_out(slabs::taken, alloc_request const&);
-  void cut_run(piece& run, int size_class);  // Throws: bad_alloc; the run is free again then
+  void cut_run(heap_block& run, int size_class);  // Throws: bad_alloc; the run is free again then
   void return_run(slab&) noexcept;
-  std::size_t shed_cells();  // Returns: bytes of its runs that are free blocks now
+  std::size_t return_idle_cells();  // Returns: bytes of its runs that are free blocks now
 
   // Pending blocks. Require the lock.
-  std::size_t settle();  // by what is known; bytes that became free
+  std::size_t reclaim();  // by what is known; bytes that became free
   // Requires: all use of the block is ordered before the stamp (home, freed)
-  void settled(held_block const&, std::uint64_t freed) noexcept;
+  void reclaimed(pending_block const&, std::uint64_t freed) noexcept;
   void note_waiting() noexcept;  // counts deferred frees for the peaks; before a block is pending no more
   void finish();                 // Blocks: until the home and all that blocks wait for are complete. Requires: no lock
 
@@ -47,13 +47,13 @@ class stream_heap {
   void spill(thread_cache&, int size_class) noexcept;
   bool open(thread_cache&) noexcept;  // false: it has to stay shut
   // Defers the free of a slot that `user` still uses. False: not deferred. due: a fence of `user` is due
-  bool post(thread_cache&, slabs::taken, clock::timeline& user, clock::stamp, bool& due) noexcept;
-  bool may_wait_in_outbox(region const&, void const*, clock::timeline const& user) const noexcept;
-  std::size_t send_home(thread_cache&) noexcept;  // deferred frees become pending; bytes. Requires: lock; shut or owner
+  bool defer_free(thread_cache&, slabs::taken, clock::stream_clock& user, clock::stamp, bool& due) noexcept;
+  bool may_defer_free(region const&, void const*, clock::stream_clock const& user) const noexcept;
+  std::size_t flush(thread_cache&) noexcept;  // deferred frees become pending; bytes. Requires: lock; shut or owner
   std::size_t empty(thread_cache&) noexcept;      // bytes. Requires: the lock, shut
-  std::size_t shut_and_empty() noexcept;          // all caches; bytes. Requires: the lock
+  std::size_t revoke_and_empty() noexcept;          // all caches; bytes. Requires: the lock
   std::size_t empty_caches();                     // likewise, and sheds cells. Requires: no lock
-  std::size_t empty_outboxes();                   // deferred frees become pending. Requires: no lock
+  std::size_t flush_deferred();                   // deferred frees become pending. Requires: no lock
   void leave(thread_cache&) noexcept;             // the cache's thread ends, or the heap does. Requires: no lock
 
   // For a copy: the live block at the address, marked for that stream. Requires: the lock
@@ -61,14 +61,14 @@ class stream_heap {
     void* base = nullptr;
     std::size_t bytes = 0;
   };
-  range use(region&, address, clock::timeline& user) noexcept;
+  range use(region&, address, clock::stream_clock& user) noexcept;
 
   // Handles of this heap. Require the lock.
-  homed_handle const& homed(handle const&);    // Requires: no lock, its address reserved
+  aliased_handle const& aliased(handle const&);    // Requires: no lock, its address reserved
   void note_mapped(handle const&) noexcept;    // counts and reports it
   void note_unmapped(handle const&) noexcept;  // likewise
   void note_readers(handle&, std::uint64_t more) noexcept;
-  void tell_mapped(handle const&, observe::action) const noexcept;  // to the history
+  void record_mapping(handle const&, observe::action) const noexcept;  // to the history
 
   // Bytes freed between two fences of a stream: a share of what the heap has mapped.
   static constexpr std::size_t fence_least = 16 << 20;
@@ -78,29 +78,29 @@ class stream_heap {
   }
   // While no other stream looks for memory here, each fence doubles the distance to the next, up to 16 times.
   std::size_t fence_at_home_after() const noexcept {
-    return fence_after(sought ? 5 : 0) << (of.fence_interval ? 0 : std::min(quiet, 4));
+    return fence_after(wanted ? 5 : 0) << (of.fence_interval ? 0 : std::min(unwanted, 4));
   }
 
   device_context& of;
   heap_index& index;         // of all heaps of the device
   std::size_t const number;  // its number there
-  std::size_t const way;     // the thread_table entry of a thread's cache for it
+  std::size_t const bucket;     // the thread_table entry of a thread's cache for it
   // guards all below, and changes of `home`: stamp numbers belong to the home that was read with it
-  mutable base::owned_mutex lock;
-  base::atomic<clock::timeline*> home;
-  std::shared_ptr<void const> home_held;  // so that no other stream gets that object
-  arena pieces;
-  slabs small;
-  pending_blocks pending;
-  std::map<address, homed_handle> handles;  // by address
+  mutable base::biased_mutex lock;
+  base::atomic<clock::stream_clock*> home;
+  std::shared_ptr<void const> home_lifetime;  // so that no other stream gets that object
+  arena blocks;
+  slabs slots;
+  pending_queue pending;
+  std::map<address, aliased_handle> handles;  // by address
   // mapped without access, because the driver refused all else; tried again when memory is released
   std::vector<released> unusable;
   std::size_t freed_since_fence = 0;   // bytes freed that only the home has used
   base::atomic<unsigned> borrowed{0};  // blocks of other heaps since it last got pages, or was refused some, for that
-  int sought = 0;                      // fences of the home that still come early: another stream looked here
-  int quiet = 0;                       // fences of the home since another stream looked here
-  std::size_t held_since_fence = 0;    // bytes that wait for other streams without a fence since
-  observe::tally counts;
+  int wanted = 0;                      // fences of the home that still come early: another stream looked here
+  int unwanted = 0;                       // fences of the home since another stream looked here
+  std::size_t pending_since_fence = 0;    // bytes that wait for other streams without a fence since
+  observe::heap_counters counts;
   std::vector<thread_cache*> caches;
   // The only cache, if this is its device's only heap. Its thread may write `counts` inside its own calls.
   // Every other thread shuts it first, which section does.
@@ -108,7 +108,7 @@ class stream_heap {
   void hear() noexcept;                          // counts what `sole` has not reported. Requires: sole, the lock
   void caches_changed() noexcept;                // Requires: the lock
   void share(observe::shared_levels&) noexcept;  // Requires: the lock
-  observe::lent_slots lent_before;               // counts of caches that are gone
+  observe::cached_slots cached_before;               // counts of caches that are gone
   std::size_t peer_bytes = 0;                    // of handles that other devices may use
   heap_index::rows listed = 0;                   // its rows in the index
   // other devices that each handle is open to, a bit each. Bits are set while mapping halts, and cleared at
@@ -127,26 +127,26 @@ class stream_heap {
 };
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Winvalid-offsetof"
-static_assert(sizeof(base::owned_mutex) == 72 && offsetof(stream_heap, lock) == 32 &&
+static_assert(sizeof(base::biased_mutex) == 72 && offsetof(stream_heap, lock) == 32 &&
               offsetof(stream_heap, home) == 104);
-static_assert(offsetof(stream_heap, pieces) == 128);
+static_assert(offsetof(stream_heap, blocks) == 128);
 #pragma GCC diagnostic pop
 
 // Holds a heap's lock. Counts what `sole` has not reported and the change in free blocks; lists the heap.
 class section {
  public:
-  explicit section(stream_heap& m) : hold_(m.lock), heap_(m), before_(m.pieces.free_pieces()) {
+  explicit section(stream_heap& m) : hold_(m.lock), heap_(m), before_(m.blocks.free_blocks()) {
     if (m.sole) m.hear();
   }
   ~section() {
-    if (heap_.pieces.free_pieces() != before_)
-      heap_.counts.free_pieces(static_cast<std::int64_t>(heap_.pieces.free_pieces()) -
+    if (heap_.blocks.free_blocks() != before_)
+      heap_.counts.free_blocks(static_cast<std::int64_t>(heap_.blocks.free_blocks()) -
                                static_cast<std::int64_t>(before_));
     heap_.list();
   }
 
  private:
-  base::owned_lock hold_;
+  base::biased_lock hold_;
   stream_heap& heap_;
   std::size_t const before_;
 };

@@ -8,20 +8,20 @@
 namespace weir::memory {
 
 void stream_heap::hear() noexcept {
-  thread_table::entry const& mine = thread_table::mine().entries[way];
-  if (mine.cache != sole || mine.memory != this) sole->shut();
-  if (sole->has_untold()) sole->tell(counts);
+  thread_table::entry const& mine = thread_table::mine().entries[bucket];
+  if (mine.cache != sole || mine.memory != this) sole->revoke();
+  if (sole->has_unpublished()) sole->publish(counts);
 }
 
 void stream_heap::caches_changed() noexcept {
   thread_cache* const now = caches.size() == 1 && !counts.is_shared() ? caches.front() : nullptr;
   if (now != sole) {
-    if (sole) hear(), sole->tell_no_more();
-    if (now) now->shut(), now->tell(counts);
+    if (sole) hear(), sole->publish_freely();
+    if (now) now->revoke(), now->publish(counts);
     sole = now;
   }
   for (thread_cache* c : caches) {
-    if (c != now && !c->has_untold()) c->tell_no_more();
+    if (c != now && !c->has_unpublished()) c->publish_freely();
   }
   counts.set_alone(!counts.is_shared() && caches.size() <= 1);
 }
@@ -29,7 +29,7 @@ void stream_heap::caches_changed() noexcept {
 void stream_heap::share(observe::shared_levels& with) noexcept {
   if (sole) {
     hear();
-    std::exchange(sole, nullptr)->tell_no_more();
+    std::exchange(sole, nullptr)->publish_freely();
   }
   counts.share(with);
 }
@@ -41,24 +41,24 @@ slab& slab_of(address_space const& space, cached_slot s) noexcept {
 }  // namespace
 
 std::size_t stream_heap::empty(thread_cache& c) noexcept {
-  std::int64_t slots = 0;
+  std::int64_t emptied = 0;
   std::size_t bytes = 0;
   std::uint64_t const now = home.load()->now().n;
   c.each([&](cached_slot s) {
     slab& from = slab_of(of.space, s);
-    ++slots, bytes += from.size;
-    if (small.take_back(from, from.index(s.at), c.freed(from.size_class, now))) return_run(from);
+    ++emptied, bytes += from.size;
+    if (slots.return_from_cache(from, from.index(s.at), c.freed(from.size_class, now))) return_run(from);
   });
   c.empty();
-  if (slots) counts.returned(slots, bytes);
-  (void)send_home(c);
+  if (emptied) counts.returned(emptied, bytes);
+  (void)flush(c);
   return bytes;
 }
 
-std::size_t stream_heap::shut_and_empty() noexcept {
+std::size_t stream_heap::revoke_and_empty() noexcept {
   std::size_t bytes = 0;
   for (thread_cache* c : caches) {
-    c->shut();
+    c->revoke();
     bytes += empty(*c);
   }
   return bytes;
@@ -67,13 +67,13 @@ std::size_t stream_heap::shut_and_empty() noexcept {
 // Requires: the registry's lock. The cache stays shut.
 void stream_heap::leave(thread_cache& c) noexcept {
   section const hold(*this);
-  c.shut();
-  c.tell(counts);
+  c.revoke();
+  c.publish(counts);
   empty(c);
-  c.tell(counts);
-  lent_before += c.counted();
+  c.publish(counts);
+  cached_before += c.counted();
   c.of.store(nullptr);
-  lock.disown(c.own);
+  lock.revoke_bias(c.own);
   std::erase(caches, &c);
   caches_changed();
   c.out.end();
@@ -81,17 +81,18 @@ void stream_heap::leave(thread_cache& c) noexcept {
 
 std::size_t stream_heap::empty_caches() {
   section const hold(*this);
-  std::size_t const bytes = shut_and_empty();
-  return bytes + shed_cells();
+  std::size_t const bytes = revoke_and_empty();
+  return bytes + return_idle_cells();
 }
 
 // The cache has the thread's slots, and its word to own the lock by. Null if frees must be seen at once.
 thread_cache* stream_heap::cache_here() noexcept {
-  if (!cacheable() || !of.space.maps() || of.announced || of.runtime.witness() || of.lost() ||
-      home.load()->seen_captured() || !base::can_fence_owners())
+  if (!cacheable() || !of.space.maps() || of.announced || of.runtime.observer() || of.lost() ||
+      home.load()->seen_captured() || !base::has_process_wide_fence())
     return nullptr;
   thread_table const& mine = thread_table::mine();
-  if (auto const& e = mine.entries[thread_table::way_of(home.load())]; mine.holds() && e.memory == this) return e.cache;
+  if (auto const& e = mine.entries[thread_table::bucket_of(home.load())]; mine.holds() && e.memory == this)
+    return e.cache;
   return thread_caches::make(*home.load(), *this);
 }
 
@@ -99,9 +100,10 @@ thread_cache* stream_heap::cache_here() noexcept {
 void stream_heap::refill(thread_cache& c, int size_class) noexcept {
   if (!open(c)) return;
   std::array<cached_slot, thread_cache::most_slots> some;
-  std::size_t const n = small.lend(size_class, std::span(some).first(c.wants(static_cast<std::uint32_t>(size_class))));
+  std::size_t const n =
+      slots.take_for_cache(size_class, std::span(some).first(c.wants(static_cast<std::uint32_t>(size_class))));
   if (n == 0) return;
-  counts.lent(static_cast<std::int64_t>(n), n * size_classes::bytes(size_class));
+  counts.drawn(static_cast<std::int64_t>(n), n * size_classes::bytes(size_class));
   c.put(static_cast<std::uint32_t>(size_class), std::span(some).first(n));
 }
 
@@ -112,7 +114,7 @@ void stream_heap::spill(thread_cache& c, int size_class) noexcept {
   std::uint64_t const freed = c.freed(static_cast<std::uint32_t>(size_class), home.load()->now().n);
   for (std::size_t i = 0; i < n; ++i) {
     slab& from = slab_of(of.space, some[i]);
-    if (small.take_back(from, from.index(some[i].at), freed)) return_run(from);
+    if (slots.return_from_cache(from, from.index(some[i].at), freed)) return_run(from);
   }
   if (n) counts.returned(static_cast<std::int64_t>(n), n * size_classes::bytes(size_class));
 }
@@ -120,12 +122,13 @@ void stream_heap::spill(thread_cache& c, int size_class) noexcept {
 bool stream_heap::open(thread_cache& c) noexcept {
   if (c.of.load() != this || !cacheable()) return false;
   c.open(*home.load());
-  if (&c != sole) c.tell(counts), c.tell_no_more();
+  if (&c != sole) c.publish(counts), c.publish_freely();
   return true;
 }
 
 // The first block for its stream and stamp becomes pending by itself, as without deferral; later ones wait.
-bool stream_heap::post(thread_cache& c, slabs::taken b, clock::timeline& user, clock::stamp s, bool& due) noexcept try {
+bool stream_heap::defer_free(thread_cache& c, slabs::taken b, clock::stream_clock& user, clock::stamp s,
+                             bool& due) noexcept try {
   if (s.stream != user.id() || !open(c)) return false;
   slot_byte& state = b.from->byte(b.index);
   auto const was = static_cast<std::uint8_t>(state.get() & ~slot_bits::noted);
@@ -133,48 +136,48 @@ bool stream_heap::post(thread_cache& c, slabs::taken b, clock::timeline& user, c
   auto const put = [&] {  // the holder of the lock has the slot until it is pending
     base::single_writer<std::int64_t> known_here;
     if (!c.out.put(&user, *b.from, b.index, state, was, known_here, c.home)) return false;
-    c.out.note_told(static_cast<std::int64_t>(size));
-    counts.held(observe::size_pool::small, size, requested);
+    c.out.note_published(static_cast<std::int64_t>(size));
+    counts.freed_pending(observe::size_pool::small, size, requested);
     // reported with its free: a snapshot shows it as pending from here on
-    of.tell_held(observe::action::held, b.from->start(b.index), size, s.stream);
-    if (b.from->marks_room) b.from->marks_room[b.index].store(0);
+    of.record_pending(observe::action::free_pending, b.from->start(b.index), size, s.stream);
+    if (b.from->users_storage) b.from->users_storage[b.index].store(0);
     return true;
   };
   if (put()) return true;
   bool const follows = c.out.is_for(s), was_full = c.out.count() != 0;
-  held_since_fence += send_home(c);
-  if (held_since_fence >= fence_after(8)) due = true, held_since_fence = 0;
+  pending_since_fence += flush(c);
+  if (pending_since_fence >= fence_after(8)) due = true, pending_since_fence = 0;
   c.out.gather(user, s.n, follows && was_full, pending);
   return follows && put();
 } catch (std::bad_alloc const&) {
   return false;
 }
 
-std::size_t stream_heap::send_home(thread_cache& c) noexcept {
-  auto const slots = c.out.slots();
-  if (slots.empty()) return 0;
+std::size_t stream_heap::flush(thread_cache& c) noexcept {
+  auto const batch = c.out.slots();
+  if (batch.empty()) return 0;
   auto const bytes = static_cast<std::size_t>(c.out.held_bytes());
   clock::stamp const s = c.out.stamp();
-  auto const untold = c.out.untold_here();
-  if (untold.slots) counts.sent_home(untold.slots, untold.bytes);
-  for (slabs::taken const b : slots) small.hold(*b.from, b.index);
-  pending.push(c.out.room(), slots, bytes, s, c.out.since());
+  auto const unpublished = c.out.unpublished_here();
+  if (unpublished.slots) counts.sent_home(unpublished.slots, unpublished.bytes);
+  for (slabs::taken const b : batch) slots.hold(*b.from, b.index);
+  pending.push(c.out.spare(), batch, bytes, s, c.out.since());
   c.out.set_taken();
   return bytes;
 }
 
-std::size_t stream_heap::empty_outboxes() {
+std::size_t stream_heap::flush_deferred() {
   section const hold(*this);
   std::size_t bytes = 0;
   for (thread_cache* c : caches) {
     if (c->out.count() == 0) continue;
-    c->shut();
-    bytes += send_home(*c);
+    c->revoke();
+    bytes += flush(*c);
   }
   return bytes;
 }
 
-bool stream_heap::may_wait_in_outbox(region const& r, void const* p, clock::timeline const& user) const noexcept {
+bool stream_heap::may_defer_free(region const& r, void const* p, clock::stream_clock const& user) const noexcept {
   return !of.deterministic && user.alive() == clock::life::own && r.slab_at(reinterpret_cast<address>(p));
 }
 

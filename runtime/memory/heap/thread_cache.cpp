@@ -45,7 +45,7 @@ constinit std::array<mapped_spaces::place, mapped_spaces::most> mapped_spaces::p
 
 void mapped_spaces::enter(address base, std::size_t bytes, address_space const& s) noexcept {
   base::lock_guard const hold(registered().lock);
-  base::undivided const whatever_was_there_before;  // entries of earlier runtimes add no switch point
+  base::no_switch const whatever_was_there_before;  // entries of earlier runtimes add no switch point
   std::size_t const n = used_.load();
   std::size_t i = 0;
   while (i < n && places_[i].bytes.load() != 0) ++i;
@@ -54,37 +54,37 @@ void mapped_spaces::enter(address base, std::size_t bytes, address_space const& 
   places_[i].space.store(&s);
   places_[i].bytes.store(bytes, base::memory_order_release);
   if (i == n) used_.store(n + 1, base::memory_order_release);
-  world_changed();
+  invalidate_fast_paths();
 }
 
 void mapped_spaces::leave(address base) noexcept {
   base::lock_guard const hold(registered().lock);
-  base::undivided const whatever_was_there_before;
+  base::no_switch const whatever_was_there_before;
   for (place& p : places_) {
     if (p.bytes.load() != 0 && p.base.load() == base) p.bytes.store(0);
   }
-  world_changed();
+  invalidate_fast_paths();
 }
 
 void thread_cache::set_sign(std::uint32_t c) noexcept {
-  magazines_[c].least.store(shut_ ? most_slots : 0, base::memory_order_relaxed);
-  magazines_[c].most.store(shut_ ? 0 : limits_[c], base::memory_order_relaxed);
+  magazines_[c].least.store(revoked_ ? most_slots : 0, base::memory_order_relaxed);
+  magazines_[c].most.store(revoked_ ? 0 : limits_[c], base::memory_order_relaxed);
 }
 
-void thread_cache::shut() noexcept {
-  if (shut_) return;
-  shut_ = true;
+void thread_cache::revoke() noexcept {
+  if (revoked_) return;
+  revoked_ = true;
   each_used([&](std::uint32_t c) { set_sign(c); });
-  out.set_shut();
-  base::fence_owners();
+  out.set_revoked();
+  base::process_wide_fence();
   each_used([&](std::uint32_t c) { magazines_[c].head.wait_for_end(); });
   out.wait_for_end();
 }
 
-void thread_cache::open(clock::timeline const& line) noexcept {
-  if (!shut_) return;
-  shut_ = false;
-  home = &line;
+void thread_cache::open(clock::stream_clock const& stream) noexcept {
+  if (!revoked_) return;
+  revoked_ = false;
+  home = &stream;
   each_used([&](std::uint32_t c) {
     if (emptied_) magazines_[c].head.end(magazines_[c].head.get() & ~magazine::count_bits), magazines_[c].freed.set(0);
     set_sign(c);
@@ -95,7 +95,7 @@ void thread_cache::open(clock::timeline const& line) noexcept {
 
 void thread_cache::empty() noexcept {  // the owner sets the counts to 0 when it opens
   if (std::exchange(emptied_, true)) return;
-  each_used([&](std::uint32_t c) { lent_[c] -= magazines_[c].count(); });
+  each_used([&](std::uint32_t c) { from_slabs_[c] -= magazines_[c].count(); });
 }
 
 void thread_cache::use(std::uint32_t c) noexcept {
@@ -103,7 +103,7 @@ void thread_cache::use(std::uint32_t c) noexcept {
   used_[c / 64] |= std::uint64_t{1} << (c % 64);
   limits_[c] = first_limit;
   magazines_[c].size = static_cast<std::uint16_t>(size_classes::bytes(static_cast<int>(c)));
-  magazines_[c].cost = observe::untold::cost(magazines_[c].size);
+  magazines_[c].cost = observe::unpublished::cost(magazines_[c].size);
 }
 
 std::uint32_t thread_cache::wants(std::uint32_t c) noexcept {
@@ -119,7 +119,7 @@ void thread_cache::put(std::uint32_t c, std::span<cached_slot const> from) noexc
   magazine& m = magazines_[c];
   std::copy(from.begin(), from.end(), m.slots.begin() + m.count());
   m.head.end(m.head.get() + from.size());
-  lent_[c] += static_cast<std::int64_t>(from.size());
+  from_slabs_[c] += static_cast<std::int64_t>(from.size());
 }
 
 std::size_t thread_cache::spill(std::uint32_t c, std::span<cached_slot> out) noexcept {
@@ -133,7 +133,7 @@ std::size_t thread_cache::spill(std::uint32_t c, std::span<cached_slot> out) noe
   std::copy_n(m.slots.begin(), going, out.begin());
   std::copy(m.slots.begin() + static_cast<std::ptrdiff_t>(going), m.slots.begin() + n, m.slots.begin());
   m.head.end(m.head.get() - going);
-  lent_[c] -= static_cast<std::int64_t>(going);
+  from_slabs_[c] -= static_cast<std::int64_t>(going);
   return going;
 }
 
@@ -169,23 +169,23 @@ bool thread_cache::has_freed_at(std::uint64_t now) const noexcept {
   return found;
 }
 
-observe::lent_slots thread_cache::counted() const noexcept {
-  observe::lent_slots n;
+observe::cached_slots thread_cache::counted() const noexcept {
+  observe::cached_slots n;
   each_used([&](std::uint32_t c) {
     std::uint64_t const head = magazines_[c].head.get();
     auto const size = static_cast<std::int64_t>(size_classes::bytes(static_cast<int>(c)));
     std::int64_t const held = emptied_ ? 0 : static_cast<std::int64_t>(head & magazine::count_bits);
     auto const given = static_cast<std::int64_t>(head / magazine::one_given);
-    std::int64_t const taken = lent_[c] + given - held;
+    std::int64_t const taken = from_slabs_[c] + given - held;
     n.held += held, n.held_bytes += held * size;
     n.taken += taken, n.total_bytes += taken * size;
     n.given += given, n.given_bytes += given * size;
   });
-  auto const ever = out.untold(), now = out.untold_here();
+  auto const ever = out.unpublished(), now = out.unpublished_here();
   n.given += ever.slots, n.given_bytes += ever.bytes;
   n.waited = ever.slots, n.waited_bytes = ever.bytes;
   n.waiting_bytes = now.bytes, n.held_bytes += now.bytes;
-  std::int64_t const unused_given = unused_given_.get() + unused_posted_.get();
+  std::int64_t const unused_given = unused_given_.get() + unused_deferred_.get();
   n.unused_bytes = unused_taken_.get() - unused_given;
   n.taken_requested = n.total_bytes - unused_taken_.get(), n.given_requested = n.given_bytes - unused_given;
   return n;
@@ -194,38 +194,39 @@ observe::lent_slots thread_cache::counted() const noexcept {
 void thread_cache::forget() noexcept {
   each_used([&](std::uint32_t c) {
     magazines_[c].head.end(0);
-    lent_[c] = 0;
+    from_slabs_[c] = 0;
     limits_[c] = first_limit;
     last_[c] = met::nothing;
   });
-  unused_taken_.set(0), unused_given_.set(0), unused_posted_.set(0);
-  untold_.forget(), told_posted_ = {};
+  unused_taken_.set(0), unused_given_.set(0), unused_deferred_.set(0);
+  unpublished_.forget(), published_deferred_ = {};
   granted_ = 0;
   out.forget();
 }
 
-observe::change thread_cache::newly_posted() noexcept {
-  auto const posted = out.untold();
-  observe::change const now{posted.slots, posted.bytes, posted.bytes - unused_posted_.get()},
-      then = std::exchange(told_posted_, now);
+observe::change thread_cache::newly_deferred() noexcept {
+  auto const deferred = out.unpublished();
+  observe::change const now{deferred.slots, deferred.bytes, deferred.bytes - unused_deferred_.get()},
+      then = std::exchange(published_deferred_, now);
   return {now.blocks - then.blocks, now.bytes - then.bytes, now.requested - then.requested};
 }
-void thread_cache::tell(observe::tally& to) noexcept { to.told(untold_.take(), newly_posted()); }
+void thread_cache::publish(observe::heap_counters& to) noexcept { to.absorb(unpublished_.take(), newly_deferred()); }
 
 // The only cache of a heap may write its tally here: other writers have the lock and have shut the cache.
-address thread_cache::tell_and_end(base::owners_word& head, std::uint64_t to, address answer) noexcept {
+address thread_cache::publish_and_end(base::bias_word& head, std::uint64_t to, address answer) noexcept {
   stream_heap& m = *of.load();
-  m.sole == this ? untold_.allow(m.counts.left_after(untold_.take(), newly_posted())) : untold_.allow_all();
+  m.sole == this ? unpublished_.allow(m.counts.left_after(unpublished_.take(), newly_deferred()))
+                 : unpublished_.allow_all();
   head.end(to);
   return answer;
 }
 
 void thread_caches::forget() noexcept {
   table = {};
-  table.world = world_version() & ~std::uint64_t{1};
+  table.version = fast_path_version() & ~std::uint64_t{1};
 }
 
-thread_cache* thread_caches::make(clock::timeline const& line, stream_heap& m) noexcept try {
+thread_cache* thread_caches::make(clock::stream_clock const& stream, stream_heap& m) noexcept try {
   if (base::thread_pointer<ended>::value == number_of_thread()) return nullptr;
   thread_caches& mine = slot_of_threads().get();
   base::thread_pointer<thread_table, &no_table>::value = &mine.table;
@@ -248,7 +249,7 @@ thread_cache* thread_caches::make(clock::timeline const& line, stream_heap& m) n
       }
     } else {
       if (all.spare.empty()) {
-        base::undivided const no_other_course;
+        base::no_switch const no_other_course;
         found = new_cache();
         if (!found) return nullptr;
       } else {
@@ -257,17 +258,18 @@ thread_cache* thread_caches::make(clock::timeline const& line, stream_heap& m) n
       }
       mine.all_.push_back(found);
     }
-    base::owned_lock const with(m.lock);
+    base::biased_lock const with(m.lock);
     m.caches.push_back(found);  // if this throws, the cache has no heap, and the next call uses it
     {
-      base::undivided const whatever_it_was_used_for;
+      base::no_switch const whatever_it_was_used_for;
       found->forget();
       found->of.store(&m);
     }
     m.caches_changed();  // may wait for the owner of another cache
     place = found;
   }
-  for (std::size_t const way : {m.way, thread_table::way_of(&line)}) mine.table.entries[way] = {&line, &m, found};
+  for (std::size_t const bucket : {m.bucket, thread_table::bucket_of(&stream)})
+    mine.table.entries[bucket] = {&stream, &m, found};
   return found;
 } catch (std::bad_alloc const&) {
   return nullptr;
@@ -294,7 +296,7 @@ void thread_caches::close(stream_heap& m) noexcept {
 }
 
 region const* mapped_spaces::find(address a) noexcept {
-  base::undivided const whatever_was_there_before;
+  base::no_switch const whatever_was_there_before;
   for (std::size_t i = 0, n = used_.load(base::memory_order_acquire); i < n; ++i) {
     place const& p = places_[i];
     std::size_t const bytes = p.bytes.load(base::memory_order_acquire);

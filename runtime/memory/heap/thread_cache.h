@@ -46,7 +46,7 @@ class thread_cache {
       s.state->set(slot_bits::exact);
     }
     // NOLINT(performance-no-int-to-ptr)
-    if (untold_.took(cost)) [[unlikely]] return reinterpret_cast<void*>(tell_and_end(m.head, head - 1, s.at));
+    if (unpublished_.took(cost)) [[unlikely]] return reinterpret_cast<void*>(publish_and_end(m.head, head - 1, s.at));
     m.head.end(head - 1);
     return reinterpret_cast<void*>(s.at);  // NOLINT(performance-no-int-to-ptr)
   }
@@ -68,19 +68,19 @@ class thread_cache {
     m.freed.set(static_cast<std::uint32_t>(home->now().n));
     state.set(static_cast<std::uint8_t>(slot::cached));
     m.slots[n] = {at, &state};
-    if (untold_.gave(cost)) [[unlikely]] return tell_and_end(m.head, head + magazine::one_given + 1, at) != 0;
+    if (unpublished_.gave(cost)) [[unlikely]] return publish_and_end(m.head, head + magazine::one_given + 1, at) != 0;
     m.head.end(head + magazine::one_given + 1);
     return true;
   }
 
   // As give(), for a slot that another stream has used: its free is deferred.
-  [[gnu::always_inline]] bool give_used(clock::timeline const* user, slab& from, std::uint32_t index, slot_byte& state,
-                                        std::uint8_t was) noexcept {
-    return out.put(user, from, index, state, was, unused_posted_, home);
+  [[gnu::always_inline]] bool give_used(clock::stream_clock const* user, slab& from, std::uint32_t index,
+                                        slot_byte& state, std::uint8_t was) noexcept {
+    return out.put(user, from, index, state, was, unused_deferred_, home);
   }
 
   // Owner only, with the heap's lock.
-  void open(clock::timeline const& home) noexcept;
+  void open(clock::stream_clock const& home) noexcept;
   // How many more slots of this size it wants, now that it has none. Requires: open
   std::uint32_t wants(std::uint32_t size_class) noexcept;
   void put(std::uint32_t size_class, std::span<cached_slot const>) noexcept;         // Requires: no more than it wants
@@ -88,8 +88,8 @@ class thread_cache {
   std::size_t spill(std::uint32_t size_class, std::span<cached_slot>) noexcept;
 
   // Any thread, with the heap's lock.
-  bool is_shut() const noexcept { return shut_; }
-  void shut() noexcept;  // Blocks: until its owner, if in one of the calls above, has left it
+  bool is_revoked() const noexcept { return revoked_; }
+  void revoke() noexcept;  // Blocks: until its owner, if in one of the calls above, has left it
   template <class Do>
   void each(Do act) const {  // Requires: shut
     if (emptied_) return;
@@ -106,29 +106,31 @@ class thread_cache {
     return now - static_cast<std::uint32_t>(now - magazines_[size_class].freed.get());
   }
   // Reports allocations and frees here to the heap's tally. Requires: the lock, and shut or the owner's call
-  void tell(observe::tally&) noexcept;
-  void tell_no_more() noexcept { untold_.allow_all(); }  // no report until the next tell(). Requires: likewise
-  bool has_untold() const noexcept { return untold_.granted() || out.untold().slots != told_posted_.blocks; }
+  void publish(observe::heap_counters&) noexcept;
+  void publish_freely() noexcept { unpublished_.allow_all(); }  // no report until the next tell(). Requires: likewise
+  bool has_unpublished() const noexcept {
+    return unpublished_.granted() || out.unpublished().slots != published_deferred_.blocks;
+  }
   // A slot was freed here at that number of the home. The owner may be about to free another.
   bool has_freed_at(std::uint64_t now) const noexcept;
-  observe::lent_slots counted() const noexcept;
+  observe::cached_slots counted() const noexcept;
 
   base::atomic<stream_heap*> of{nullptr};  // null: none any more; written with its lock and the registry's
-  base::owners_word own;                     // the owner holds the heap's lock by it, without a locked instruction
-  clock::timeline const* home = nullptr;     // of the heap, at the last open(). Owner only
+  base::bias_word own;                     // the owner holds the heap's lock by it, without a locked instruction
+  clock::stream_clock const* home = nullptr;     // of the heap, at the last open(). Owner only
 
  private:
-  observe::untold untold_;
+  observe::unpublished unpublished_;
 
  public:
-  outbox out;                                // shut and opened with the cache
+  deferred_frees out;                                // shut and opened with the cache
 
  private:
   friend class thread_caches;
   // The slots of one size; the count and the first slots share a cache line. All zeros: empty and shut
   struct alignas(64) magazine {
     static constexpr std::uint64_t count_bits = 0x7f, one_given = 0x100;
-    base::owners_word head;  // its count of slots, and from bit 8 on how many were ever freed here
+    base::bias_word head;  // its count of slots, and from bit 8 on how many were ever freed here
     std::uint16_t size;                        // bytes
     base::atomic<std::uint8_t> least, most;  // the sign: a take needs more than `least`, a give less than `most`
     base::single_writer<std::uint32_t> freed;  // the home's number at the last free here, its lower half
@@ -143,9 +145,9 @@ class thread_cache {
   magazine& magazine_at(std::size_t lines) noexcept {
     return *reinterpret_cast<magazine*>(reinterpret_cast<unsigned char*>(magazines_.data()) + lines * 64);
   }
-  observe::change newly_posted() noexcept;  // deferred since the last call
+  observe::change newly_deferred() noexcept;  // deferred since the last call
   // a call that has used up its grant
-  [[gnu::noinline]] address tell_and_end(base::owners_word& head, std::uint64_t to, address answer) noexcept;
+  [[gnu::noinline]] address publish_and_end(base::bias_word& head, std::uint64_t to, address answer) noexcept;
   template <class Do>
   void each_used(Do act) const {
     for (std::uint32_t w = 0; w < used_.size(); ++w) {
@@ -161,13 +163,13 @@ class thread_cache {
   void forget() noexcept;  // clears all counts, for another heap
 
   // bytes ever: size - requested of what was taken, freed here, deferred
-  base::single_writer<std::int64_t> unused_taken_, unused_given_, unused_posted_;
-  observe::change told_posted_;                                    // deferred frees that tell() has reported
-  bool shut_ = true, emptied_ = true;
+  base::single_writer<std::int64_t> unused_taken_, unused_given_, unused_deferred_;
+  observe::change published_deferred_;                                    // deferred frees that tell() has reported
+  bool revoked_ = true, emptied_ = true;
   std::array<std::uint64_t, (size_classes::count + 63) / 64> used_{};  // a bit a size that has been used
   std::array<std::uint8_t, size_classes::count> limits_{};
   std::array<met, size_classes::count> last_{};
-  std::array<std::int64_t, size_classes::count> lent_{};   // ever put in from the slabs, less those returned there
+  std::array<std::int64_t, size_classes::count> from_slabs_{};  // ever put in from the slabs, less those returned there
   std::size_t granted_ = 0;                                // bytes: the sum of limits above the first ones
   union {
     std::array<magazine, size_classes::count> magazines_;  // pages of zeros until they are used
@@ -179,10 +181,10 @@ class thread_cache {
 
 // What a thread reads on its lock-free paths: its caches by stream and by heap.
 struct thread_table {
-  static constexpr std::size_t ways = 64;
+  static constexpr std::size_t buckets = 64;
   static constexpr char nobody = 0;
   struct alignas(32) entry {
-    void const* line = &nobody;                       // a stream
+    void const* stream = &nobody;                       // a stream
     stream_heap* memory = nullptr;                  // its heap, or a retired stream's that it inherited
     thread_cache* cache = nullptr;                    // shut when its heap has ended
   };
@@ -192,28 +194,29 @@ struct thread_table {
     slab** slabs = nullptr;  // by granule
     region const* in = nullptr;
   };
-  std::uint64_t world = 0;   // world_version(), made even, when the rest was last empty
+  std::uint64_t version = 0;   // fast_path_version(), made even, when the rest was last empty
   stretch last;
   struct {                   // where the last block was found; no slots lie there unless memory is short
     address base = 0;
     std::size_t bytes = 0;
     region const* in = nullptr;
   } blocks;
-  std::array<entry, ways> entries{};
+  std::array<entry, buckets> entries{};
   // streams that the locked path marked blocks for; each is a stream while holds()
-  std::array<clock::timeline const*, 8> users{};
+  std::array<clock::stream_clock const*, 8> users{};
 
-  // Whether the table is still valid. holds_quick(): and no history or checker is told of blocks.
-  bool holds_quick() const noexcept { return world == world_version(); }
-  bool holds() const noexcept { return world == (world_version() & ~std::uint64_t{1}); }
-  static std::size_t way_of(clock::timeline const* line) noexcept {
-    return reinterpret_cast<std::uintptr_t>(line) / 64 % ways;
+  // Whether the table is still valid. holds_fast(): and no history or checker is told of blocks.
+  bool holds_fast() const noexcept { return version == fast_path_version(); }
+  bool holds() const noexcept { return version == (fast_path_version() & ~std::uint64_t{1}); }
+  static std::size_t bucket_of(clock::stream_clock const* stream) noexcept {
+    return reinterpret_cast<std::uintptr_t>(stream) / 64 % buckets;
   }
-  static std::size_t user_of(clock::timeline const* line) noexcept { return way_of(line) % 8; }
+  static std::size_t user_of(clock::stream_clock const* stream) noexcept { return bucket_of(stream) % 8; }
   static thread_table& mine() noexcept;
 };
 static_assert(sizeof(thread_table) == 2176 && sizeof(thread_table::entry) == 32 && sizeof(thread_table::stretch) == 32);
-static_assert(offsetof(thread_table, world) == 0 && offsetof(thread_table, last) == 8 && offsetof(thread_table, blocks) == 40);
+static_assert(offsetof(thread_table, version) == 0 && offsetof(thread_table, last) == 8 &&
+              offsetof(thread_table, blocks) == 40);
 static_assert(offsetof(thread_table, entries) == 64 && offsetof(thread_table, users) == 2112);
 inline constinit thread_table no_table{};  // for threads without caches: never holds, never written
 
@@ -222,7 +225,7 @@ class thread_caches {
   thread_table table;
   void forget() noexcept;
   // The calling thread's cache of that heap, made if missing. Null: no host memory for one.
-  static thread_cache* make(clock::timeline const&, stream_heap&) noexcept;
+  static thread_cache* make(clock::stream_clock const&, stream_heap&) noexcept;
   ~thread_caches();  // returns what its caches hold to the slabs
 
   // A heap ends: its caches are emptied, and none is entered again. Requires: no heap's lock held
@@ -255,17 +258,18 @@ class mapped_spaces {
 };
 
 // For blocks that are no slots (fast_path_large.cpp), on the thread that owns their heap's lock.
-void* allocate_large(thread_table const&, clock::timeline const*, std::size_t bytes, std::size_t alignment) noexcept;
+void* allocate_large(thread_table const&, clock::stream_clock const*, std::size_t bytes,
+                     std::size_t alignment) noexcept;
 bool deallocate_large(thread_table const&, region const&, address) noexcept;
 
 // The lock-free paths. Null or false: the caller takes the locked path. `noted`: for callers that write to
 // the history; the others return null or false while there is a history.
-[[gnu::always_inline]] inline void* allocate_of(thread_table const& mine, clock::timeline const* line,
+[[gnu::always_inline]] inline void* allocate_of(thread_table const& mine, clock::stream_clock const* stream,
                                                 std::size_t bytes, std::size_t alignment) noexcept {
-  if (bytes > size_classes::largest) [[unlikely]] return allocate_large(mine, line, bytes, alignment);
-  auto const& e = mine.entries[thread_table::way_of(line)];
-  if (e.line != line) [[unlikely]] return nullptr;
-  std::size_t const lines = size_classes::quick_lines(bytes);
+  if (bytes > size_classes::largest) [[unlikely]] return allocate_large(mine, stream, bytes, alignment);
+  auto const& e = mine.entries[thread_table::bucket_of(stream)];
+  if (e.stream != stream) [[unlikely]] return nullptr;
+  std::size_t const lines = size_classes::lines_of(bytes);
   if (alignment) [[unlikely]] {
     if ((alignment & (alignment - 1)) ||
         (size_classes::bytes(static_cast<int>(lines / slab::lines_a_size)) & (alignment - 1)))
@@ -296,12 +300,12 @@ bool look_for_slots(thread_table&, address) noexcept;
   std::uint8_t const was = state.get();
   if (was != slot_bits::exact && (was & slot_bits::in_use) != static_cast<std::uint8_t>(slot::live)) [[unlikely]]
     return false;
-  auto const& e = mine.entries[s->way];
+  auto const& e = mine.entries[s->bucket];
   return e.memory == s->owner && e.cache->give(*s, state, was, a);
 }
 
 // Used by `user`: its work so far comes before the block's next use.
-inline bool deallocate_used(thread_table& mine, clock::timeline const* user, void* p) noexcept {
+inline bool deallocate_used(thread_table& mine, clock::stream_clock const* user, void* p) noexcept {
   auto const a = reinterpret_cast<address>(p);
   if (a - mine.last.base >= mine.last.bytes && !look_for_slots(mine, a)) [[unlikely]] return false;
   slab* const s = mine.last.in->slab_at(a);
@@ -310,35 +314,35 @@ inline bool deallocate_used(thread_table& mine, clock::timeline const* user, voi
   slot_byte& state = s->byte(i);
   std::uint8_t const was = state.get();
   if ((was & slot_bits::in_use) != static_cast<std::uint8_t>(slot::live)) [[unlikely]] return false;
-  auto const& e = mine.entries[s->way];
+  auto const& e = mine.entries[s->bucket];
   if (e.memory != s->owner) [[unlikely]] return false;
-  return user == e.line ? e.cache->give(*s, state, was, a) : e.cache->give_used(user, *s, i, state, was);
+  return user == e.stream ? e.cache->give(*s, state, was, a) : e.cache->give_used(user, *s, i, state, was);
 }
 
-[[gnu::always_inline]] inline void* quick_allocate(clock::timeline const* line, std::size_t bytes,
+[[gnu::always_inline]] inline void* fast_allocate(clock::stream_clock const* stream, std::size_t bytes,
                                                    std::size_t alignment) noexcept {
   thread_table const& mine = thread_table::mine();
-  return mine.holds_quick() ? allocate_of(mine, line, bytes, alignment) : nullptr;
+  return mine.holds_fast() ? allocate_of(mine, stream, bytes, alignment) : nullptr;
 }
-[[gnu::always_inline]] inline bool quick_deallocate(void* p) noexcept {
+[[gnu::always_inline]] inline bool fast_deallocate(void* p) noexcept {
   thread_table& mine = thread_table::mine();
-  return mine.holds_quick() && deallocate_of(mine, p);
+  return mine.holds_fast() && deallocate_of(mine, p);
 }
-inline bool quick_deallocate_used(clock::timeline const* user, void* p) noexcept {
+inline bool fast_deallocate_used(clock::stream_clock const* user, void* p) noexcept {
   thread_table& mine = thread_table::mine();
-  return mine.holds_quick() && deallocate_used(mine, user, p);
+  return mine.holds_fast() && deallocate_used(mine, user, p);
 }
 // record_stream, and the free of a block that is marked for one stream. last_use: null if no other used it.
-bool quick_mark(clock::timeline* user, void const* p) noexcept;
+bool fast_record_use(clock::stream_clock* user, void const* p) noexcept;
 // it may mark blocks without the lock, while this thread's table holds
-void remember_user(clock::timeline& user) noexcept;
-bool quick_deallocate_marked(clock::timeline const* last_use, void* p) noexcept;
+void remember_user(clock::stream_clock& user) noexcept;
+bool fast_deallocate_marked(clock::stream_clock const* last_use, void* p) noexcept;
 
-inline void* quick_allocate_noted(clock::timeline const* line, std::size_t bytes, std::size_t alignment) noexcept {
+inline void* fast_allocate_noted(clock::stream_clock const* stream, std::size_t bytes, std::size_t alignment) noexcept {
   thread_table const& mine = thread_table::mine();
-  return mine.holds() ? allocate_of(mine, line, bytes, alignment) : nullptr;
+  return mine.holds() ? allocate_of(mine, stream, bytes, alignment) : nullptr;
 }
-inline bool quick_deallocate_noted(void* p) noexcept {
+inline bool fast_deallocate_noted(void* p) noexcept {
   thread_table& mine = thread_table::mine();
   return mine.holds() && deallocate_of(mine, p);
 }

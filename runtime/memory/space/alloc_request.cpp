@@ -10,7 +10,7 @@ namespace {
 constexpr std::size_t after_announced = 256;  // bytes behind a block that no program may touch
 }  // namespace
 
-alloc_request alloc_request::make(device_context const& of, clock::timeline& home, std::size_t bytes,
+alloc_request alloc_request::make(device_context const& of, clock::stream_clock& home, std::size_t bytes,
                                   std::size_t alignment, source_location at) {
   auto refuse = [&](std::string operands, std::string remedy) {
     throw invalid_use("allocate", std::move(operands), std::move(remedy), at);

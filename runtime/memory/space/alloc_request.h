@@ -9,10 +9,10 @@ inline constexpr std::size_t largest_alignment = 2 << 20;  // bytes
 
 struct alloc_request {
   // Throws: invalid_use (alignment, a size that overflows, a stream of another device or one that has ended)
-  static alloc_request make(device_context const&, clock::timeline& home, std::size_t bytes, std::size_t alignment,
+  static alloc_request make(device_context const&, clock::stream_clock& home, std::size_t bytes, std::size_t alignment,
                             source_location);
 
-  clock::timeline& home;
+  clock::stream_clock& home;
   std::size_t bytes;  // as requested
   std::size_t alignment;
   int size_class;       // -1: a block of the arena

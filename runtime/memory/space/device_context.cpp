@@ -32,7 +32,8 @@ bool device_context::is_complete(clock::stamp s) {
   return done.ok() && done.value;
 }
 
-void device_context::tell_held(observe::action what, address at, std::size_t bytes, std::uint64_t user) const noexcept {
+void device_context::record_pending(observe::action what, address at, std::size_t bytes,
+                                    std::uint64_t user) const noexcept {
   observe::note(what, reinterpret_cast<void const*>(at), bytes, user, runtime.id(), device, {nullptr, nullptr, 0});
 }
 
@@ -51,7 +52,7 @@ block_ref device_context::must_locate(void const* p, region* r, char const* oper
   throw invalid_use(
       operation,
       base::address_text(p) + " on " + base::gpu_name(device) +
-          (found.whole ? " was freed already" : " lies in no live block"),
+          (found.block ? " was freed already" : " lies in no live block"),
       "It was freed before, or never allocated: free each block once, by the address that allocate returned", at);
 }
 

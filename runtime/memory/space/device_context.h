@@ -27,9 +27,9 @@ struct device_context {
   // bytes of a handle that other devices may use
   std::size_t open_bytes(handle const& h) const noexcept { return h.readers & ~own_bit() ? h.bytes : 0; }
   // Whether all work before `s` is complete, or ordered before the next work of `by`.
-  bool ordered_or_complete(clock::timeline& by, clock::stamp s) const { return clocks.complete(s) || by.covers(s); }
+  bool ordered_or_complete(clock::stream_clock& by, clock::stamp s) const { return clocks.complete(s) || by.covers(s); }
   // As above. since: raised to the present number of `by` if only `by` may rely on it
-  bool ordered_or_complete(clock::timeline& by, clock::stamp s, std::uint64_t& since) const {
+  bool ordered_or_complete(clock::stream_clock& by, clock::stamp s, std::uint64_t& since) const {
     if (clocks.complete(s)) return true;
     if (!by.covers(s)) return false;
     since = by.now().n;
@@ -39,7 +39,7 @@ struct device_context {
   void note_status(driver::status s) noexcept { clocks.note(device, s); }  // of a call on this device alone
   void count_search(std::size_t n) noexcept { searched.fetch_add(n, base::memory_order_relaxed); }
   // For the history: a block became pending, or is pending no more.
-  void tell_held(observe::action, address, std::size_t bytes, std::uint64_t user) const noexcept;
+  void record_pending(observe::action, address, std::size_t bytes, std::uint64_t user) const noexcept;
   // Throws: invalid_use, naming what lies at the address instead
   region* must_find(void const*, char const* operation, source_location) const;
   // Requires: the heap's lock
@@ -58,7 +58,7 @@ struct device_context {
   options::wait_policy const waits;
   std::size_t const fence_interval;         // bytes; 0: as stream_heap::fence_after() says
   base::atomic<std::uint64_t> searched{0};  // blocks and streams examined for reuse, without those found
-  observe::counters counts;
+  observe::device_counters counts;
 };
 
 }  // namespace weir::memory

@@ -8,53 +8,53 @@
 
 namespace weir::memory {
 
-class traffic {
+class mapping_lock {
  public:
-  class [[nodiscard]] flowing {
+  class [[nodiscard]] shared {
    public:
-    explicit flowing(traffic& t) : of_(t) {
+    explicit shared(mapping_lock& t) : of_(t) {
       base::unique_lock hold(t.lock_);
-      t.changed_.wait(hold, [&] { return !t.halted_; });
+      t.changed_.wait(hold, [&] { return !t.exclusive_; });
       ++t.under_way_;
     }
-    ~flowing() {
+    ~shared() {
       base::lock_guard const hold(of_.lock_);
       ++of_.ended_;
       if (counting::value) ++*counting::value;
-      if (--of_.under_way_ == 0 && of_.halted_) of_.changed_.notify_all();
+      if (--of_.under_way_ == 0 && of_.exclusive_) of_.changed_.notify_all();
     }
-    flowing(flowing const&) = delete;
-    flowing& operator=(flowing const&) = delete;
+    shared(shared const&) = delete;
+    shared& operator=(shared const&) = delete;
 
    private:
-    traffic& of_;
+    mapping_lock& of_;
   };
-  class [[nodiscard]] halt {
+  class [[nodiscard]] exclusive {
    public:
-    explicit halt(traffic& t) : of_(t) {
+    explicit exclusive(mapping_lock& t) : of_(t) {
       base::unique_lock hold(t.lock_);
-      t.changed_.wait(hold, [&] { return !t.halted_; });
-      t.halted_ = true;
+      t.changed_.wait(hold, [&] { return !t.exclusive_; });
+      t.exclusive_ = true;
       t.changed_.wait(hold, [&] { return t.under_way_ == 0; });
     }
-    ~halt() {
+    ~exclusive() {
       base::lock_guard const hold(of_.lock_);
-      of_.halted_ = false;
+      of_.exclusive_ = false;
       of_.changed_.notify_all();
     }
-    halt(halt const&) = delete;
-    halt& operator=(halt const&) = delete;
+    exclusive(exclusive const&) = delete;
+    exclusive& operator=(exclusive const&) = delete;
 
    private:
-    traffic& of_;
+    mapping_lock& of_;
   };
 
   // For a thread that searches for memory: pages that others are mapping or unmapping are in no list yet.
-  class others {
+  class activity {
    public:
-    explicit others(traffic& t) : of_(t), outer_(std::exchange(counting::value, &own_)) { any(); }
-    others(others const&) = delete;
-    ~others() { counting::value = outer_; }
+    explicit activity(mapping_lock& t) : of_(t), outer_(std::exchange(counting::value, &own_)) { any(); }
+    activity(activity const&) = delete;
+    ~activity() { counting::value = outer_; }
     // Whether other threads map or unmap handles, or did since construction or the last call.
     bool any() {
       base::lock_guard const hold(of_.lock_);
@@ -63,7 +63,7 @@ class traffic {
     }
 
    private:
-    traffic& of_;
+    mapping_lock& of_;
     std::uint64_t before_ = 0, own_ = 0;
     std::uint64_t* const outer_;
   };
@@ -78,7 +78,7 @@ class traffic {
   base::condition changed_;
   int under_way_ = 0;    // under lock_
   std::uint64_t ended_ = 0;  // under lock_: `flowing` sections that ended
-  bool halted_ = false;  // under lock_
+  bool exclusive_ = false;  // under lock_
 };
 
 }  // namespace weir::memory

@@ -18,8 +18,8 @@ class physical_memory {
 
   struct batch {
     std::vector<handle> handles;
-    std::map<address, homed_handle> places;   // list nodes for these, and for handles that were not made
-    std::map<address, homed_handle> arrived;  // moved here from elsewhere
+    std::map<address, aliased_handle> places;   // list nodes for these, and for handles that were not made
+    std::map<address, aliased_handle> arrived;  // moved here from elsewhere
     // whether an arrived handle's use may be incomplete, and only ordered before the stream's next work
     bool arrived_ordered = false;
     std::size_t charged = 0;   // bytes, of the handles made and of one that could not be mapped
@@ -31,7 +31,7 @@ class physical_memory {
   std::size_t return_orphans();  // Returns: bytes that the driver has back
   std::size_t orphaned_bytes() const;
 
-  traffic changes;  // flowing while handles change, halted while all are examined
+  mapping_lock changes;  // flowing while handles change, halted while all are examined
 
  private:
   device_context& of_;

@@ -21,39 +21,39 @@ bool growth::has_room_for_long_run(stream_heap& mine, alloc_request const& r) {
   std::size_t bytes = 0;
   {
     section const hold(mine);
-    bytes = mine.small.next_run_bytes(r.size_class);
+    bytes = mine.slots.next_run_bytes(r.size_class);
   }
   return bytes > slabs::usual_run_bytes && of_.counts.reserved() + bytes <= bound_.most(bound_.now(), r.rounded);
 }
 
 driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, run_length how, void*& out,
                                std::size_t spare) {
-  traffic::flowing const coming(memory_.changes);
+  mapping_lock::shared const coming(memory_.changes);
   growth_plan g;
   {
     section const hold(mine);
     if ((out = mine.take_or_shed(r))) return {};  // freed meanwhile, or by the rung before
     std::size_t const bytes = r.size_class < 0           ? r.rounded
-                              : how == run_length::usual ? mine.small.usual_next_run_bytes(r.size_class)
-                                                         : mine.small.next_run_bytes(r.size_class);
+                              : how == run_length::usual ? mine.slots.usual_next_run_bytes(r.size_class)
+                                                         : mine.slots.next_run_bytes(r.size_class);
     std::size_t const alignment = r.size_class < 0 ? r.alignment : slabs::run_alignment(r.size_class);
     if (bytes > of_.space.info().total_memory) return {driver::code::out_of_memory};
     auto const planned = [&](bool thorough) {
-      bool const run = r.size_class >= 0 && mine.pieces.has_runs();
-      return mover_.plan(mine, bytes, alignment, run ? arena::part::runs : arena::part::blocks, g, thorough);
+      bool const run = r.size_class >= 0 && mine.blocks.has_runs();
+      return mover_.plan(mine, bytes, alignment, run ? arena::zone::runs : arena::zone::blocks, g, thorough);
     };
     if (!planned(false)) {
       std::size_t has = 0;
-      for (region const* r : mine.pieces.regions()) has += r->bytes;
+      for (region const* r : mine.blocks.regions()) has += r->bytes;
       region* const more = of_.space.take(bytes + alignment, mine, has);
-      if (more) mine.pieces.add_region(*more, state::gap);
-      bool const found = planned(!more) || mover_.plan(mine, bytes, alignment, arena::part::blocks, g, true) ||
-                         mover_.plan(mine, bytes, alignment, arena::part::runs, g, true);
+      if (more) mine.blocks.add_region(*more, state::unmapped);
+      bool const found = planned(!more) || mover_.plan(mine, bytes, alignment, arena::zone::blocks, g, true) ||
+                         mover_.plan(mine, bytes, alignment, arena::zone::runs, g, true);
       if (!found) return no_addresses;
     }
     g.spare = spare, g.run = r.size_class >= 0;  // a plan makes all of it anew
   }
-  region& in = *g.window->in;
+  region& in = *g.reserved->in;
   physical_memory::batch made;
   driver::status const s = fill(mine, g, r.rounded, made);
   if (!s.ok()) memory_.undo(made);
@@ -68,18 +68,18 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, run_le
     mine.note_mapped(h);
   }
   while (!made.arrived.empty()) {
-    homed_handle& h = mine.handles.insert(made.arrived.extract(made.arrived.begin())).position->second;
+    aliased_handle& h = mine.handles.insert(made.arrived.extract(made.arrived.begin())).position->second;
     in.set_pages(h, &h);
     of_.counts.handle_moved();
     mine.counts.mapped(static_cast<std::int64_t>(h.bytes));
-    mine.tell_mapped(h, observe::action::map);
+    mine.record_mapping(h, observe::action::map);
   }
-  if (made.arrived_ordered) g.window->freed = std::max(g.window->freed, mine.home.load()->now().n);
+  if (made.arrived_ordered) g.reserved->freed = std::max(g.reserved->freed, mine.home.load()->now().n);
   if (!s.ok()) {
-    mine.pieces.roll_back(g);
+    mine.blocks.roll_back(g);
     // mapped, and the driver neither grants it nor takes it back: its place stays taken
     for (handle const& h : made.handles) {
-      if (!(h.readers & of_.own_bit())) mine.unusable.push_back({mine.pieces.reserve_home(h), &in, {h}});
+      if (!(h.readers & of_.own_bit())) mine.unusable.push_back({mine.blocks.reserve_around(h), &in, {h}});
     }
     of_.note_status(s);
     return s;
@@ -87,10 +87,10 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, run_le
   of_.counts.missed();
   if (heaps_.index.many()) bound_.raise(static_cast<std::size_t>(g.live_before) + r.rounded);
   if (r.size_class < 0) {
-    out = mine.hand_out(*mine.pieces.commit(g), r, nullptr);
+    out = mine.hand_out(*mine.blocks.commit(g), r, nullptr);
   } else {
-    mine.cut_run(*mine.pieces.commit_run(g), r.size_class);
-    out = mine.hand_out(mine.small.take(r.size_class, r.bytes), r);
+    mine.cut_run(*mine.blocks.commit_run(g), r.size_class);
+    out = mine.hand_out(mine.slots.take(r.size_class, r.bytes), r);
   }
   return {};
 }
@@ -101,7 +101,7 @@ driver::status growth::grow_segment(stream_heap& mine, alloc_request const& r, v
     section const hold(mine);
     if ((out = mine.take_or_shed(r))) return {};
     bytes = r.size_class < 0 ? r.rounded + (r.alignment > bins::unit ? r.alignment : 0)
-                             : mine.small.usual_next_run_bytes(r.size_class) + granule;
+                             : mine.slots.usual_next_run_bytes(r.size_class) + granule;
   }
   bytes = round_up(bytes, of_.space.page_bytes());
   if (bytes > of_.space.info().total_memory || !of_.counts.charge(bytes)) return {driver::code::out_of_memory};
@@ -116,8 +116,8 @@ driver::status growth::grow_segment(stream_heap& mine, alloc_request const& r, v
   handle const h{driver::memory_handle::none, got.value, bytes, of_.own_bit()};
   try {
     in = of_.space.adopt_segment(got.value, bytes, mine);
-    in->set_pages(h, &(mine.handles[h.at] = homed_handle{h}));
-    mine.pieces.add_region(*in, state::free);
+    in->set_pages(h, &(mine.handles[h.at] = aliased_handle{h}));
+    mine.blocks.add_region(*in, state::free);
   } catch (std::bad_alloc const&) {  // the host's memory
     mine.handles.erase(h.at);
     if (in) of_.space.drop(of_.space.set_aside(*in));

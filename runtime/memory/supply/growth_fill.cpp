@@ -57,7 +57,7 @@ class growth::filling {
       driver::status s;
       do {
         if (move(at, left, n, s)) return s;
-      } while (a_.heaps_.settle_known());  // by what was asked on the way
+      } while (a_.heaps_.reclaim_known());  // by what was asked on the way
       may_move_ = false;
     }
     n = sizes_.next(left);
@@ -119,7 +119,7 @@ class growth::filling {
       return true;
     }
     n = h.bytes;
-    s = a_.mover_.move_home(*from, victim, to, out_);
+    s = a_.mover_.remap(*from, victim, to, out_);
     return true;
   }
 
@@ -136,21 +136,21 @@ class growth::filling {
         return found.place != nullptr;
       };
       // other heaps first: a handle that lies idle there is of no use
-      a_.heaps_.index.some(heap_index::whole, 0, [&](stream_heap& m) { return &m != &mine_ && look(m); });
+      a_.heaps_.index.some(heap_index::whole_handle, 0, [&](stream_heap& m) { return &m != &mine_ && look(m); });
       if (found.place || look(mine_)) return found;
     }
     return {};
   }
   released choose_of(stream_heap& m, std::size_t left, may how) {
     std::size_t const enough = std::bit_floor(std::min(left, sizes_.most) / page_) * page_;
-    clock::timeline& home = *mine_.home.load();
+    clock::stream_clock& home = *mine_.home.load();
     for (bool asked = false;; asked = true) {
       clock::stamp oldest;  // of what may not go yet
       {
         section const hold(m);
-        if (a_.heaps_.index.many()) m.lock.disown();
+        if (a_.heaps_.index.many()) m.lock.revoke_bias();
         oldest.stream = m.home.load()->id();
-        auto found = m.pieces.reserve_handle(
+        auto found = m.blocks.reserve_handle(
             left, enough,
             [&](handle const& h) {
               return (how == may::go || h.bytes <= left) && h.physical != driver::memory_handle::none &&
@@ -191,7 +191,7 @@ class growth::filling {
 };
 
 driver::status growth::fill(stream_heap& mine, growth_plan& g, std::size_t asked, physical_memory::batch& out) try {
-  if (driver::status const s = mover_.lay_ghosts(mine, g, out); !s.ok()) return s;
+  if (driver::status const s = mover_.clear_aliases(mine, g, out); !s.ok()) return s;
   out.handles.reserve(g.missing_bytes / of_.space.page_bytes() + 1);  // nothing below is lost for want of host memory
   filling f(*this, mine, g, asked, out);
   for (address_range const& hole : g.missing) {

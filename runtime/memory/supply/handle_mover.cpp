@@ -11,37 +11,37 @@ struct handle_mover::onlooker {
   stream_heap& mine;
 
   // Requires: the lock of `mine`, and that of the aliases. Other heaps' handles would need their locks.
-  static ghost_sight::fate judge(void const* who, ghost const& g, address lo, address hi) {
+  static alias_view::outcome judge(void const* who, alias const& g, address lo, address hi) {
     auto const& [in, mine] = *static_cast<onlooker const*>(who);
     address const home = g.of->at;
     if (g.granted && !mine.readers.load() && (home < lo || home >= hi)) {
       region const& r = *in.of_.space.find(reinterpret_cast<void const*>(home));
       if (r.owner.load() == &mine && r.page(home) == g.of && g.of->readers == in.of_.own_bit() &&
-          mine.pieces.free_around(*g.of))
-        return ghost_sight::fate::comes_home;
+          mine.blocks.free_around(*g.of))
+        return alias_view::outcome::swaps;
     }
-    return !g.stuck && in.of_.clocks.complete(g.last) ? ghost_sight::fate::goes : ghost_sight::fate::stays;
+    return !g.stuck && in.of_.clocks.complete(g.last) ? alias_view::outcome::unmaps : alias_view::outcome::stays;
   }
 };
 
-bool handle_mover::plan(stream_heap& mine, std::size_t bytes, std::size_t alignment, arena::part part, growth_plan& g,
+bool handle_mover::plan(stream_heap& mine, std::size_t bytes, std::size_t alignment, arena::zone part, growth_plan& g,
                         bool thorough) {
-  auto const all = ghosts_.look();
+  auto const all = aliases_.look();
   onlooker const who{*this, mine};
-  return mine.pieces.plan(bytes, alignment, part, g, {all->empty() ? nullptr : &*all, &who, onlooker::judge}, thorough);
+  return mine.blocks.plan(bytes, alignment, part, g, {all->empty() ? nullptr : &*all, &who, onlooker::judge}, thorough);
 }
 
-driver::status handle_mover::lay_ghosts(stream_heap& mine, growth_plan& g, physical_memory::batch& out) {
-  for (ghost* const s : g.ghosts) {
-    if (come_home(mine, *s, out)) continue;
+driver::status handle_mover::clear_aliases(stream_heap& mine, growth_plan& g, physical_memory::batch& out) {
+  for (alias* const s : g.aliases) {
+    if (swap_with_alias(mine, *s, out)) continue;
     // The ladder plans again, with what is known by then.
     if (!of_.clocks.complete(s->last)) return {driver::code::out_of_memory};
     if (driver::status const gone = of_.machine.unmap(s->at, s->bytes); !gone.ok()) {
       of_.note_status(gone);
-      ghosts_.keep_stuck(*s);
+      aliases_.keep_stuck(*s);
       return gone.what == driver::code::lost ? gone : driver::status{driver::code::out_of_memory};
     }
-    ghosts_.forget(s->at);
+    aliases_.forget(s->at);
   }
   if (out.arrived.empty()) return {};
   std::vector<address_range> missing;
@@ -66,88 +66,89 @@ driver::status handle_mover::lay_ghosts(stream_heap& mine, growth_plan& g, physi
 }
 
 // False: the handle is in use or is being moved elsewhere, or nothing orders its last use before its next.
-bool handle_mover::come_home(stream_heap& mine, ghost& g, physical_memory::batch& out) {
+bool handle_mover::swap_with_alias(stream_heap& mine, alias& g, physical_memory::batch& out) {
   if (!g.granted || mine.readers.load()) return false;  // an alias is open to its own device alone
-  address const at = ghosts_.home(g);
+  address const at = aliases_.home(g);
   stream_heap& from = *of_.space.find(reinterpret_cast<void const*>(at))->owner.load();
   section const hold(from);
   auto const found = from.handles.find(at);
   if (found == from.handles.end() || &found->second != g.of || g.of->readers != of_.own_bit()) return false;
-  piece* const p = from.pieces.free_around(*g.of);
+  heap_block* const p = from.blocks.free_around(*g.of);
   if (!p || !of_.ordered_or_complete(*mine.home.load(), {from.home.load()->id(), p->freed})) return false;
-  leave_home(from, *from.pieces.reserve_home(*g.of), found, &g, g.at, out);
+  detach_handle(from, *from.blocks.reserve_around(*g.of), found, &g, g.at, out);
   return true;
 }
 
 // Requires: the lock of `from`; the handle's address range and the range at `to` are reserved.
-void handle_mover::leave_home(stream_heap& from, piece& place, std::map<address, homed_handle>::iterator which,
-                              ghost* back, address to, physical_memory::batch& out) {
-  homed_handle& h = which->second;
-  from.tell_mapped(h, observe::action::unmap);
+void handle_mover::detach_handle(stream_heap& from, heap_block& place,
+                                 std::map<address, aliased_handle>::iterator which, alias* back, address to,
+                                 physical_memory::batch& out) {
+  aliased_handle& h = which->second;
+  from.record_mapping(h, observe::action::unmap);
   clock::stamp const last{from.home.load()->id(), place.freed};
   place.in->set_pages(h, nullptr);
   auto node = from.handles.extract(which);
-  back ? ghosts_.swap(*back, last) : ghosts_.leave_for(h, to, last);
+  back ? aliases_.swap(*back, last) : aliases_.leave_for(h, to, last);
   node.key() = to;
   out.arrived.insert(std::move(node));
   out.arrived_ordered |= !of_.clocks.complete(last);
   from.counts.mapped(-static_cast<std::int64_t>(h.bytes));
   of_.counts.handle_gone();
-  from.pieces.release_done(place);
+  from.blocks.release_done(place);
 }
 
-driver::status handle_mover::move_home(stream_heap& from, released& victim, address to, physical_memory::batch& out) {
+driver::status handle_mover::remap(stream_heap& from, released& victim, address to, physical_memory::batch& out) {
   handle const h = victim.handles.front();
   driver::status s{driver::code::out_of_memory};
   bool promised_here = false, promised_there = false, there = false;
   try {
-    ghosts_.expect(h.at);
+    aliases_.expect(h.at);
     promised_here = true;
-    ghosts_.expect(to);
+    aliases_.expect(to);
     promised_there = true;
     s = of_.machine.map(to, h.bytes, h.physical);
     there = s.ok();
     if (there) s = of_.machine.grant(to, h.bytes, of_.device);
     if (there && !s.ok()) there = !of_.machine.unmap(to, h.bytes).ok();
   } catch (std::bad_alloc const&) {}
-  homed_handle* moved = nullptr;
+  aliased_handle* moved = nullptr;
   {
     section const hold(from);
     auto const which = from.handles.find(h.at);
     if (s.ok()) {
-      ghosts_.forget(to);
+      aliases_.forget(to);
       moved = &which->second;
-      leave_home(from, *victim.place, which, nullptr, to, out);
+      detach_handle(from, *victim.place, which, nullptr, to, out);
     } else {
-      if (promised_here) ghosts_.forget(h.at);
-      if (there) ghosts_.leave(which->second, to, {}, false);
-      else if (promised_there) ghosts_.forget(to);
-      from.pieces.release_done(*victim.place);
+      if (promised_here) aliases_.forget(h.at);
+      if (there) aliases_.leave(which->second, to, {}, false);
+      else if (promised_there) aliases_.forget(to);
+      from.blocks.release_done(*victim.place);
     }
   }
   of_.note_status(s);
-  if (moved) (void)drop_ghosts(*moved, ghosts::most);
+  if (moved) (void)drop_aliases(*moved, alias_table::most);
   return s;
 }
 
-bool handle_mover::drop_ghosts(homed_handle const& h, int spared) try {
+bool handle_mover::drop_aliases(aliased_handle const& h, int spared) try {
   for (;;) {
-    ghosts::place const g = ghosts_.oldest(h, spared);
+    alias_table::place const g = aliases_.oldest(h, spared);
     if (!g.bytes) return true;
     stream_heap& in = *of_.space.find(reinterpret_cast<void const*>(g.at))->owner.load();
-    piece* place = nullptr;
+    heap_block* place = nullptr;
     {
       section const hold(in);
-      if (!ghosts_.is_of(h, g.at)) continue;  // another plan has taken it meanwhile
-      place = in.pieces.reserve_gap(g.at, g.bytes);
+      if (!aliases_.is_of(h, g.at)) continue;  // another plan has taken it meanwhile
+      place = in.blocks.reserve_unmapped(g.at, g.bytes);
     }
     if (!place) return false;  // another plan has reserved it
     driver::status s{driver::code::not_ready};
     if (of_.is_complete(g.last)) s = of_.machine.unmap(g.at, g.bytes);
-    if (s.ok()) ghosts_.forget(g.at);
+    if (s.ok()) aliases_.forget(g.at);
     else if (s.what != driver::code::not_ready) of_.note_status(s);
     section const hold(in);
-    in.pieces.release_done(*place);
+    in.blocks.release_done(*place);
     if (!s.ok()) return false;
   }
 } catch (std::bad_alloc const&) {
@@ -158,19 +159,19 @@ void handle_mover::validate(stream_heap const& m, std::vector<std::string>& wron
   auto const say = [&](char const* what, address at) {
     wrong.push_back(who + ": " + what + " at " + std::to_string(at));
   };
-  auto const all = ghosts_.look();
-  ghost_sight const sight{&*all};
-  for (region* r : m.pieces.regions()) {
-    for (piece const* p = &m.pieces.first_piece(*r); p; p = p->after) {
+  auto const all = aliases_.look();
+  alias_view const sight{&*all};
+  for (region* r : m.blocks.regions()) {
+    for (heap_block const* p = &m.blocks.first_block(*r); p; p = p->after) {
       if (p->is == state::reserved) continue;
       for (auto i = sight.from(p->at); i != all->end() && i->first < p->end(); ++i) {
-        if (p->is != state::gap || i->first < p->at || i->second.end() > p->end())
+        if (p->is != state::unmapped || i->first < p->at || i->second.end() > p->end())
           say("a ghost lies inside one gap", i->first);
       }
     }
   }
   for (auto const& [at, h] : m.handles) {
-    for (ghost const* g = h.ghosts; g; g = g->next) {
+    for (alias const* g = h.aliases; g; g = g->next) {
       auto const found = all->find(g->at);
       if (found == all->end() || &found->second != g || g->of != &h || g->at == h.at || g->bytes != h.bytes)
         say("a ghost is its handle's, elsewhere, and as large", g->at);

@@ -17,25 +17,25 @@ class handle_mover {
   explicit handle_mover(device_context& of) : of_(of) {}
 
   // Reserves a range of at least `bytes`. Requires: the heap's lock
-  bool plan(stream_heap&, std::size_t bytes, std::size_t alignment, arena::part, growth_plan&, bool thorough);
+  bool plan(stream_heap&, std::size_t bytes, std::size_t alignment, arena::zone, growth_plan&, bool thorough);
   // for each alias in the plan: switches its handle back, or unmaps it
-  driver::status lay_ghosts(stream_heap& mine, growth_plan&, physical_memory::batch&);
+  driver::status clear_aliases(stream_heap& mine, growth_plan&, physical_memory::batch&);
   // Maps a handle whose address range is reserved at `to`, too, which becomes its address.
-  driver::status move_home(stream_heap& from, released&, address to, physical_memory::batch&);
+  driver::status remap(stream_heap& from, released&, address to, physical_memory::batch&);
   // unmaps all but the newest `spared` aliases of a handle. Requires: no lock, its address range reserved
-  bool drop_ghosts(homed_handle const&, int spared);
-  ghosts::places take_all() noexcept { return ghosts_.take_all(); }  // at the end
+  bool drop_aliases(aliased_handle const&, int spared);
+  alias_table::places take_all() noexcept { return aliases_.take_all(); }  // at the end
   void validate(stream_heap const&, std::vector<std::string>& wrong,
                 std::string const& who) const;  // Requires: the lock
 
  private:
   struct onlooker;
-  bool come_home(stream_heap& mine, ghost&, physical_memory::batch&);
-  void leave_home(stream_heap& from, piece& place, std::map<address, homed_handle>::iterator, ghost* back, address to,
-                  physical_memory::batch&);
+  bool swap_with_alias(stream_heap& mine, alias&, physical_memory::batch&);
+  void detach_handle(stream_heap& from, heap_block& place, std::map<address, aliased_handle>::iterator, alias* back,
+                     address to, physical_memory::batch&);
 
   device_context& of_;
-  ghosts ghosts_;
+  alias_table aliases_;
 };
 
 }  // namespace weir::memory

@@ -16,7 +16,7 @@ std::size_t handle_return::some(std::size_t want) {
 }
 
 std::size_t handle_return::of(stream_heap& m, std::size_t want) {
-  traffic::flowing const going_back(memory_.changes);
+  mapping_lock::shared const going_back(memory_.changes);
   std::size_t bytes = 0;
   std::vector<released> again;
   {
@@ -28,7 +28,7 @@ std::size_t handle_return::of(stream_heap& m, std::size_t want) {
   if (of_.deterministic && of_.clocks.collectives_given().empty()) {
     {
       section const hold(m);
-      while (slab* const s = m.small.any_empty()) m.return_run(*s);
+      while (slab* const s = m.slots.any_empty()) m.return_run(*s);
     }
     m.finish();
   }
@@ -37,9 +37,9 @@ std::size_t handle_return::of(stream_heap& m, std::size_t want) {
     std::vector<released> going;
     {
       section const hold(m);
-      while (slab* const s = m.small.any_empty()) m.return_run(*s);
+      while (slab* const s = m.slots.any_empty()) m.return_run(*s);
       to_ask.stream = m.home.load()->id();
-      auto found = m.pieces.reserve_handles(
+      auto found = m.blocks.reserve_handles(
           want - bytes, of_.deterministic ? arena::first::lowest : arena::first::oldest, [&](std::uint64_t freed) {
             return of_.clocks.complete({to_ask.stream, freed});
           });
@@ -72,7 +72,7 @@ std::size_t handle_return::one(stream_heap& m, released& g) {
   physical_memory::batch back;
   std::size_t bytes = 0;
   for (handle& h : g.handles) {
-    if (!mover_.drop_ghosts(m.homed(h), 0)) continue;  // memory that is mapped anywhere does not go
+    if (!mover_.drop_aliases(m.aliased(h), 0)) continue;  // memory that is mapped anywhere does not go
     driver::status const s = of_.machine.unmap(h.at, h.bytes);
     of_.note_status(s);
     if (!s.ok()) continue;
@@ -93,7 +93,7 @@ std::size_t handle_return::one(stream_heap& m, released& g) {
     } catch (...) {}  // no host memory: its block stays reserved until the end
     return 0;
   }
-  m.pieces.release_done(*g.place);
+  m.blocks.release_done(*g.place);
   return bytes - back.orphaned;
 }
 
@@ -106,7 +106,7 @@ std::size_t handle_return::release_segment(stream_heap& m, released& g) {
     section const hold(m);
     whole = of_.space.set_aside(*g.in);
     its_place = m.handles.extract(h.at);
-    m.tell_mapped(h, observe::action::unmap);
+    m.record_mapping(h, observe::action::unmap);
   }
   driver::status const s = of_.machine.release_segment(of_.device, h.at);
   of_.note_status(s);
@@ -114,15 +114,15 @@ std::size_t handle_return::release_segment(stream_heap& m, released& g) {
   if (!s.ok()) {
     of_.space.put_back(std::move(whole));
     g.in->set_pages(h, &m.handles.insert(std::move(its_place)).position->second);
-    m.tell_mapped(h, observe::action::map);
-    m.pieces.release_done(*g.place);
+    m.record_mapping(h, observe::action::map);
+    m.blocks.release_done(*g.place);
     return 0;
   }
   of_.counts.handle_gone();
   m.counts.mapped(-static_cast<std::int64_t>(h.bytes));
   of_.counts.refund(h.bytes);
-  m.pieces.release_done(*g.place);
-  m.pieces.drop_region(*g.in);
+  m.blocks.release_done(*g.place);
+  m.blocks.drop_region(*g.in);
   of_.space.drop(std::move(whole));
   return h.bytes;
 }

@@ -16,10 +16,10 @@ driver::status peer_access::grant(void const* p, int reader) {
   std::vector<handle> missing;
   base::lock_guard const alone(granting_);
   {
-    base::owned_lock hold(m.lock);
+    base::biased_lock hold(m.lock);
     block_ref const b = block_ref::find(*r, reinterpret_cast<address>(p));
     if (!b.live) return {driver::code::invalid};
-    for (address a = b.start, end = b.cut ? b.start + b.cut->size : b.whole->end(); a < end;) {
+    for (address a = b.start, end = b.in_slab ? b.start + b.in_slab->size : b.block->end(); a < end;) {
       handle const* const h = r->page(a);
       if (!(h->readers & bit)) missing.push_back(*h);
       a = h->at + h->bytes;
@@ -29,7 +29,7 @@ driver::status peer_access::grant(void const* p, int reader) {
   for (handle const& h : missing) {  // the block is live: its handles stay
     driver::status const s = of_.machine.grant(h.at, h.bytes, reader);
     if (!s.ok()) return s;
-    base::owned_lock hold(m.lock);
+    base::biased_lock hold(m.lock);
     m.note_readers(m.handles[h.at], bit);
   }
   return {};
@@ -40,10 +40,10 @@ bool peer_access::granted(void const* p, int reader) const noexcept {
   if (!r || reader < 0 || reader >= 64) return false;
   if (reader == of_.device) return true;
   stream_heap& m = *r->owner.load();
-  base::owned_lock hold(m.lock);
+  base::biased_lock hold(m.lock);
   block_ref const b = block_ref::find(*r, reinterpret_cast<address>(p));
   if (!b.live) return false;
-  for (address a = b.start, end = b.cut ? b.start + b.cut->size : b.whole->end(); a < end;) {
+  for (address a = b.start, end = b.in_slab ? b.start + b.in_slab->size : b.block->end(); a < end;) {
     handle const* const h = r->page(a);
     if (!(h->readers >> reader & 1)) return false;
     a = h->at + h->bytes;
@@ -62,20 +62,20 @@ std::uint64_t peer_access::living(std::uint64_t devices) const noexcept {
 driver::status peer_access::open_handles(stream_heap& m, std::uint64_t readers) {
   std::vector<handle> closed;
   {
-    base::owned_lock hold(m.lock);
+    base::biased_lock hold(m.lock);
     for (auto const& [at, h] : m.handles) {
       if ((h.readers & of_.own_bit()) && (readers & ~h.readers)) closed.push_back(h);
     }
   }
   for (handle const& h : closed) {
     if (auto const s = of_.machine.grant_all(h.at, h.bytes, readers); !s.ok()) return s;
-    base::owned_lock hold(m.lock);
+    base::biased_lock hold(m.lock);
     m.note_readers(m.handles.at(h.at), readers);
   }
   return {};
 }
 
-driver::status peer_access::open_to(clock::timeline* home, std::uint64_t readers) {
+driver::status peer_access::open_to(clock::stream_clock* home, std::uint64_t readers) {
   readers &= ~of_.own_bit();
   if (!readers) return {};
   if (!of_.space.maps()) return {driver::code::not_supported};
@@ -84,7 +84,7 @@ driver::status peer_access::open_to(clock::timeline* home, std::uint64_t readers
   }
   stream_heap* const one = home ? &heaps_.of(*home) : nullptr;
   base::lock_guard const alone(granting_);
-  traffic::halt const stay(memory_.changes);
+  mapping_lock::exclusive const stay(memory_.changes);
   if (one) {
     if (auto const s = open_handles(*one, readers); !s.ok()) return s;
     heaps_.add_readers(*one, readers);

@@ -20,7 +20,7 @@ class peer_access {
 
   driver::status grant(void const*, int reader);  // as allocator::grant
   bool granted(void const*, int reader) const noexcept;
-  driver::status open_to(clock::timeline* home, std::uint64_t readers);  // as allocator::open_to
+  driver::status open_to(clock::stream_clock* home, std::uint64_t readers);  // as allocator::open_to
   void forget(std::uint64_t devices) { heaps_.remove_readers(devices); }
   std::uint64_t living(std::uint64_t devices) const noexcept;  // those that are not lost
   void validate(stream_heap const&, std::vector<std::string>& wrong,

@@ -20,7 +20,7 @@ reserve_bound::usage reserve_bound::now() const {
       auto const* const next = reinterpret_cast<char const*>(&heaps_.index[i + fetched_ahead].counts);
       for (std::size_t line = 0; line < fetched_lines; ++line) __builtin_prefetch(next + line * 64);
     }
-    observe::tally const& t = heaps_.index[i].counts;
+    observe::heap_counters const& t = heaps_.index[i].counts;
     n.live += t.bytes_live();
     n.pending += t.bytes_pending();
     if (few) n.most_of_one = std::max(n.most_of_one, t.most_live());

@@ -13,7 +13,7 @@
 namespace weir {
 namespace {
 
-using observe::counters;
+using observe::device_counters;
 using observe::size_pool;
 
 struct worked : ::testing::Test {
@@ -27,12 +27,12 @@ struct worked : ::testing::Test {
     for (int i = 0; i < 5; ++i) t.allocated(size_pool::small, 512, 500);
     for (int i = 0; i < 3; ++i) t.allocated(size_pool::large, 100'352, 100'000);
     t.freed(size_pool::small, 512, 500);
-    t.held(size_pool::large, 100'352, 100'000);
+    t.freed_pending(size_pool::large, 100'352, 100'000);
   }
   memory_statistics read() const { return c.read(all, {}); }
-  counters c;
-  observe::tally t;
-  std::array<observe::tally const*, 1> const all{&t};
+  device_counters c;
+  observe::heap_counters t;
+  std::array<observe::heap_counters const*, 1> const all{&t};
 };
 
 TEST_F(worked, reserved_is_allocated_pending_and_cached) {
@@ -63,16 +63,16 @@ TEST_F(worked, peaks_stay_and_totals_grow_until_they_are_reset) {
 TEST_F(worked, with_several_tallies_peaks_err_upward_as_stated) {
   ASSERT_TRUE(c.charge(std::size_t{1} << 40));
   c.gave(std::size_t{1} << 40, 0);  // more than all of them have
-  observe::tally other;
+  observe::heap_counters other;
   t.share(c.shared());
   other.share(c.shared());
-  std::array<observe::tally const*, 2> const both{&t, &other};
+  std::array<observe::heap_counters const*, 2> const both{&t, &other};
   std::int64_t live = read().allocated_bytes.all.current, highest = read().allocated_bytes.all.peak;
   std::mt19937_64 random(7);
   std::array<std::vector<std::size_t>, 2> blocks;
   for (int i = 0; i < 20'000; ++i) {
     std::size_t const k = random() % 2;
-    observe::tally& of = k ? other : t;
+    observe::heap_counters& of = k ? other : t;
     if (blocks[k].empty() || random() % 2) {
       std::size_t const bytes = (random() % 64 + 1) << 15;
       blocks[k].push_back(bytes);
@@ -89,7 +89,7 @@ TEST_F(worked, with_several_tallies_peaks_err_upward_as_stated) {
     auto const n = c.read(both, {});
     ASSERT_EQ(n.allocated_bytes.all.current, live);
     ASSERT_GE(n.allocated_bytes.all.peak, highest);
-    ASSERT_LE(n.allocated_bytes.all.peak, highest + 2 * std::max(observe::tally::slack_bytes, highest / 8));
+    ASSERT_LE(n.allocated_bytes.all.peak, highest + 2 * std::max(observe::heap_counters::slack_bytes, highest / 8));
   }
 }
 

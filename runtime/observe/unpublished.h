@@ -24,7 +24,7 @@ struct grant {  // how far each may go until the tally is told
   std::int64_t down_bytes = 0;
 };
 
-class untold {
+class unpublished {
  public:
   static constexpr std::int64_t most_bytes = (1 << 22) - 1, most_blocks = (1 << 14) - 1;  // no grant is larger
   static constexpr std::uint64_t cost(std::uint64_t size) noexcept {
@@ -85,8 +85,8 @@ class untold {
     return out += {now.blocks - then.blocks, now.bytes - then.bytes, now.requested - then.requested};
   }
   void set(grant const& g, bool granted) noexcept {
-    auto const below = [](std::uint64_t top, std::int64_t room, std::int64_t most) {
-      return top - static_cast<std::uint64_t>(std::clamp<std::int64_t>(room, 0, most));
+    auto const below = [](std::uint64_t top, std::int64_t headroom, std::int64_t most) {
+      return top - static_cast<std::uint64_t>(std::clamp<std::int64_t>(headroom, 0, most));
     };
     std::uint64_t const bytes = below(top_bytes, g.up.bytes, most_bytes);
     base_ = bytes << bytes_shift | below(top_blocks, g.up.blocks, most_blocks) << blocks_shift |

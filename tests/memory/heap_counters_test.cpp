@@ -19,11 +19,11 @@ struct block { std::size_t rounded, requested; };
 
 // One pool after the other and both: allocation, active, their bytes, what was asked for;
 // as the tally is told.
-TEST(tally, peaks_are_the_highest_levels_there_ever_were) {
+TEST(heap_counters, peaks_are_the_highest_levels_there_ever_were) {
   for (unsigned seed = 1; seed <= 300; ++seed) {
     std::minstd_rand random(seed);
-    tally t;
-    counters sum;
+    heap_counters t;
+    device_counters sum;
     model levels[5][3];
     std::vector<block> live[2], held[2];
     auto const move = [&](std::size_t p, std::int64_t blocks, std::int64_t active, std::int64_t bytes,
@@ -57,12 +57,12 @@ TEST(tally, peaks_are_the_highest_levels_there_ever_were) {
         move(p, -1, -1, -as(b.rounded), -as(b.rounded), -as(b.requested));
       } else if (what < 13 && !live[p].empty()) {
         block const b = pick(live[p]);
-        t.held(pool, b.rounded, b.requested);
+        t.freed_pending(pool, b.rounded, b.requested);
         held[p].push_back(b);
         move(p, -1, 0, -as(b.rounded), 0, -as(b.requested));
       } else if (what < 15 && !held[p].empty()) {
         block const b = pick(held[p]);
-        t.held_no_more(pool, b.rounded);
+        t.pending_no_more(pool, b.rounded);
         move(p, 0, -1, 0, -as(b.rounded), 0);
       } else if (random() % 40 == 0) {
         t.reset_peak();
@@ -71,7 +71,7 @@ TEST(tally, peaks_are_the_highest_levels_there_ever_were) {
         }
       }
     }
-    tally const* const one[] = {&t};
+    heap_counters const* const one[] = {&t};
     memory_statistics const n = sum.read(one, {});
     statistic_by_size const* const found[] = {&n.allocation, &n.active, &n.allocated_bytes, &n.active_bytes,
                                               &n.requested_bytes};
@@ -87,25 +87,25 @@ TEST(tally, peaks_are_the_highest_levels_there_ever_were) {
 
 // Each stream in turn takes so much and gives it back:
 // the peak was that told of one, and a hundred times what each may rise unseen.
-TEST(tally, a_hundred_err_little_and_never_above_reserved) {
+TEST(heap_counters, a_hundred_err_little_and_never_above_reserved) {
   constexpr std::size_t block = 1 << 20, blocks = 64;
   for (bool const scarce : {false, true}) {
-    counters sum;
-    std::deque<tally> all;
-    std::vector<tally const*> refs;
+    device_counters sum;
+    std::deque<heap_counters> all;
+    std::vector<heap_counters const*> refs;
     std::size_t const reserved = scarce ? blocks * block : std::size_t{1} << 40;
     ASSERT_TRUE(sum.charge(reserved));
     sum.gave(reserved, 0);
     for (int i = 0; i < 100; ++i) {
       refs.push_back(&all.emplace_back());
       if ((all.size() & (all.size() - 1)) == 0) {
-        for (tally& t : all) t.share(sum.shared());
+        for (heap_counters& t : all) t.share(sum.shared());
       } else {
         all.back().share(sum.shared());
       }
     }
     for (int round = 0; round < 3; ++round) {
-      for (tally& t : all) {
+      for (heap_counters& t : all) {
         for (std::size_t i = 0; i < blocks; ++i) t.allocated(size_pool::large, block, block);
         for (std::size_t i = 0; i < blocks; ++i) t.freed(size_pool::large, block, block);
       }
@@ -114,14 +114,14 @@ TEST(tally, a_hundred_err_little_and_never_above_reserved) {
     EXPECT_GE(n.allocated_bytes.all.peak, static_cast<std::int64_t>(blocks * block));
     EXPECT_LE(n.allocated_bytes.all.peak, static_cast<std::int64_t>(scarce ? reserved : blocks * block * 2));
     EXPECT_GE(n.allocation.all.peak, static_cast<std::int64_t>(blocks));
-    EXPECT_LE(n.allocation.all.peak, static_cast<std::int64_t>(blocks + 8 * tally::slack_blocks));
+    EXPECT_LE(n.allocation.all.peak, static_cast<std::int64_t>(blocks + 8 * heap_counters::slack_blocks));
   }
 }
 
 // A cache that stays within its grant calls nothing of the tally's.
 // Half as far beside large blocks.
-TEST(tally, a_cache_may_reach_its_peak_without_a_report) {
-  tally t;
+TEST(heap_counters, a_cache_may_reach_its_peak_without_a_report) {
+  heap_counters t;
   t.mapped(1 << 20), t.run_cut(1 << 19);
   constexpr change taken{8, 4096, 4096}, given{-8, -4096, -4096};
   (void)t.left_after(taken, {});
@@ -129,7 +129,7 @@ TEST(tally, a_cache_may_reach_its_peak_without_a_report) {
   EXPECT_EQ(alone.up.blocks, 8);
   EXPECT_EQ(alone.up.bytes, 4096);
   EXPECT_EQ(alone.up.requested, 4096);
-  t.told({}, {});
+  t.absorb({}, {});
   t.allocated(size_pool::large, 65536, 65536);
   t.freed(size_pool::large, 65536, 65536);
   grant const beside = t.left_after({}, {});
@@ -141,8 +141,8 @@ TEST(tally, a_cache_may_reach_its_peak_without_a_report) {
   EXPECT_TRUE(t.is_used_up()) << "with what the cache may take it would pass the peak";
 }
 
-TEST(tally, refused_memory_was_never_reserved) {
-  counters sum;
+TEST(heap_counters, refused_memory_was_never_reserved) {
+  device_counters sum;
   ASSERT_TRUE(sum.charge(5 << 20));
   sum.gave(5 << 20, 0);
   for (int i = 0; i < 3; ++i) {

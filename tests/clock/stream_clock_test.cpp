@@ -401,7 +401,7 @@ TEST_F(timelines, each_is_found_by_its_id_until_its_runtime_ends) {
 
 // Every refusal of every call of a small scenario: a typed answer, the invariants, and the same again works.
 TEST_F(timelines, any_call_refused_once_leaves_the_scenario_working) {
-  auto scenario = [](rig& r, timeline& a, timeline& b) {
+  auto scenario = [](rig& r, stream_clock& a, stream_clock& b) {
     r.work(a);
     stamp const s = a.now();
     bool ok = b.wait(s).ok();
@@ -438,7 +438,7 @@ TEST_F(timelines, invariants_are_judged_at_one_moment) {
 
 TEST(timeline_threads, records_waits_and_polls_keep_the_invariants) {
   rig r({.devices = 2, .memory = 64_MiB, .schedule = simulated::scheduling::threads, .seed = 1});
-  std::vector<timeline*> lines;
+  std::vector<stream_clock*> lines;
   for (int i = 0; i < 4; ++i) lines.push_back(&r.stream(i % 2));
   std::vector<std::thread> threads;
   for (unsigned me = 0; me < 4; ++me) {
@@ -446,7 +446,7 @@ TEST(timeline_threads, records_waits_and_polls_keep_the_invariants) {
       std::uint64_t x = me + 1;
       for (int i = 0; i < 300; ++i) {
         x = x * 6364136223846793005u + 1442695040888963407u;
-        timeline &a = *lines[(x >> 33) % 4], &b = *lines[(x >> 40) % 4];
+        stream_clock &a = *lines[(x >> 33) % 4], &b = *lines[(x >> 40) % 4];
         switch ((x >> 50) % 4) {
           case 0: r.work(a); EXPECT_TRUE(a.fence().ok()); break;
           case 1: {

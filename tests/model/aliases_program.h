@@ -13,9 +13,9 @@
 
 namespace weir::tests {
 
-class ghosts_program {
+class aliases_program {
  public:
-  explicit ghosts_program(std::uint64_t seed)
+  explicit aliases_program(std::uint64_t seed)
       : random_(seed * 0x9e3779b97f4a7c15u + 13),
         bench_({.devices = 1,
                 .memory = std::size_t{64} << 20,
@@ -28,7 +28,7 @@ class ghosts_program {
     bool const held = below(2);
     if (held) gate = bench_.machine().hold(0, line_.handle()).value;
     std::size_t pages = 1 + below(3);
-    for (std::size_t i = 0, n = 3 * memory::ghosts::most + below(12); i < n; ++i) {
+    for (std::size_t i = 0, n = 3 * memory::alias_table::most + below(12); i < n; ++i) {
       block const b = take(pages);
       walls_.push_back(take(1));
       if (below(6) == 0) give(below(walls_.size()));
@@ -49,7 +49,7 @@ class ghosts_program {
 
  private:
   static constexpr std::size_t page = 64 << 10;
-  static constexpr source_location at{"a program", "ghosts_program.h", 1};
+  static constexpr source_location at{"a program", "aliases_program.h", 1};
   struct block {
     unsigned char* at;
     std::size_t bytes;
@@ -99,7 +99,7 @@ class ghosts_program {
   std::mt19937_64 random_;
   verdict wrong_;
   memory_bench bench_;
-  clock::timeline& line_;
+  clock::stream_clock& line_;
   std::vector<block> walls_;
 };
 
