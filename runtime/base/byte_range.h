@@ -1,5 +1,4 @@
-// A byte range is a run of bytes at an address, and ranges that do not meet lie in maps by their first address.
-// Whether a part lies inside one is asked here, without a sum that could wrap.
+// Byte ranges at an address, alone and in maps by their first address. The comparisons use no sum that could wrap.
 // Threads: any.
 #pragma once
 #include <cstddef>
@@ -12,7 +11,7 @@ struct byte_range {
   std::uintptr_t at = 0;
   std::size_t bytes = 0;
 
-  // 0: nothing of it lies there
+  // 0: `from` lies outside
   constexpr std::size_t left_from(std::uintptr_t from) const noexcept {
     return from - at < bytes ? bytes - (from - at) : 0;
   }

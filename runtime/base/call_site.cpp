@@ -7,7 +7,7 @@
 namespace weir::base {
 
 call_context& this_call() noexcept {
-  static auto* const of_thread = new per_thread<call_context>;  // never destroyed: asked until the process is gone
+  static auto* const of_thread = new per_thread<call_context>;  // never destroyed: used until the process has ended
   return of_thread->get();
 }
 

@@ -1,5 +1,5 @@
-// What a thread is doing when it makes a driver call: the public call it is in, and whether anybody was
-// promised what it finds out or orders there. Kept only while a checker looks on.
+// The public call that a thread makes driver calls for, and whether the program may rely on their effects.
+// Kept only while a checker is attached.
 // Threads: each has its own.
 #pragma once
 #include <string>
@@ -15,7 +15,7 @@ struct site {
 
 // Work of the program that a stream runs on this thread.
 struct running_work {
-  site given;                // the call that gave it
+  site given;                // the call that enqueued it
   int device = -1;
   std::uint64_t stream = 0;  // its number in reports
 };
@@ -23,13 +23,12 @@ std::string text_of(running_work const&);  // "launch at a.cpp:3 on stream 1 of 
 
 struct call_context {
   site in;             // of the outermost public call
-  int internal_ordering =
-      0;  // > 0: completion seen and waits inserted now are weir's own, a program may not rely on them
+  int internal_ordering = 0;  // > 0: the program may not rely on completion seen or waits inserted now
   running_work const* running = nullptr;  // null: this thread runs the program's own code
 };
 call_context& this_call() noexcept;
 
-// While one lives, this thread runs that work.
+// While one exists, this thread runs that work.
 class [[nodiscard]] running {
  public:
   explicit running(running_work const& w) noexcept : in_(this_call()), before_(in_.running) { in_.running = &w; }
@@ -41,7 +40,7 @@ class [[nodiscard]] running {
   running_work const* before_;
 };
 
-// While one lives, driver calls of this thread are made for that line of the program. The outermost counts.
+// While one exists, driver calls of this thread count for that line of the program. The outermost one wins.
 class [[nodiscard]] call_site {
  public:
   call_site(bool wanted, char const* operation, source_location at) noexcept {
@@ -60,8 +59,7 @@ class [[nodiscard]] call_site {
   call_context* set_ = nullptr;
 };
 
-// While one lives, what this thread learns from the driver and orders there is weir's own affair:
-// another run may do without.
+// While one exists, the program may not rely on what this thread learns from the driver or orders there.
 class [[nodiscard]] internal_ordering {
  public:
   explicit internal_ordering(bool wanted) noexcept {

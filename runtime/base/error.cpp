@@ -61,7 +61,7 @@ race_found::race_found(std::string report, source_location first, source_locatio
       first_(first) {}
 
 namespace {
-std::string last_line(std::string text) {  // of a report: what to do
+std::string last_line(std::string text) {  // of a report: the remedy
   while (!text.empty() && text.back() == '\n') text.pop_back();
   return text.substr(text.rfind('\n') + 1);
 }

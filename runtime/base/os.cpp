@@ -29,7 +29,7 @@ namespace {
 constinit base::atomic<std::uint64_t> generation{0};
 constinit base::atomic<refuser> refuses{nullptr};
 
-// Set up before main, so that no fork goes unseen.
+// Set up before main, so that every fork is counted.
 [[maybe_unused]] int const watching_forks = pthread_atfork(nullptr, nullptr, [] { generation.fetch_add(1); });
 
 }  // namespace
@@ -100,7 +100,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   if (again) return;
   if (before_us.sa_flags & SA_SIGINFO) return before_us.sa_sigaction(signal, info, context);
   if (before_us.sa_handler != SIG_DFL && before_us.sa_handler != SIG_IGN) return before_us.sa_handler(signal);
-  ::sigaction(SIGSEGV, &before_us, nullptr);  // and the access is made again
+  ::sigaction(SIGSEGV, &before_us, nullptr);  // the access is made again and now ends the process
 }
 }  // namespace
 
@@ -181,7 +181,7 @@ std::vector<std::string> environment_names(std::string_view prefix) {
 void keep_this_code_loaded() noexcept {
   Dl_info here{};
   if (::dladdr(reinterpret_cast<void const*>(&keep_this_code_loaded), &here) == 0 || !here.dli_fname) return;
-  // the program itself: it stays anyway
+  // fails for the program itself, which stays loaded anyway
   if (!::dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE)) (void)::dlerror();
 }
 
@@ -193,7 +193,7 @@ bool can_fence_other_threads() noexcept {
          ::syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
 }
 void fence_other_threads() noexcept {
-  // whoever asks relies on it
+  // callers cannot do without it
   while (::syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) != 0 && errno == ENOMEM) ::sched_yield();
 }
 

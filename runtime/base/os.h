@@ -1,4 +1,4 @@
-// Every system call weir makes comes from here, so that one place can count them and make them fail.
+// Every system call of weir, so that one place can count them and make them fail.
 // Threads: any.
 #pragma once
 #include <cstddef>
@@ -10,9 +10,8 @@
 
 namespace weir::os {
 
-// What the system may refuse. A thread is made in base::thread, which asks here, too. Of the rest of this
-// file nothing is lost when it is refused:
-// what cannot be known is said to be unknown, and sleeping for no reason is allowed.
+// The calls that a test may refuse; base::thread asks here too. The rest has no visible failure: it answers
+// "not known", or wakes without cause.
 #define WEIR_SYSTEM_CALLS(X)                                                                                           \
   X(reserve_addresses) X(return_addresses) X(map_file) X(unmap_to_nothing) X(take_access) X(map_memory) X(advise)      \
   X(make_memory_file) X(resize_file) X(punch_hole) X(memory_of_host) X(usable_processors) X(make_thread)               \
@@ -27,9 +26,8 @@ enum class call : std::uint8_t {
 inline constexpr int call_count = static_cast<int>(call::give_access) + 1;
 constexpr bool made_often(call c) noexcept { return c < call::on_bad_access; }
 constexpr bool made_once(call c) noexcept { return !made_often(c) && c < call::give_access; }
-// Asked before each of these calls; where it answers true, the call is not made and fails as the system's
-// would. Null, as it is unless a test says so: all are made. Threads: any;
-// set while nobody else is inside weir.
+// Called before each of these calls. True: the call is not made and fails as the system's would. Null (the
+// default): every call is made. Threads: any; set while no other thread is inside weir.
 using refuser = bool (*)(call) noexcept;
 void refuse_by(refuser) noexcept;
 bool refused(call) noexcept;
@@ -37,27 +35,26 @@ bool refused(call) noexcept;
 // Pages and addresses ---------------------------------------------------------------------------------------
 std::size_t page_size() noexcept;  // bytes
 
-// Address space without memory: touching it faults. Requires: alignment a power of two.
-// Returns: null when there is no room.
+// Addresses without memory; an access faults. Requires: alignment a power of two. Returns: null if none.
 void* reserve_addresses(std::size_t bytes, std::size_t alignment) noexcept;
-bool return_addresses(void* at, std::size_t bytes) noexcept;                  // whatever lies there, mapped or not
+bool return_addresses(void* at, std::size_t bytes) noexcept;                  // mapped or not
 enum class pages : std::uint8_t { when_touched, now };
-// shared, readable and writable, in place of what was there
+// Maps the file shared, readable and writable, in place of what was mapped there.
 bool map_file(void* at, std::size_t bytes, int file, std::uint64_t offset, pages = pages::when_touched) noexcept;
-bool unmap_to_nothing(void* at, std::size_t bytes) noexcept;                  // addresses stay reserved
+bool unmap_to_nothing(void* at, std::size_t bytes) noexcept;                  // the addresses stay reserved
 enum class reach : std::uint8_t { nothing, reading, all };
-bool protect(void* at, std::size_t bytes, reach) noexcept;                    // of mapped pages
+bool protect(void* at, std::size_t bytes, reach) noexcept;                    // Requires: mapped pages
 struct bad_access {
-  void const* at = nullptr;    // what was touched
+  void const* at = nullptr;    // the address
   void const* code = nullptr;  // the instruction; null: not known
   enum class kind : std::uint8_t { touch, read, write } how = kind::touch;  // touch: not known which
 };
-// Calls explain(a) at each bad access, on its thread. It answers true: the access is made again. false: it
-// ends the process as it would have; a handler that stood there before is called after this one.
+// Calls explain(a) at each bad access, on its thread. True: the access is made again. False: the process ends
+// as it would without weir; an earlier handler is called after this one.
 bool on_bad_access(bool (*explain)(bad_access const&)) noexcept;
-bool bad_accesses_are_explained() noexcept;    // false: on_bad_access was refused, or another handler took its place
-std::string code_text(void const* code);       // "program+0x1a2b", what addr2line reads. Empty: not known
-void* map_memory(std::size_t bytes) noexcept;  // private zeroed pages of one's own. Null: none left
+bool bad_accesses_are_explained() noexcept;    // false: on_bad_access was refused or replaced
+std::string code_text(void const* code);       // "program+0x1a2b", as addr2line reads it. Empty: not known
+void* map_memory(std::size_t bytes) noexcept;  // private zeroed pages. Null: none left
 enum class advice : std::uint8_t { not_to_children, to_children, huge_pages, no_huge_pages, not_needed };
 bool advise(void* at, std::size_t bytes, advice) noexcept;
 std::size_t memory_of_host() noexcept;         // bytes of physical memory; 0: not known
@@ -65,29 +62,29 @@ std::size_t memory_of_host() noexcept;         // bytes of physical memory; 0: n
 // Files without a name --------------------------------------------------------------------------------------
 int make_memory_file(char const* name) noexcept;                              // closed on exec; -1: refused
 bool resize_file(int file, std::uint64_t bytes) noexcept;
-// gives the pages back; they read as zero
+// frees the pages; they then read as zero
 bool punch_hole(int file, std::uint64_t offset, std::uint64_t bytes) noexcept;
 void close_file(int file) noexcept;
 
 // The process -----------------------------------------------------------------------------------------------
 std::optional<std::string> environment(char const* name);                     // none: not set
-std::vector<std::string> environment_names(std::string_view prefix);          // of the variables that begin so
-// a library that holds weir stays although it is closed: threads and exit handlers run in it
+std::vector<std::string> environment_names(std::string_view prefix);          // that begin with the prefix
+// keeps the library of weir loaded after a dlclose: threads and exit handlers still run in it
 void keep_this_code_loaded() noexcept;
 int process_id() noexcept;
-std::uint64_t fork_generation() noexcept;                                     // one more in every child; costs a load
-// called from now on, on the thread that forks
+std::uint64_t fork_generation() noexcept;                                     // grows in every child; costs a load
+// The handlers run on the thread that forks.
 bool around_forks(void (*before)(), void (*in_parent)(), void (*in_child)()) noexcept;
-// until woken, or for no reason; at once if it has another value. Spins never
+// Returns when woken, spuriously, or at once if the word has another value. Never spins.
 void sleep_while(int const& word, int value) noexcept;
-void wake_one(int const& word) noexcept;             // of those that sleep on it
-std::uint64_t random_number() noexcept;              // from the system, not to be repeated
-int usable_processors() noexcept;                    // that this process may run on, at least 1
+void wake_one(int const& word) noexcept;             // of the threads that sleep on it
+std::uint64_t random_number() noexcept;              // from the system
+int usable_processors() noexcept;                    // of this process, at least 1
 std::vector<int> processors_near(int numa_node);     // empty: not known
-bool can_fence_other_threads() noexcept;             // registers for it; false: the system has no such call
-void fence_other_threads() noexcept;                 // a full memory fence in every running thread of this process
+bool can_fence_other_threads() noexcept;             // registers the process; false: not supported
+void fence_other_threads() noexcept;                 // a full memory fence in every running thread
 bool run_this_thread_on(std::vector<int> const& processors) noexcept;
 void print_error(std::string const& line) noexcept;  // to stderr, in one piece
-[[noreturn]] void end_process(int status) noexcept;  // now: files are flushed, no exit handler runs any more
+[[noreturn]] void end_process(int status) noexcept;  // flushes files; runs no exit handler
 
 }  // namespace weir::os

@@ -13,7 +13,7 @@
 namespace weir::os {
 namespace {
 
-// The lowest processor of the same core; -1: not known.
+// Returns: the lowest processor of the same core; -1: not known.
 int core_of(int processor) {
   std::string const path = "/sys/devices/system/cpu/cpu" + std::to_string(processor) + "/topology/thread_siblings_list";
   auto const text = read_text(path.c_str(), 256).text.value_or("");  // "3,35" or "6-7"

@@ -1,4 +1,4 @@
-// Opened without waiting: of a FIFO without a writer an ordinary open() does not come back.
+// Opens without waiting: an ordinary open() of a FIFO without a writer does not return.
 // Threads: any.
 #include "runtime/base/os_file.h"
 

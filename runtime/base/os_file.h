@@ -8,10 +8,9 @@ namespace weir::os {
 
 struct file_text {
   std::optional<std::string> text;
-  std::string why_not;  // "is a folder": what to say of the path when there is no text
+  std::string why_not;  // "is a folder", to print after the path; set if there is no text
 };
-// The whole of a regular file of at most so many bytes. Blocks:
-// never on a FIFO or a device, which are refused
+// The whole of a regular file. Never blocks on a FIFO or a device, which are refused.
 file_text read_text(char const* path, std::size_t most_bytes);
 
 }  // namespace weir::os

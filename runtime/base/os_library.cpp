@@ -8,7 +8,7 @@
 
 namespace weir::os {
 
-// Local: what one library exports must not answer for another's missing name.
+// Local: the exports of one library must not resolve a missing name of another.
 void* load_library(char const* name) noexcept {
   return refused(call::load_library) ? nullptr : ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
 }

@@ -18,10 +18,10 @@ namespace {
 
 constinit base::atomic<memory_teller> told_by{nullptr};
 
-// A file of the kernel's: small, and of no length until it is read.
+// A file of the kernel: small, with a length of 0 until it is read.
 class text_file {
  public:
-  // Its path in parts, one after the other.
+  // The path is the parts, joined.
   text_file(std::string_view root, std::string_view folder, std::string_view group, std::string_view name) noexcept {
     char path[1024];
     int const n = std::snprintf(path, sizeof path, "%.*s%.*s%.*s%.*s", static_cast<int>(root.size()), root.data(),
@@ -35,9 +35,9 @@ class text_file {
     close_file(file);
   }
   std::string_view text() const noexcept { return {text_, size_}; }
-  // The number at the file's beginning. "max" is none.
+  // The number at the beginning of the file; none for "max".
   std::optional<std::size_t> number() const noexcept { return first_number(text()); }
-  // The number after the word that a line begins with.
+  // The number after the first word of a line.
   std::optional<std::size_t> number(std::string_view word) const noexcept {
     for (std::string_view left = text(); !left.empty();
          left.remove_prefix(std::min(left.size(), left.find('\n') + 1))) {
@@ -59,7 +59,6 @@ class text_file {
   std::size_t size_ = 0;
 };
 
-// How the two kinds of control groups name what is asked for.
 struct kind {
   std::string_view folder, limit, used, inactive, active;
 };
@@ -78,8 +77,7 @@ void look_at(std::string_view root, kind const& names, std::string_view group, h
   out.available = std::min(out.available, *limit - std::min(*limit, held));
 }
 
-// A group may have what each group above it may have.
-// One that a container sees by another path than its own is looked for at the top.
+// Every group above limits a group too. If the path is not visible in a container, only the top is read.
 void look_up_from(std::string_view root, kind const& names, std::string_view group, host_memory& out) noexcept {
   if (group.find("..") != group.npos) group = {};
   for (; !group.empty() && group != "/"; group = group.substr(0, group.rfind('/'))) look_at(root, names, group, out);

@@ -1,4 +1,4 @@
-// mbind(2), without the library that wraps it; pages brought in at once; and the processors of this process.
+// mbind(2) without the library that wraps it, prefaulted pages, and this process's processors.
 // Threads: any.
 #include "runtime/base/os_numa.h"
 

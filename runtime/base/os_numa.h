@@ -1,4 +1,4 @@
-// Where in the machine pages of the host lie, and which processors are near them.
+// The NUMA nodes of host pages, and the processors near them.
 // Threads: any.
 #pragma once
 #include <cstddef>
@@ -6,29 +6,28 @@
 
 namespace weir::os {
 
-// Pages that are touched there from now on come from that NUMA node while it has some. Page-aligned. false:
-// the system would not say so, and nothing is lost. A node below 0 is none: nothing is asked.
+// Pages first touched from now on come from that NUMA node while it has some. Requires: page-aligned. False:
+// the system refused, or numa_node < 0; the pages are usable either way.
 bool prefer_node(void* at, std::size_t bytes, int numa_node) noexcept;
 
-// Makes the pages be there, as writing to each would, in one call. Page-aligned. false: there is no such
-// call, or no memory; some may be there.
+// Brings the pages in with one call, as a write to each would. Requires: page-aligned. False: not supported
+// or no memory; some pages may be present.
 bool make_present(void* at, std::size_t bytes) noexcept;
 
-// Those of processors_near(node) that this process may run on. Empty:
-// not known, or as good as all that it may run on are near.
+// The part of processors_near(node) that this process may run on. Empty: not known, or no restriction.
 std::vector<int> usable_processors_near(int numa_node);
 
-// From now on. false: the system would not, and the thread goes on where it likes.
+// False: refused; the thread runs on any processor as before.
 bool keep_this_thread_on(std::vector<int> const& processors) noexcept;
 
-// What stands behind all of these but make_present. A test may put a machine with other nodes there; null, as
-// it is unless a test says so: the system is asked. Threads: any; set while nobody else is inside weir.
+// Answers all of the above except make_present. A test may install another machine; null (the default): the
+// system answers. Threads: any; set while no other thread is inside weir.
 class nodes {
  public:
   virtual ~nodes() = default;
   virtual bool prefer(void* at, std::size_t bytes, int numa_node) noexcept = 0;
   virtual std::vector<int> near(int numa_node) = 0;  // processors
-  virtual std::vector<int> allowed() = 0;            // processors that this process may run on
+  virtual std::vector<int> allowed() = 0;            // to this process
   virtual bool keep_on(std::vector<int> const&) noexcept = 0;
 };
 void nodes_by(nodes*) noexcept;

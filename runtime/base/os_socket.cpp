@@ -22,8 +22,7 @@
 namespace weir::os {
 namespace {
 
-// room for the descriptors of one message, and for what options of the socket add:
-// SO_PASSCRED, SO_PASSSEC, SO_TIMESTAMP
+// Room for the descriptors of one message, and for what SO_PASSCRED, SO_PASSSEC and SO_TIMESTAMP add.
 struct control {
   alignas(cmsghdr) std::array<char, 512> bytes;
 };
@@ -33,10 +32,10 @@ constexpr int query_same_file = 1027;  // F_DUPFD_QUERY, since Linux 6.10
 constexpr int pidfd_of_sender = 4;     // SCM_PIDFD, since Linux 6.5
 
 constexpr int most_ms = 1'000'000'000;
-constexpr std::int64_t at_once = INT64_MIN;  // the call itself has just looked
+constexpr std::int64_t at_once = INT64_MIN;  // no wait: the call itself has just tried
 
-// Until the socket may be read (or written), or something is wrong with it, which the call itself will tell.
-// false: the limit came first. A process that was stopped looks once more before it says so.
+// Waits until the socket is readable (or writable) or has an error, which the next call reports. False: timed
+// out. A process that was stopped polls once more before it times out.
 bool wait_for(int socket, short what, std::int64_t end) noexcept {
   if (end == at_once) return false;
   while (true) {
@@ -66,7 +65,7 @@ void take_files(msghdr& m, received& into) noexcept {
   }
 }
 
-// A message of no length looks like the end. At the end nothing more is there, and nothing can come.
+// An empty message looks like the end of the connection, but at the end there is nothing more to read.
 bool has_ended(int socket) noexcept {
   std::byte next{};
   return has_hung_up(socket) && ::recv(socket, &next, 1, MSG_PEEK | MSG_DONTWAIT) <= 0;
@@ -80,7 +79,7 @@ bool seal_size(int file) noexcept {
   return !refused(call::seal_size) && ::fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0;
 }
 
-// Seals are asked first: once there is F_SEAL_SEAL, none is added, and what is found here stays so.
+// Reads the seals first: after F_SEAL_SEAL no seal changes, so the later answers stay valid.
 char const* unfit_to_map(int file, std::uint64_t bytes) noexcept {
   struct statfs in {};
   struct stat about {};
@@ -102,7 +101,7 @@ sameness same_open_file(int a, int b) noexcept {
   auto const self = ::getpid();
   if (long const is = ::syscall(SYS_kcmp, self, self, KCMP_FILE, a, b); is >= 0)
     return is == 0 ? sameness::same : sameness::different;
-  // no such call, or none that this process may make: of files in memory the kernel's number says it
+  // Neither call is available here: compare the inode, which identifies a memory file.
   struct stat one {}, other {};
   if (::fstat(a, &one) != 0 || ::fstat(b, &other) != 0) return sameness::unknown;
   if (one.st_dev != other.st_dev || one.st_ino != other.st_ino) return sameness::different;

@@ -1,5 +1,4 @@
-// A key whose destructor the system calls:
-// it does so after all that is thread_local, and again while one sets it anew.
+// A pthread key: its destructor runs after those of thread_local values, and again if it sets the key again.
 // Threads: any.
 #include "runtime/base/os_thread.h"
 

@@ -1,5 +1,4 @@
-// The flags behind process.h. An atexit handler registered at first use runs before the destructors of
-// statics made earlier.
+// The flags behind process.h. The exit handler runs before the destructors of statics made earlier.
 // Threads: any.
 #include "runtime/base/process.h"
 
@@ -29,7 +28,7 @@ void watch_process() noexcept {
     detail::forked.store(true);
     invalidate_fast_paths();
   });
-  // asked of a process with threads, such as a driver's, the system takes milliseconds to answer
+  // Registers early: in a process with threads, such as a driver's, the system takes milliseconds to answer.
   (void)base::has_process_wide_fence();
 }
 

@@ -1,6 +1,5 @@
-// Room in a container for one more, so that putting it in cannot fail:
-// twice as much as there was, as push_back would take.
-// Threads: one at a time a container.
+// Reserves space for further elements, so that inserting them cannot fail. Doubles as push_back does.
+// Threads: one at a time for each container.
 #pragma once
 #include <algorithm>
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Sizes in whole steps of any size. Where a step is a power of two, as pages of devices are: memory/blocks/region.h.
+// Rounds up to any step. For powers of two, such as pages of devices: memory/blocks/region.h.
 // Threads: any.
 #pragma once
 #include <cstddef>

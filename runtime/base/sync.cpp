@@ -12,7 +12,7 @@
 namespace weir::base {
 namespace detail {
 namespace {
-// by the end of the thread: some are made anew by destructors that come later
+// the thread's values are destroyed; destructors that run later may still make new ones
 constinit thread_local bool values_ended = false;
 
 struct slots_of_thread {
@@ -32,7 +32,7 @@ slots_of_thread& slots() noexcept {
   thread_local slots_of_thread mine;
   return mine;
 }
-constinit thread_local std::uint64_t id_of_thread = 0;  // 0: not asked for yet
+constinit thread_local std::uint64_t id_of_thread = 0;  // 0: not assigned yet
 }  // namespace
 
 std::array<slot_value, thread_slots>& this_thread_slots() noexcept { return slots().at; }
@@ -108,7 +108,7 @@ bool has_process_wide_fence() noexcept {
 
 void process_wide_fence() noexcept { os::fence_other_threads(); }
 
-// An owner of a lower priority than the caller's has the processor only while the caller sleeps.
+// The thread sleeps after a few yields, so that an owner of lower priority gets the processor.
 void bias_word::wait_for_end() const noexcept {
   constexpr int quick = 100;
   constexpr std::int64_t nap_ns = 50'000;

@@ -1,10 +1,8 @@
-// Every lock, atomic, thread, thread-local value and clock weir uses comes from here,
-// so that one place can schedule them.
+// Every lock, atomic, thread, thread-local value and clock of weir, so that one place can schedule them.
 // Threads: as each type says. CI refuses <atomic>, <mutex>, <thread> and clocks anywhere else in the library.
-//
-// Threads of a relay (thread_scheduler.h) run one at a time; every call here that another thread could notice is a
-// switch point of theirs. All others pay one branch on a global for that.
-// Atomics are switch points in builds with WEIR_SCHEDULE_ATOMICS.
+// A thread scheduler (thread_scheduler.h) runs its threads one at a time. For them, every call here that
+// another thread could notice is a switch point. Other threads pay one branch on a global. Atomics are switch
+// points in builds with WEIR_SCHEDULE_ATOMICS.
 #pragma once
 #include <array>
 #include <atomic>
@@ -25,11 +23,10 @@ using std::memory_order_relaxed;
 using std::memory_order_release;
 using std::memory_order_seq_cst;
 
-// How long a wait may last. A span that the clock cannot count, beyond 292 years,
-// is the longest that it can; one below 0 is none.
+// How long a wait may last. A span beyond 292 years counts as the longest one, a span below 0 as none.
 class time_limit {
  public:
-  constexpr time_limit() noexcept = default;  // none: what is there at once
+  constexpr time_limit() noexcept = default;  // no wait
   template <class Rep, class Period>
   constexpr time_limit(std::chrono::duration<Rep, Period> span) noexcept : ns_(in_ns(span)) {}
   constexpr std::int64_t ns() const noexcept { return ns_; }
@@ -55,14 +52,14 @@ class sync_scheduler;
 using unique_lock = std::unique_lock<mutex>;
 
 namespace detail {
-inline constinit std::atomic<int> relays{0};  // that have threads now
+inline constinit std::atomic<int> relays{0};  // schedulers that have threads now
 inline bool is_scheduled() noexcept { return relays.load(std::memory_order_relaxed) != 0; }
-// The calls below as scheduled threads make them (sync_scheduler.h); any other thread makes the plain call.
+// Calls of scheduled threads go to their sync_scheduler; any other thread makes the plain call.
 void point() noexcept;
 void lock(mutex&);
 bool try_lock(mutex&);
 void unlock(mutex&) noexcept;
-bool wait(condition&, unique_lock&, std::int64_t limit_ns);  // false: the limit came first
+bool wait(condition&, unique_lock&, std::int64_t limit_ns);  // false: timed out
 void notify(condition&, bool all) noexcept;
 void keep_baton(bool) noexcept;
 bool in_scheduler() noexcept;
@@ -76,16 +73,15 @@ inline void atomic_point() noexcept {
 }
 }  // namespace detail
 
-// Where a relay may switch threads although nothing above is called.
+// A switch point without a lock, wait or notification.
 inline void switch_point() noexcept {
   if (detail::is_scheduled()) [[unlikely]] detail::point();
 }
 
-// This thread is one of a relay: what it does next must hang on nothing that differs from run to run,
-// such as where pages lie.
+// A scheduler runs this thread: its decisions must not depend on what differs between runs, like addresses.
 inline bool order_is_chosen() noexcept { return detail::is_scheduled() && detail::in_scheduler(); }
 
-// Whether somebody looks on. No switch point: what is seen of it decides nothing but what is told.
+// Whether an observer is attached. No switch point, because the flag decides only what is reported.
 class flag {
  public:
   bool on() const noexcept { return on_.load(memory_order_relaxed); }
@@ -95,8 +91,8 @@ class flag {
   std::atomic<bool> on_{false};
 };
 
-// While one lives this thread is not switched away from. For initialisers of statics: the language's lock
-// around them is none of these, so whoever meets it would wait for ever for a thread that may not run.
+// While one exists, the scheduler does not switch away from this thread. Needed around initializers of
+// statics: a scheduled thread that waits on the language's own lock would never run again.
 class no_switch {
  public:
   no_switch() noexcept {
@@ -141,7 +137,7 @@ class atomic {
   std::atomic<T> value_{};
 };
 
-// A number with one writer at a time, readable by anybody: no order, no cost beyond a plain one's.
+// A number with one writer at a time and any readers. It orders nothing and costs no more than a plain one.
 template <class T>
 class single_writer {
  public:
@@ -158,8 +154,7 @@ class single_writer {
   std::atomic<T> value_{};
 };
 
-// For a word where no atomic<T> can live:
-// in memory shared with a device, or that is zero when made and touched by none.
+// For memory that cannot hold an atomic<T>: shared with a device, or zero and untouched at first.
 template <class T>
 void store_release(T& word, T value) noexcept {
   std::atomic_ref<T>(word).store(value, memory_order_release);
@@ -169,19 +164,18 @@ T load_acquire(T& word) noexcept {
   return std::atomic_ref<T>(word).load(memory_order_acquire);
 }
 
-// A machine's own lock, or that of a driver in front of it: who holds one is not switched away from, so that
-// a call is one step of a relay, and what the driver in front notes of it the same step.
+// Makes a mutex of the simulated machine, or of a driver in front of it. The scheduler does not switch away
+// from its holder, so that a driver call and what is recorded about it are one step.
 struct quiet_t {};
 inline constexpr quiet_t quiet;
-// A number that one thread, its owner, changes often, with what belongs to it, and that others need to keep
-// still, seldom. The owner pays one plain store beyond the change itself; who keeps it out pays for a fence
-// in every thread of the process.
-//   owner:  begin(); look at a sign, any atomic; not kept out: change what belongs to the number, end(new
-//           value); kept out: end(old value)
+// A number that one thread, its owner, changes often together with data that belongs to it. Other threads
+// seldom stop it. The owner pays one plain store more than the change itself; a thread that stops it pays for
+// a fence in every thread of the process.
+//   owner:  begin(); read a sign, any atomic; if not set, change the data and end(new value), else end(old)
 //   others: set the sign, process_wide_fence(), wait_for_end()
-// Invariant: from then on, until the owner itself takes the sign away under a lock it shares with them, the
-// owner changes nothing: it may write the old number once more, having read it before it said that it has
-// begun. So nobody else writes the number.
+// Invariant: after that, the owner changes nothing until it clears the sign itself, under a lock that it
+// shares with the others. It may only write the old number once more, if it read it before begin(). So no
+// other thread may write the number.
 class bias_word {
  public:
   static constexpr std::uint64_t begun = 0x80;  // no bit of its values
@@ -194,16 +188,16 @@ class bias_word {
   }
   [[gnu::always_inline]] void end(std::uint64_t value) noexcept { word_.store(value, memory_order_release); }
   std::uint64_t get() const noexcept { return word_.load(memory_order_acquire) & ~begun; }  // Threads: any
-  void wait_for_end() const noexcept;  // Blocks: until the owner, if it has begun, has ended
+  void wait_for_end() const noexcept;  // Blocks: until the owner is not between begin() and end()
 
  private:
   atomic<std::uint64_t> word_{0};
 };
-bool has_process_wide_fence() noexcept;  // false: do without owners' words
-void process_wide_fence() noexcept;  // what other threads do from now on, they do after they can see what this one did before
+bool has_process_wide_fence() noexcept;  // false: bias_word must not be used
+void process_wide_fence() noexcept;  // later reads of other threads see every earlier write of this one
 
-// One pointer a thread for each Tag; `initial` in a new thread. In a program the linker makes it a load. No
-// model of thread-local storage is asked for that a library opened at run time has no room for.
+// One pointer per thread for each Tag; `initial` in a new thread. In a program the linker makes it a single
+// load. No TLS model is requested, because the static ones may not fit in a library loaded at run time.
 template <class Tag, auto* initial = static_cast<void*>(nullptr)>
 struct thread_pointer {
   static inline constinit thread_local std::remove_pointer_t<decltype(initial)>* value = initial;
@@ -238,14 +232,14 @@ class mutex {
 
 using lock_guard = std::lock_guard<mutex>;
 
-// A mutex that the thread which takes it again and again, its owner, holds by its own word alone: two plain
-// stores instead of two locked instructions.
-// Another thread that takes it ends that, and pays for a fence in every thread of the process.
-// Invariant: whoever holds it is alone. Only the thread of a word enters by it, and only while `owner_` names
-// it; who takes that name away, with the mutex held, waits until the word says that its thread is out.
+// A mutex that one thread, its owner, enters by two plain stores to its own word instead of two locked
+// instructions. The owner is a thread that locked it many times in a row. If another thread locks it,
+// ownership ends and that thread pays for a fence in every thread of the process.
+// Invariant: mutual exclusion. A thread enters by its word only while `owner_` names that word. A thread that
+// clears `owner_` holds the mutex, and waits until the word says that its thread is outside.
 class biased_mutex {
  public:
-  // The owner's way. False: it is not the owner (any more), and nothing is held.
+  // The owner's path. False: the calling thread is not the owner, and nothing is held.
   [[gnu::always_inline]] bool enter(bias_word& mine) noexcept {
     if (owner_.load(memory_order_relaxed) != &mine) return false;
     mine.begin();
@@ -257,26 +251,25 @@ class biased_mutex {
 
   void lock();
   void unlock() { mutex_.unlock(); }
-  // The calling thread's word, for its next times, if it is time.
-  // Requires: taken by lock(); outlives this, or is disowned
+  // Makes the calling thread the owner if it has locked often enough.
+  // Requires: locked by lock(); `mine` outlives this, or is disowned
   void bias_to(bias_word& mine) noexcept {
     if (in_a_row_ >= patience_ && !owner_.load(memory_order_relaxed)) owner_.store(&mine, memory_order_release);
   }
-  void revoke_bias(bias_word const& gone) noexcept {  // Requires: taken by lock()
+  void revoke_bias(bias_word const& gone) noexcept {  // Requires: locked by lock()
     if (owner_.load(memory_order_relaxed) == &gone) owner_.store(nullptr, memory_order_relaxed);
   }
-  // While it is taken by lock() an owner is the calling thread,
-  // which takes the other way the next time if it is disowned.
+  // Requires: locked by lock(). An owner is then the calling thread; after disown() it uses lock() again.
   bool is_owned() const noexcept { return owner_.load(memory_order_relaxed) != nullptr; }
   void revoke_bias() noexcept { owner_.store(nullptr, memory_order_relaxed); }
 
  private:
   static constexpr std::uint32_t least_patience = 4, most_patience = 1024;
-  atomic<bias_word*> owner_{nullptr};  // written with mutex_
+  atomic<bias_word*> owner_{nullptr};  // written under mutex_
   mutex mutex_;
-  std::uint64_t last_ = 0;               // under mutex_, as what follows: the thread that took it last
-  std::uint32_t in_a_row_ = 0;           // times that it took it since another one did
-  // so many times before it is the owner; twice as many after each that was found not to be alone
+  std::uint64_t last_ = 0;               // under mutex_, like the next two: the last thread to lock
+  std::uint32_t in_a_row_ = 0;           // locks of that thread since another one locked
+  // locks in a row before a thread becomes the owner; doubled each time another thread ends an ownership
   std::uint32_t patience_ = least_patience;
 };
 using biased_lock = std::lock_guard<biased_mutex>;
@@ -291,7 +284,7 @@ class condition {
   void wait(unique_lock& lock, Done done) {
     while (!done()) wait(lock);
   }
-  // Returns: what done() says at the end.
+  // Returns: the last result of done().
   template <class Done>
   bool wait_for(unique_lock& lock, time_limit limit, Done done);
   void notify_one() noexcept {
@@ -312,7 +305,7 @@ class condition {
     condition_.wait(inner);
     inner.release();
   }
-  bool wait_until(unique_lock& lock, std::chrono::steady_clock::time_point end) {  // false: the end came first
+  bool wait_until(unique_lock& lock, std::chrono::steady_clock::time_point end) {  // false: timed out
     std::unique_lock<std::mutex> inner(lock.mutex()->mutex_, std::adopt_lock);
     bool const before = condition_.wait_until(inner, end) == std::cv_status::no_timeout;
     inner.release();
@@ -348,10 +341,10 @@ class guarded {
 };
 
 namespace detail {
-void may_make_thread();  // Throws: std::system_error, where os::refused() says that the system has no more threads
+void may_make_thread();  // Throws: std::system_error, if os::refused() refuses a thread
 }
 
-// Made by a thread of a relay, it is one of that relay.
+// A thread made by a scheduled thread belongs to the same scheduler.
 class thread {
  public:
   thread() noexcept = default;
@@ -378,7 +371,7 @@ class thread {
   std::shared_ptr<sync_scheduler> scheduled_;
 };
 
-// One T a thread, made at first use, destroyed with the thread. At most thread_slots of these in a process.
+// One T per thread, made at first use and destroyed with the thread. At most thread_slots in a process.
 inline constexpr int thread_slots = 16;
 namespace detail {
 struct slot_value {
@@ -386,9 +379,9 @@ struct slot_value {
   void (*destroy)(void*) noexcept = nullptr;
 };
 std::array<slot_value, thread_slots>& this_thread_slots() noexcept;
-// of this thread, as if it ended: what a thread that is kept for another body does between
+// destroys this thread's values as at its end: for a thread that is kept and gets another body
 void end_thread_values() noexcept;
-void keep_late_value() noexcept;  // one was made: it is destroyed with the thread, also where the others have been
+void keep_late_value() noexcept;  // if the other values were already destroyed, a new one still is at the thread's end
 int new_thread_slot() noexcept;
 }  // namespace detail
 
@@ -410,14 +403,13 @@ class per_thread {
   int slot_;
 };
 
-std::int64_t now_ns() noexcept;  // monotonic, from an arbitrary start. In a relay: its machine's
-std::int64_t calendar_ns() noexcept;  // since 1970, as the host's clock is set: for people and files, never for order
-// of the processor's even counter, half as dear as now_ns();
-// how long one is shows beside now_ns(). In a relay: now_ns()
+std::int64_t now_ns() noexcept;  // monotonic, from an arbitrary start. In a scheduled thread: its machine's
+std::int64_t calendar_ns() noexcept;  // since 1970 by the host's clock: for reports and files, never for order
+// the processor's constant-rate counter, at half the cost of now_ns(). In a scheduled thread: now_ns()
 std::uint64_t ticks() noexcept;
 void sleep_ns(std::int64_t) noexcept;
 void yield_thread() noexcept;
-std::uint64_t this_thread_id() noexcept;  // counts up from 1 in order of first use; never reused in a process
+std::uint64_t this_thread_id() noexcept;  // counts up from 1 in order of first use; never reused
 int hardware_threads() noexcept;
 
 template <class Done>

@@ -29,7 +29,7 @@ std::size_t edits(std::string_view a, std::string_view b) {
 
 std::optional<std::string_view> near(std::string_view word, std::span<std::string_view const> candidates) {
   std::size_t const n = word.size();
-  // two letters that changed places: 2
+  // exchanging two letters counts 2
   std::size_t const most = std::min((n + 1) / 2, std::max<std::size_t>(2, n / 3));
   std::size_t fewest = most + 1;
   std::optional<std::string_view> found;
@@ -64,7 +64,7 @@ std::string address_text(std::uintptr_t at) {
 }
 
 namespace {
-// Bytes of the character that begins the text, as UTF-8 has it; 0: none that a terminal only shows.
+// Length in bytes of the UTF-8 character at the start of the text; 0: not printable.
 std::size_t shown_bytes(std::string_view s) {
   auto const byte = [&](std::size_t i) { return static_cast<unsigned char>(s[i]); };
   if (byte(0) < 0x80) return byte(0) >= 0x20 && byte(0) != 0x7f;

@@ -1,5 +1,4 @@
-// Text for a person: the right word beside a wrong one,
-// and names from outside without what a terminal would obey.
+// Text for people: suggestions for a misspelt word, and names from outside without terminal controls.
 // Threads: any.
 #pragma once
 #include <cstdint>
@@ -11,10 +10,9 @@
 
 namespace weir::base {
 
-// The candidate with the fewest edits from `word`, or that begins with it. None:
-// all differ in more than a third of the letters.
+// The candidate nearest to `word` in edits, or that begins with it. None: over a third of the letters differ.
 std::optional<std::string_view> near(std::string_view word, std::span<std::string_view const> candidates);
-// "Did you mean cuda? ", with `before` in front of the candidate; empty where none is near.
+// "Did you mean cuda? ", with `before` in front of the candidate; empty if none is near.
 std::string did_you_mean(std::string_view word, std::span<std::string_view const> candidates,
                          std::string_view before = {});
 std::string in_quotes(std::string_view);
@@ -37,12 +35,11 @@ std::string text(Parts const&... parts) {
   return all;
 }
 
-// Text of a file, or a name in it, for a terminal:
-// UTF-8 without control characters, each of which becomes "?".
+// Makes text of a file safe for a terminal: UTF-8 in which each control character becomes "?".
 std::string visible(std::string_view);
-// A string of JSON, in its quotes, which may also stand in a page.
+// A JSON string with its quotes, which is also safe inside an HTML page.
 std::string json_text(std::string_view);
-// A number of JSON with so many digits behind the point; "null" where it is infinite or none.
+// A JSON number with that many decimals; "null" if it is not finite.
 std::string json_number(double, int digits);
 
 }  // namespace weir::base

@@ -19,7 +19,7 @@ device::device(std::string_view text, source_location at) : index_(-1) {
   }
   std::string_view const word = text.substr(0, text.find(':'));
   if (word != "gpu" && word != "cuda") refuse();
-  if (word.size() == text.size()) return;  // the current one
+  if (word.size() == text.size()) return;  // the current device
   std::string_view const digits = text.substr(word.size() + 1);
   auto const [end, failed] = std::from_chars(digits.data(), digits.data() + digits.size(), index_);
   if (failed != std::errc{} || end != digits.data() + digits.size() || index_ < 0) refuse();

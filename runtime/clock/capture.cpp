@@ -1,5 +1,4 @@
-// Streams under capture: what is recorded and waited for inside one belongs to its graph,
-// and nothing is concluded from it.
+// Streams under capture: records and waits inside belong to the graph, and nothing is concluded from them.
 // Threads: any; no lock is held over a driver call.
 #include "runtime/clock/shared_state.h"
 
@@ -16,9 +15,8 @@ result<bool> stream_clock::captured() const {
   return is;
 }
 
-// No number is begun: the record is no point in the stream's own work. What others may ask about is never
-// recorded inside: their question would spoil the capture, and who waited for it would be captured as well.
-// Such an event is left to its fence.
+// No number is begun, because the record is no point in the stream's own work. An event that others may query
+// is never recorded inside: the query would spoil the capture, and a waiter would join it.
 result<fence_ref> stream_clock::record_inside(event_ref const& event, fence_ref const& before) {
   auto f = std::make_shared<clock::fence>();
   f->event = event, f->of = hold();
@@ -32,8 +30,7 @@ result<fence_ref> stream_clock::record_inside(event_ref const& event, fence_ref 
   return {{}, std::move(f)};
 }
 
-// The driver is not asked to join what is no longer captured:
-// it might refuse by spoiling the waiter's own capture.
+// `from` must still be captured: the driver might refuse the wait by spoiling the waiter's own capture.
 status stream_clock::wait_inside(driver::event_handle event, stream_clock& from) {
   if (&from.runtime_ != &runtime_) return {code::invalid};
   if (auto const s = open_for_work(); !s.ok()) return s;

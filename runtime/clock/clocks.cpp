@@ -1,5 +1,5 @@
-// The timelines of one runtime, and the table that finds a timeline of this process by its id.
-// Threads: any, but for construction and destruction.
+// The stream clocks of one runtime, and the table that finds one by its id.
+// Threads: any, except construction and destruction.
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -22,7 +22,7 @@ void enter(std::uint64_t id, stream_clock* t) {
   auto const at = place(id);
   auto* chunk = directory[at.chunk].load(base::memory_order_acquire);
   if (!chunk) {
-    base::no_switch const one_step;  // how many timelines this process had before is none of a run's affairs
+    base::no_switch const one_step;  // a scheduled run must not depend on how many ids this process has used
     base::lock_guard const hold(growing());
     chunk = directory[at.chunk].load(base::memory_order_acquire);
     if (!chunk) {
@@ -37,7 +37,7 @@ base::atomic<std::uint64_t> next_id{1};
 }  // namespace
 }  // namespace detail
 
-// First in, first out, through the timelines themselves: who retires one may have no memory.
+// First in, first out, linked through the objects: retire() may run without host memory.
 class clocks::chain {
  public:
   void add(stream_clock& t) noexcept {
@@ -65,11 +65,11 @@ struct clocks::state {
       : runtime(r), shared(std::make_shared<stream_clock::common>(r.machine(), r.device_count())) {}
   weir::runtime::impl& runtime;
   std::shared_ptr<stream_clock::common> shared;
-  std::uint64_t const before = detail::next_id.load() - 1;  // ids that other runtimes have given
+  std::uint64_t const before = detail::next_id.load() - 1;  // ids used by other runtimes
   base::guarded<std::vector<std::unique_ptr<stream_clock>>> lines;
   base::atomic<bool> any_ended{false};
-  base::guarded<chain> ended;  // retired, and not known to be done: each keeps its last event
-  base::guarded<chain> over;   // retired and done, somebody's streams, in the order they were seen to be
+  base::guarded<chain> ended;  // retired, not known to be done; each keeps its last event
+  base::guarded<chain> over;   // retired and done external streams, in the order of completion
   struct registration {
     stream_clock* stream;
     std::size_t times;
@@ -106,7 +106,7 @@ stream_clock& clocks::make(int device, driver::stream_handle h, life l) {
 std::uint64_t clocks::number_of(stream_clock const& t) const noexcept { return t.id() - state_->before; }
 
 stream_clock* clocks::take_over(int device, driver::stream_handle h, std::uint64_t id) {
-  constexpr int few = 4;  // the others are of other devices, or held
+  constexpr int few = 4;  // the rest are of other devices, or held
   stream_clock* found = nullptr;
   {
     auto over = state_->over.lock();
@@ -155,12 +155,11 @@ void clocks::leave(stream_clock& t) {
 }
 
 void clocks::retire(stream_clock& t) {
-  if (t.alive() == life::own) invalidate_fast_paths();  // foreign ones are never remembered
+  if (t.alive() == life::own) invalidate_fast_paths();  // external streams are never cached
   if (t.alive() == life::retired) return;
   state_->any_ended.store(true);
   auto const last = t.fence();
-  // No fence to be had: its work is waited for.
-  // If that fails too, its last stamps get a number that no fence will cover.
+  // Without a fence, wait for the work. If that fails too, no fence covers the last stamps.
   if (!last.ok() && !t.synchronize().ok()) (void)t.begin();
   end(t);
   let_go_of_ended(t);
@@ -173,8 +172,7 @@ void clocks::end(stream_clock& t) {
   t.tenure_.store(t.tenure() | tenure_word::ended, base::memory_order_release);
 }
 
-// Whoever retires one asks about a few that went before, more of them the more there are: so the events of
-// streams that are gone come back.
+// Each retirement polls a few earlier ones, more if there are many, so that their events return to the pool.
 void clocks::let_go_of_ended(stream_clock& last) noexcept {
   chain oldest;
   {
@@ -185,7 +183,7 @@ void clocks::let_go_of_ended(stream_clock& last) noexcept {
   while (oldest.size()) {
     stream_clock& t = oldest.take_first();
     auto const done = t.poll(t.last_.load());
-    if (done.is.what == driver::code::lost) continue;  // it never will be
+    if (done.is.what == driver::code::lost) continue;  // it never completes
     if (!done.ok() || !done.value) {
       state_->ended.lock()->add(t);
     } else if (t.held_) {
@@ -195,7 +193,7 @@ void clocks::let_go_of_ended(stream_clock& last) noexcept {
         base::lock_guard const hold(t.lock_);
         try {
           t.fences_.clear(dropped);
-        } catch (...) {}  // no memory to let go of them after the lock
+        } catch (...) {}  // no memory: they are released under the lock
         known = std::exchange(t.frontier_, nullptr);
       }
       state_->over.lock()->add(t);

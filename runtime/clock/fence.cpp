@@ -1,5 +1,5 @@
 // The pool of driver events and the bounded list of a stream's fences.
-// Threads: as fence.h says.
+// Threads: see fence.h.
 #include "runtime/clock/fence.h"
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace weir::clock {
 namespace {
-// Room for n elements, made in steps that double: who adds one at a time copies each a few times at most.
+// Doubles the capacity, so that adding one at a time is amortized.
 template <class V>
 void make_room(V& v, std::size_t n) {
   if (v.capacity() < n) v.reserve(std::max(n, 2 * v.capacity()));
@@ -32,7 +32,7 @@ driver::result<driver::event_handle> event_pool::take_handle(int device, driver:
     if (c->closed) return {{driver::code::unloading}, h};
     auto& d = c->devices[static_cast<std::size_t>(device)];
     if (!d.doomed.empty()) {
-      doomed.reserve(d.doomed.capacity());  // what is left in its place has as much room
+      doomed.reserve(d.doomed.capacity());  // the vector left in its place has as much room
       for (auto gone : d.doomed) std::erase(d.made, gone);
       doomed.swap(d.doomed);
     }
@@ -40,7 +40,7 @@ driver::result<driver::event_handle> event_pool::take_handle(int device, driver:
       h = d.idle[k].back();
       d.idle[k].pop_back();
     } else {
-      // A place for it, so that nothing allocates once it is made, nor when it is given back.
+      // Makes room, so that nothing allocates after the event is made, nor when it is returned.
       for (auto& idle : d.idle) make_room(idle, std::min(kept, d.made.size() + 1));
       make_room(d.doomed, d.made.size() + 1);
       d.made.push_back(driver::event_handle::none);
@@ -117,7 +117,7 @@ bool event_pool::closed() const { return contents_.lock()->closed; }
 
 void fence_list::publish(fence_ref f, dropped& out) {
   auto at = list_.end();
-  // two threads may record at once: nearly always the end
+  // two threads may record at once; nearly always the end
   while (at != list_.begin() && (*std::prev(at))->n > f->n) --at;
   list_.insert(at, std::move(f));
   if (list_.size() <= most) return;
@@ -133,7 +133,7 @@ void fence_list::publish(fence_ref f, dropped& out) {
 }
 
 fence_ref fence_list::covering(std::uint64_t n, dropped& out) {
-  if (list_.empty() || list_.back()->n < n) return nullptr;  // mostly
+  if (list_.empty() || list_.back()->n < n) return nullptr;  // the usual case
   auto at = std::lower_bound(list_.begin(), list_.end(), n,
                              [](fence_ref const& f, std::uint64_t wanted) { return f->n < wanted; });
   while (at != list_.end() && (*at)->stale.load()) {
@@ -161,7 +161,7 @@ void fence_list::clear(dropped& out) {
   try {
     out.reserve(out.size() + list_.size());
     for (auto& f : list_) out.push_back(std::move(f));
-  } catch (...) {}  // no memory: they go here
+  } catch (...) {}  // no memory: they are released here
   list_.clear();
 }
 

@@ -1,6 +1,5 @@
-// A frontier is a vector clock: for each other stream,
-// up to which fence its work is known to be ordered before this one's.
-// Threads: a value. Shared ones are immutable.
+// A vector clock: for each other stream, the latest fence that is ordered before this stream's next work.
+// Threads: a value; shared ones are immutable.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -15,15 +14,14 @@ class frontier {
     std::uint64_t stream, n;
   };
 
-  // Everything stamped (stream, n) is before; 0: nothing is known of that stream.
+  // Everything stamped (stream, n) is ordered before; 0: nothing is known of that stream.
   std::uint64_t of(std::uint64_t stream) const noexcept {
     auto const at = std::lower_bound(entries_.begin(), entries_.end(), stream,
                                      [](entry const& e, std::uint64_t s) { return e.stream < s; });
     return at != entries_.end() && at->stream == stream ? at->n : 0;
   }
 
-  // This frontier, `other`, and (stream, n), entry by entry the larger one;
-  // without the entries that `forget` names.
+  // The larger entry of this, `other` and (stream, n) for each stream, without those that `forget` accepts.
   template <class Forget>
   frontier merged(frontier const& other, std::uint64_t stream, std::uint64_t n, Forget forget) const {
     frontier out;

@@ -1,4 +1,4 @@
-// What the timelines of one runtime share: events, counts, and which devices are lost.
+// What the stream clocks of one runtime share: events, counts, and the lost devices.
 // Threads: any.
 #pragma once
 #include <memory>
@@ -16,16 +16,16 @@ struct stream_clock::common {
   driver::driver& machine;
   driver::allocation_observer* const observer = machine.watching();
   std::shared_ptr<event_pool> const events;
-  std::unique_ptr<base::atomic<std::int64_t>[]> const lost;  // 0: no, else 2 × the driver's number + 1
+  std::unique_ptr<base::atomic<std::int64_t>[]> const lost;  // 0: usable, else 2 × the driver's number + 1
   base::atomic<std::uint64_t> fences{0}, waits{0}, polls{0};
 
-  // ok, or lost with the driver's number.
+  // Returns: ok, or lost with the driver's number.
   driver::status state_of(int device) const noexcept {
     std::int64_t const native = lost[static_cast<std::size_t>(device)].load(base::memory_order_acquire);
     if (native == 0) return {};
     return {driver::code::lost, static_cast<int>((native - 1) / 2)};
   }
-  // Remembers when a call that concerns this device alone answered lost.
+  // Requires: the answer of a call that concerns this device alone.
   driver::status note(int device, driver::status s) const noexcept {
     if (s.what != driver::code::lost) return s;
     lost[static_cast<std::size_t>(device)].store(2 * static_cast<std::int64_t>(s.native) + 1,

@@ -1,4 +1,4 @@
-// Records, waits and polls of one stream, and what is concluded from them.
+// Records, waits and polls of one stream, and the conclusions from them.
 // Threads: any; no lock is held over a driver call.
 #include "runtime/clock/stream_clock.h"
 
@@ -14,7 +14,7 @@ using driver::result;
 using driver::status;
 
 namespace {
-// The clocks throw nothing: a host without memory is a status, so that whoever has another way takes it.
+// The clocks throw nothing: a lack of host memory is a status, so that the caller can use another path.
 template <class Answer, class Act>
 Answer or_out_of_memory(Act act) noexcept {
   try {
@@ -25,7 +25,7 @@ Answer or_out_of_memory(Act act) noexcept {
 }
 }  // namespace
 
-// No call was needed, for the answer was known: a witness is told.
+// Tells the witness, because no driver call shows it.
 void stream_clock::rely_on(stream_clock const* other) const {
   if (!common_->observer || !other || &other->runtime_ != &runtime_) [[likely]] return;
   common_->observer->relied_on({device_, handle()}, {other->device_, other->handle()});
@@ -52,9 +52,8 @@ driver::status stream_clock::usable() const {
   return inside.value ? status{code::not_permitted} : status{};
 }
 
-// A record increments next before the driver call: a stamp read after this is not covered by the fence being
-// recorded. A fence carries the frontier as it was before its record:
-// what is merged meanwhile may be ordered after the record.
+// The increment comes before the driver call: the fence does not cover a stamp read after it. The frontier is
+// copied before the record, because what is merged meanwhile may be ordered after the record.
 stream_clock::begun stream_clock::begin() {
   base::lock_guard const hold(lock_);
   return {next_.fetch_add(1, base::memory_order_acq_rel), frontier_};
@@ -92,7 +91,7 @@ void stream_clock::publish(fence_ref const& f) {
   base::unique_lock hold(lock_);
   try {
     if (!f->event->given_away()) fences_.publish(f, dropped);
-  } catch (...) {}  // no memory: a fence that nobody but the caller finds
+  } catch (...) {}  // no memory: only the caller knows this fence
   hold.unlock();
 }
 
@@ -102,7 +101,7 @@ result<fence_ref> stream_clock::record_fence(bool asked) {
   if (!f.ok()) return {note(f.is), {}};
   f.value->asked = asked;
   if (auto const s = record_outside(*f.value, nullptr); !s.ok()) return {s, {}};
-  // A capture that began meanwhile may have the record inside: whoever asked about the event would spoil it.
+  // If a capture began meanwhile, the record may be inside it, and a query of the event would spoil it.
   if (auto const inside = captured(); !inside.ok() || inside.value)
     return {inside.ok() ? status{code::not_permitted} : inside.is, {}};
   publish(f.value);
@@ -149,13 +148,13 @@ void stream_clock::merge(stream_clock const& from, clock::fence const& f) {
     stream_clock const* const there = find(e.stream);
     return e.stream == id() || !there || there->is_complete_up_to(e.n);
   };
-  snapshot old;  // let go of after the lock
+  snapshot old;  // released after the lock
   base::lock_guard const hold(lock_);
   try {
     auto next = std::make_shared<frontier const>(
         (frontier_ ? *frontier_ : nothing).merged(f.seen ? *f.seen : nothing, from.id(), f.n, known_complete));
     old = std::exchange(frontier_, std::move(next));
-  } catch (...) {}  // no memory: it is ordered, and not known to be
+  } catch (...) {}  // no memory: ordered, but not known to be
 }
 
 status stream_clock::wait(fence_ref const& f, stream_clock& from) {
@@ -168,14 +167,14 @@ status stream_clock::wait(fence_ref const& f, stream_clock& from) {
   return wait_for(f, from);
 }
 
-// A waiter merges only after the driver's wait returned: until then what this stream is given is not ordered.
+// Merges only after the driver's wait returned: until then this stream's new work is not ordered.
 status stream_clock::wait_for(fence_ref const& f, stream_clock& from) {
   bool const relied_on = !f->event->given_away();
   if (auto const s = usable(); !s.ok()) return s;
   if (auto const s = common_->state_of(from.device_); !s.ok()) return s;
   auto const s = common_->machine.wait(device_, handle(), f->event->handle());
   if (!s.ok()) {
-    if (s.what == code::lost) {  // whose loss was it?
+    if (s.what == code::lost) {  // which of the two devices?
       note(common_->machine.query_stream(device_, handle()));
       from.note(common_->machine.query_event(f->event->handle()));
     }
@@ -183,7 +182,7 @@ status stream_clock::wait_for(fence_ref const& f, stream_clock& from) {
   }
   common_->waits.fetch_add(1, base::memory_order_relaxed);
   if (!relied_on) return {};
-  if (f->stale.load()) return {code::not_ready};  // the event was recorded again: the wait was for that
+  if (f->stale.load()) return {code::not_ready};  // the event was recorded again: the wait was for that record
   merge(from, *f);
   return {};
 }
@@ -196,7 +195,7 @@ status stream_clock::wait(stamp wanted, bool* behind_all) {
     }
     stream_clock& from = *find(wanted.stream);
     if (&from.runtime_ != &runtime_) return {code::invalid};
-    if (auto const s = open_for_work(); !s.ok()) return s;  // whether it is captured is asked right before the wait
+    if (auto const s = open_for_work(); !s.ok()) return s;  // wait_for() checks for a capture right before the wait
     if (auto const s = common_->state_of(from.device_); !s.ok()) return s;
     auto f = from.fence_for(from.last_wanted(wanted.n));
     if (!f.ok()) return f.is;
@@ -207,8 +206,7 @@ status stream_clock::wait(stamp wanted, bool* behind_all) {
   }
 }
 
-// A whole capture passed between the questions before and after the record, and has it:
-// nobody can ask about that event, or wait for it.
+// The record is inside a capture that came and went meanwhile: no query or wait can use the event.
 bool stream_clock::in_vain(clock::fence& f, status answer) {
   if (answer.what != code::invalid) return false;
   f.stale.store(true);
@@ -256,11 +254,11 @@ result<bool> stream_clock::poll(std::uint64_t n) {
     auto const answer = ask(f.value);
     if (answer.is.what == code::not_ready) continue;
     if (!answer.ok() || !answer.value) return answer;
-    std::vector<fence_ref> newer;  // how far has the stream come? The newest complete one, by halving
+    std::vector<fence_ref> newer;  // binary search for the newest complete fence
     try {
       base::lock_guard const hold(lock_);
       newer = fences_.newer_than(f.value->n);
-    } catch (...) {}  // no memory: what was asked is known all the same
+    } catch (...) {}  // no memory: the first answer stays valid
     for (std::size_t low = 0, high = newer.size(), at = newer.size(); low < high; at = low + (high - low) / 2 + 1) {
       auto const also = ask(newer[at - 1]);
       if (also.ok() && also.value) low = at;
@@ -284,7 +282,7 @@ status stream_clock::synchronize(std::uint64_t n) {
       if (s.ok()) observe(n, knowledge());
       return s;
     }
-    // no fence to be had: the stream itself
+    // no fence: synchronize the stream itself
     if (!f.ok()) return f.is.what == code::lost || f.is.what == code::not_permitted ? f.is : synchronize();
     auto const s = note(common_->machine.synchronize_event(f.value->event->handle()));
     if (in_vain(*f.value, s)) continue;
@@ -295,8 +293,7 @@ status stream_clock::synchronize(std::uint64_t n) {
   }
 }
 
-// The stream itself is the event here: a number is begun as for a record,
-// since stamps read from now on may mean more work.
+// A number is begun as for a record, because stamps read from now on may cover more work.
 result<bool> stream_clock::query() {
   if (auto const s = usable(); !s.ok()) return {s, false};
   begun const b = begin();

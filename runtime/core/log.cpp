@@ -1,5 +1,5 @@
-// Where lines go is one for the process; how many there are is each runtime's option.
-// Threads: any; lines are told one at a time.
+// The sink is one for the process; the level is each runtime's option.
+// Threads: any; one line at a time.
 #include "runtime/core/log.h"
 
 #include <cstdio>
@@ -44,7 +44,7 @@ void log(log_level level, log_about of, std::string_view text) noexcept {
     base::lock_guard const one_at_a_time(to.lock);
     if (to.tell) return to.tell(line);
     std::fputs((line.str() + '\n').c_str(), stderr);
-  } catch (std::bad_alloc const&) {}  // a line that the host has no memory for is not told
+  } catch (std::bad_alloc const&) {}  // no memory for the line
 }
 
 void on_log(std::function<void(log_line const&)> f) {

@@ -1,6 +1,5 @@
-// The log: a line for a person, with the device, stream and bytes it is about.
-// Nothing is made up unless somebody asks for it.
-// Threads: any; with locks held too, so whoever gets the lines calls nothing of weir.
+// The log: a line for people, with its device, stream and bytes. Lines are only formatted if the level is on.
+// Threads: any, with locks held too, so that the receiver must not call weir.
 #pragma once
 #include "runtime/core/parts.h"
 #include "weir/log.h"

@@ -1,4 +1,4 @@
-// The runtime: keeps the typed slots, and knows which runtime a thread speaks to.
+// Keeps the typed slots, and the current runtime of each thread.
 // Threads: any.
 #include "runtime/core/parts.h"
 
@@ -42,7 +42,7 @@ runtime::impl::impl(weir::runtime& facade, std::unique_ptr<driver::driver> machi
   if (logs(*this, log_level::info)) log(log_level::info, {}, "runtime " + std::to_string(id_) + " begins: " + why_);
   if (!options_.nvtx_memory) return;
   (void)driver_->nvtx_memory();
-  options_.launch_blocking = true;  // a block given back is no kernel's any more
+  options_.launch_blocking = true;  // so that no kernel uses a block once it is freed
 }
 
 runtime::impl::~impl() {
@@ -51,7 +51,7 @@ runtime::impl::~impl() {
   for (auto const& [part, let_go] : before_the_end_) let_go(part);
   while (!made_.empty()) {
     made_part const last = made_.back();
-    last.destroy(last.part);  // may still look at the parts below it
+    last.destroy(last.part);  // may still use the parts below it
     slots_[static_cast<std::size_t>(last.slot)].store(nullptr);
     made_.pop_back();
   }
@@ -155,8 +155,7 @@ void throw_refusal(driver::status s, std::string_view operation, std::string ope
 }
 
 namespace {
-// Variables of the environment that look like weir's and are none:
-// told once, at any level of the log, for they set that level too.
+// Reports unknown WEIR_* variables once, at any log level, because one may have been meant to set it.
 void tell_of_unknown_variables() {
   static base::atomic<bool> told{false};
   if (told.exchange(true)) return;
@@ -197,7 +196,7 @@ std::unique_ptr<runtime> make_runtime(std::unique_ptr<driver::driver> machine, o
 }
 
 runtime::~runtime() {
-  if (process_is_ending() || process_was_forked()) return;  // the driver may be gone: the system takes all back
+  if (process_is_ending() || process_was_forked()) return;  // the driver may be unloaded; the system frees everything
   delete impl_;
 }
 

@@ -1,6 +1,5 @@
-// What a runtime is made of: a driver, and typed slots that upper floors fill on first use and that are torn
-// down in reverse.
-// Threads: any, but for construction and destruction.
+// A runtime: a driver, and typed slots that upper floors fill on first use and that are destroyed in reverse.
+// Threads: any, except construction and destruction.
 #pragma once
 #include <memory>
 #include <string>
@@ -14,14 +13,13 @@
 
 namespace weir {
 
-// The machine a program asked for; `why` says which it is. Throws:
-// not_supported (cuda, and there is no usable GPU)
+// Opens the chosen machine; `why` describes it. Throws: not_supported (cuda without a usable GPU)
 struct machine_choice;
 driver::opened open_machine(machine_choice const&, source_location = source_location::current());
-// With a race checker in front, unless there is one.
+// Puts a race checker in front, unless there is one.
 std::unique_ptr<driver::driver> with_checker(std::unique_ptr<driver::driver>);
 runtime& runtime_of_thread(source_location const&);  // runtime::current()
-// A runtime over a machine of one's own making: for tools that put something in front of it.
+// A runtime over a given driver, for tools that wrap one.
 std::unique_ptr<runtime> make_runtime(std::unique_ptr<driver::driver>, options, std::string why);
 
 namespace detail {
@@ -34,15 +32,15 @@ int part_slot() noexcept {
 }
 }  // namespace detail
 
-// A runtime as objects know it that may be kept longer than it lives. Threads:
-// any, while that runtime is not being destroyed
+// A reference to a runtime from an object that may outlive it.
+// Threads: any, while that runtime is not being destroyed
 class known_runtime {
  public:
   known_runtime() noexcept = default;
   explicit known_runtime(runtime::impl&) noexcept;
   bool any() const noexcept { return of_ != nullptr; }
   runtime::impl* if_alive() const noexcept { return of_ ? of_->load(base::memory_order_acquire) : nullptr; }
-  // `what`: the object that asks. Requires: any(). Throws: invalid_use when it has ended
+  // `what`: the calling object, for the error. Requires: any(). Throws: invalid_use if the runtime has ended
   runtime::impl& get(std::string_view operation, std::string const& what, source_location) const;
 
  private:
@@ -53,9 +51,9 @@ class known_runtime {
 struct runtime::impl {
   impl(weir::runtime& facade, std::unique_ptr<driver::driver>, weir::options, std::string why,
        source_location = source_location::current());
-  ~impl();  // parts in reverse order of their making, then the driver
+  ~impl();  // destroys the parts in reverse order, then the driver
 
-  // A part is any class with a constructor T(runtime::impl&). Made on first use; the same object ever after.
+  // A part is any class with a constructor T(runtime::impl&). Made on first use, the same object afterwards.
   // Throws: what T's constructor throws; the next call tries again.
   template <class T>
   T& part() {
@@ -70,25 +68,22 @@ struct runtime::impl {
     return static_cast<T*>(slots_[static_cast<std::size_t>(detail::part_slot<T>())].load(base::memory_order_acquire));
   }
 
-  // For a part without whom parts at their end might wait for ever:
-  // `let_go` is called before the first of them ends, and once.
-  // Throws: bad_alloc; nothing has changed then
+  // For a part that other parts may wait for at their end: `let_go` is called once, before the first part is
+  // destroyed. Throws: bad_alloc, with no effect
   void before_the_end(void* part, void (*let_go)(void*) noexcept);
 
   driver::driver& machine() noexcept { return *driver_; }
-  driver::allocation_observer* observer() const noexcept { return observer_; }  // null, unless a checker looks on
+  driver::allocation_observer* observer() const noexcept { return observer_; }  // null without a checker
   int device_count() const noexcept { return device_count_; }
   weir::options const& options() const noexcept { return options_; }
-  std::string const& why() const noexcept { return why_; }  // why this driver, for a person
+  std::string const& why() const noexcept { return why_; }  // why this driver, for people
   std::uint64_t id() const noexcept { return id_; }         // never reused in a process
   weir::runtime& facade() noexcept { return facade_; }
 
-  // Makes the device usable, once; cheap afterwards. Throws:
-  // invalid_use (no such device), device_lost, driver_error, not_supported
+  // Makes the device usable. Throws: invalid_use (no such device), device_lost, driver_error, not_supported
   void open(int device, std::string_view operation, source_location);
-  void open_any(int likely, std::string_view operation, source_location);  // unless some device is open
-  // Blocks: until every device in use says that nothing runs on it.
-  // false: one cannot say so. For the end of a runtime
+  void open_any(int likely, std::string_view operation, source_location);  // no effect if some device is open
+  // Blocks: until every device in use is idle. False: one cannot answer. For the end of a runtime.
   bool has_come_to_rest();
 
  private:
@@ -101,7 +96,7 @@ struct runtime::impl {
   void* make_part(int slot, void* (*make)(impl&), void (*destroy)(void*) noexcept);
 
   weir::runtime& facade_;
-  std::shared_ptr<base::atomic<impl*>> const life_;  // null from when its end begins
+  std::shared_ptr<base::atomic<impl*>> const life_;  // null once the end begins
   std::unique_ptr<driver::driver> driver_;
   driver::allocation_observer* observer_;
   weir::options options_;
@@ -111,17 +106,16 @@ struct runtime::impl {
   std::unique_ptr<base::atomic<bool>[]> opened_;
   std::array<base::atomic<void*>, detail::part_slots> slots_{};
   std::vector<made_part> made_;  // under making_
-  // under making_, which who makes a part holds
+  // under making_, which the maker of a part holds
   std::vector<std::pair<void*, void (*)(void*) noexcept>> before_the_end_;
-  // held while a part is made: a part may make the parts below it, so it is taken by one thread again
+  // held while a part is made; making_thread_ lets that thread make parts below it
   base::mutex making_;
   base::atomic<std::uint64_t> making_thread_{0};
 };
 
 inline known_runtime::known_runtime(runtime::impl& r) noexcept : of_(r.life_) {}
 
-// Turns a refusal of the driver into the exception that the caller sees.
-// `operands`: the values; `remedy`: what to do. device >= 0 is named for lost devices.
+// Throws the exception for a driver's refusal. `operands`: the values; `remedy`: what to do.
 [[noreturn]] void throw_refusal(driver::status, std::string_view operation, std::string operands, std::string remedy,
                                 source_location);
 inline void require(driver::status s, std::string_view operation, std::string operands, std::string remedy,

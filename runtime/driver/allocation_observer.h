@@ -1,7 +1,5 @@
-// A witness is told of what no driver call shows:
-// which bytes are a block, from when to when, and which waits are weir's own.
-// Threads: any. Calls are short, make no driver call and take no lock of weir's;
-// they may be made with locks held.
+// An observer of what no driver call shows: the blocks, and the waits that weir inserts.
+// Threads: any, also with locks held. The calls are short, make no driver call and take no lock of weir.
 #pragma once
 #include <span>
 
@@ -14,29 +12,25 @@ class allocation_observer {
  public:
   virtual ~allocation_observer() = default;
 
-  struct user {  // a stream, as the seam names it
+  struct user {  // a stream of the driver interface
     int device = -1;
     stream_handle stream = stream_handle::none;
   };
   struct waits_for {
-    std::span<user const> behind;   // its next owner comes after all that these streams were given so far
-    std::span<user const> counted;  // whose use is waited for by an exact stamp
+    std::span<user const> behind;   // the block's next use comes after all work enqueued there so far
+    std::span<user const> counted;  // use that an exact stamp waits for
   };
 
-  // From now on these bytes are a block of that stream. stream none: of no stream, what was done with them
-  // before is complete; device -1: of the host.
-  // Called before the block is known to anybody else.
+  // These bytes are now a block of `home`. stream none: of no stream, and earlier use is complete; device -1:
+  // host memory. Called before any other thread knows the block.
   virtual void allocated(user home, address, std::size_t bytes, source_location) = 0;
-  // The block is given back. Called before anybody else may have its memory,
-  // and before the stamps are taken that it waits for.
+  // The block is freed. Called before its memory can be reused, and before its stamps are taken.
   virtual void freed(address, std::size_t bytes, waits_for, source_location) = 0;
-  // The block is another stream's from now on; that stream was made to wait for what the block was used for.
+  // The block now belongs to `to`, which already waits for the block's earlier use.
   virtual void handed_over(user to, address, std::size_t bytes, source_location) = 0;
-  // A wait that nobody asked for was just inserted:
-  // `waiter` for the work of `other` that these bytes were used for, to have them.
+  // weir inserted a wait on its own: `waiter` waits for `other`'s use of these bytes.
   virtual void wait_inserted(user waiter, user other, address, std::size_t bytes) = 0;
-  // The program asked for order after `other`'s work (waiter none:
-  // for its completion), and no call was made: it was known.
+  // The program asked `waiter` (none: the host) to wait for `other`, and no call was made: it was ordered.
   virtual void relied_on(user waiter, user other) = 0;
 };
 

@@ -1,6 +1,5 @@
-// The calls of the seam by name, and the contract of each: what it may answer besides ok and not_ready when
-// its caller made no mistake. A test that injects failures takes them from here,
-// and fails when a pair was never injected.
+// Every call of the driver interface by name, with its contract: the codes that a correct caller may get
+// besides ok and not_ready. The failure-injection test uses this list, and fails if a pair was not injected.
 // Threads: values.
 #pragma once
 #include <array>
@@ -11,7 +10,6 @@
 
 namespace weir::driver {
 
-// A set of codes.
 class contract {
  public:
   template <class... Codes>
@@ -37,10 +35,10 @@ namespace may {
 inline constexpr contract fail = contract::of(code::failed, code::forked, code::unloading);  // every call
 inline constexpr contract lose = fail | contract::of(code::lost);  // the call's device, see driver.h
 inline constexpr contract lack = contract::of(code::out_of_memory);
-inline constexpr contract refuse = contract::of(code::not_supported);  // this machine, this pair of devices
-inline constexpr contract forbid = contract::of(code::not_permitted);  // a capture under way, another thread's too
-inline constexpr contract mistake = contract::of(code::invalid);  // where asking is the way to find out
-inline constexpr contract none{};                                                            // for proofs, not for weir
+inline constexpr contract refuse = contract::of(code::not_supported);  // by this machine or pair of devices
+inline constexpr contract forbid = contract::of(code::not_permitted);  // during any capture
+inline constexpr contract mistake = contract::of(code::invalid);  // where the call is the way to find out
+inline constexpr contract none{};                                                            // for tests only
 }  // namespace may
 
 // X(name, contract): every call that can be refused.
@@ -71,7 +69,7 @@ enum class call : std::uint8_t {
 #define WEIR_ONE(name, contract) name,
   WEIR_SEAM_CALLS(WEIR_ONE)
 #undef WEIR_ONE
-  any  // of whatever name
+  any  // any name
 };
 inline constexpr std::size_t call_count = static_cast<std::size_t>(call::any);
 

@@ -1,4 +1,4 @@
-// The words for a driver's answers.
+// The texts of a driver's answers.
 // Threads: any.
 #include "runtime/driver/driver.h"
 
@@ -7,7 +7,7 @@
 namespace weir::driver {
 namespace {
 base::per_thread<int>& depth() noexcept {
-  // never destroyed: asked until the process is gone, also on threads of CUDA's
+  // never destroyed: used until the process has ended, also on CUDA's threads
   static auto* const inside = new base::per_thread<int>;
   return *inside;
 }

@@ -1,6 +1,5 @@
-// Names for parts of a program, told to tools that listen to NVTX.
-// Nothing without CUDA; a few ns where nobody listens.
-// Threads: any; ranges are a thread's own.
+// Named ranges of a program, for tools that listen to NVTX. A few ns without a tool.
+// Threads: any; each thread has its own ranges.
 #pragma once
 
 namespace weir::driver {

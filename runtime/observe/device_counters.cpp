@@ -1,4 +1,4 @@
-// The sum over all tallies of a device, in torch's words.
+// The sum over all tallies of a device, with torch's names.
 // Threads: any.
 #include "runtime/observe/device_counters.h"
 
@@ -17,8 +17,7 @@ void heap_counters::add(change const& out, change const& deferred) noexcept {
   cached_left_.add(size_pool::small, out.bytes);
 }
 
-// What a level was when the cache last told is looked at before it changes: from there on the cache went no
-// further than it was allowed to.
+// Notes the levels of the cache's last report first: since then the cache stayed within its grant.
 void heap_counters::absorb(change const& out, change const& deferred) noexcept {
   bool const was_aside = take_back();
   if (alone_.get() && !was_aside) {
@@ -29,12 +28,12 @@ void heap_counters::absorb(change const& out, change const& deferred) noexcept {
   }
   left_.known = false;
   add(out, deferred);
-  if (was_aside) {  // all levels were within their peaks until this very call
+  if (was_aside) {  // all levels were within their peaks until this call
     if (rooms_up() < 0) note_peaks();
     if (cached_left_.least() < 0) note_cached();
   }
   if (alone_.get()) return;
-  // of bytes asked for, where all in caches counts whole
+  // requested bytes, where slots in caches count whole
   std::int64_t const rise = out.requested - out.bytes + deferred.bytes - deferred.requested;
   if (rise < 0) falls();
   else requested_left_.add(size_pool::small, -rise), rising_ = true;
@@ -54,8 +53,8 @@ bool heap_counters::take_back() noexcept {
   return true;
 }
 
-// What is known of the rooms will do unless one of them has been passed; then all is looked at. While large
-// blocks come and go they have half of what is left of all.
+// The rooms are exact unless one has been passed; then everything is recomputed. While large blocks come and
+// go, they keep half of what is left of all.
 grant heap_counters::left() noexcept {
   if ((rooms_up() | cached_left_.least()) >= 0) {
     std::size_t const large = index(size_pool::large);
@@ -123,7 +122,7 @@ level_values heap_counters::current() const noexcept {
     out[3][p] = out[2][p] + pending_[p].bytes.get() - reclaimed_[p].bytes.get();
     out[4][p] = live_of(&sums::requested);
   }
-  constexpr std::size_t small = 0;  // thread caches hold small blocks alone
+  constexpr std::size_t small = 0;  // thread caches hold only small blocks
   auto const add = [&](std::size_t k, std::int64_t live, std::int64_t active) {
     out[k][small] += live, out[k + 1][small] += active;
   };
@@ -173,8 +172,8 @@ void heap_counters::note_cached() noexcept {
   cached_left_.set(left);
 }
 
-// What is now is what was taken less what was given back, the same numbers as are told of both: slots that go
-// to a thread's cache, or come back, between the question to the caches and this one are in neither.
+// Each level is the difference of the totals that are read here. So slots that move between a cache and the
+// tally between the two reads count in neither.
 memory_statistics device_counters::sum(std::span<heap_counters const* const> heap_counts,
                                        cached_slots const& caches) const noexcept {
   using sums = heap_counters::sums;
@@ -186,8 +185,7 @@ memory_statistics device_counters::sum(std::span<heap_counters const* const> hea
   level_values now{}, peak{};
   for (heap_counters const* const t : heap_counts) {
     auto const peak_here = t->peaks();
-    for (std::size_t p = 0; p < heap_counters::all;
-         ++p) {  // each number is looked at once, so that small and large add up
+    for (std::size_t p = 0; p < heap_counters::all; ++p) {  // each number is read once, so that small and large add up
       auto const ever = [&](heap_counters::pools const& s, heap_counters::value sums::*what) {
         return t->of(s, p, what);
       };
@@ -213,7 +211,7 @@ memory_statistics device_counters::sum(std::span<heap_counters const* const> hea
           s->peak += t->free_blocks_peak_.get();
     }
   }
-  for (std::size_t p : {std::size_t{0}, heap_counters::all}) {  // thread caches hold small blocks alone
+  for (std::size_t p : {std::size_t{0}, heap_counters::all}) {  // thread caches hold only small blocks
     for (level k : {level::allocation, level::active})
       now[static_cast<std::size_t>(k)][p] += caches.taken - caches.given;
     now[static_cast<std::size_t>(level::allocated_bytes)][p] += caches.total_bytes - caches.given_bytes;

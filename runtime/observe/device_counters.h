@@ -1,17 +1,18 @@
-// Counts of one device's memory. What happens often is counted by a tally, one for each stream's memory, and
-// summed on reading; what asks the driver is counted in one place, where the limit is held.
-// Threads: a tally is written by whoever holds the lock of its memory and read by any; counters are for any.
+// Memory statistics of one device. Frequent events are counted by one tally per stream's memory, and summed
+// on reading. Events that call the driver are counted in one place, which enforces the limit.
+// Threads: the holder of a memory's lock writes its tally, and any thread reads it. Counters: any.
 //
 // Invariant: reserved = allocated + pending + cached, in bytes, for small, large and all.
-// Peaks. Of a device with one stream that one thread allocates on they are exact: that thread's cache may
-// raise a level, or the bytes cached, only as far as the tally granted (unpublished.h). With several threads or
-// streams what thread caches hold counts as taken, and bytes that were asked for are known as of the last
-// time that a thread held the lock: a peak errs by at most what those caches hold. With several streams a
-// tally's level is known to the others with some slack as well: a peak errs upward by at most an eighth of
-// its bytes for each of them, `slack_bytes` for each of four or in equal shares for more, or an eighth of the
-// peak for all of them together: a quarter of that in equal shares, the rest by what each holds. No peak of
-// bytes is above that of what was reserved.
-// Peaks of what is pending, cached or in pieces are the sum of the tallies' own peaks.
+// Peaks are exact if one thread allocates on the device's only stream: that thread's cache may raise a level,
+// or the cached bytes, only as far as the tally granted (unpublished.h). With several threads or streams, slots in
+// thread caches count as allocated, and requested bytes are known as of the last time a thread held the lock:
+// the error is at most what those caches hold. With several streams, each tally also reports its level with
+// some slack, so that a peak errs upward. For each other tally the error is at most the largest of
+//   * an eighth of its bytes
+//   * `slack_bytes` for each of four tallies; more of them share the same sum equally
+//   * its part of an eighth of the peak: a quarter of that in equal shares, the rest by what each holds
+// A peak of bytes never exceeds the peak of reserved bytes.
+// Peaks of pending and cached bytes, and of free blocks, are the sums of the tallies' own peaks.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -27,15 +28,15 @@ namespace weir::observe {
 
 enum class size_pool : std::uint8_t { small, large };  // small: a slot of a slab
 
-// What thread caches know better than the tally of their memory: it counts the slots they hold as taken.
+// What thread caches know better than the tally, which counts the slots they hold as allocated.
 struct cached_slots {
   std::int64_t held = 0, held_bytes = 0;   // now in a cache
-  std::int64_t waiting_bytes = 0;                        // of those that wait for another stream in an outbox
-  // of slots taken from caches less those given back there: their size less what was asked
+  std::int64_t waiting_bytes = 0;                        // deferred frees
+  // size less requested bytes, of slots allocated from caches less those freed to them
   std::int64_t unused_bytes = 0;
-  // ever
+  // totals
   std::int64_t taken = 0, total_bytes = 0, taken_requested = 0, given = 0, given_bytes = 0, given_requested = 0;
-  std::int64_t waited = 0, waited_bytes = 0;             // of those given: in an outbox, ever
+  std::int64_t waited = 0, waited_bytes = 0;             // total of deferred frees among those given
   cached_slots& operator+=(cached_slots const& o) noexcept {
     held += o.held, held_bytes += o.held_bytes, waiting_bytes += o.waiting_bytes, waited += o.waited,
         waited_bytes += o.waited_bytes;
@@ -46,26 +47,26 @@ struct cached_slots {
   }
 };
 
-// The levels that have a peak and change with every allocation, of small, large and all.
+// The levels with a peak that change on every allocation, for small, large and all.
 enum class level : std::uint8_t { allocation, active, allocated_bytes, active_bytes, requested_bytes };
 inline constexpr std::size_t levels = 5;
 using by_pool = std::array<std::int64_t, 3>;  // small, large, all
 using level_values = std::array<by_pool, levels>;
 
-// The tallies of one device add up here when there are several of them.
+// Sums the tallies of one device if there are several.
 class shared_levels {
  public:
   void join() noexcept {
     base::lock_guard const hold(lock_);
     ++heaps_;
   }
-  // What a tally has told of itself before, and the number that its levels stay below without telling more.
+  // What a tally last reported: its levels stay below `upto` until it reports again.
   struct published_levels {
     level_values upto{};
-    std::int64_t slack = 0, slack_blocks = 0;  // at the last telling: so much any level of bytes may rise, of blocks
-    std::int64_t extra = 0;              // what it then had of an eighth of the peak beyond its equal share
+    std::int64_t slack = 0, slack_blocks = 0;  // how far a level of bytes, or of blocks, may rise after a report
+    std::int64_t extra = 0;              // bytes of slack beyond the equal share of an eighth of the peak
   };
-  // A tally is at `now` and may rise by some slack from now on.
+  // A tally reports that it is at `now`. Sets its slack.
   void publish(level_values const& now, published_levels& last, std::int64_t own_slack, std::int64_t slack_bytes,
             std::int64_t slack_blocks) noexcept {
     base::lock_guard const hold(lock_);
@@ -108,41 +109,40 @@ class shared_levels {
   }
 
  private:
-  mutable base::mutex lock_;  // taken last
+  mutable base::mutex lock_;  // the last lock in the order
   level_values sums_{}, peaks_{};
   static constexpr std::int64_t few = 4;
   std::int64_t heaps_ = 0;
-  std::int64_t extra_ = 0;    // bytes: the sum of the tallies' own
+  std::int64_t extra_ = 0;    // bytes: the sum over all tallies
 };
 
-// Of one stream's memory. Sums that only grow;
-// what is now is their difference, and peaks are looked at where the direction turns.
+// The counters of one stream's memory. Sums only grow, levels are their differences, and peaks are noted
+// where a level turns from rising to falling.
 class heap_counters {
  public:
   static constexpr std::int64_t slack_bytes = 8 << 20, slack_blocks = 4096;
   heap_counters() = default;
   heap_counters(heap_counters const&) = delete;
 
-  // These two happen with every block of an arena:
-  // inline, so that what is known of the pool there is not asked here.
+  // Called for every block of an arena. Inline, so that the compiler knows the pool.
   [[gnu::always_inline]] void allocated(size_pool p, std::size_t rounded, std::size_t requested) noexcept {
     take(p, 1, as(rounded), as(requested), taken_);
   }
-  // usable by its stream at once
+  // The stream can reuse the block at once.
   [[gnu::always_inline]] void freed(size_pool p, std::size_t rounded, std::size_t requested) noexcept {
     give(p, 1, as(rounded), as(requested), given_);
     regain(requested);
     fell(p, 1, as(rounded), as(requested));
     cached_rose(p, as(rounded));
   }
-  // given back, but other streams may still use it
+  // Freed, but other streams may still use the block.
   void freed_pending(size_pool p, std::size_t rounded, std::size_t requested) noexcept {
     give(p, 1, as(rounded), as(requested), given_);
     at(pending_, p).add(1, as(rounded), 0);
     for (std::size_t q : {index(p), all}) pending_peak_[q].raise(pending(q));
     drift(rounded);
   }
-  // Slots come home from an outbox, and others may still use them.
+  // Deferred frees become pending.
   void sent_home(std::int64_t slots, std::int64_t bytes) noexcept {
     alone_.get() ? returned_[index(size_pool::small)].add(slots, bytes, bytes)
                  : give(size_pool::small, slots, bytes, bytes, returned_);
@@ -150,8 +150,7 @@ class heap_counters {
     for (std::size_t q : {index(size_pool::small), all}) pending_peak_[q].raise(pending(q));
     drift(static_cast<std::size_t>(bytes));
   }
-  // So many bytes wait in outboxes beside what is held. Before any of that is held no more:
-  // what was pending at once is a peak then.
+  // `bytes` more are deferred frees. Notes the pending peak before a part of it becomes free.
   void also_waiting(std::int64_t bytes) noexcept {
     for (std::size_t q : {index(size_pool::small), all}) pending_peak_[q].raise(pending(q) + bytes);
   }
@@ -161,7 +160,7 @@ class heap_counters {
     drift(rounded);
     cached_rose(p, as(rounded));
   }
-  // Slots go to a thread's cache, or come back from one.
+  // Slots move to a thread cache, or back.
   void drawn(std::int64_t slots, std::size_t bytes) noexcept {
     if (alone_.get()) return at(drawn_, size_pool::small).add(slots, as(bytes), as(bytes));
     take(size_pool::small, slots, as(bytes), as(bytes), drawn_);
@@ -173,28 +172,28 @@ class heap_counters {
     fell(size_pool::small, slots, as(bytes), as(bytes));
     cached_rose(size_pool::small, as(bytes));
   }
-  // What a thread's cache did since it last told: taken less given back; of that, put into its outbox.
+  // What a thread cache did since its last report: allocated less freed, and of that its deferred frees.
   void absorb(change const& out, change const& deferred) noexcept;
-  // Alone: told(), and how far the one cache may go from there without telling. Requires: nothing else was
-  // counted since the last answer, or since told()
+  // told(), and how far the only cache may go before its next report. Requires: is_alone(), and nothing else
+  // was counted since the last answer, or since told()
   grant left_after(change const& out, change const& deferred) noexcept;
-  // The one cache has a grant that is set aside in all rooms: large blocks come and go beside it, and it
-  // tells nothing. After each of these calls its owner asks whether a room is used up, and if so tells.
+  // The only cache has a grant that is set aside in all rooms, so that large blocks need no report from it.
+  // After each such call the owner checks is_used_up(), and if true, the cache reports.
   bool sets_aside() const noexcept { return set_aside_; }
   bool is_used_up() const noexcept {
     return set_aside_ && (bytes_left_.near() | requested_left_.near() | blocks_left_.near() | cached_left_.near()) < 0;
   }
-  // Alone: what the one cache holds is known to be free, for it asks before a peak may pass.
-  // Else what caches hold counts as taken.
+  // One cache, which reports before a peak can pass, so that the slots it holds are known to be free.
+  // Otherwise slots in caches count as allocated.
   bool is_alone() const noexcept { return alone_.get(); }
   void set_alone(bool to) noexcept;
   bool is_shared() const noexcept { return shared_ != nullptr; }
   void mapped(std::int64_t bytes) noexcept { map(size_pool::large, bytes); }
   void run_cut(std::int64_t bytes) noexcept {  // negative: returned
-    mapped_[bytes > 0 ? 1 : 0].add(bytes > 0 ? -bytes : bytes);  // first what goes: all of it was mapped once
+    mapped_[bytes > 0 ? 1 : 0].add(bytes > 0 ? -bytes : bytes);  // decrease first: those bytes were mapped once
     map(bytes > 0 ? size_pool::small : size_pool::large, bytes > 0 ? bytes : -bytes);
   }
-  // Without a branch: whether a block leaves a piece behind nobody can foretell.
+  // No branch, because a branch predictor cannot guess whether an allocation leaves a free block.
   void free_blocks(std::int64_t change) noexcept {
     std::int64_t const gone = change & (change >> 63);
     free_blocks_made_.add(change - gone);
@@ -207,11 +206,11 @@ class heap_counters {
   std::int64_t blocks_live(size_pool p) const noexcept { return live(index(p), &sums::blocks); }
   std::int64_t bytes_pending() const noexcept { return pending(all); }
   std::int64_t bytes_mapped() const noexcept { return mapped_[0].get() + mapped_[1].get(); }
-  // bytes, since peaks were reset
+  // bytes, since the last reset of peaks
   std::int64_t most_live() const noexcept { return std::max(peaks_[2][all].get(), live(all, &sums::bytes)); }
-  // From now on there are others: what this one holds is told to them.
+  // There are other tallies from now on, and this one reports to them.
   void share(shared_levels& with) noexcept {
-    if (shared_) return publish();  // with less slack, as there are more
+    if (shared_) return publish();  // less slack, because there are more tallies
     set_alone(false);
     shared_ = &with;
     with.join();
@@ -263,13 +262,13 @@ class heap_counters {
     }
     rising_ = true;
   }
-  [[gnu::always_inline]] void falls() noexcept {  // from here on some level does
+  [[gnu::always_inline]] void falls() noexcept {  // some level falls from here on
     if (rooms_up() < 0) [[unlikely]] {
       if (rising_) note_peaks();
     }
     rising_ = false;
   }
-  // What all levels of that pool fell by at least, what its cached bytes rose by.
+  // At least how far all levels of that pool fell.
   [[gnu::always_inline]] void fell(size_pool p, std::int64_t n, std::int64_t bytes, std::int64_t requested) noexcept {
     bytes_left_.add(p, bytes), requested_left_.add(p, requested), blocks_left_.add(p, n);
   }
@@ -321,9 +320,8 @@ class heap_counters {
   void add(change const& out, change const& deferred) noexcept;
   grant left() noexcept;
   void set_aside(grant const&, int sign) noexcept;
-  bool take_back() noexcept;  // what was set aside. False: nothing was
-  // Of what a peak may err by, 7/16 is room to rise, 7/16 to fall,
-  // 1/8 to drift before the others are told again.
+  bool take_back() noexcept;  // ends the setting aside. False: nothing was
+  // Of the allowed error of a peak, 7/16 is slack to rise, 7/16 to fall and 1/8 to drift before a report.
   [[gnu::noinline]] void publish() noexcept {
     auto const now = current();
     shared_->publish(now, published_, now[3][all] / 8 * 7 / 16, slack_bytes * 7 / 16, slack_blocks);
@@ -332,26 +330,25 @@ class heap_counters {
   }
 
   pools taken_{}, given_{}, pending_{}, reclaimed_{}, drawn_{}, returned_{};
-  sums sent_{};                             // of small: held in an outbox before, which the caches count
-  sums out_{}, deferred_{};                   // of small: as told()
-  base::single_writer<bool> alone_{true};  // read without the lock by who sums all
-  struct left_now {  // of small and of all: up to each peak, and what cached bytes may rise
-    bool known = false;  // exactly, and nothing has changed since
+  sums sent_{};                             // small: deferred frees that became pending; the caches counted them before
+  sums out_{}, deferred_{};                   // small: as in told()
+  base::single_writer<bool> alone_{true};  // read without the lock by the sum over all tallies
+  struct left_now {  // small and all: how far to each peak, and how far cached bytes may rise
+    bool known = false;  // exact, and nothing has changed since
     std::array<std::array<std::int64_t, 2>, levels> up{};
     std::array<std::int64_t, 2> down{};
     grant least() const noexcept;
   } left_;
   grant aside_;
-  std::int64_t large_seen_ = 0;  // large blocks that had come and gone when it was granted
-  bool set_aside_ = false;       // aside_, in all rooms. Invariant: no room is used up when a call of the owner's ends
+  std::int64_t large_seen_ = 0;  // count of large allocations and frees at the last grant
+  bool set_aside_ = false;       // aside_, in all rooms. Invariant: no room is used up at the end of an owner's call
   std::array<value, 2> mapped_{};
   std::array<std::array<value, 3>, levels> peaks_{};
   std::array<value, 3> pending_peak_{}, cached_peak_{};
   value free_blocks_made_, free_blocks_gone_, free_blocks_peak_;
   bool rising_ = false;          // the last change was an allocation: peaks may be higher than noted
-  // How much the levels of small, large, all may rise at least before one is above its noted peak; least() <
-  // 0: one has been since set(). What large blocks change, all the time, is one number: of large's and all's
-  // the lower, for both move alike then.
+  // How far the levels of small, large and all may rise before one exceeds its noted peak. least() < 0: one
+  // has, since set(). Large blocks change one number, the lower of large's and all's, as both move alike.
   class headroom {
    public:
     [[gnu::always_inline]] void add(size_pool p, std::int64_t by) noexcept {
@@ -359,9 +356,8 @@ class heap_counters {
       else add_small(by);
     }
     std::int64_t least() const noexcept { return near_.get() | small_passed_; }
-    std::int64_t near() const noexcept { return near_.get(); }  // as least(), after changes of large alone
-    // What small may rise by if it may have one part in `parts` of what is left of all.
-    // Requires: least() >= 0
+    std::int64_t near() const noexcept { return near_.get(); }  // as least(), if only large has changed
+    // How far small may rise if it gets 1/parts of what is left of all. Requires: least() >= 0
     std::int64_t left_of_small(int parts) const noexcept {
       return std::min(small_, (near_.get() + std::max<std::int64_t>(0, beyond_)) / parts);
     }
@@ -375,12 +371,12 @@ class heap_counters {
       small_ += by, beyond_ += by;
       small_passed_ |= small_ | near_.get();
     }
-    value near_;                                   // a cell: two rooms are not to be one store
-    std::int64_t small_ = 0, beyond_ = 0;         // what all's is more than large's
+    value near_;                                   // a cell, so that the compiler does not merge stores to two rooms
+    std::int64_t small_ = 0, beyond_ = 0;         // beyond_: what is left of all, less what is left of large
     std::int64_t small_passed_ = 0;
   };
   headroom bytes_left_, requested_left_, blocks_left_, cached_left_;
-  // how much the level may still rise before the others must be told
+  // how far the level may rise before the next report
   std::int64_t credit_ = 0, credit_blocks_ = 0, most_credit_ = 0, drifted_ = 0, most_drift_ = 0;
   shared_levels* shared_ = nullptr;
   shared_levels::published_levels published_;
@@ -388,15 +384,15 @@ class heap_counters {
 
 class device_counters {
  public:
-  // Bytes are asked of the driver only once they are charged here. Ensures: false and no change if reserved
-  // would pass the limit. What is charged counts as reserved from when gave() says that the driver gave it.
+  // Bytes are charged before they are requested from the driver, and count as reserved once gave() confirms
+  // them. Returns: false, without a change, if reserved would exceed the limit.
   bool charge(std::size_t bytes) {
     lock_guard hold(lock_);
     if (limit_ && charged() + bytes > limit_) return false;
     under_way_ += bytes;
     return true;
   }
-  // The same for as much of `bytes`, in multiples of `unit`, as neither the limit nor `most` in all forbids.
+  // Charges as many of `bytes`, in multiples of `unit`, as the limit and `most` in all permit.
   std::size_t charge_within(std::size_t bytes, std::size_t most, std::size_t unit) {
     lock_guard hold(lock_);
     if (limit_) most = std::min(most, limit_);
@@ -409,34 +405,34 @@ class device_counters {
     under_way_ -= bytes + refused;
     if (bytes) add(now_.reserved_bytes, false, as(bytes));
   }
-  void refund(std::size_t bytes) {  // the driver has it back
+  void refund(std::size_t bytes) {  // released to the driver
     lock_guard hold(lock_);
     add(now_.reserved_bytes, false, -as(bytes));
   }
   void handle_mapped() {
     edit([](memory_statistics& n) { add(n.segment, false, 1), ++n.pages_mapped; });
   }
-  // it was gone, and is mapped elsewhere
+  // It was counted as gone, and is mapped elsewhere.
   void handle_moved() {
     edit([](memory_statistics& n) { add(n.segment, false, 1); });
   }
   void handle_gone() {
     edit([](memory_statistics& n) { add(n.segment, false, -1); });
   }
-  void run_cut(std::size_t bytes) { move_run(as(bytes)); }        // a stretch of the arena becomes a slab's run
+  void run_cut(std::size_t bytes) { move_run(as(bytes)); }        // an arena block becomes a slab's run
   void run_returned(std::size_t bytes) { move_run(-as(bytes)); }
   void retried() { edit([](memory_statistics& n) { ++n.num_alloc_retries; }); }
   void recovered_by(std::size_t rung) { edit([rung](memory_statistics& n) { ++n.recovered_by[rung]; }); }
   void ran_out() { edit([](memory_statistics& n) { ++n.num_ooms; }); }
   void waited(bool behind_all) { edit([&](memory_statistics& n) { ++n.waits_inserted, n.late_waits += behind_all; }); }
   void fenced() { edit([](memory_statistics& n) { ++n.fences; }); }
-  void missed() { edit([&](memory_statistics&) { ++misses_; }); }  // an allocation had to ask the driver for memory
+  void missed() { edit([&](memory_statistics&) { ++misses_; }); }  // an allocation had to call the driver for memory
 
   void set_limit(std::size_t bytes) {
     lock_guard hold(lock_);
     limit_ = bytes;
   }
-  std::size_t reserved() const {  // or charged
+  std::size_t reserved() const {  // includes charged bytes
     lock_guard hold(lock_);
     return charged();
   }
@@ -446,7 +442,7 @@ class device_counters {
   }
   shared_levels& shared() noexcept { return shared_; }
 
-  // What all tallies say together, `lent` being what thread caches know better.
+  // The sum over all tallies; `lent`: what thread caches know better.
   memory_statistics read(std::span<heap_counters const* const> heap_counts, cached_slots const& caches) const {
     lock_guard hold(lock_);
     memory_statistics out = since(sum(heap_counts, caches), base_);
@@ -454,8 +450,7 @@ class device_counters {
         std::max<std::int64_t>(0, out.allocation.all.allocated - static_cast<std::int64_t>(misses_)));
     return out;
   }
-  // Requires: the locks of all tallies' memories have been taken in turn to reset them,
-  // see tally::reset_peak.
+  // Requires: every tally was reset under its memory's lock, see tally::reset_peak.
   void reset_peak() {
     edit([this](memory_statistics& n) {
       for (statistic_by_size* s : {&n.segment, &n.reserved_bytes}) {
@@ -476,7 +471,7 @@ class device_counters {
  private:
   using lock_guard = base::lock_guard;
   static std::int64_t as(std::size_t bytes) noexcept { return static_cast<std::int64_t>(bytes); }
-  // The same with the totals counted from `base` on.
+  // `n` with totals counted from `base` on.
   static memory_statistics since(memory_statistics n, memory_statistics base) noexcept {
     auto const now = each(n), then = each(base);
     for (std::size_t i = 0; i < now.size(); ++i) {
@@ -503,9 +498,9 @@ class device_counters {
   }
 
   mutable base::mutex lock_;
-  memory_statistics now_{};   // segment, reserved_bytes and the plain numbers; the rest is in the tallies
-  memory_statistics base_{};  // totals when they were last reset
-  std::size_t limit_ = 0, under_way_ = 0;  // bytes; under way: charged, and not yet given nor refused
+  memory_statistics now_{};   // segment, reserved_bytes and plain numbers; the tallies have the rest
+  memory_statistics base_{};  // totals at the last reset
+  std::size_t limit_ = 0, under_way_ = 0;  // bytes; under_way_: charged, not yet confirmed or refused
   std::uint64_t misses_ = 0;
   shared_levels shared_;
 };

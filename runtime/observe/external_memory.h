@@ -1,7 +1,6 @@
-// Memory that weir knows beside what its allocators hold: shared with other processes, or the program's own
-// and page-locked. How much there is of each device, and what lies where. Who has it (peer/share/exports.h,
-// registered_host_memory, floors above) says here what appeared and what went.
-// Threads: any. The lock is held over no driver call.
+// Memory outside weir's allocators: shared with other processes, or page-locked memory of the program. Upper
+// floors (peer/share/exports.h, registered_host_memory) report here what was added and removed.
+// Threads: any. The lock is never held during a driver call.
 #pragma once
 #include <map>
 #include <optional>
@@ -13,42 +12,41 @@
 
 namespace weir::observe {
 
-enum class sharing : std::uint8_t { exported, imported };  // this process's memory, another one's
+enum class sharing : std::uint8_t { exported, imported };  // memory of this process, of another one
 
 class external_memory {  // a part of the runtime
  public:
   explicit external_memory(runtime::impl&);
   ~external_memory();
   external_memory(external_memory const&) = delete;
-  // A handle was mapped here, or is mapped no more: whole pages, of that device. For want of memory for these
-  // books a handle is counted, and is no segment. Requires: pages of one kind do not overlap
+  // A handle was mapped or unmapped: whole pages of that device. If there is no host memory for these books,
+  // the handle is counted but is no segment. Requires: pages of one kind do not overlap
   void appeared(int device, sharing, std::uintptr_t at, std::size_t bytes) noexcept;
   void vanished(int device, sharing, std::uintptr_t at, std::size_t bytes) noexcept;
-  // A block in one of them serves somebody, or nobody any more: as often given back as taken. Blocks of
-  // another process may overlap: of those at an address the one that reaches furthest counts. For want of
-  // memory for these books all of its handle is in use.
+  // A block in one of these handles is in use, or no longer; the calls balance. Blocks of another process may
+  // overlap: at one address the longest counts. Without host memory for a block, its whole handle counts as
+  // in use.
   void taken(std::uintptr_t at, std::size_t bytes, std::size_t requested, source_location) noexcept;
   void given_back(std::uintptr_t at) noexcept;
 
-  void opened(std::uintptr_t at, int reader) noexcept;  // that handle: the device may use it, too
+  void opened(std::uintptr_t at, int reader) noexcept;  // the device may access that handle too
   struct block {
     std::uintptr_t at = 0;
     std::size_t bytes = 0, requested = 0;
     source_location from{nullptr, nullptr, 0};
     int holders = 1;
   };
-  // Pages of the host were locked for a range of the program's own, which no other one meets.
-  // false: no memory for these books
+  // Host pages were locked for a range that overlaps no other one. False: no memory for these books
   bool pinned(std::uintptr_t at, std::size_t bytes, source_location) noexcept;
-  std::optional<block> unpinned(std::uintptr_t page, std::size_t page_bytes) noexcept;  // the range that begins in it
+  std::optional<block> unpinned(std::uintptr_t page, std::size_t page_bytes) noexcept;  // the range that begins there
 
   struct place {  // where an address lies
-    int device = -1;            // -1: of the host
+    int device = -1;            // -1: host memory
     sharing kind = sharing::exported;
-    std::uint64_t readers = 0;  // devices that may use it, a bit each
-    bool in_use = false;        // a block there serves somebody
-    std::uintptr_t at = 0;      // in use: where that block begins
-    std::size_t bytes = 0;      // and how much of it was requested; more, where the books had no memory for it
+    std::uint64_t readers = 0;  // bit d: device d may access it
+    bool in_use = false;        // in a block that is in use
+    std::uintptr_t at = 0;      // in use: the start of the block
+    std::size_t bytes = 0;      // in use: its requested bytes, or more if the books had no memory for it
   };
   std::optional<place> find(void const*) const noexcept;
   static std::optional<place> find_in_process(void const*) noexcept;  // in any runtime
@@ -59,8 +57,8 @@ class external_memory {  // a part of the runtime
     std::uintptr_t at = 0;
     std::size_t bytes = 0;
     sharing kind = sharing::exported;
-    std::uint64_t readers = 0;  // other devices that may use it, a bit each
-    std::vector<block> blocks;  // that serve somebody, by address
+    std::uint64_t readers = 0;  // bit d: device d may access it too
+    std::vector<block> blocks;  // in use, by address
   };
   std::vector<segment> segments(int device) const;  // by address
 
@@ -70,8 +68,8 @@ class external_memory {  // a part of the runtime
     std::size_t bytes;
     sharing kind;
     std::uint64_t readers = 0;
-    bool partly_known = false;  // some block in it was not booked
-    bool overlaps = false;      // some block in it began inside another one
+    bool partly_known = false;  // a block in it was not recorded
+    bool overlaps = false;      // a block in it begins inside another one
   };
   struct of_device {
     statistic exported{}, imported{};

@@ -1,4 +1,4 @@
-// The logs of threads, and the book they are gathered into.
+// The logs of threads, and the book that gathers them.
 // Threads: any. A log is written by its thread alone; its count is published after the entry.
 #include "runtime/observe/history.h"
 
@@ -35,7 +35,7 @@ struct line_key {
 
 struct history::log {
   base::atomic<std::uint32_t> count{0};
-  std::uint32_t gathered = 0;  // under the lock of the history
+  std::uint32_t gathered = 0;  // under the history's lock
   std::uint32_t thread = static_cast<std::uint32_t>(base::this_thread_id());
   std::array<event, log_events> events;
 
@@ -50,7 +50,7 @@ struct history::log {
     base::lock_guard hold(h.lock_);
     try {
       h.gather();
-    } catch (std::bad_alloc const&) {}  // what this thread wrote last is not known
+    } catch (std::bad_alloc const&) {}  // no memory: this thread's last events are lost
     std::erase(h.logs_, this);
   }
 };
@@ -60,28 +60,28 @@ struct history::book {
     std::uint32_t runtime = 0;
     std::int16_t device = 0;
     std::int64_t bytes = 0, peak = 0;
-    std::uint64_t peaks = 0;  // how often the peak rose
+    std::uint64_t peaks = 0;  // number of times that the peak rose
   };
   struct line_entry {
     line_sums sums;
     std::uint32_t place = 0;
-    std::uint64_t kept = 0;  // place::peaks when the numbers at the peak were last kept
+    std::uint64_t kept = 0;  // place::peaks when the numbers at the peak were last saved
   };
   struct live_entry {
     std::uint64_t ticks = 0, bytes = 0, stream = 0;
     std::uint32_t line = 0, stack = 0, thread = 0;
   };
 
-  std::span<event const> only;  // of the one thread that wrote
-  std::vector<event> batch;     // of several
+  std::span<event const> only;  // if one thread wrote
+  std::vector<event> batch;     // if several did
   boost::circular_buffer<event> ring;
   boost::unordered_flat_map<std::uintptr_t, live_entry> live;
-  // ticks, of blocks whose beginning comes with the next gathering
+  // ticks, of blocks whose beginning is gathered next time
   boost::unordered_flat_map<std::uintptr_t, std::uint64_t> early_ends, earlier_ends;
   boost::unordered_flat_map<line_key, std::uint32_t, boost::hash<line_key>> numbers;
   std::vector<line_entry> lines;
   std::vector<place> places;
-  std::vector<std::vector<void const*>> stacks{{}};  // by number; the first is none
+  std::vector<std::vector<void const*>> stacks{{}};  // by number; the first is empty
   boost::unordered_flat_map<std::size_t, std::uint32_t> stack_numbers;
   std::uint32_t last_line = 0;
   std::uint64_t forgotten = 0;
@@ -103,7 +103,7 @@ struct history::book {
       }
       std::uint32_t const line = clock_of(e);
       auto const [at, fresh] = live.try_emplace(e.at);
-      if (!fresh) end(at->second);  // its end was not seen: it was given back while nobody wrote
+      if (!fresh) end(at->second);  // its end was not recorded: it was freed while the history was off
       at->second = {e.ticks, e.bytes, e.stream, line, e.stack, e.thread};
       count_taken(line, e.bytes, true);
     } else if (e.what == action::free) {
@@ -113,7 +113,7 @@ struct history::book {
         return;
       }
       live_entry const& began = found->second;
-      if (began.ticks > e.ticks) return;  // of the block there before, which was ended when this one came
+      if (began.ticks > e.ticks) return;  // of an earlier block there, which has already ended
       place const& its = places[lines[began.line].place];
       e.bytes = began.bytes, e.stream = began.stream, e.runtime = its.runtime, e.device = its.device;
       end(began);
@@ -134,8 +134,7 @@ struct history::book {
       s.given_blocks += 1, s.given_bytes += static_cast<std::int64_t>(bytes);
     }
   }
-  // A line's numbers at the peak are kept when they first change after it:
-  // whoever has not changed since has them still.
+  // A line's numbers at the peak are saved when they first change after it: unchanged lines still have them.
   void change(std::uint32_t line, std::int64_t blocks, std::int64_t bytes) {
     line_entry& l = lines[line];
     place& p = places[l.place];
@@ -235,12 +234,11 @@ void history::note(action what, std::uintptr_t at, std::size_t bytes, std::uint6
                    what};
     l.count.store(n + 1, base::memory_order_release);
   } catch (std::bad_alloc const&) {
-    turn(false);  // no memory to write into: from here on the book would be wrong
+    turn(false);  // no memory for the log: without this event the book would be wrong
   }
 }
 
-// What was written up to one moment, of all threads:
-// of two events that followed each other the later one is never gathered first.
+// Gathers all threads' events up to one moment, so that an event is never gathered before an earlier one.
 void history::gather() {
   std::uint64_t const until = base::ticks();
   book& b = *book_;
@@ -249,7 +247,7 @@ void history::gather() {
   b.batch.clear();
   std::size_t writers = 0;
   for (log* l : logs_) {
-    base::switch_point();  // between two logs others write
+    base::switch_point();  // another thread may write between two logs
     std::uint32_t n = l->count.load(base::memory_order_acquire);
     while (n > l->gathered && l->events[n - 1].ticks > until) --n;
     if (n == l->gathered) continue;
@@ -270,7 +268,7 @@ void history::gather() {
 
 std::uint32_t history::number_of_stack() noexcept {
   std::array<void const*, deepest_stack + 1> frames{};
-  (void)boost::stacktrace::safe_dump_to(3, frames.data(), sizeof frames);  // not this, nor what called it to write
+  (void)boost::stacktrace::safe_dump_to(3, frames.data(), sizeof frames);  // without this function and its two callers
   std::vector<void const*> const found(frames.begin(), std::find(frames.begin(), frames.end(), nullptr));
   std::size_t const key = boost::hash_range(found.begin(), found.end());
   base::lock_guard hold(lock_);

@@ -1,4 +1,4 @@
-// The ring of spans: the newest take the place of the oldest.
+// The ring of spans: new ones replace the oldest.
 // Threads: any.
 #include "runtime/observe/span_recorder.h"
 
@@ -27,7 +27,7 @@ void span_recorder::add(span s) noexcept {
     base::lock_guard const hold(lock_);
     if (ring_.size() < most_) ring_.push_back(std::move(s));
     else ring_[next_] = std::move(s), next_ = (next_ + 1) % most_;
-  } catch (std::bad_alloc const&) {}  // one span less
+  } catch (std::bad_alloc const&) {}  // no memory: the span is dropped
 }
 
 std::vector<span> span_recorder::spans() const {

@@ -1,5 +1,5 @@
-// What threads and streams did, by time: spans. Off until somebody asks; then a bounded ring of the newest.
-// Threads: any. One lock, held for a moment at a span's end.
+// Spans: what threads and streams did, by time. Off by default; then a bounded ring of the newest.
+// Threads: any. One lock, held briefly at a span's end.
 #pragma once
 #include <memory>
 #include <string>
@@ -16,10 +16,10 @@ struct span {
   std::int64_t begin_ns = 0, end_ns = 0;  // base::now_ns()
   std::uint64_t runtime = 0;              // of a stream
   int device = -1;                        // of a stream
-  std::uint64_t number = 0;               // of the thread, or the stream
-  std::uint64_t link = 0;                 // a call and what a stream did for it have the same; 0: none
+  std::uint64_t number = 0;               // of the thread or the stream
+  std::uint64_t link = 0;                 // a call and its work on a stream share it; 0: none
   std::size_t bytes = 0;
-  std::uint64_t stream = 0;               // of a call: where its work went; of a wait on a stream: for which other one
+  std::uint64_t stream = 0;               // of a call: the stream of its work; of a wait: the stream waited for
   source_location at{nullptr, nullptr, 0};
 };
 
@@ -33,18 +33,18 @@ class span_recorder {
   void add(span) noexcept;
   std::vector<span> spans() const;  // oldest end first
   std::uint64_t new_link() noexcept { return links_.fetch_add(1) + 1; }
-  std::uint64_t turn() const noexcept { return turn_.load(); }  // of starts: what began in another is not kept
+  std::uint64_t turn() const noexcept { return turn_.load(); }  // count of starts: earlier spans are dropped
 
  private:
   inline static constinit base::flag on_;
   mutable base::mutex lock_;
-  std::vector<span> ring_;  // under lock_, as the next two
+  std::vector<span> ring_;  // under lock_, like the next two
   std::size_t most_ = 0, next_ = 0;
   base::atomic<std::uint64_t> links_{0}, turn_{0};
 };
 
-// What this thread does while one lives. Within another of the same name it is a part of that call, and has
-// its link. Costs a load and a branch while nobody asks.
+// Records what this thread does while it exists. A span inside another of the same name is a part of that
+// call and shares its link. Costs a load and a branch while recording is off.
 class [[nodiscard]] host_span {
  public:
   host_span(std::string_view name, source_location at, std::size_t bytes = 0, std::uint64_t stream = 0) noexcept {
@@ -60,7 +60,7 @@ class [[nodiscard]] host_span {
   void begin(std::string_view, source_location, std::size_t bytes, std::uint64_t stream) noexcept;
   void end() noexcept;
   std::unique_ptr<span> open_;
-  std::uint64_t within_ = 0;  // the link of the call that this is a part of
+  std::uint64_t within_ = 0;  // link of the enclosing call
 };
 
 }  // namespace weir::observe

@@ -1,10 +1,8 @@
-// What a thread's cache took and gave back since its memory's tally was last told: blocks, bytes and bytes as
-// asked for, in one word, so that a call pays for one addition and one comparison.
-// Threads: a word is written by the cache's thread, or by one that has shut the cache;
-// the tally says the rest.
+// A thread cache's changes since its last report to the tally: blocks, bytes and requested bytes, in one
+// word.
+// Threads: the cache's thread writes the word, or a thread that has closed the cache; for the rest see tally.
 //
-// Invariant: while no call answers `passed`, no level has risen by more than was granted,
-// and the bytes have not fallen by more.
+// Invariant: while no call reports `passed`, no level rises, and no bytes fall, by more than the grant.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -19,19 +17,18 @@ struct change {
     return blocks += o.blocks, bytes += o.bytes, requested += o.requested, *this;
   }
 };
-struct grant {  // how far each may go until the tally is told
+struct grant {  // how far each may change until the next report
   change up;
   std::int64_t down_bytes = 0;
 };
 
 class unpublished {
  public:
-  static constexpr std::int64_t most_bytes = (1 << 22) - 1, most_blocks = (1 << 14) - 1;  // no grant is larger
+  static constexpr std::int64_t most_bytes = (1 << 22) - 1, most_blocks = (1 << 14) - 1;  // limits of a grant
   static constexpr std::uint64_t cost(std::uint64_t size) noexcept {
     return size << bytes_shift | std::uint64_t{1} << blocks_shift | size;
   }
-  // cost: of the slot, less what of it was not asked for. True:
-  // a grant is passed, and the owner tells the tally before its call ends.
+  // cost: of the slot, less its unrequested bytes. True: past the grant; the owner reports in this call.
   [[gnu::always_inline]] bool took(std::uint64_t cost) noexcept {
     std::uint64_t const now = word_.get() + cost;
     word_.set(now);
@@ -43,7 +40,7 @@ class unpublished {
     return now < floor_;
   }
   bool granted() const noexcept { return granted_; }
-  // All since the last call. Nothing is granted from here on: the next call passes.
+  // The changes since the last call. Ends the grant: the next took() or gave() passes.
   change take() noexcept {
     change const now = since();
     carried_ = {};
@@ -51,7 +48,7 @@ class unpublished {
     return now;
   }
   void allow(grant const& g) noexcept { set(g, true); }      // Requires: take() was the last call
-  void allow_all() noexcept {                                // nobody needs to know
+  void allow_all() noexcept {                                // no report is needed
     carried_ += since();
     set({{most_blocks, most_bytes, most_bytes}, most_bytes}, true);
   }
@@ -61,9 +58,9 @@ class unpublished {
   }
 
  private:
-  // Each number has a bit above it that says that it has passed. What a cache and its outbox can hold, which
-  // is what bytes and blocks may change by between two tellings, fits in below any grant. What was asked for
-  // has no such bound: one that fell below 0 sets its upper bits.
+  // Each number has a bit above it that shows when it has passed. Bytes and blocks change between two reports
+  // by at most what a cache and its deferred frees hold, which fits below any grant. Requested bytes have no
+  // such bound: a value below 0 sets their upper bits.
   static constexpr int bits_of_bytes = 24, bits_of_blocks = 16, blocks_shift = bits_of_bytes,
                        bytes_shift = blocks_shift + bits_of_blocks;
   static constexpr std::uint64_t top_bytes = (std::uint64_t{1} << (bits_of_bytes - 1)) - 1,
@@ -100,7 +97,7 @@ class unpublished {
   std::uint64_t floor_ = 0;     // gave() passes below it
   std::uint64_t base_ = 0;      // the word when it was last set
   bool granted_ = false;
-  change carried_;              // of times when all was allowed
+  change carried_;              // changes while everything was allowed
 };
 
 }  // namespace weir::observe

@@ -1,4 +1,4 @@
-// The options' table, WEIR_CONF and WEIR_DEVICES: unknown words are refused with the nearest right one.
+// The table of options, WEIR_CONF and WEIR_DEVICES. Unknown words are refused with the nearest right one.
 // Threads: any.
 #include "runtime/options/options.h"
 
@@ -82,7 +82,6 @@ std::optional<size_t> whole_number(std::string_view text) {
   return n;
 }
 
-// Which of the words it is.
 std::size_t word_of(std::span<std::string_view const> words, std::string_view key, std::string_view value,
                     std::string_view where, source_location at) {
   auto const found = std::find(words.begin(), words.end(), value);
@@ -93,7 +92,7 @@ std::size_t word_of(std::span<std::string_view const> words, std::string_view ke
          meant.empty() ? "Write " + std::string(key) + ":" + std::string(words.front()) + ", for example" : meant, at);
 }
 
-// Of PYTORCH_CUDA_ALLOC_CONF, and what weir has in their place.
+// Options of PYTORCH_CUDA_ALLOC_CONF, and their replacement in weir.
 constexpr std::pair<std::string_view, std::string_view> of_pytorch[] = {
     {"max_split_size_mb", "Leave it out: weir moves free memory together. `epsilon` bounds what lies idle"},
     {"max_non_split_rounding_mb", "Leave it out: weir moves free memory together. `epsilon` bounds what lies idle"},
@@ -108,7 +107,7 @@ constexpr std::pair<std::string_view, std::string_view> of_pytorch[] = {
     {"pinned_use_background_threads", "Leave it out: events are asked by the calls that need the memory"},
 };
 
-// `where`: WEIR_CONF, or a file and its line. Returns: the row that was set.
+// `where`: WEIR_CONF, or a file and a line. Returns: the row that was set.
 size_t set_option(options& into, std::string_view key, std::string_view value, std::string_view where,
                   source_location at) {
   size_t number = 0;
@@ -151,10 +150,10 @@ size_t set_option(options& into, std::string_view key, std::string_view value, s
          did_you_mean(key, names) + "docs/options.md lists them", at);
 }
 
-// a hundred years fit a count of nanoseconds
+// a hundred years fit in a count of nanoseconds
 constexpr std::chrono::milliseconds longest{std::int64_t{1000} * 3600 * 24 * 365 * 100};
 bool is_time(std::chrono::milliseconds t) { return t.count() >= 0 && t <= longest; }
-bool is_part(double part) { return part >= 0 && part <= 1; }  // and no NaN
+bool is_part(double part) { return part >= 0 && part <= 1; }  // false for NaN
 
 std::string in_small_letters(std::string_view text) {
   std::string out(text);
@@ -241,7 +240,6 @@ std::string_view trimmed(std::string_view s) {
   return from == s.npos ? std::string_view{} : s.substr(from, s.find_last_not_of(blank) - from + 1);
 }
 
-// key:value,key:value.
 void read_options(std::string_view text, options& into, std::vector<std::string>* origin, std::string const& where,
                   source_location at) {
   while (!text.empty()) {
@@ -256,7 +254,7 @@ void read_options(std::string_view text, options& into, std::vector<std::string>
   }
 }
 
-// The same, a line for each or several; # begins a comment.
+// The same with lines; # begins a comment.
 void read_file(std::string const& path, found_options& into, source_location at) {
   constexpr std::size_t most = std::size_t{1} << 20;
   auto const file = os::read_text(path.c_str(), most);
@@ -419,7 +417,7 @@ std::vector<int> visible_devices(std::string_view text, int count) {
 machine_choice devices_from_environment(source_location at) {
   char const* const text = variable("WEIR_DEVICES");
   machine_choice choice = text ? parse_devices(text, "WEIR_DEVICES", at) : machine_choice{};
-  auto const visible = os::environment("CUDA_VISIBLE_DEVICES");  // empty is a word, too: none
+  auto const visible = os::environment("CUDA_VISIBLE_DEVICES");  // an empty value means: no device
   if (!visible || choice.which == machine_choice::kind::cuda) return choice;
   choice.visible = visible_devices(*visible, choice.sim.devices);
   if (choice.visible.empty() && choice.which == machine_choice::kind::simulated) {
@@ -440,7 +438,7 @@ found_options find_options(source_location at) {
   for (size_t i = 0; i < std::size(table); ++i) {
     char const* const value = table[i].variable ? variable(table[i].variable) : nullptr;
     bool const races = table[i].name == "check_races";
-    // of CUDA's variable any number but 0 is on
+    // CUDA's variable is on for any number except 0
     if (!value || (races ? races_of_process(at) == race_check::off : std::string_view(value) == "0")) continue;
     found.in_force.*std::get<bool options::*>(table[i].at) = true;
     found.origin[i] = table[i].variable;

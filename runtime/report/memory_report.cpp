@@ -1,5 +1,4 @@
-// A memory report as text: what was asked for, where the device's memory is,
-// what the ladder tried, what to do.
+// A memory report as text: the request, where the device's memory is, the recovery steps, and the remedy.
 // Threads: any; it reads one value.
 #include <algorithm>
 #include <array>
@@ -27,7 +26,7 @@ std::string in_units(size_t bytes) {
 std::string memory_report::text() const {
   size_t const cached = reserved - allocated - pending;  // reserved = allocated + pending + cached
   std::string out = on.str() + ": no room for " + in_units(requested) + " (" + in_units(rounded) + " rounded)\n";
-  constexpr size_t width = 16;  // more than the longest name
+  constexpr size_t width = 16;  // longer than the longest name
   auto const row = [&out](std::string_view name, size_t bytes) {
     out += "  " + std::string(name) + std::string(width - name.size(), ' ') + in_units(bytes) + '\n';
   };
@@ -45,20 +44,20 @@ std::string memory_report::text() const {
   row("  pending", pending);
   row("  cached", cached);
   row("largest hole", largest_free);
-  bool addresses = false;  // were short, not memory
+  bool addresses = false;  // addresses were short, not memory
   for (recovery_step const& tried : recovery) {
     if (tried.name == "addresses") {
       addresses = true;
       continue;
     }
-    bool const waited = tried.name.starts_with("waited");  // gives no bytes, but lets others be looked at again
+    bool const waited = tried.name.starts_with("waited");  // frees no bytes, but later steps may find some
     out += "  tried " + std::string(tried.name) + ": " +
            (waited ? (tried.gave_bytes ? "it came" : "there was none") : in_units(tried.gave_bytes)) + " in " +
            std::to_string(tried.ns / 1000) + " us\n";
   }
   size_t const others_leave = capacity - std::min(capacity, other_processes);
   bool const limited = limit != 0 && limit < others_leave;
-  size_t const within = limited ? limit : others_leave;  // what may be reserved
+  size_t const within = limited ? limit : others_leave;  // the most that may be reserved
   size_t const held = allocated + pending;
   if (rounded > capacity) {
     out += std::string("The request is larger than the ") + (on.is_cpu() ? "host" : "device") + ".\n";
@@ -87,7 +86,7 @@ std::string memory_report::text() const {
     out +=
         "Most of the device is held outside weir, by other processes or libraries: end them, or use another device.\n";
   } else if (held + rounded <= within && largest_free < rounded && cached >= within / 64) {
-    // less is the end of a page here and there
+    // less is the rest of a page here and there
     out +=
         "Enough bytes are free, but something lives on each of their pages, so none can be moved: take large blocks "
         "first, and what lives long together.\n";

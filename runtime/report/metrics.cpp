@@ -1,4 +1,4 @@
-// One family a kind of number; states and sizes are labels, so that a dashboard can add them up.
+// One family for each kind of number; states and sizes are labels, so that a dashboard can add them up.
 // Threads: any.
 #include "runtime/report/metrics.h"
 

@@ -13,8 +13,7 @@ struct measured {
   std::string device;  // "gpu:0", or "cpu" for page-locked host memory
   memory_statistics numbers;
 };
-// https://prometheus.io/docs/instrumenting/exposition_formats/:
-// a family's samples stand together, under its HELP and TYPE.
+// https://prometheus.io/docs/instrumenting/exposition_formats/: samples of a family follow its HELP and TYPE.
 std::string metrics(std::span<measured const>);
 
 }  // namespace weir::report

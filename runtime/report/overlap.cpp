@@ -1,4 +1,4 @@
-// Kernels of a device become a list of times without overlaps; each copy is cut by it.
+// Merges a device's kernels into disjoint intervals, and intersects each copy with them.
 #include "runtime/report/overlap.h"
 
 #include <algorithm>
@@ -52,7 +52,7 @@ std::string sentence(int device, device_times const& d) {
   struct line {
     std::int64_t alone = 0, whole = 0;
     std::size_t bytes = 0, copies = 0;
-    std::set<std::uint64_t> calls{};  // of copies that went in parts
+    std::set<std::uint64_t> calls{};  // of copies in several parts
   };
   std::map<std::pair<std::string, unsigned>, line> lines;
   for (observe::span const* const c : d.copies) {

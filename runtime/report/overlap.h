@@ -1,4 +1,4 @@
-// What of a device's copies went on while kernels ran.
+// The share of a device's copies that ran while kernels ran.
 // Threads: any; values in, text out.
 #pragma once
 #include <span>

@@ -1,7 +1,5 @@
-// What the page carries: names as JSON, and the events of each device as numbers of 7 bits a byte,
-// in base64. page/data.js reads it.
-// A trace begins somewhere: what was there before it is found by going backward from how memory is now,
-// and told as its first events.
+// The data of the page: names as JSON, and each device's events as base64 of numbers in 7 bits a byte, which
+// page/data.js reads. The initial state is computed backward from now and written as the first events.
 #include "runtime/report/page.h"
 
 #include <boost/unordered/unordered_flat_map.hpp>
@@ -15,9 +13,9 @@ extern std::string_view const page_frame, page_style, page_script;  // page/*, e
 
 namespace {
 
-enum class kind : std::uint8_t { alloc, free, ask, settle, map, unmap, oom };  // free: asked for and complete at once
+enum class kind : std::uint8_t { alloc, free, ask, settle, map, unmap, oom };  // free: requested and complete at once
 
-std::string plain(std::string_view text) {  // between tags
+std::string plain(std::string_view text) {  // escapes text between tags
   std::string out;
   for (char const c : text) out += c == '<' ? "&lt;" : c == '&' ? "&amp;" : std::string(1, c);
   return out;
@@ -36,7 +34,7 @@ std::string base64(std::string_view bytes) {
   return out;
 }
 
-// Lines of the program and streams, by number; said once for all devices.
+// Lines of the program and streams, numbered once for all devices.
 class names {
  public:
   explicit names(std::span<stack_of const> stacks) {
@@ -94,10 +92,10 @@ struct block_there {
   source_location where{nullptr, nullptr, 0};
   bool given_back = false;
 };
-// bytes and stream by address, none overlap
+// bytes and stream by address; disjoint
 using ranges = std::map<std::uintptr_t, std::pair<std::size_t, std::uint64_t>>;
 
-// Takes a range out of those that are there, cutting what it lies in.
+// Removes a range, and cuts the ranges that it overlaps.
 void cut(ranges& all, std::uintptr_t at, std::size_t bytes) {
   auto found = all.upper_bound(at);
   if (found != all.begin()) --found;
@@ -181,13 +179,13 @@ class writer {
     if (e.action == "free_completed") give(kind::settle, e.us, e.at, 0);
   }
   void take(std::int64_t us, std::uintptr_t at, std::size_t bytes, std::uint64_t stream, std::uint32_t site) {
-    if (there_.contains(at)) give(kind::free, us, at, 0);  // its end was not seen
+    if (there_.contains(at)) give(kind::free, us, at, 0);  // its end was not recorded
     event(kind::alloc, us).near(at, block_at_).number(bytes).number(site).number(names_.stream(stream));
     there_[at] = blocks_++;
   }
   void give(kind k, std::int64_t us, std::uintptr_t at, std::uint64_t user) {
     auto const found = there_.find(at);
-    if (found == there_.end()) return;  // a block of which nobody knows anything
+    if (found == there_.end()) return;  // an unknown block
     event(k, us).number(blocks_ - found->second);
     if (k == kind::ask) number(user ? names_.stream(user) + 1 : 0);
     else there_.erase(found);
@@ -220,14 +218,13 @@ class writer {
 
   names& names_;
   std::string out_;
-  boost::unordered_flat_map<std::uintptr_t, std::uint64_t> there_;  // number of the block at an address
+  boost::unordered_flat_map<std::uintptr_t, std::uint64_t> there_;  // number of the block at each address
   std::uint64_t events_ = 0, before_ = 0, blocks_ = 0, ranges_ = 0;
   std::uintptr_t block_at_ = 0, range_at_ = 0;
   std::int64_t us_ = 0, first_ = 0;
   bool joined_ = false;
 };
 
-// The frame has a place for each part, by name.
 std::string filled(std::string_view frame, std::initializer_list<std::pair<std::string_view, std::string_view>> parts) {
   std::string out;
   for (auto const& [place, text] : parts) {

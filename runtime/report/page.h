@@ -1,4 +1,4 @@
-// A page for a browser: memory over time, and what lies where at any moment. One file, no network.
+// An HTML page: memory over time, and the layout at any moment. One file, no network access.
 // Threads: any; values in, bytes out.
 #pragma once
 #include "runtime/report/snapshot.h"

@@ -1,5 +1,4 @@
-// Opcodes of protocol 2 by name: J BININT, \x8a LONG1,
-// G BINFLOAT, X BINUNICODE, q r BINPUT, h j BINGET, ( MARK, e u APPENDS SETITEMS.
+// J BININT, \x8a LONG1, G BINFLOAT, X BINUNICODE, q r BINPUT, h j BINGET, ( MARK, e u APPENDS SETITEMS.
 #include "runtime/report/pickle.h"
 
 #include <bit>

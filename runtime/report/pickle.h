@@ -1,6 +1,5 @@
 // Python's pickle, protocol 2: dicts, lists, tuples, text and numbers, as PyTorch's memory viewer reads them.
-// Format: pickletools.py of CPython. Opcodes are those that MemoryViz.js knows;
-// repeated text is written once and then named.
+// Format: pickletools.py of CPython, only opcodes that MemoryViz.js knows. Repeated text is written once.
 // Threads: one.
 #pragma once
 #include <boost/unordered/unordered_flat_map.hpp>
@@ -20,16 +19,15 @@ class pickle {
   pickle& text(std::string_view);
   pickle& pair(std::int64_t a, std::int64_t b) { return number(a).number(b).put('\x86'); }  // a tuple
 
-  // A list or dict of any length; items are written between open and close.
-  // In a dict each is key(…) and then one value.
+  // Items are written between open and close; a dict item is key(…) and one value.
   pickle& open_list() { return put(']').put('('); }
   pickle& close_list() { return put('e'); }
   pickle& open_dict() { return put('}').put('('); }
   pickle& close_dict() { return put('u'); }
   pickle& key(std::string_view name) { return text(name); }
-  // Between two items of a list: the viewer's reader takes at most about a thousand at once.
+  // Call between two items of a list: the viewer's reader accepts about a thousand items at once.
   pickle& next_thousand() { return put('e').put('('); }
-  // What was written last may be had again by this number, and later ones by name alone.
+  // Numbers the value written last; again() repeats a numbered value.
   std::uint32_t remember();
   pickle& again(std::uint32_t number);
 

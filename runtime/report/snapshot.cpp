@@ -1,6 +1,6 @@
-// Rules of the viewer, which replays a trace backward from the segments: a block's end is asked for, and is
-// complete: a moment later or much later; addresses of a trace lie in segments of that time; lists of more
-// than a thousand items are written in parts.
+// Rules of the viewer, which replays a trace backward from the segments: a free is requested and then
+// completed, at once or much later; addresses in a trace lie in segments of that time; lists of more than a
+// thousand items are written in parts.
 #include "runtime/report/snapshot.h"
 
 #include <boost/unordered/unordered_flat_map.hpp>
@@ -101,7 +101,6 @@ class writer {
     out_.close_dict();
   }
 
-  // The same list is written once and named from then on.
   void frames(source_location const& where, std::uint32_t stack) {
     auto const [at, fresh] = lists_.try_emplace({where.file_name(), where.line(), stack}, 0u);
     if (!fresh) {

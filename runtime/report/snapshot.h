@@ -13,8 +13,7 @@
 namespace weir::report {
 
 struct trace_entry {
-  // alloc, free_requested, free_completed, oom, segment_map, segment_unmap.
-  // Completed: no stream uses it any more
+  // alloc, free_requested, free_completed (no stream uses the block), oom, segment_map, segment_unmap
   std::string_view action;
   std::uintptr_t at = 0;
   std::size_t bytes = 0;

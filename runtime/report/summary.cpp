@@ -1,4 +1,4 @@
-// The table that adds up, and torch's names for the same numbers.
+// The table with sums, and the same numbers under torch's names.
 // Threads: any.
 #include "runtime/report/summary.h"
 
@@ -31,7 +31,7 @@ std::string row(char const* name, statistic const& s) {
 
 std::string in_units(std::int64_t bytes) { return bytes_text(static_cast<std::size_t>(bytes)); }
 
-// Worth a sentence: at least an eighth of what is held, and a page.
+// Noteworthy: at least an eighth of `of`, and at least a page.
 bool worth(std::int64_t bytes, std::int64_t of) { return bytes >= 2 << 20 && bytes >= of / 8; }
 
 std::string whose_cached(statistic const& cached, std::int64_t reserved, std::span<stream_memory_use const> streams) {
@@ -62,7 +62,7 @@ std::int64_t outside(memory_report const& now) {
   return static_cast<std::int64_t>(now.other_processes - std::min(now.other_processes, now.exported));
 }
 
-// A plain sentence for each thing worth knowing.
+// One plain sentence for each noteworthy fact.
 std::string sentences(memory_statistics const& n, memory_report const& now,
                       std::span<stream_memory_use const> streams) {
   std::int64_t const reserved = n.reserved_bytes.all.current, cached = n.cached_bytes.all.current,
@@ -149,7 +149,7 @@ std::vector<std::pair<std::string, std::int64_t>> memory_statistics::flat() cons
   by_size("pending_bytes", pending_bytes);
   one("exported_bytes", exported_bytes);
   one("imported_bytes", imported_bytes);
-  one("oversize_allocations", {});  // weir has no such size
+  one("oversize_allocations", {});  // no such size in weir
   one("oversize_segments", {});
   auto const scalar = [&](std::string const& name, std::uint64_t value) {
     out.emplace_back(name, static_cast<std::int64_t>(value));
@@ -159,7 +159,7 @@ std::vector<std::pair<std::string, std::int64_t>> memory_statistics::flat() cons
   scalar("num_ooms", num_ooms);
   for (std::size_t i = 0; i < recovery_steps.size(); ++i)
     scalar("recovered_by." + std::string(recovery_steps[i]), recovered_by[i]);
-  scalar("num_sync_all_streams", 0);  // weir never does
+  scalar("num_sync_all_streams", 0);  // weir never does this
   scalar("num_device_alloc", pages_mapped);
   scalar("peer_access_bytes", peer_access_bytes);
   scalar("num_device_free", static_cast<std::uint64_t>(segment.all.freed));

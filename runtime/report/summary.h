@@ -7,8 +7,7 @@
 
 namespace weir::report {
 
-// `now` says whose memory it is and what the device holds otherwise.
-// A table, and after it a sentence for each thing worth knowing.
+// A table, then one sentence for each noteworthy fact. `now` names the device and its memory outside weir.
 std::string summary(memory_statistics const&, memory_report const& now, std::span<stream_memory_use const>);
 
 }  // namespace weir::report

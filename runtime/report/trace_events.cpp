@@ -1,5 +1,5 @@
-// Process 0 is the host and has a track a thread; process 1 + d is gpu:d and has a track a stream.
-// Times are microseconds from the first.
+// Process 0 is the host with one track per thread; process 1 + d is gpu:d with one track per stream. Times
+// are microseconds since the first event.
 #include "runtime/report/trace_events.h"
 
 #include <algorithm>
@@ -34,7 +34,7 @@ class writer {
     if (s.stream) arg(first, s.where == observe::span::on::thread ? "stream" : "for stream", std::to_string(s.stream));
     if (s.at.file_name()) arg(first, "line", json_text(base::text(s.at.file_name(), ":", s.at.line())));
     out_ += "}}";
-    // to the first part of it
+    // to the first part of the work
     if (!s.link || (s.where == observe::span::on::stream && !arrived_.insert(s.link).second)) return;
     // an arrow from the call to its work
     begin("given", s.where == observe::span::on::thread ? "s" : "f", process, s.number);
@@ -88,7 +88,7 @@ std::int64_t first_time(std::span<observe::span const> spans, std::span<device_m
 std::string trace_events(std::span<observe::span const> spans, std::span<device_memory_events const> memory) {
   writer out(first_time(spans, memory));
   std::set<int> devices;
-  std::map<std::pair<int, std::uint64_t>, std::int64_t> ends;  // of streams: one thing after the other
+  std::map<std::pair<int, std::uint64_t>, std::int64_t> ends;  // of streams: their spans do not overlap
   std::set<std::uint64_t> threads;
   std::vector<observe::span const*> in_order;
   for (observe::span const& s : spans) in_order.push_back(&s);
@@ -101,7 +101,7 @@ std::string trace_events(std::span<observe::span const> spans, std::span<device_
       auto const [last, fresh] = ends.try_emplace({s->device, s->number}, from);
       if (fresh) out.name("thread_name", 1 + s->device, s->number, "stream " + std::to_string(s->number));
       devices.insert(s->device);
-      from = std::max(from, last->second), to = std::max(to, from);  // events are good to half a microsecond
+      from = std::max(from, last->second), to = std::max(to, from);  // times are exact to half a microsecond
       last->second = to;
     } else if (threads.insert(s->number).second) {
       out.name("thread_name", 0, s->number, "thread " + std::to_string(s->number));

@@ -1,5 +1,4 @@
-// A timeline as trace-event JSON, which Perfetto and chrome://tracing open: threads of the host, streams of
-// each device, memory as counters.
+// Spans as trace-event JSON for Perfetto and chrome://tracing: host threads, streams, memory counters.
 // Format: "Trace Event Format",
 // https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 // Threads: any; values in, text out.

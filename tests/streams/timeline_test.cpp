@@ -224,7 +224,7 @@ TEST_F(timelines, calls_waits_ranges_and_memory_are_in_their_places) {
   EXPECT_EQ(copied.pid, 1);
   EXPECT_EQ(copied.args.at("bytes").as_int64(), 3 << 20);
   EXPECT_EQ(wait.args.at("for stream").as_int64(), static_cast<std::int64_t>(a.id()));
-  EXPECT_NE(std::string(copied.args.at("line").as_string()).find("stream_clock_test.cpp:"), std::string::npos);
+  EXPECT_NE(std::string(copied.args.at("line").as_string()).find("timeline_test.cpp:"), std::string::npos);
   EXPECT_EQ(f.works.size(), 3u) << "launch, wait, copy";
   ASSERT_EQ(f.instants.size(), 2u);
   EXPECT_EQ(f.instants[0].name, "alloc 3 MiB");

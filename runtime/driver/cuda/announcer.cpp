@@ -1,5 +1,5 @@
-// NVTX's heaps are weir's mappings, its regions are weir's blocks.
-// Threads: as announcer.h says.
+// Reports weir's mappings as NVTX heaps, and weir's blocks as NVTX regions.
+// Threads: see announcer.h.
 #include "runtime/driver/cuda/announcer.h"
 
 #include <algorithm>
@@ -70,7 +70,7 @@ void unregister_region(address) {}
 
 bool announcer::possible() noexcept { return WEIR_HAS_NVTX_MEMORY; }
 
-// again: for a peer
+// Called again for a peer's grant, without effect.
 void announcer::usable(address at, std::size_t bytes) { pages_.lock()->all.emplace(at, page{bytes}); }
 
 void announcer::unusable(address at) noexcept {
@@ -93,7 +93,7 @@ void announcer::taken(address at, std::size_t bytes) {
   for (; in != p->all.end() && in->first < at + bytes; ++in) {
     auto& [base, its] = *in;
     address const from = std::max(at, base), to = std::min(at + bytes, base + its.bytes);
-    if (from >= to) continue;  // a page that ends before the block
+    if (from >= to) continue;  // the page ends before the block
     if (!its.heap) its.heap = register_heap(base, its.bytes);
     register_region(its.heap, from, to - from);
     p->regions[from] = to - from;

@@ -1,9 +1,7 @@
-// Tells tools that listen to NVTX, compute-sanitizer above all,
-// which bytes of a mapped page are somebody's block.
+// Reports to NVTX tools, above all compute-sanitizer, which bytes of a mapped page belong to blocks.
 // Threads: any; one short lock, under which only NVTX is called.
 //
-// Invariant: every live block lies in regions of its own, cut at the borders of what was mapped; a page with
-// no block in it so far is not announced at all.
+// Invariant: a live block is reported as regions, split where mappings end; a page, from its first block on.
 #pragma once
 #include <map>
 
@@ -14,10 +12,10 @@ namespace weir::driver::cuda {
 
 class announcer {
  public:
-  static bool possible() noexcept;  // this build had NVTX's headers
+  static bool possible() noexcept;  // the build found NVTX's headers
 
-  void usable(address, std::size_t bytes);   // one mapping or segment that kernels may use from now on
-  void unusable(address) noexcept;           // before it goes
+  void usable(address, std::size_t bytes);   // a mapping or segment that kernels may use
+  void unusable(address) noexcept;           // called before it is unmapped
 
   void taken(address, std::size_t bytes);
   void given_back(address) noexcept;
@@ -25,12 +23,12 @@ class announcer {
  private:
   struct page {
     std::size_t bytes = 0;
-    void* heap = nullptr;  // NVTX's; null: not announced
+    void* heap = nullptr;  // of NVTX; null: not reported
   };
   struct pages {
     std::map<address, page> all;
     std::map<address, std::size_t> blocks;  // bytes
-    std::map<address, std::size_t> regions;  // bytes: the pieces of blocks, as announced
+    std::map<address, std::size_t> regions;  // bytes of the parts of blocks
   };
   base::guarded<pages> pages_;
 };

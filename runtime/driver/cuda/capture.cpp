@@ -1,5 +1,5 @@
 // Captures and graphs on CUDA.
-// Threads: any. The books are changed before and after a driver call, never locked during one.
+// Threads: any. The books are never locked during a driver call.
 #include "runtime/driver/cuda/cuda_driver.h"
 
 namespace weir::driver::cuda {
@@ -16,7 +16,7 @@ CUstreamCaptureMode in_cuda(capture_mode m) noexcept {
 }
 }  // namespace
 
-// What CUDA would answer by spoiling a capture that the caller did nothing to is refused here.
+// Refuses a call for which CUDA would spoil a capture.
 status cuda_driver::refuse_captured(int device, stream_handle s) {
   auto const captured = capturing(device, s);
   if (!captured.ok()) return captured.is;

@@ -1,6 +1,5 @@
-// The CUDA driver behind the seam: primary contexts,
-// bookkeeping that refuses what CUDA would not survive, loss by device.
-// Threads: any. No lock is held while CUDA is called, so a call that CUDA blocks holds up nobody else.
+// CUDA behind the driver interface: primary contexts, records that refuse misuse, and loss per device.
+// Threads: any. No lock is held during a CUDA call, so that one that blocks delays no other thread.
 #pragma once
 #include <array>
 #include <map>
@@ -19,8 +18,8 @@ namespace weir::driver::cuda {
 
 inline constexpr status invalid{code::invalid};
 
-// An event's handle carries its device, so that a call on it alone knows which context it needs and whose
-// loss it meets. CUDA's event is a pointer of at most 48 bits; the device takes the 16 above.
+// An event's handle carries its device, so that a call needs nothing else to find the context and the loss.
+// CUDA's event is a pointer of at most 48 bits; the device takes the 16 bits above.
 static_assert(sizeof(CUevent) == 8);
 constexpr int event_device_shift = 48;
 inline event_handle pack(CUevent event, int device) noexcept {
@@ -117,13 +116,13 @@ class cuda_driver final : public driver {
   struct device_state {
     CUdevice id = 0;
     base::atomic<CUcontext> context{nullptr};  // null: not opened
-    base::atomic<int> lost{0};                 // the sticky CUresult; 0: alive
-    CUstream observer = nullptr;  // never given work: its query says whether the device is alive. Set before context
+    base::atomic<int> lost{0};                 // the sticky CUresult; 0: usable
+    CUstream probe = nullptr;  // has no work: its query shows whether the device is usable. Set before context
     int least_priority = 0, greatest_priority = 0;
   };
 
-  // What weir made, so that misuse is refused here. CUDA answers some of it with a fault of the process.
-  // `busy`: a call about this entry is under way on some thread; nobody else may begin one.
+  // Every object that weir made, so that misuse is refused here; CUDA answers some of it with a crash.
+  // `busy`: some thread is inside a call about this entry; no other call on it may begin.
   base::mutex granting_;
   struct range { std::size_t bytes = 0; int device = -1; bool busy = false; };
   struct physical {
@@ -140,14 +139,14 @@ class cuda_driver final : public driver {
   };
   struct gate { int device = -1; int slot = 0; std::uint32_t sequence = 0; };
   struct gates {
-    // pinned, gates_a_device words a device: a gate is open when its word reached its sequence
+    // pinned, gates_a_device words per device: a gate is open when its word has reached its sequence
     std::uint32_t* words = nullptr;
     std::array<std::uint32_t, most_devices * gates_a_device> sequences{};
     std::map<std::uint64_t, gate> closed;
     std::uint64_t next = 1;
   };
 
-  struct graphs {  // null: being made
+  struct graphs {  // null: in creation
     struct executable { CUgraphExec made = nullptr; int device = -1; };
     std::unordered_map<std::uint64_t, CUgraph> kept;
     std::unordered_map<std::uint64_t, executable> executables;
@@ -159,25 +158,24 @@ class cuda_driver final : public driver {
   result<memory_handle> create(int device, std::size_t bytes, CUmemAllocationHandleType exportable_as);
   bool exists(int device) const noexcept { return device >= 0 && device < count_; }
   device_state& at(int device) noexcept { return devices_[static_cast<std::size_t>(device)]; }
-  status may_call() const noexcept;                        // of process and thread, not of any device
-  int any_device() noexcept;                               // opened, alive if there is one; -1: none opened
-  int pinning_device();                                    // as any_device, but opens one when none that lives is open
-  // what was made and not taken back, in words. Empty:
-  // nothing, or only memory of blocks still held, of which the runtime tells
+  status may_call() const noexcept;                        // checks process and thread, not the device
+  int any_device() noexcept;                               // an opened device, usable if there is one; -1: none opened
+  int pinning_device();                                    // as any_device, but opens a device if no usable one is open
+  // Returns: the objects not destroyed, in words. Empty: none, or only memory, which the runtime reports.
   std::string left_behind();
-  void found_lost(int device, CUresult) noexcept;          // a sticky result came from a call that named this device
+  void found_lost(int device, CUresult) noexcept;          // a call that named this device got a sticky result
   void lose(int device, CUresult) noexcept;
   void drop_pending(int device) noexcept;
-  CUresult ask_observer(int device) noexcept;
-  // each: not ours; else whether a copy may touch all of it
+  CUresult ask_probe(int device) noexcept;
+  // none: not weir's; else whether a copy may touch every byte
   struct seen { std::optional<bool> dst, src; bool both_pinned = false; };
-  seen look_at(void const* dst, void const* src, std::size_t bytes) noexcept;  // both ends of a copy, at one moment
+  seen look_at(void const* dst, void const* src, std::size_t bytes) noexcept;  // looks up both ends under one lock
   int device_of_segment(address) noexcept;
   status copy_on_host(int device, stream_handle, void* dst, void const* src, std::size_t bytes);
-  bool copyable(void const*, std::size_t bytes) noexcept;  // every byte pinned or device memory, as far as is known
+  bool copyable(void const*, std::size_t bytes) noexcept;  // every byte is pinned or device memory, as far as is known
   bool copyable(void const*, std::size_t bytes, std::optional<bool> const& ours) noexcept;
   struct extent { address begin = 0, end = 0; bool pinned = false; };
-  // where: set when it is found
+  // Sets `where` if it is found.
   static std::optional<bool> in_books(books const&, address, std::size_t bytes, extent* where = nullptr) noexcept;
   seen look_in_books(address dst, address src, std::size_t bytes) noexcept;
   struct remembered;
@@ -188,21 +186,21 @@ class cuda_driver final : public driver {
   // One call of CUDA's that needs a context, and what its answer means.
   template <class Asks>
   status asked(int device, Asks asks);
-  status refuse_captured(int device, stream_handle);       // not_permitted: it is captured. Spoils nothing
+  status refuse_captured(int device, stream_handle);       // not_permitted: captured. Spoils nothing
   status enqueue_host_call(int device, stream_handle, work);
 
   entries const& api_;
-  std::unique_ptr<announcer> announcer_;  // null: nobody is told of blocks
+  std::unique_ptr<announcer> announcer_;  // null: blocks are not reported
   int const count_;
   std::size_t granularity_ = 0;  // the largest of all devices
   std::array<device_state, most_devices> devices_;
   base::mutex opening_;
   base::guarded<books> books_;
-  base::atomic<std::uint64_t> edition_{0};  // of the books: another one before ranges go
+  base::atomic<std::uint64_t> edition_{0};  // version of the books; changes before ranges are removed
   base::guarded<gates> gates_;
   base::guarded<graphs> graphs_;
   struct pending {
-    std::map<std::uint64_t, struct host_call*> calls;  // given to CUDA and not yet over
+    std::map<std::uint64_t, struct host_call*> calls;  // enqueued and not finished
     std::vector<base::thread> droppers;
     std::uint64_t next = 1;
   };
@@ -210,14 +208,14 @@ class cuda_driver final : public driver {
   base::condition call_over_;
 };
 
-// One seam call that needs a context: refuses when process, thread or device may not; else the device's
-// context is current until the end, and thereafter whatever the caller had.
+// One call that needs a context. Refuses if the process, thread or device does not permit it. Otherwise the
+// device's context is current until the end, when the caller's is restored.
 class call {
  public:
   enum class mode {
-    enqueues,  // takes part in the stream's capture, if there is one
-    asks,      // must not disturb anybody's capture: relaxed for its time
-    survives,  // asks, and CUDA answers it on a lost device as on any other
+    enqueues,  // takes part in a capture of the stream
+    asks,      // must not disturb any capture: relaxed meanwhile
+    survives,  // as asks, and works on a lost device
   };
   call(cuda_driver&, int device, mode) noexcept;
   ~call();
@@ -227,7 +225,7 @@ class call {
   bool refused() const noexcept { return refusal_.what != code::ok; }
   status refusal() const noexcept { return refusal_; }
   CUcontext context() const noexcept { return context_; }
-  status answer(CUresult) noexcept;  // what it means; finds out who is lost
+  status answer(CUresult) noexcept;  // the status; also finds lost devices
 
  private:
   cuda_driver& driver_;
@@ -239,7 +237,7 @@ class call {
   CUstreamCaptureMode before_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
 
-// A call without a device, or about bytes alone, that must not disturb a capture.
+// A call without a device that must not disturb a capture.
 class relaxed {
  public:
   explicit relaxed(entries const& api) noexcept : api_(api) { api_.cuThreadExchangeStreamCaptureMode(&mode_); }
@@ -264,8 +262,7 @@ status cuda_driver::asked(int device, Asks asks) {
   return in.refused() ? in.refusal() : in.answer(asks());
 }
 
-// A host function on its way: run when the stream gets there,
-// or dropped unrun when its device is lost, never both.
+// An enqueued host function. It runs in stream order, or is dropped if its device is lost, never both.
 struct host_call {
   enum state : int { waiting, taken };
   cuda_driver* owner = nullptr;

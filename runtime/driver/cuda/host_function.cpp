@@ -1,5 +1,5 @@
-// Host functions on CUDA: run once in stream order, or dropped unrun when their device is lost.
-// Threads: any; the functions run on threads of CUDA's, drops after a loss on a thread of this driver's.
+// Host functions on CUDA: run once in stream order, or dropped after a loss.
+// Threads: any; functions run on CUDA's threads, drops after a loss on a thread of this driver.
 #include <exception>
 #include <memory>
 
@@ -7,14 +7,14 @@
 
 namespace weir::driver::cuda {
 namespace {
-base::atomic<int> running{0};  // so that a call need not look at its thread while no host function runs anywhere
+base::atomic<int> running{0};  // lets a call skip the per-thread check while no host function runs
 }  // namespace
 
 bool inside_host_function() noexcept { return running.load(base::memory_order_relaxed) != 0 && inside_work::here(); }
 
 void host_call::arrive(void* self) noexcept {
   auto* const c = static_cast<host_call*>(self);
-  if (!c->take()) return;  // dropped after a loss; left in memory for this one look
+  if (!c->take()) return;  // dropped after a loss; kept in memory for this look
   running.fetch_add(1);
   {
     inside_work const inside;
@@ -25,7 +25,7 @@ void host_call::arrive(void* self) noexcept {
   std::unique_ptr<host_call> const self_no_more(c);
   auto p = c->owner->pending_.lock();
   p->calls.erase(c->id);
-  c->owner->call_over_.notify_all();  // with the lock held: the owner may be gone as soon as it is free
+  c->owner->call_over_.notify_all();  // under the lock: the owner may be destroyed once it is released
 }
 
 status cuda_driver::host_function(int device, stream_handle s, work w) {
@@ -42,7 +42,7 @@ status cuda_driver::host_function(int device, stream_handle s, work w) {
 
 status cuda_driver::enqueue_host_call(int device, stream_handle s, work w) {
   if (!w.run) return {code::invalid, 0};
-  // a graph may run it any number of times: no place for a drop
+  // a graph may run it any number of times, so that no moment is right for drop
   if (status const said = refuse_captured(device, s); !said.ok()) return said;
   call in(*this, device, call::mode::enqueues);
   if (in.refused()) return in.refusal();
@@ -56,11 +56,9 @@ status cuda_driver::enqueue_host_call(int device, stream_handle s, work w) {
     p->calls.emplace(made->id, made.get());
   }
   std::uint64_t const id = made->id;
-  host_call* const c = made.release();  // from here `arrive` may delete it, or a loss leave it behind
+  host_call* const c = made.release();  // from here on `arrive` may delete it, or a loss may drop it
   CUresult const r = api_.cuLaunchHostFunc(stream_of(s), &host_call::arrive, c);
   if (r == CUDA_SUCCESS) {
-    // A loss found by another thread before the launch took it has dropped it:
-    // then it was given, and dropped once.
     return {};
   }
   bool const ours = c->take();
@@ -69,12 +67,12 @@ status cuda_driver::enqueue_host_call(int device, stream_handle s, work w) {
     delete c;
   }
   status const said = in.answer(r);
-  if (!ours) return {};  // a loss in between has dropped it: as if it had been given just before
+  if (!ours) return {};  // a loss has dropped it: as if it had been enqueued before
   return said;
 }
 
-// Drops what can no longer run. On a thread of its own: whoever met the loss may hold a lock that a drop
-// needs. What was dropped stays in memory, for CUDA may still look at it once.
+// Drops host functions that can no longer run, on a thread of their own: the caller may hold a lock that a
+// drop needs. Dropped calls stay in memory, because CUDA may still look at them once.
 void cuda_driver::drop_pending(int device) noexcept {
   std::vector<host_call*> taken;
   try {
@@ -94,7 +92,7 @@ void cuda_driver::drop_pending(int device) noexcept {
         if (c->what.drop) c->what.drop(c->what.state);
       }
     });
-  } catch (std::exception const&) {  // no memory or no thread: then here, rather than never
+  } catch (std::exception const&) {  // no memory or no thread: drop them here
     for (host_call const* c : taken) {
       if (c->what.drop) c->what.drop(c->what.state);
     }

@@ -1,4 +1,4 @@
-// Opening the CUDA machine: devices, contexts, what each call may do, and the loss of a device.
+// Opens CUDA: devices, contexts, the checks of each call, and loss of a device.
 // Threads: any.
 #include <algorithm>
 #include <chrono>
@@ -19,7 +19,7 @@ cuda_driver::cuda_driver(entries const& api, int count) : api_(api), count_(coun
 }
 
 cuda_driver::~cuda_driver() {
-  if (refusal_of_process() != code::ok) return;  // the driver may be gone; the system takes everything back
+  if (refusal_of_process() != code::ok) return;  // the driver may be unloaded; the system frees everything
   {
     auto g = gates_.lock();
     for (auto const& [id, gate] : g->closed) {
@@ -27,8 +27,8 @@ cuda_driver::~cuda_driver() {
     }
     g->closed.clear();
   }
-  // Host functions still name this driver. Where a device was lost, another may wait for its events for ever:
-  // then a while has to do, and what did not run by then is dropped.
+  // Host functions still name this driver. After a loss, other devices may wait forever for its events: then
+  // wait for a limited time and drop what has not run.
   bool any_lost = false;
   for (int i = 0; i < count_; ++i) any_lost |= at(i).lost.load() != 0;
   if (any_lost) {
@@ -43,12 +43,12 @@ cuda_driver::~cuda_driver() {
   std::vector<base::thread> droppers;
   {
     auto p = pending_.lock();
-    call_over_.wait(p.lock(), [&] { return p->calls.empty(); });  // those that were running when their device was lost
+    call_over_.wait(p.lock(), [&] { return p->calls.empty(); });  // those that ran while their device was lost
     droppers.swap(p->droppers);
   }
   for (auto& dropper : droppers) dropper.join();
-  for (int i = 0; i < count_; ++i) any_lost |= at(i).lost.load() != 0;  // the waits above may have met another loss
-  if (auto g = gates_.lock(); g->words && !any_lost) {  // it waits for all work; after a loss that may be for ever
+  for (int i = 0; i < count_; ++i) any_lost |= at(i).lost.load() != 0;  // the waits above may have found another loss
+  if (auto g = gates_.lock(); g->words && !any_lost) {  // waits for all work, which may never end after a loss
     if (int const device = any_device(); device >= 0) {
       call in(*this, device, call::mode::asks);
       if (!in.refused()) api_.cuMemFreeHost(g->words);
@@ -57,14 +57,14 @@ cuda_driver::~cuda_driver() {
   for (int i = 0; i < count_; ++i) {
     device_state& d = at(i);
     if (!d.context.load()) continue;
-    if (d.lost.load() == 0) api_.cuStreamDestroy(d.observer);
-    // The last release of a context waits for its work too.
+    if (d.lost.load() == 0) api_.cuStreamDestroy(d.probe);
+    // Releasing a context for the last time waits for its work too.
     if (d.lost.load() != 0 || !any_lost) api_.cuDevicePrimaryCtxRelease(d.id);
   }
   try {
     if (std::string const left = left_behind(); !left.empty())
       os::print_error("weir: the CUDA driver ends and leaves to the process " + left + "\n");
-  } catch (...) {}  // no memory for the words
+  } catch (...) {}  // no memory for the text
 }
 
 std::string cuda_driver::left_behind() {
@@ -76,7 +76,7 @@ std::string cuda_driver::left_behind() {
   bool lost_one = false;
   for (int i = 0; i < count_; ++i) lost_one |= at(i).lost.load() != 0;
   auto const b = books_.lock();
-  // memory alone: its runtime has told of it
+  // memory alone is reported by its runtime
   if (auto const g = graphs_.lock(); !lost_one && g->kept.empty() && g->executables.empty()) return {};
   say(b->reservations.size(), "reservation");
   say(b->mappings.size(), "mapping");
@@ -112,7 +112,7 @@ int cuda_driver::any_device() noexcept {
   return opened;
 }
 
-// Pinned memory may be wanted before any device is.
+// Memory may be pinned before any device is open.
 int cuda_driver::pinning_device() {
   int const found = any_device();
   if (found >= 0 && at(found).lost.load(base::memory_order_relaxed) == 0) return found;
@@ -122,14 +122,13 @@ int cuda_driver::pinning_device() {
   return found;
 }
 
-// CUDA may answer a call on one device with the error of another whose memory or event it touches. So every
-// opened device is asked through a stream that never had work;
-// only when none admits it is the one named by the call taken to be lost.
+// CUDA may answer a call on one device with the error of another whose memory or event it uses. So every
+// opened device is queried through a stream without work. If none reports a loss, the named device is lost.
 void cuda_driver::found_lost(int device, CUresult r) noexcept {
   bool found = false;
   for (int i = 0; i < count_; ++i) {
     if (!at(i).context.load(base::memory_order_acquire)) continue;
-    CUresult const says = ask_observer(i);
+    CUresult const says = ask_probe(i);
     if (meaning_of(says) != code::lost) continue;
     found = true;
     lose(i, says);
@@ -137,14 +136,14 @@ void cuda_driver::found_lost(int device, CUresult r) noexcept {
   if (!found) lose(device, r);
 }
 
-CUresult cuda_driver::ask_observer(int device) noexcept {
+CUresult cuda_driver::ask_probe(int device) noexcept {
   device_state& d = at(device);
   if (int const known = d.lost.load(base::memory_order_relaxed)) return static_cast<CUresult>(known);
   if (api_.cuCtxPushCurrent(d.context.load(base::memory_order_acquire)) != CUDA_SUCCESS) return CUDA_SUCCESS;
   CUresult says = CUDA_SUCCESS;
   {
     relaxed const mode(api_);
-    says = api_.cuStreamQuery(d.observer);
+    says = api_.cuStreamQuery(d.probe);
   }
   CUcontext popped = nullptr;
   api_.cuCtxPopCurrent(&popped);
@@ -210,7 +209,7 @@ status cuda_driver::open(int device) {
   CUresult r = api_.cuCtxPushCurrent(context);
   if (r == CUDA_SUCCESS) {
     r = api_.cuCtxGetStreamPriorityRange(&d.least_priority, &d.greatest_priority);
-    if (r == CUDA_SUCCESS) r = api_.cuStreamCreateWithPriority(&d.observer, CU_STREAM_NON_BLOCKING, d.least_priority);
+    if (r == CUDA_SUCCESS) r = api_.cuStreamCreateWithPriority(&d.probe, CU_STREAM_NON_BLOCKING, d.least_priority);
     CUcontext popped = nullptr;
     api_.cuCtxPopCurrent(&popped);
   }

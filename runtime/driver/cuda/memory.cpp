@@ -1,5 +1,5 @@
-// Addresses and pages on CUDA: reserve, create, map, grant, pin, and what is where.
-// Threads: any. The books are changed before and after a driver call, never locked during one.
+// Addresses and pages on CUDA: reserve, create, map, grant, pin, find.
+// Threads: any. The books are never locked during a driver call.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -10,14 +10,14 @@
 namespace weir::driver::cuda {
 namespace {
 
-constexpr std::size_t host_page = 4096;  // the smallest page of any host CUDA runs on
+constexpr std::size_t host_page = 4096;  // the smallest page of any host with CUDA
 
 using base::holder_of;
 using base::overlaps;
 
 bool wraps(address at, std::size_t bytes) { return at + bytes < at; }
 
-// A range to be entered in the books later without fail: the node exists before the driver is asked.
+// Makes the node before the driver call, so that entering the range afterwards cannot fail.
 template <class Ranges, class Range>
 auto node_for(Range const& r) {
   Ranges one;
@@ -172,7 +172,7 @@ status cuda_driver::grant_all(address at, std::size_t bytes, std::uint64_t devic
     access[n].location = {CU_MEM_LOCATION_TYPE_DEVICE, this->at(std::countr_zero(left)).id};
     access[n].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   }
-  base::unique_lock alone(granting_);  // CUDA refuses one of two that change the same range at once (208)
+  base::unique_lock alone(granting_);  // CUDA refuses one of two concurrent changes of a range (208)
   status const said = in.answer(api_.cuMemSetAccess(at, bytes, access.data(), n));
   alone.unlock();
   if (said.ok() && announcer_) {
@@ -232,7 +232,7 @@ status cuda_driver::pin(void* host, std::size_t bytes) {
   }
   CUresult const r = api_.cuMemHostRegister(host, bytes, CU_MEMHOSTREGISTER_PORTABLE);
   over(&books::pins, at, r == CUDA_SUCCESS);
-  // What the system refuses here is memory it will not lock.
+  // The system refuses to lock more memory.
   if (r == CUDA_ERROR_OPERATING_SYSTEM) return {code::out_of_memory, r};
   return in.answer(r);
 }
@@ -266,7 +266,7 @@ result<place> cuda_driver::find(void const* p) {
     if (holder_of(b->reservations, at) != b->reservations.end()) return {{}, {.in = where::unknown_device}};
   }
   int const device = any_device();
-  if (device < 0) return {{}, {}};  // no context of ours: nothing is known of foreign memory
+  if (device < 0) return {{}, {}};  // no context: memory of others cannot be looked up
   call in(*this, device, call::mode::survives);
   if (in.refused()) return {in.refusal()};
   unsigned type = 0;
@@ -274,7 +274,7 @@ result<place> cuda_driver::find(void const* p) {
   std::array<CUpointer_attribute, 2> which{CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
   std::array<void*, 2> into{&type, &ordinal};
   CUresult const r = api_.cuPointerGetAttributes(which.size(), which.data(), into.data(), at);
-  if (r == CUDA_ERROR_INVALID_VALUE) return {{}, {}};  // the driver never heard of it
+  if (r == CUDA_ERROR_INVALID_VALUE) return {{}, {}};  // not known to the driver
   if (status const said = in.answer(r); !said.ok()) return {said};
   if (type == CU_MEMORYTYPE_HOST) return {{}, {.in = where::pinned}};
   if (type != CU_MEMORYTYPE_DEVICE && type != CU_MEMORYTYPE_UNIFIED) return {{}, {}};
@@ -282,9 +282,8 @@ result<place> cuda_driver::find(void const* p) {
   return {{}, {.in = where::device, .device = ordinal}};
 }
 
-// Ranges of ours: nullopt when `at` lies in none; else whether a copy may touch all these bytes. CUDA copies
-// over neighbouring mappings, not over neighbouring pins,
-// and dies of a reserved address where nothing is mapped.
+// none: `at` is in no range of weir. Else whether a copy may touch all bytes. CUDA copies across adjacent
+// mappings, but not across adjacent pins, and crashes on reserved addresses without a mapping.
 std::optional<bool> cuda_driver::in_books(books const& b, address at, std::size_t bytes, extent* where) noexcept {
   for (ranges const* in : {&b.pins, &b.mappings, &b.segments}) {
     auto found = holder_of(*in, at);
@@ -301,13 +300,13 @@ std::optional<bool> cuda_driver::in_books(books const& b, address at, std::size_
   return std::nullopt;
 }
 
-// Under the books' lock, before ranges that a copy was let into go: what threads remember of them is void.
+// Invalidates what threads cached about the ranges. Requires: the books' lock, before the ranges are removed.
 void cuda_driver::outdate() noexcept {
-  static base::atomic<std::uint64_t> editions{1};  // of all drivers: none is ever another one's
+  static base::atomic<std::uint64_t> editions{1};  // unique among all drivers
   edition_.store(editions.fetch_add(1, base::memory_order_relaxed), base::memory_order_release);
 }
 
-// What copies of this thread were let into, by the books of one edition.
+// Ranges that this thread's copies were allowed to touch, for one edition of the books.
 struct cuda_driver::remembered {
   std::uint64_t edition = 0;
   std::array<extent, 4> known{};
@@ -325,7 +324,7 @@ struct cuda_driver::remembered {
   void note(extent const& e) noexcept {
     if (!find(e.begin, e.end - e.begin)) known[next++ % known.size()] = e;
   }
-  // null: none yet, or the thread ends
+  // null: none yet, or the thread is ending
   using own = base::thread_pointer<remembered, static_cast<remembered*>(nullptr)>;
   ~remembered() { own::value = nullptr; }
 };
@@ -351,11 +350,11 @@ cuda_driver::seen cuda_driver::look_in_books(address to, address from, std::size
     mine.read(edition_.load(base::memory_order_relaxed));
     if (of_dst.value_or(false)) mine.note(dst_lies);
     if (of_src.value_or(false)) mine.note(src_lies);
-  } catch (...) {}  // no memory: it looks again next time
+  } catch (...) {}  // no memory: not cached
   return {of_dst, of_src, dst_lies.pinned && src_lies.pinned};
 }
 
-// NVTX's listener looks memory up in the current context.
+// NVTX's listener looks up memory in the current context.
 void cuda_driver::block_taken(address at, std::size_t bytes) {
   if (!announcer_) return;
   call in(*this, device_of_segment(at), call::mode::asks);
@@ -385,7 +384,7 @@ bool cuda_driver::copyable(void const* p, std::size_t bytes, std::optional<bool>
   if (ours) return *ours;
   address next = reinterpret_cast<address>(p);
   relaxed const mode(api_);
-  for (address const end = next + bytes; next < end;) {  // memory of others, one allocation after another
+  for (address const end = next + bytes; next < end;) {  // memory of others: one allocation after another
     unsigned type = 0;
     CUdeviceptr start = 0;
     std::size_t size = 0;
@@ -394,7 +393,7 @@ bool cuda_driver::copyable(void const* p, std::size_t bytes, std::optional<bool>
     std::array<void*, 3> into{&type, &start, &size};
     if (api_.cuPointerGetAttributes(which.size(), which.data(), into.data(), next) != CUDA_SUCCESS || type == 0)
       return false;
-    if (start + size <= next) return true;  // known to the driver, its extent is not
+    if (start + size <= next) return true;  // known to the driver, but not its extent
     next = start + size;
   }
   return true;

@@ -1,4 +1,4 @@
-// NVTX is headers alone: they look for a tool when they are first called, and there is none to link.
+// NVTX consists of headers: the first call looks for a tool, and there is nothing to link.
 #include "runtime/driver/ranges.h"
 
 #if __has_include(<nvtx3/nvToolsExt.h>)

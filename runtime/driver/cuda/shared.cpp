@@ -1,5 +1,5 @@
 // Memory that other processes map, on CUDA: handles as POSIX file descriptors.
-// Threads: any. As in memory.cpp the books are never locked during a driver call.
+// Threads: any. The books are never locked during a driver call.
 #include "runtime/driver/cuda/cuda_driver.h"
 
 namespace weir::driver::cuda {
@@ -22,13 +22,12 @@ result<int> cuda_driver::export_handle(memory_handle handle) {
   call in(*this, device, call::mode::survives);
   if (in.refused()) return {in.refusal()};
   CUresult const r = api_.cuMemExportToShareableHandle(&file, theirs, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-  if (r == CUDA_ERROR_OPERATING_SYSTEM) return {{code::out_of_memory, r}};  // no descriptor is left
+  if (r == CUDA_ERROR_OPERATING_SYSTEM) return {{code::out_of_memory, r}};  // no file descriptor is left
   if (status const said = in.answer(r); !said.ok()) return {said};
   return {{}, file};
 }
 
-// Neither size nor device are asked of the handle:
-// whoever passes the file on says them, and a wrong size is refused by map().
+// The sender of the file says its size and device; map() refuses a wrong size.
 result<memory_handle> cuda_driver::import_handle(int device, std::size_t bytes, int file) {
   call in(*this, device, call::mode::asks);
   if (in.refused()) return {in.refusal()};
@@ -46,8 +45,7 @@ result<memory_handle> cuda_driver::import_handle(int device, std::size_t bytes, 
   CUmemGenericAllocationHandle handle = 0;
   CUresult const r = api_.cuMemImportFromShareableHandle(
       &handle, reinterpret_cast<void*>(static_cast<std::uintptr_t>(file)), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-  // What is no exported memory at all CUDA calls now a wrong value,
-  // now a device that is none, now the system's refusal.
+  // For a file that is no exported memory CUDA answers an invalid value, an invalid device or a system error.
   if (status const said = in.answer(r); !said.ok())
     return forget(said.what == code::failed ? status{code::invalid, said.native} : said);
   books_.lock()->handles.find(id)->second.handle = handle;

@@ -1,4 +1,4 @@
-// Finding libcuda at run time, reading its results, and the flags of fork and exit.
+// Finds libcuda at run time, translates its results, and keeps the flags of fork and exit.
 // Threads: any.
 #include "runtime/driver/cuda/symbols.h"
 
@@ -34,7 +34,7 @@ loaded find_all() {
 }  // namespace
 
 loaded const& load() {
-  static loaded const* const once = new loaded(find_all());  // never destroyed: used until the last instruction
+  static loaded const* const once = new loaded(find_all());  // never destroyed: used until the process has ended
   return *once;
 }
 
@@ -69,8 +69,7 @@ code meaning_of(CUresult r) noexcept {
     case CUDA_ERROR_NOT_SUPPORTED:
     case CUDA_ERROR_PEER_ACCESS_UNSUPPORTED: return code::not_supported;
 
-    // Sticky: cuda.h says of each of these that the process must be ended to use the device again,
-    // or it is so by nature.
+    // Sticky: cuda.h says, or the error implies, that the device is unusable until the process ends.
     case CUDA_ERROR_ECC_UNCORRECTABLE:
     case CUDA_ERROR_NVLINK_UNCORRECTABLE:
     case 226:  // CUDA_ERROR_CONTAINED, unknown to older toolkits
@@ -94,7 +93,7 @@ code meaning_of(CUresult r) noexcept {
 }
 
 std::string describe(CUresult r) {
-  // By name where a person without a GPU needs it; else the number, which NVIDIA's pages list.
+  // A name where a person without a GPU needs one; else the number, which NVIDIA documents.
   switch (static_cast<int>(r)) {
     case CUDA_ERROR_NO_DEVICE: return "no CUDA device is visible (error 100)";
     case CUDA_ERROR_NOT_INITIALIZED:

@@ -1,6 +1,5 @@
-// CUDA's driver entry points, found at run time by name and version,
-// and what their results mean behind the seam.
-// Threads: any; the table is filled once and never changes.
+// CUDA's driver entry points, found at run time by name and version, and the meaning of their results.
+// Threads: any; the table is filled once.
 #pragma once
 #include <cuda.h>
 #include <cudaTypedefs.h>
@@ -9,8 +8,7 @@
 
 #include "runtime/driver/driver.h"
 
-// Each name with the version of its shape.
-// The oldest shape that does the job, so that older drivers (12.0 on) serve.
+// Each name with the oldest version of its signature that suffices, so that drivers from 12.0 on work.
 #define WEIR_CUDA_ENTRIES(X)                  \
   X(cuInit, 2000)                             \
   X(cuDriverGetVersion, 2020)                 \
@@ -81,7 +79,7 @@
 
 namespace weir::driver::cuda {
 
-// ## keeps cuda.h from renaming the type; the field itself carries whatever name cuda.h gives the call.
+// ## keeps cuda.h from renaming the type; the field has the name that cuda.h gives the call.
 struct entries {
 #define WEIR_CUDA_FIELD(name, version) PFN_##name##_v##version name = nullptr;
   WEIR_CUDA_ENTRIES(WEIR_CUDA_FIELD)
@@ -90,10 +88,9 @@ struct entries {
 
 struct loaded {
   entries const* api = nullptr;  // null: no usable driver
-  std::string why;               // then
+  std::string why;               // the reason, if api is null
 };
-// Loads libcuda.so.1 and looks every entry up. Calls none of them.
-// The library stays loaded for the life of the process.
+// Loads libcuda.so.1 and looks up every entry; calls none. The library stays loaded.
 loaded const& load();
 
 code meaning_of(CUresult) noexcept;
@@ -101,10 +98,10 @@ inline status to_status(CUresult r) noexcept {
   if (r == CUDA_SUCCESS) [[likely]] return {};
   return {meaning_of(r), static_cast<int>(r)};
 }
-std::string describe(CUresult);  // for a person who asks why there is no GPU
+std::string describe(CUresult);  // why there is no GPU, for people
 
-// Fork and exit. Called after cuInit: what is registered last runs first at exit,
-// so the flag is up before libcuda goes.
+// Watches for fork and exit. Requires: called after cuInit. The last registered exit handler runs first, so
+// that the flag is set before libcuda is unloaded.
 void watch_for_exit() noexcept;
 code refusal_of_process() noexcept;  // forked, unloading or ok
 

@@ -1,4 +1,4 @@
-// Streams, events, copies and fills on CUDA, and the gates that tests hold streams with.
+// Streams, events, copies, fills and test gates on CUDA.
 // Threads: any.
 #include <cstring>
 #include <algorithm>
@@ -26,7 +26,7 @@ status cuda_driver::destroy_stream(int device, stream_handle s) {
   if (status const said = refuse_captured(device, s); !said.ok()) return said;
   call in(*this, device, call::mode::asks);
   if (in.refused()) return in.refusal();
-  // The drivers' own streams cannot be destroyed, and a null one would be the legacy stream.
+  // The driver's own streams cannot be destroyed, and a null stream is the legacy stream.
   if (CUstream const stream = stream_of(s); !stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD)
     return invalid;
   return in.answer(api_.cuStreamDestroy(stream_of(s)));
@@ -45,7 +45,7 @@ result<bool> cuda_driver::capturing(int device, stream_handle s) {
   if (in.refused()) return {in.refusal()};
   CUstreamCaptureStatus is = CU_STREAM_CAPTURE_STATUS_NONE;
   CUresult const r = api_.cuStreamIsCapturing(stream_of(s), &is);
-  if (r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return {{}, false};  // the legacy stream, while another captures
+  if (r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return {{}, false};  // the legacy stream, while another one is captured
   return {in.answer(r), is != CU_STREAM_CAPTURE_STATUS_NONE};
 }
 
@@ -57,7 +57,7 @@ result<stream_handle> cuda_driver::adopt(int device, CUstream_st* foreign) {
   CUcontext owner = nullptr;
   if (status const said = in.answer(api_.cuStreamGetCtx(foreign, &owner)); !said.ok()) return {said};
   if (owner == in.context()) return {{}, handle_of(foreign)};
-  CUdevice of = -1;  // a context that is not the primary one may still be of this device
+  CUdevice of = -1;  // a non-primary context may be of this device too
   if (status const said = in.answer(api_.cuCtxPushCurrent(owner)); !said.ok()) return {said};
   CUresult const r = api_.cuCtxGetDevice(&of);
   CUcontext popped = nullptr;
@@ -111,7 +111,7 @@ status cuda_driver::wait(int device, stream_handle s, event_handle e) {
   call in(*this, device, call::mode::enqueues);
   if (in.refused()) return in.refusal();
   if (!event_of(e) || !exists(device_of(e))) return invalid;
-  // Its event never completes: whoever waits for it waits for ever, on a device that is well.
+  // An event of a lost device never completes, so that a usable device would wait forever.
   if (int const lost = at(device_of(e)).lost.load(base::memory_order_relaxed)) return {code::lost, lost};
   return in.answer(api_.cuStreamWaitEvent(stream_of(s), event_of(e), 0));
 }
@@ -139,8 +139,7 @@ result<float> cuda_driver::elapsed_ms(event_handle start, event_handle end) {
   return {said, ms};
 }
 
-// CUDA copies from host to host while the caller waits, also behind held work:
-// here it is work of the stream like any other.
+// Host-to-host copies run as a host function: CUDA would make the caller wait, also behind held work.
 status cuda_driver::copy_on_host(int device, stream_handle s, void* dst, void const* src, std::size_t bytes) {
   struct both {
     void* to;
@@ -166,8 +165,7 @@ status cuda_driver::copy(int device, stream_handle s, void* dst, void const* src
   call in(*this, device, call::mode::enqueues);
   if (in.refused()) return in.refusal();
   if (bytes == 0) return {};
-  // CUDA takes pageable memory: it would read it now, or block until the copy is done.
-  // Both break what this call promises.
+  // CUDA would read pageable memory now, or block until completion: both break this call's contract.
   if (!copyable(src, bytes, ends.src) || !copyable(dst, bytes, ends.dst)) return invalid;
   return in.answer(
       api_.cuMemcpyAsync(reinterpret_cast<CUdeviceptr>(dst), reinterpret_cast<CUdeviceptr>(src), bytes, stream_of(s)));
@@ -216,8 +214,8 @@ status cuda_driver::enqueue(int device, stream_handle, std::span<touch const>, w
   return exists(device) ? status{code::not_supported, 0} : invalid;
 }
 
-// A gate is a word the stream waits for. Words only ever grow, so a word serves its next gate although a
-// stream that waits for the last one has not looked yet.
+// A gate is a word that the stream waits for. Words only grow, so that a word can serve its next gate before
+// a stream that waits for the last one has looked.
 result<gate_handle> cuda_driver::hold(int device, stream_handle s) {
   if (status const said = refuse_captured(device, s); !said.ok()) return {said};
   call in(*this, device, call::mode::enqueues);
@@ -228,7 +226,7 @@ result<gate_handle> cuda_driver::hold(int device, stream_handle s) {
       able == 0) {
     return {{code::not_supported, 0}};
   }
-  auto g = gates_.lock();  // held during the calls: a proof tool, and a wait for a word does not block
+  auto g = gates_.lock();  // held during the calls: for tests only, and waiting on a word does not block the host
   if (!g->words) {
     void* words = nullptr;
     relaxed const mode(api_);

@@ -1,4 +1,4 @@
-// The page: what is chosen and hovered, and what follows from it. Everything is drawn at most once a frame.
+// The page: selection and hovering, and their effects. Everything is drawn at most once per frame.
 const its = id => document.getElementById(id);
 const names = JSON.parse(its("recording").textContent);
 const chart = new Chart(its("chart")), overview = new Overview(its("overview"), chart), map = new MemoryMap(its("map"), its("map_frame"), its("map_height"), names);

@@ -1,5 +1,5 @@
-// Memory over time, stacked. Each column of pixels shows the moment within it when most was in use, so that no peak is lost.
-// The view is a range of x: operations, or microseconds.
+// Memory over time, stacked. Each column of pixels shows its moment of most use, so that no peak is lost. The
+// view is a range of x: operations, or microseconds.
 function prepared(canvas) {
   const ratio = window.devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight;
   if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) canvas.width = Math.round(width * ratio), canvas.height = Math.round(height * ratio);
@@ -11,7 +11,7 @@ function prepared(canvas) {
 const colourOf = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 let stripes;
-function striped(pen, colour, paper) {  // memory that was given back and is still used
+function striped(pen, colour, paper) {  // freed memory that is still in use
   if (!stripes) stripes = new Map();
   const key = colour + paper;
   if (!stripes.has(key)) {
@@ -27,7 +27,7 @@ function striped(pen, colour, paper) {  // memory that was given back and is sti
   return stripes.get(key);
 }
 
-// Round numbers of a scale from 0 to `most`, in powers of two or ten.
+// Round numbers from 0 to `most`, in powers of two or ten.
 function steps(most, count, base) {
   const rough = most / count, power = base ** Math.floor(Math.log(rough) / Math.log(base));
   const step = [1, 2, 4, 5, 8].map(f => f * power).find(s => s >= rough && (base === 10 || Number.isInteger(Math.log2(s)))) || power * base;
@@ -76,7 +76,7 @@ class Chart {
     this.clamp();
   }
   moveBy(x) { this.view = this.view.map(edge => edge + x), this.clamp(); }
-  // Brings a moment into view.
+  // Moves a moment into view.
   reveal(moment) {
     const x = this.xOf(moment);
     if (x < this.view[0] || x > this.view[1]) this.moveBy(x - (this.view[0] + this.view[1]) / 2);
@@ -92,7 +92,7 @@ class Chart {
     }
     return all;
   }
-  // Areas of all categories, bottom up, then what is pending; `tall`: bytes of the whole height.
+  // Areas of all categories, bottom up, then pending memory; `tall`: bytes at full height.
   areas(pen, stack, columns, left, base, height, tall, chosen) {
     const k = stack.names.length, r = this.recording, w = columns.length;
     const tops = new Float32Array((k + 2) * w);
@@ -169,7 +169,7 @@ class Chart {
   }
 }
 
-// All of the recording, small, with the part in view marked; drawn anew only when what it shows changes.
+// The whole recording, small, with the view marked; redrawn only when that changes.
 class Overview {
   constructor(canvas, chart) { this.canvas = canvas, this.chart = chart; }
   pixelOf(x) { const [low, high] = this.chart.whole; return this.chart.left + (x - low) / (high - low) * this.chart.plotWidth; }

@@ -1,6 +1,6 @@
-// A device's recording, from the numbers that runtime/report/page.cpp wrote: events in the order of time, blocks, mapped ranges.
-// An event's moment is its number: "at moment i" is after events 0 … i. Blocks live from `born` up to, not including, `freed`; they
-// are pending from there up to `gone`. What was there before the recording began are its first `before` events.
+// A device's recording, from the numbers that runtime/report/page.cpp wrote: events by time, blocks, mapped
+// ranges. An event's moment is its number: "at moment i" is after events 0 … i. A block is live from `born`
+// until before `freed`, then pending until before `gone`. The first `before` events are the initial state.
 const ALLOC = 0, FREE = 1, ASK = 2, SETTLE = 3, MAP = 4, UNMAP = 5, OOM = 6;
 
 function decoded(base64) {
@@ -68,7 +68,7 @@ class Recording {
     mapped.set(range.at, range);
     this.ranges.push(range);
   }
-  // What is unmapped is what was mapped; only of what was there before the recording may it be a part, or several at once.
+  // An unmapped range was mapped before. A range from before the recording may span several, or a part.
   unmap(mapped, at, size, i) {
     const exact = mapped.get(at);
     if (exact && exact.bytes === size) {
@@ -86,7 +86,7 @@ class Recording {
     }
   }
 
-  // The last moment at which the time is not after `us`.
+  // The last moment whose time is at most `us`.
   momentAt(us) {
     let low = 0, high = this.events;
     while (low < high) {
@@ -96,7 +96,7 @@ class Recording {
     return Math.max(low - 1, this.before);
   }
 
-  // All that is held of the driver at a moment, by address, in stretches without a gap, each with its blocks by address.
+  // All memory held from the driver at a moment, by address: contiguous stretches with their blocks.
   layout(moment, stream) {
     const stretches = [];
     for (const r of this.ranges) {

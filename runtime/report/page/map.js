@@ -1,5 +1,5 @@
-// What lies where at one moment. Every address that was ever mapped has its place for all of the recording, stream by stream, in rows
-// like those of a book: so a block stays where it is while time goes on. Only rows in view are drawn.
+// The memory layout at one moment. Every address that is ever mapped has a fixed place in the rows of its
+// stream, so that a block does not move over time. Only rows in view are drawn.
 const ROW = 13, GAP = 3, HEAD = 24, SIDE = 4;
 
 class MemoryMap {
@@ -24,7 +24,7 @@ class MemoryMap {
     this.stream = stream, this.shown = this.lanes.filter(l => stream === undefined || l.stream === stream);
     this.scale(0);
   }
-  // Bytes a row: a power of two, so that at first all is in view and then half as much a step.
+  // Bytes per row: a power of two. At first everything is in view; each step halves it.
   scale(closeness, keepY = 0) {
     const total = this.shown.reduce((sum, l) => sum + l.bytes, 0), rows = Math.max(4, Math.floor(this.frame.clientHeight / (ROW + GAP)) - 3 * this.shown.length);
     const before = this.rowBytes, first = 2 ** Math.ceil(Math.log2(Math.max(total / rows, 4096)));
@@ -55,11 +55,11 @@ class MemoryMap {
       if (end < 0 || y > height) continue;
       const mine = this.layout.filter(s => s.stream === lane.stream);
       this.head(pen, lane, mine, y);
-      // Places in view.
+      // The places in view.
       const from = Math.max(0, Math.floor((-y - HEAD) / (ROW + GAP))) * this.rowBytes, to = Math.ceil((height - y - HEAD) / (ROW + GAP)) * this.rowBytes;
       this.clip = {from, to: Math.min(to, lane.bytes), y: y + HEAD};
       pen.fillStyle = colourOf("--line");
-      this.bar(0, lane.bytes, 0.5, ROW - 1);  // never mapped at this moment: a thin line
+      this.bar(0, lane.bytes, 0.5, ROW - 1);  // a thin line: not mapped at this moment
       for (const s of mine) {
         const place = MemoryMap.placeOf(lane, s.at);
         pen.fillStyle = colourOf("--free");
@@ -79,7 +79,7 @@ class MemoryMap {
     pen.fillText(bytesText(sum("bytes")) + " reserved   " + bytesText(sum("live")) + " live" + (pending ? "   " + bytesText(pending) + " pending" : "") +
       (held.count ? "   " + bytesText(held.bytes) + " free in " + countText(held.count) + (held.count > 1 ? " holes, the largest " + bytesText(held.largest) : " hole") : ""), x, y + HEAD / 2 + 1);
   }
-  // A stretch of places as bars, one a row.
+  // Draws a stretch of places as bars, one per row.
   bar(place, bytes, thick, down) {
     let at = Math.max(place, this.clip.from);
     const end = Math.min(place + bytes, this.clip.to);
@@ -92,7 +92,7 @@ class MemoryMap {
   }
   blocks(pen, stack, stretch, place, moment, lit) {
     const r = this.recording, pixel = this.rowBytes / this.rowWidth;
-    let cell = -1, covered = 0, colour = "";  // blocks that are smaller than a pixel share it
+    let cell = -1, covered = 0, colour = "";  // blocks smaller than a pixel share it
     const flush = () => {
       if (cell < 0) return;
       pen.globalAlpha = Math.min(1, 0.25 + 0.75 * covered / pixel), pen.fillStyle = colour;
@@ -113,13 +113,13 @@ class MemoryMap {
       }
       flush();
       pen.fillStyle = its;
-      this.bar(at, Math.max(bytes - (bytes > 6 * pixel ? pixel : 0), pixel), ROW, 0);  // a seam between large neighbours
+      this.bar(at, Math.max(bytes - (bytes > 6 * pixel ? pixel : 0), pixel), ROW, 0);  // a gap between large neighbours
       if (b === lit) pen.fillStyle = colourOf("--ink"), this.bar(at, bytes, 2, ROW - 2), this.bar(at, bytes, 2, 0);
     }
     flush();
   }
 
-  // What is there: {block}, {hole: {at, bytes}}, {unmapped: true}, or null.
+  // Returns: {block}, {hole: {at, bytes}}, {unmapped: true}, or null.
   under(x, y) {
     const deep = y + this.frame.scrollTop;
     for (const lane of this.shown) {
@@ -146,7 +146,7 @@ class MemoryMap {
   }
 }
 
-// Free memory between blocks. What rounding leaves behind a block, less than 512 B, is none.
+// Free memory between blocks. Rounding leaves less than 512 B behind a block, which is no hole.
 function holes(r, stretches) {
   const all = {count: 0, bytes: 0, largest: 0};
   for (const s of stretches) {

@@ -1,5 +1,5 @@
-// Live bytes by category at any moment, without going through all events: sums are kept before each CHUNK of events, and a
-// pyramid knows in which event of any range most was in use. So a picture costs as much with 10 events as with 10 million.
+// Live bytes by category at any moment, at a cost that does not depend on the number of events: sums are kept
+// before each CHUNK of events, and a pyramid finds the event of most use in a range.
 const CHUNK = 64, MOST = 11;
 
 class Peaks {
@@ -20,7 +20,7 @@ class Peaks {
     for (let i = from + 1; i < to; ++i) at = this.higher(at, i);
     return at;
   }
-  // The moment in [from, to) when most was in use. Requires: from < to
+  // Returns: the moment of most use in [from, to). Requires: from < to
   in(from, to) {
     const first = Math.ceil(from / CHUNK), last = Math.floor(to / CHUNK);
     if (first >= last) return this.best(from, to);
@@ -39,7 +39,7 @@ const SIZES = [[4 << 10, "up to 4 KiB"], [32 << 10, "up to 32 KiB"], [256 << 10,
 const SIZE_COLOURS = ["#3b4cc0", "#5a78e4", "#7fa1f7", "#8fc3e8", "#7ecbb0", "#9bd27a", "#e3cf57", "#f2a541", "#e2673b", "#b7233a"];
 const COLOURS = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#c2a93b", "#5f7f95", "#a3a7ad"];
 
-// names: of the categories, colours likewise; of: the category of each block.
+// names, colours: of the categories; of: the category of each block.
 class Stack {
   constructor(recording, by, recordingNames) {
     this.recording = recording;
@@ -64,7 +64,7 @@ class Stack {
     for (let b = 0; b < this.of.length; ++b) this.of[b] = number[this.of[b]];
     this.names = all.map(c => SIZES[c][1]), this.colours = all.map(c => SIZE_COLOURS[c]), this.details = all.map(() => "");
   }
-  // The keys with the highest peaks of their own, and all others as one.
+  // The keys with the highest peaks, and the rest as one category.
   byKey(key, nameOf, detailOf = () => "") {
     const r = this.recording, now = new Map(), peak = new Map();
     for (let i = 0; i < r.events; ++i) {
@@ -89,7 +89,7 @@ class Stack {
     if (kind === ALLOC) this.now[this.of[r.what[i]]] += r.bytes[r.what[i]];
     else if ((kind === FREE || kind === ASK) && r.freed[r.what[i]] === i) this.now[this.of[r.what[i]]] -= r.bytes[r.what[i]];
   }
-  // Bytes by category at a moment; the same array each time.
+  // Bytes by category at a moment, always in the same array.
   at(moment) {
     const chunk = Math.floor(moment / CHUNK), k = this.names.length;
     if (!(this.nowAt <= moment && Math.floor(this.nowAt / CHUNK) === chunk)) this.now.set(this.sums.subarray(chunk * k, chunk * k + k)), this.nowAt = chunk * CHUNK - 1;
