@@ -38,16 +38,16 @@ struct rings {
       return;
     }
     chains.carry_from(1);
-    for (int i = 0; i < 3; ++i) once(verb::broadcast, bytes);  // until memory is worth opening
+    for (int i = 0; i < 3; ++i) once(collective::broadcast, bytes);  // until memory is worth opening
     chains.carry_from(usual);
   }
 
-  using verb = peer::collective;
+  using collective = peer::collective;
   double receivers() const { return static_cast<double>(ours.size() - 1); }
   stream const& lane(size_t device, size_t k = 0) const { return lanes[2 * device + k % 2]; }
 
   // Large_copies of them. Returns: seconds from the first rank to begin to the last to end.
-  double once(verb what, size_t part) {
+  double once(collective what, size_t part) {
     std::vector<std::int64_t> began(ranks.size()), ended(ranks.size());
     std::vector<std::exception_ptr> failed(ranks.size());
     auto const of_rank = [&](size_t i) {
@@ -62,8 +62,8 @@ struct rings {
         stamp last;
         for (int k = 0; k < large_copies; ++k) {
           switch (what) {
-            case verb::scatter: last = ranks[i].scatter(at_root, whole, 0); break;
-            case verb::gather: last = ranks[i].gather(whole, at_root, 0); break;
+            case collective::scatter: last = ranks[i].scatter(at_root, whole, 0); break;
+            case collective::gather: last = ranks[i].gather(whole, at_root, 0); break;
             default: last = ranks[i].broadcast(at_root, 0); break;
           }
         }
@@ -87,7 +87,7 @@ struct rings {
   }
 
   // GB/s summed over the receivers; from: which sizes weir's own copies carry; chunk: of theirs, 0 as usual.
-  std::function<double()> by(verb what, size_t part, size_t from, size_t chunk = 0) {
+  std::function<double()> by(collective what, size_t part, size_t from, size_t chunk = 0) {
     if (ranks.empty()) return {};
     return [this, what, part, from, chunk] {
       chains.carry_from(from);
@@ -99,14 +99,14 @@ struct rings {
     };
   }
 
-  void open_for(verb what) {  // parts of which there are as many as devices make a block's size
+  void open_for(collective what) {  // parts of which there are as many as devices make a block's size
     chains.carry_from(1);
     for (size_t i = 0; !ranks.empty() && i < 3 * ours.size(); ++i) once(what, bytes / ours.size());
     chains.carry_from(usual);
   }
 
   // What the last round of these says of itself.
-  std::string said(verb what, size_t part) {
+  std::string said(collective what, size_t part) {
     if (ranks.empty()) return "";
     once(what, part);
     return "; " + ranks[1].explain_last();
@@ -184,7 +184,7 @@ rings& shared(rig& r) {
   return *r.shared;
 }
 
-using verb = peer::collective;
+using collective = peer::collective;
 
 // `make` gets all it needs but a second device.
 maker with_others(std::string name, std::string note, std::function<void(rig&, rings&, row&)> make) {
@@ -207,34 +207,34 @@ std::vector<std::pair<std::string, maker>> ring_rows() {
   };
   add("broadcast", "gpu:0 to all others, summed over receivers; raw: a chain by hand",
       [](rig& r, rings& all, row& out) {
-        out.weir = all.by(verb::broadcast, all.bytes, all.usual);
+        out.weir = all.by(collective::broadcast, all.bytes, all.usual);
         out.raw = all.by_hand(r, all.bytes, all.chains.chunk_for(all.bytes, all.ours.size() - 1), 1);
-        out.note += all.said(verb::broadcast, all.bytes);
+        out.note += all.said(collective::broadcast, all.bytes);
       });
   add("broadcast_others", "the same; raw: as NCCL does it, on simulated devices parts on each stream",
       [](rig&, rings& all, row& out) {
-        out.weir = all.by(verb::broadcast, all.bytes, all.usual);
-        out.raw = all.by(verb::broadcast, all.bytes, peer::chains::never);
+        out.weir = all.by(collective::broadcast, all.bytes, all.usual);
+        out.raw = all.by(collective::broadcast, all.bytes, peer::chains::never);
       });
   for (size_t const part : {4, 16, 64}) {
     add("broadcast_" + std::to_string(part) + "th", "that part of it, by own copies; raw: NCCL",
         [part](rig&, rings& all, row& out) {
           out.bytes = std::max<size_t>(1, all.bytes / part);
-          out.weir = all.by(verb::broadcast, out.bytes, 1);
-          out.raw = all.by(verb::broadcast, out.bytes, peer::chains::never);
+          out.weir = all.by(collective::broadcast, out.bytes, 1);
+          out.raw = all.by(collective::broadcast, out.bytes, peer::chains::never);
         });
   }
   for (size_t const chunks : {16, 32, 64, 128}) {
     add("broadcast_x" + std::to_string(chunks), "own copies in that many chunks; raw: by hand with two streams a hop",
         [chunks](rig& r, rings& all, row& out) {
           size_t const chunk = std::max<size_t>(1, all.bytes / chunks);
-          out.weir = all.by(verb::broadcast, all.bytes, 1, chunk);
+          out.weir = all.by(collective::broadcast, all.bytes, 1, chunk);
           out.raw = all.by_hand(r, all.bytes, chunk, 2);
         });
   }
   for (bool const gathers : {false, true}) {
     std::string const name = gathers ? "gather" : "scatter";
-    verb const what = gathers ? verb::gather : verb::scatter;
+    collective const what = gathers ? collective::gather : collective::scatter;
     add(name, "a part of each other's; raw: copies by hand, side by side", [=](rig& r, rings& all, row& out) {
       out.bytes = all.bytes / all.ours.size();
       all.open_for(what);
