@@ -1,5 +1,5 @@
-// Handles that move leave ghosts: what comes home costs no driver call,
-// and what is gone leaves nothing mapped.
+// Handles that move leave aliases: a handle that returns costs no driver call, and a released one leaves
+// nothing mapped.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -14,7 +14,7 @@ namespace {
 
 using tests::memory_bench;
 
-// Counts what a move costs.
+// Counts the calls that a move makes.
 class counting : public driver::fault_injector {
  public:
   explicit counting(std::unique_ptr<weir::driver::driver> m) : fault_injector(std::move(m)) {}
@@ -27,8 +27,8 @@ class counting : public driver::fault_injector {
   int maps = 0, unmaps = 0;
 };
 
-// Two holes of 16 pages between walls, and a block of 32 that took the pages of both;
-// nothing more may be reserved.
+// Two holes of 16 pages between walls, and a block of 32 pages that took both holes' pages. No more memory
+// may be reserved.
 struct moved {
   counting* calls = nullptr;
   memory_bench bench{{.devices = 1, .memory = 64 << 20, .schedule = simulated::scheduling::stepped, .seed = 1},
@@ -65,12 +65,12 @@ TEST(ghosts, a_handle_returns_home_without_a_driver_call) {
   m.move();
   EXPECT_EQ(m.calls->unmaps, 0) << "a move unmaps nothing";
   m.expect_sound();
-  m.walls.push_back(m.take(17));  // behind the large one: it fits no hole
+  m.walls.push_back(m.take(17));  // behind the large block: too large for a hole
   m.give(m.large);
   char* const low = m.take(20);
   EXPECT_EQ(low, m.large);
   int const before = m.calls->maps;
-  char* const back = m.take(13);  // of the 12 pages left above, which go where they were
+  char* const back = m.take(13);  // of the 12 pages left above, which return to their old place
   EXPECT_TRUE(back == m.holes[0] || back == m.holes[1] || (back > m.holes[0] && back < m.holes[1] + 16 * page))
       << (back - m.holes[0]) / static_cast<std::ptrdiff_t>(page) << " pages from the first hole, "
       << (m.holes[1] - m.holes[0]) / static_cast<std::ptrdiff_t>(page) << " and "
@@ -80,7 +80,7 @@ TEST(ghosts, a_handle_returns_home_without_a_driver_call) {
   m.expect_sound();
 }
 
-// They are unmapped only when that work is complete.
+// The handles are unmapped only when that work is complete.
 TEST(ghosts, ordered_handles_move_while_work_still_uses_them) {
   moved m;
   auto const work = [&](char* p, std::size_t pages) {
@@ -120,7 +120,7 @@ TEST(ghosts, nothing_is_unmapped_before_work_is_complete) {
   m.expect_sound();
 }
 
-// They leave more than are kept.
+// The programs leave more aliases than weir keeps.
 TEST(ghosts, random_programs_unmap_none_under_work) {
   for (auto const seed : tests::seeds("ghosts", tests::sanitized ? 30 : 100)) {
     auto const v = tests::aliases_program(seed).run();
@@ -131,7 +131,7 @@ TEST(ghosts, random_programs_unmap_none_under_work) {
 TEST(ghosts, a_place_closed_to_the_device_is_unmapped_at_once) {
   moved m;
   int const before = m.calls->maps;
-  // of the page that is made, then of the first that moves
+  // The first grant is for the new page, the second for the first page that moves.
   m.bench.control->fail_call("grant", 2, driver::code::failed);
   EXPECT_THROW(m.move(), error);
   EXPECT_EQ(m.calls->maps - before, 2);
@@ -139,8 +139,8 @@ TEST(ghosts, a_place_closed_to_the_device_is_unmapped_at_once) {
   m.expect_sound();
 }
 
-// Every driver call of a move, a way home and a return refused in turn, once and from then on for a while.
-// All goes back in the end.
+// Refuses each driver call of a move, a return home and a release: first that call only, then also the calls
+// after it. In the end all memory is released.
 TEST(ghosts, any_call_refused_leaves_every_list_whole) {
   auto const program = [](moved& m) {
     int failed = 0;

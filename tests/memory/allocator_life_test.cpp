@@ -1,5 +1,5 @@
-// The allocator of one device on machines of several kinds:
-// its pages, its fences, a fork, its end, and life without mapping.
+// The allocator of one device on machines of several kinds: pages, fences, a fork, its end, and machines that
+// cannot map.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,7 +18,7 @@ namespace {
 
 using tests::memory_bench;
 
-struct no_mapping final : weir::driver::fault_injector {  // a machine that cannot map
+struct no_mapping final : weir::driver::fault_injector {
   using fault_injector::fault_injector;
   weir::driver::result<weir::driver::device_info> info(int device) override {
     auto i = fault_injector::info(device);
@@ -75,7 +75,7 @@ TEST(allocator_layout, parts_of_a_range_agree_with_the_counters) {
   for (void* const p : all) d.deallocate(p, nullptr, at);
 }
 
-// With a second active stream; none without.
+// The frees record fences only beside a second active stream.
 TEST(allocator_pages, a_fence_is_recorded_for_each_16_mib_freed) {
   memory_bench bench({.devices = 1, .memory = std::size_t{1} << 30});
   memory::allocator& d = bench.on(0);
@@ -91,7 +91,7 @@ TEST(allocator_pages, a_fence_is_recorded_for_each_16_mib_freed) {
   EXPECT_EQ(d.statistics().fences, 2u) << "after 16 MiB, and after 32 more that nobody looked for";
 }
 
-// It leaves the parent's memory alone.
+// The child's error leaves the parent's memory unchanged.
 TEST(allocator_forked, a_child_gets_a_typed_error) {
   memory_bench bench({.devices = 1, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});
   memory::allocator& d = bench.on(0);
@@ -166,7 +166,7 @@ TEST(allocator_segments, serve_behind_the_same_arena) {
   EXPECT_EQ(d.validate(), std::vector<std::string>{});
 }
 
-// Where no run of slots is to be had.
+// No run of slots is available.
 TEST(allocator_segments, the_smallest_size_gets_a_granule) {
   memory_bench bench({.devices = 1,
                       .memory = 4 << 20,
@@ -180,7 +180,7 @@ TEST(allocator_segments, the_smallest_size_gets_a_granule) {
   EXPECT_EQ(d.validate(), std::vector<std::string>{});
 }
 
-// One that goes counts no more.
+// A segment that was returned no longer counts.
 TEST(allocator_segments, a_refused_one_is_reported_again) {
   constexpr std::size_t bytes = 1 << 20;
   memory_bench bench({.devices = 1,
@@ -211,7 +211,7 @@ TEST(allocator_segments, a_refused_one_is_reported_again) {
   EXPECT_EQ(d.validate(), std::vector<std::string>{});
 }
 
-// What another thread does as soon as the driver has a segment back.
+// Runs another thread's action as soon as the driver has a segment back.
 struct meanwhile final : weir::driver::fault_injector {
   using fault_injector::fault_injector;
   weir::driver::status release_segment(int device, weir::driver::address at) override {
@@ -222,7 +222,7 @@ struct meanwhile final : weir::driver::fault_injector {
   std::function<void()> then;
 };
 
-// Before the call that gave it away has returned.
+// The segment is reused before the call that returned it has returned.
 TEST(allocator_segments, one_returns_to_another_stream_early) {
   for (bool const same_stream : {true, false}) {
     meanwhile* machine = nullptr;
@@ -253,7 +253,7 @@ TEST(allocator_segments, one_returns_to_another_stream_early) {
   }
 }
 
-// A stream of another device still uses them.
+// A stream of another device still uses the pages.
 TEST(allocator_end, pages_in_use_elsewhere_are_unmapped_after_it) {
   memory_bench bench({.devices = 2, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});
   memory::oom_callbacks none;
@@ -293,7 +293,7 @@ TEST(allocator_end, pages_stay_when_another_device_cannot_wait) {
   EXPECT_EQ(bench.control->findings(), std::vector<std::string>{});
 }
 
-// Regression: the refusal was not looked at, and the pages went under work that was still to run.
+// Regression: the refused wait was ignored, and pages were unmapped under queued work.
 TEST(allocator_end, pages_stay_when_the_device_cannot_wait) {
   memory_bench bench({.devices = 1, .memory = 4 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});
   memory::oom_callbacks none;
@@ -353,7 +353,7 @@ TEST(oom_callbacks, two_that_remove_themselves_do_not_deadlock) {
   std::thread other([&] { (void)state.all.call({}); });
   while (state.inside < 1) std::this_thread::yield();
   second.id = state.all.add(meet_and_go, &second, -1);
-  EXPECT_TRUE(state.all.call({}));  // meets the other thread in the second of them
+  EXPECT_TRUE(state.all.call({}));  // meets the other thread in the second callback
   other.join();
 }
 
@@ -376,7 +376,7 @@ TEST(oom_callbacks, one_may_remove_itself_or_throw) {
   auto const throws =
       state.all.add([](void*, memory_report const&) -> bool { throw std::runtime_error("no"); }, nullptr, 0);
   EXPECT_THROW((void)state.all.call({}), std::runtime_error);
-  state.all.remove(throws);  // does not wait for a thread that is gone
+  state.all.remove(throws);  // does not wait for a thread that has ended
 }
 
 }  // namespace

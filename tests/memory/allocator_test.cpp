@@ -1,5 +1,5 @@
-// The allocator of one device on stepped machines:
-// what is reused when, what is refused, and what the ladder does.
+// The allocator of one device on stepped machines: what is reused and when, what is refused, and the recovery
+// steps.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ struct allocations : ::testing::Test {
     return device().allocate(s, bytes, alignment, at);
   }
   void give(void* p, clock::stream_clock* last = nullptr) { device().deallocate(p, last, at); }
-  // Work that the stream has not done until it is stepped.
+  // Work that the stream completes only when it is stepped.
   void busy(clock::stream_clock& s) {
     ASSERT_TRUE(bench.machine().enqueue(s.device(), s.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
   }
@@ -47,7 +47,7 @@ TEST_F(allocations, a_marked_block_waits_for_the_marked_stream) {
   for (std::size_t bytes : {100, 300'000}) {
     void* const p = take(a, bytes);
     device().record_use(static_cast<char*>(p) + bytes / 2, b, at);
-    busy(b);  // given after the mark, before the free: the free takes the stamp
+    busy(b);  // after the mark, before the free: the free takes the stamp
     give(p);
     EXPECT_GT(device().statistics().pending_bytes.all.current, 0);
     EXPECT_NE(take(a, bytes), p);
@@ -89,7 +89,7 @@ TEST_F(allocations, memory_freed_elsewhere_serves_its_stream_at_once) {
   ASSERT_TRUE(b.wait(a.now()).ok());
   ASSERT_EQ(take(b, 1'000'000), p);
   busy(b);
-  give(p);  // a does not know of b
+  give(p);  // a is not ordered after b
   EXPECT_NE(take(a, 1'000'000), p);
   EXPECT_EQ(take(b, 1'000'000), p);
   sound();
@@ -123,7 +123,7 @@ TEST_F(allocations, a_transferred_block_waits_for_its_marks) {
     device().record_use(p, c, at);
     device().set_stream(p, b, at);
     device().set_stream(p, a, at);
-    busy(c);  // after it was handed over, before it is freed
+    busy(c);  // after the handover, before the free
     give(p);
     EXPECT_GT(device().statistics().pending_bytes.all.current, 0) << "the mark stands until the block is freed";
     ASSERT_TRUE(bench.control->run());
@@ -218,9 +218,8 @@ TEST_F(allocations, short_of_memory_a_stream_waits_for_a_free) {
   sound();
 }
 
-// a has given its part and b has its part still to give:
-// b behind c, which is behind a's part, would be a circle.
-// The path leads through streams that carry none.
+// a's part of a collective is enqueued, b's is still to come. If b waited for c, which waits behind a's part,
+// the wait would be circular. The path leads through streams that carry no collective.
 TEST_F(allocations, no_wait_leads_to_collectives_indirectly) {
   clock::stream_clock& c = bench.stream(0);
   a.set_carries_collectives(true);
@@ -257,7 +256,7 @@ TEST_F(allocations, free_handles_of_one_stream_serve_another) {
   for (int i = 0; i < 12; ++i) all.push_back(take(a, 256 << 10));
   for (void* p : all) give(p);
   ASSERT_TRUE(bench.clocks().synchronize(a.now()).ok());
-  void* const q = take(b, 3'500 << 10);  // no piece of a's is that large
+  void* const q = take(b, 3'500 << 10);  // no block of a's is that large
   EXPECT_NE(q, nullptr);
   EXPECT_LE(device().statistics().reserved_bytes.all.current, 4 << 20);
   sound();
@@ -268,7 +267,7 @@ TEST_F(allocations, unfinished_handles_are_waited_for_before_oom) {
   for (int i = 0; i < 12; ++i) all.push_back(take(a, 256 << 10));
   busy(a);
   for (void* p : all) give(p);
-  EXPECT_NE(take(b, 3'500 << 10), nullptr);  // no piece is that large, and pages may not be unmapped under a's work
+  EXPECT_NE(take(b, 3'500 << 10), nullptr);  // no block is that large, and no page under a's work may be unmapped
   EXPECT_TRUE(bench.clocks().complete({a.id(), 1}));
   sound();
 }
@@ -292,7 +291,7 @@ TEST_F(allocations, a_miss_polls_once_for_all_pending_blocks) {
   sound();
 }
 
-// Everything works afterwards.
+// The allocator works afterwards.
 TEST_F(allocations, a_failure_reports_what_was_tried) {
   static constexpr std::int64_t spent_ns = 100'000;
   void* const p = take(a, 3 << 20);
@@ -319,7 +318,7 @@ TEST_F(allocations, a_failure_reports_what_was_tried) {
   sound();
 }
 
-// What they free is used.
+// Memory that a callback frees is used.
 TEST_F(allocations, callbacks_run_in_order_without_locks) {
   struct spare {
     allocations* test;
@@ -346,7 +345,7 @@ TEST_F(allocations, callbacks_run_in_order_without_locks) {
   sound();
 }
 
-// As another thread's would be, which frees when the rungs that would find it have been climbed.
+// Like a free by another thread after the recovery steps that would have found it.
 TEST_F(allocations, frees_during_the_slow_path_are_found) {
   struct other {
     allocations* test;
@@ -356,7 +355,7 @@ TEST_F(allocations, frees_during_the_slow_path_are_found) {
       [](void* s, memory_report const&) {
         auto& self = *static_cast<other*>(s);
         self.test->give(std::exchange(self.block, nullptr));
-        EXPECT_TRUE(self.test->bench.clocks().synchronize(self.test->b.now()).ok());  // nothing is left to wait for
+        EXPECT_TRUE(self.test->bench.clocks().synchronize(self.test->b.now()).ok());  // no step can wait for it
         return false;
       },
       &state, 0);
@@ -389,7 +388,7 @@ TEST_F(allocations, an_allocation_inside_a_callback_fails) {
 }
 
 TEST_F(allocations, complete_free_pieces_are_found_behind_newer_ones) {
-  a.set_carries_collectives(true);  // so that no wait hides what polling finds
+  a.set_carries_collectives(true);  // so that no wait hides the effect of polling
   b.set_carries_collectives(true);
   void* const old_one = take(a, 1 << 20);
   void* const wall = take(a, 100'000);
@@ -441,13 +440,13 @@ TEST_F(allocations, empty_cache_frees_all_that_holds_no_block) {
   sound();
 }
 
-// Its stamps are forgotten.
+// The stamps of the ended registration are dropped.
 TEST_F(allocations, an_ended_registrations_arena_serves_the_next) {
   clock::stream_clock& f = bench.clocks().make(
       0, bench.machine().create_stream(0, driver::stream_kind::independent, 0).value, clock::life::foreign);
   void* const p = take(f, 1 << 20);
   busy(f);
-  for (int i = 0; i < 5; ++i) ASSERT_TRUE(f.fence().ok());  // its numbers are ahead of the heir's
+  for (int i = 0; i < 5; ++i) ASSERT_TRUE(f.fence().ok());  // its numbers are ahead of the next registration's
   give(p);
   bench.clocks().retire(f);
   EXPECT_THROW(take(f, 100), invalid_use);
@@ -486,7 +485,7 @@ TEST_F(allocations, a_lost_device_refuses_and_others_live_on) {
   bench.on(1).deallocate(q, nullptr, at);
 }
 
-// Though the driver would serve.
+// The driver itself would still serve.
 TEST_F(allocations, a_device_known_as_lost_gives_nothing_more) {
   void* const p = take(a, 100'000);
   bench.clocks().note(0, {driver::code::lost});

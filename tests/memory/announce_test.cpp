@@ -1,5 +1,5 @@
-// options::nvtx_memory: tools are told of every block, from when it is handed out until it is given back,
-// and what lies between two of them is nobody's.
+// options::nvtx_memory: tools are notified of every block from its allocation to its free, and the memory
+// between two blocks belongs to none.
 // Threads: one.
 #include <gtest/gtest.h>
 

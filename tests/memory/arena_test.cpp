@@ -1,4 +1,4 @@
-// The arena against a plain model: a byte map of what is taken, mapped and missing.
+// The arena against a plain model: a byte map of what is allocated, mapped and unmapped.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -14,8 +14,7 @@
 namespace weir::memory {
 namespace {
 
-// A region of an arena whose pages are mapped by hand, one handle a stretch.
-// Nothing reads the stream's timeline here.
+// A region of an arena whose pages are mapped by hand, one handle each stretch.
 struct bare_arena {
   std::unique_ptr<region> in;
   std::map<address, handle> handles;
@@ -80,7 +79,7 @@ TEST(arena, large_blocks_fit_lowest_and_small_ones_tightest) {
   EXPECT_SOUND(a);
 }
 
-// Only short memory mixes them.
+// The two mix only when memory is short.
 TEST(arena, runs_of_slots_lie_apart_from_blocks) {
   auto in = std::make_unique<region>(address{1} << 40, 64 * page, page, nullptr);
   in->runs = in->base + 48 * page;
@@ -119,19 +118,19 @@ TEST(arena, runs_of_slots_lie_apart_from_blocks) {
 }
 
 TEST(lowest_fit, agrees_with_a_scan) {
-  // pages; one leaf, a few, many
+  // Pages: of one leaf, a few leaves, many leaves.
   for (std::size_t n : {std::size_t{8}, std::size_t{200}, std::size_t{1200}, std::size_t{10'000}}) {
     std::mt19937_64 random(n);
     region in(page, n * page, page, nullptr);
     lowest_fit all(n);
-    // by a fourth of the page: in one of the first two or three of four at most
+    // Key: a group of four pages. Each block starts in one of the first three pages of its group.
     std::map<std::size_t, std::unique_ptr<heap_block>> plain;
     auto const begin = [&](heap_block& p, std::size_t fourth, std::size_t bytes) {
       p.at = in.base + (fourth * 4 + random() % 3) * page + random() % 3 * bins::unit, p.bytes = bytes;
     };
     for (int i = 0; i < 6000; ++i) {
       std::size_t const at = random() % n / 4;
-      bool const more = random() % 300 == 0;  // now and then most go
+      bool const more = random() % 300 == 0;  // now and then most blocks go
       auto& p = plain[at];
       std::size_t const bytes = (2 + random() % 100) * lowest_fit::unit;
       if (!p) {
@@ -140,7 +139,7 @@ TEST(lowest_fit, agrees_with_a_scan) {
         begin(*p, at, bytes);
         all.insert(*p);
       } else if (random() % 3) {
-        begin(*p, at, bytes);  // in another page, too, which may belong to another leaf
+        begin(*p, at, bytes);  // maybe in another page, which may belong to another leaf
         all.change(*p);
       } else {
         all.erase(*p);
@@ -167,8 +166,8 @@ TEST(lowest_fit, agrees_with_a_scan) {
   }
 }
 
-// Of pieces of one size; the leaf's own number of them is seen by what a walk of so many leaves visits.
-// Of equals the last to come or change is the tightest.
+// All blocks have one size. A walk over a given number of leaves shows how many blocks a leaf has. Of equal
+// blocks the last one inserted or changed is the tightest.
 TEST(lowest_fit, sixty_four_lie_in_one_leaf) {
   region in(page, 4096 * page, page, nullptr);
   lowest_fit all(4096);
@@ -203,7 +202,7 @@ TEST(arena, pieces_that_merged_are_used_again) {
     heap_block* const next = a.blocks.take(page, bins::unit);
     made.insert({low, next});
     a.blocks.give(*low, 0);
-    a.blocks.give(*next, 0);  // it and what lies behind it become one with the first
+    a.blocks.give(*next, 0);  // merges with the block before it and the block behind it
   }
   EXPECT_LE(made.size(), 4u);
   EXPECT_SOUND(a);
@@ -220,7 +219,7 @@ TEST(arena, no_two_neighbours_are_both_free) {
   a.blocks.give(*y, 2);
   EXPECT_EQ(a.blocks.free_blocks(), 1u);
   EXPECT_SOUND(a);
-  // the newest stamp of the three
+  // The merged block has the newest stamp of the three.
   heap_block* const all = a.blocks.take_if(3 * page, bins::unit, [](heap_block const& p) { return p.freed == 3; });
   ASSERT_NE(all, nullptr);
   EXPECT_EQ(all->at, at);
@@ -237,7 +236,7 @@ TEST(arena, growth_takes_the_window_with_fewest_unmapped_bytes) {
   a.blocks.give(*last, 0);
   growth_plan g;
   ASSERT_TRUE(a.blocks.plan(5 * page, bins::unit, arena::zone::blocks, g));
-  EXPECT_EQ(g.block, tail);            // three pages lie there already
+  EXPECT_EQ(g.block, tail);            // three pages are mapped there already
   EXPECT_EQ(g.missing_bytes, 2 * page);
   for (auto const& hole : g.missing) a.map(hole.at, hole.bytes);
   a.blocks.commit(g);
@@ -262,7 +261,7 @@ TEST(arena, growth_uses_free_memory_behind_a_gap) {
       map(g);
       return blocks.commit(g);
     };
-    heap_block* const low = grow(3 * page);   // becomes a gap
+    heap_block* const low = grow(3 * page);   // becomes an unmapped block
     heap_block* const free = grow(3 * page);  // stays mapped
     grow(page);
     heap_block* const other = grow(2 * page);
@@ -288,7 +287,7 @@ TEST(arena, growth_uses_free_memory_behind_a_gap) {
   }
 }
 
-// A ghost saves what of it lies in the window, not all of itself.
+// An alias saves only the bytes that lie in the reserved block.
 TEST(arena, growth_over_a_part_of_a_ghost_saves_that_part_alone) {
   bare_arena a(64 * page);
   a.grow(page);
@@ -297,7 +296,7 @@ TEST(arena, growth_over_a_part_of_a_ghost_saves_that_part_alone) {
   a.blocks.give(*first, 0);
   auto const going = a.blocks.reserve_handles(8 * page, arena::first::lowest, [](std::uint64_t) { return true; });
   for (handle const& h : going.all.front().handles) a.in->set_pages(h, nullptr);
-  a.blocks.release_done(*going.all.front().place);  // a gap of 8 pages, and one of 15 at the end
+  a.blocks.release_done(*going.all.front().place);  // unmapped: 8 pages here, and 15 at the end
   aliased_handle moved{};
   alias_table::places all;
   address const at = a.in->base + page;
@@ -305,7 +304,7 @@ TEST(arena, growth_over_a_part_of_a_ghost_saves_that_part_alone) {
   alias_view const sight{&all, nullptr,
                           [](void const*, alias const&, address, address) { return alias_view::outcome::swaps; }};
   growth_plan g;
-  // the one place there lies inside the ghost
+  // The only place that fits lies inside the alias.
   ASSERT_TRUE(a.blocks.plan(3 * page, 4 * page, arena::zone::blocks, g, sight));
   EXPECT_EQ(g.block, a.in->base + 4 * page) << "where a handle comes home the block costs next to nothing";
   EXPECT_EQ(g.missing_bytes, 3 * page);
@@ -339,7 +338,7 @@ TEST(arena, a_new_region_has_no_stamp_of_its_past) {
   heap_block* const low = a.grow(page);
   heap_block* const next = a.grow(page);
   a.blocks.give(*low, 7);
-  a.blocks.give(*next, 9);  // of the two, one piece becomes spare
+  a.blocks.give(*next, 9);  // two blocks merge, and one descriptor becomes spare
   region segment(address{1} << 41, 4 * page, page, nullptr);
   handle h{driver::memory_handle::none, segment.base, segment.bytes};
   segment.set_pages(h, &h);
@@ -349,7 +348,7 @@ TEST(arena, a_new_region_has_no_stamp_of_its_past) {
   a.blocks.drop_region(segment);
 }
 
-// The rest stays a gap.
+// The rest stays unmapped.
 TEST(arena, a_growth_rolled_back_leaves_mapped_memory_free) {
   bare_arena a(64 * page);
   growth_plan g;
@@ -406,13 +405,13 @@ TEST(arena, random_takes_and_gives_agree_with_a_byte_map) {
       } else {
         continue;
       }
-      if (random() % 16 == 0) {  // a wholly free handle goes back
+      if (random() % 16 == 0) {  // a wholly free handle is released
         auto const going = a.blocks.reserve_handles(1 + random() % (6 * page),
                                                     random() % 2 ? arena::first::oldest : arena::first::lowest,
                                                     [&](std::uint64_t) { return random() % 4 != 0; });
         for (released const& g : going.all) {
           for (handle const& h : g.handles) {
-            if (random() % 4 == 0) continue;  // the driver would not
+            if (random() % 4 == 0) continue;  // the driver refuses
             a.in->set_pages(h, nullptr);
             a.handles.erase(h.at);
           }
@@ -445,8 +444,8 @@ TEST(arena, handles_leave_the_oldest_or_the_lowest_piece) {
   EXPECT_SOUND(a);
 }
 
-// The most pieces that any one call looked at, of a few thousand on an arena with so many live blocks and a
-// tenth as many free pieces.
+// Returns: the most blocks that any one call visited, of a few thousand calls. The arena has `live_blocks`
+// live blocks and a tenth as many free ones.
 std::uint64_t most_looks(std::size_t live_blocks) {
   std::mt19937_64 random(live_blocks);
   bare_arena a(std::size_t{1} << 36);
@@ -484,7 +483,7 @@ std::uint64_t most_looks(std::size_t live_blocks) {
   return most;
 }
 
-// A hundred thousand blocks against a thousand.
+// 100,000 blocks compared with 1,000.
 TEST(arena, no_call_looks_at_more_pieces_among_more_blocks) {
   std::uint64_t const few = most_looks(1'000), many = most_looks(100'000);
   std::cout << "at most " << few << " of a thousand, " << many << " of a hundred thousand\n";
@@ -496,7 +495,7 @@ TEST(bins, a_piece_of_the_next_bin_fits) {
   bins b;
   std::vector<heap_block> blocks(100);
   for (std::size_t i = 0; i < 99; ++i) {
-    blocks[i].bytes = 100 * bins::unit;  // all in one bin with 101 units
+    blocks[i].bytes = 100 * bins::unit;  // all in one bin with those of 101 units
     b.insert(blocks[i]);
   }
   blocks[99].bytes = 4000 * bins::unit;

@@ -1,5 +1,5 @@
-// The bound on reserved memory, at every step of random programs: bound_program.h says which.
-// Seeds as tests/support/seeds.h says.
+// The bound on reserved memory at every step of random programs; see bound_program.h. Seeds as
+// tests/support/seeds.h says.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -38,7 +38,7 @@ TEST(bound, reserved_stays_within_it_at_every_step) {
   }
 }
 
-// Few blocks of many sizes: each free piece keeps a part of a handle at either end.
+// Few blocks of many sizes: each free block keeps part of a handle at either end.
 TEST(bound, a_program_that_had_to_pass_it_wastes_less_from_then_on) {
   double worst = 0, sum = 0;
   int const seeds = 12;
@@ -65,9 +65,8 @@ TEST(bound, a_program_that_had_to_pass_it_wastes_less_from_then_on) {
   EXPECT_LT(sum / seeds, 1.055) << "with handles as large as before: 1.067";
 }
 
-// Small blocks of one size after another, of which some stay: their runs are of use for other sizes, in whole
-// cells. Blocks here have at most a cell, so that no cell that comes free is too short for the next.
-// Their sizes come and go.
+// Small blocks of one size after another, of which some stay: their runs serve other sizes in whole cells. A
+// block is at most a cell, so that every freed cell is long enough for the next size.
 TEST(bound, small_blocks_keep_little_more_than_they_touch) {
   tests::seeds const wanted("small_bound", tests::sanitized ? 2 : 12);
   double worst = 0;
@@ -92,7 +91,7 @@ TEST(bound, small_blocks_keep_little_more_than_they_touch) {
         auto const p = reinterpret_cast<std::uintptr_t>(device.allocate(home, size, 0, at));
         std::size_t const now = device.reserved();
         if (now > std::exchange(reserved, now)) {
-          // each size may have a run of its own that is partly used: 1.06 MiB was the most in 600 seeds
+          // Each size may have a partly used run of its own, hence the constant.
           double const most = 1.1 * static_cast<double>(std::max(touched.size() * memory::cell, bytes)) + (5 << 18);
           worst = std::max(worst, static_cast<double>(now) / most), ++grown;
           ASSERT_LE(static_cast<double>(now), most) << "phase " << phase << ", " << size << " B, seed " << seed;
@@ -122,7 +121,7 @@ TEST(bound, small_blocks_keep_little_more_than_they_touch) {
   std::cout << "memory grew " << grown << " times, to " << worst << " of the bound at most\n";
 }
 
-// Each stream but the first is lent what those before it had, and what it gives back waits for it.
+// Each stream borrows from those before it, and its freed memory waits for it.
 TEST(bound, many_streams_in_turn_reserve_as_much_as_one) {
   memory_bench bench({.devices = 1, .memory = 256 << 20, .schedule = simulated::scheduling::stepped, .seed = 1},
                      options{.epsilon = 0});
@@ -143,7 +142,7 @@ TEST(bound, many_streams_in_turn_reserve_as_much_as_one) {
   EXPECT_EQ(static_cast<memory::device_allocator&>(device).unreclaimable(), 0u);
 }
 
-// Threads that take turns: what each is told to do, it does, and nobody else does anything.
+// Threads that run one at a time, each when it has a task.
 class crew {
  public:
   explicit crew(std::size_t n) {

@@ -1,12 +1,11 @@
-// The bound on reserved memory while several threads allocate at once, under every order of theirs that a
-// tape can say. Seeds and tapes as tests/explore/explore.h says.
+// The bound on reserved memory while several threads allocate at once, under every order of threads that a
+// tape can choose. Seeds and tapes as tests/explore/explore.h says.
 // Threads: those of each run.
 //
 // Bound: reserved <= max((1 + epsilon) x most in use + a page for each stream, most covered). In use is live,
-// pending, and asked for by threads at work. Covered counts, too, what fell idle (reserved, and no longer
-// covered) while any thread was at work: who found no handle wholly free makes one, and before anybody looks
-// another thread's memory is given back and known to be complete. So it was in run 3541101610: a thread had
-// made two pages of three and found nothing free for the third, for a block of three pages was in use; before
+// pending, and requested by threads at work. Covered includes what fell idle (reserved, and covered no
+// longer) while any thread was at work. A thread that found no free handle makes one; another thread's memory
+// may become free before the new handle is charged.
 // it made the third, the other thread had given that block back and heard that its stream was done.
 #include <gtest/gtest.h>
 
@@ -24,7 +23,7 @@ namespace {
 
 using memory::round_up;
 
-// Looks on whenever a handle is about to be made.
+// Calls `looks` before each new handle.
 class onlooker final : public driver::fault_injector {
  public:
   using fault_injector::fault_injector;
@@ -36,7 +35,7 @@ class onlooker final : public driver::fault_injector {
 };
 
 struct told {
-  // looks: past the first term, near it, with others at work, with something fallen idle meanwhile
+  // looks: past the first term, near it, with other threads at work, with something fallen idle meanwhile
   std::uint64_t past = 0, near = 0, at_once = 0, fell_idle = 0;
 };
 
@@ -66,8 +65,8 @@ class bound_among_threads {
   };
   struct levels {
     std::array<std::size_t, 3> asked{};  // by thread: bytes
-    std::size_t in_use = 0, covered = 0;  // the most that was seen; covered: with what fell idle then
-    std::size_t idle = 0, fell_idle = 0;   // now; since none was at work
+    std::size_t in_use = 0, covered = 0;  // maxima; covered includes what fell idle
+    std::size_t idle = 0, fell_idle = 0;   // now; since no thread was at work
     std::size_t threads = 0;
     std::size_t fetch() { return threads++; }
     std::size_t all() const { return asked[0] + asked[1] + asked[2]; }
@@ -76,7 +75,7 @@ class bound_among_threads {
   memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench_.on(0)); }
   clock::stream_clock& any_line() { return *lines_[t_.draw(static_cast<std::uint32_t>(lines_.size()))]; }
 
-  // What is in use and covered now counts from now on.
+  // Raises the maxima by what is in use and covered now.
   void note() {
     std::size_t const covered = device().unreclaimable();
     memory_statistics const n = device().statistics();
@@ -120,7 +119,7 @@ class bound_among_threads {
     ask(me, 0);
     look(me);
   }
-  void give(std::size_t every) {  // all but each so-many-th, so that survivors lie apart; 1: all
+  void give(std::size_t every) {  // all but one in `every`, so that survivors lie apart; 1: all
     std::vector<block> going;
     {
       auto all = blocks_.lock();
@@ -160,7 +159,7 @@ class bound_among_threads {
   void complete() {
     for (auto* l : lines_) (void)bench_.clocks().synchronize(l->now());
   }
-  void begin() {  // a peak, of which little is left, where it hurts
+  void begin() {  // a peak, of which little stays, at scattered places
     for (std::uint32_t i = 0, n = 8 + t_.draw(16); i < n; ++i) take(0);
     give(3 + t_.draw(4));
     complete();
@@ -178,7 +177,7 @@ class bound_among_threads {
   told& told_;
   double const epsilon_;
   tests::memory_bench& bench_;
-  std::size_t largest_ = 0;  // bytes, of a block
+  std::size_t largest_ = 0;  // bytes of a block
   std::vector<clock::stream_clock*> lines_;
   base::guarded<levels> threads_;
   base::guarded<std::vector<block>> blocks_;

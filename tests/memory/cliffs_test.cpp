@@ -1,5 +1,6 @@
-// Where other allocators become slow, or hold many times what is used: each as a count of calls, steps or
-// bytes, never of time. docs/peers-defects.md lists them with their reports. Threads: one.
+// Cases where other allocators become slow, or hold many times the memory in use. Each is tested as a count
+// of calls, steps or bytes, never of time. docs/peers-defects.md lists them with their reports.
+// Threads: one.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -40,8 +41,8 @@ struct cliffs : ::testing::Test {
   clock::stream_clock& b = bench.stream(0);
 };
 
-// rmm#543: 1.3 us with a thousand blocks, 21.7 us with ten thousand:
-// the free list is searched from its head, both ways.
+// rmm#543: the free list is searched from its head on allocation and on free, so that cost grows with its
+// length.
 std::size_t looks_among(std::size_t blocks) {
   constexpr std::size_t page = 64 << 10;
   memory::region in(memory::address{1} << 40, 8 * blocks * page, page, nullptr);
@@ -70,20 +71,20 @@ std::size_t looks_among(std::size_t blocks) {
   }
   return looks;
 }
-// Than a thousand.
+// Compared with a thousand.
 TEST(cliffs_of_lists, ten_thousand_free_blocks_cost_no_more_looks) {
   std::size_t const few = looks_among(1'000), many = looks_among(10'000);
   EXPECT_LE(many, 200u * 33) << "33 looks an allocation";
   EXPECT_LE(many, 4 * few + 200);
 }
 
-// Runs are a page long where a size has many slabs;
-// where there are only shorter ones, those serve before memory grows.
+// Runs are a page long if a size has many slabs. If only shorter runs are free, they serve before memory
+// grows.
 TEST_F(cliffs, short_runs_serve_where_no_long_run_is_free) {
   if (tests::sanitized) GTEST_SKIP() << "half a million blocks";
   constexpr std::size_t one = 528, other = 1152, usual = memory::slabs::usual_run_bytes;
   std::vector<void*> others, kept;
-  for (int run = 0; run < 100; ++run) {  // of either size in turn, so that they lie among each other
+  for (int run = 0; run < 100; ++run) {  // of both sizes in turn, so that they interleave
     for (std::size_t n = 0; n < usual; n += one) kept.push_back(take(a, one));
     for (std::size_t n = 0; n < usual; n += other) others.push_back(take(a, other));
   }
@@ -97,8 +98,8 @@ TEST_F(cliffs, short_runs_serve_where_no_long_run_is_free) {
   for (void* const p : kept) give(p);
 }
 
-// A driver keeps 5.5 KB of the host's memory for each handle, whatever its size.
-// The handles are those of 2 MiB pages, as GPUs have them.
+// A driver keeps 5.5 KB of host memory for each handle, whatever its size. The handles are of 2 MiB pages, as
+// on GPUs.
 TEST(cliff_handles, each_run_of_a_large_class_is_one_handle) {
   if (tests::sanitized) GTEST_SKIP() << "a million blocks";
   memory_bench bench({.devices = 1, .memory = std::size_t{8} << 30});
@@ -121,8 +122,7 @@ TEST(cliff_handles, each_run_of_a_large_class_is_one_handle) {
   for (void* const p : all) of.deallocate(p, nullptr, at);
 }
 
-// A device that once had to pass its bound makes smaller handles from then on.
-// Not for whoever comes after all was given back.
+// A device that once had to pass its bound makes smaller handles from then on, until the cache is emptied.
 TEST(cliff_handles, an_emptied_cache_moves_as_little_as_none) {
   auto const calls_of_large_blocks = [](bool after_others) {
     memory_bench bench({.devices = 1, .memory = std::size_t{64} << 30});
@@ -155,8 +155,8 @@ TEST(cliff_handles, an_emptied_cache_moves_as_little_as_none) {
   EXPECT_LE(after, fresh + fresh / 10);
 }
 
-// Long runs are for those who have room for them:
-// not where that passes the bound, and to its end a limit is filled with what fits.
+// Long runs need room: none is made that passes the bound, and a limit is filled to its end with shorter
+// runs.
 struct small_room : cliffs {
   small_room() : cliffs({.device_limit = 420 << 20, .epsilon = 0.01}) {}
 };
@@ -179,9 +179,8 @@ TEST_F(small_room, runs_grow_neither_past_the_bound_nor_at_a_limit) {
   for (void* const p : all) give(p);
 }
 
-// pytorch orion#5, onnxruntime#12920, rmm#2039:
-// what one stream has cached no other one gets, or only through a wait for the whole device.
-// Without a wait and without new memory.
+// pytorch orion#5, onnxruntime#12920, rmm#2039: another stream gets cached memory of a stream never, or only
+// after a wait for the whole device. Here it needs neither a wait nor new memory.
 TEST_F(cliffs, an_idle_streams_memory_serves_another_at_once) {
   std::vector<void*> all;
   for (int i = 0; i < 16; ++i) all.push_back(take(a, 16 << 20)), busy(a);
@@ -196,7 +195,7 @@ TEST_F(cliffs, an_idle_streams_memory_serves_another_at_once) {
   EXPECT_EQ(calls.of({call::create, call::unmap}), 0u);
   sound();
 }
-// What no fence stands behind yet is the only part that stays for a moment: less than one fence's worth.
+// Only frees that no fence covers yet are found late: less than one fence interval.
 TEST_F(cliffs, at_most_one_fences_worth_is_found_late) {
   std::vector<void*> all;
   for (int i = 0; i < 100; ++i) all.push_back(take(a, 1 << 20)), busy(a);
@@ -206,15 +205,13 @@ TEST_F(cliffs, at_most_one_fences_worth_is_found_late) {
   std::int64_t const before = reserved();
   for (int i = 0; i < 90; ++i) {
     (void)take(b, 1 << 20);
-    ASSERT_TRUE(bench.control->run());  // an event on an idle stream is over at once
+    ASSERT_TRUE(bench.control->run());  // an event on an idle stream is complete at once
   }
   EXPECT_LE(reserved() - before, 16 << 20);
   sound();
 }
 
-// measurements.md, the pipeline: 3,936 MiB for what needs 400,
-// for memory behind record_stream waits until the host asks.
-// Its host never asks.
+// Memory behind record_stream waits until the host polls, and the host of this pipeline never does.
 TEST_F(cliffs, a_pipeline_of_three_streams_holds_few_batches) {
   clock::stream_clock& c = bench.stream(0);
   constexpr std::size_t batch = 16 << 20;
@@ -239,7 +236,7 @@ TEST_F(cliffs, a_pipeline_of_three_streams_holds_few_batches) {
   sound();
 }
 
-// cudaMallocAsync's release threshold of 0: memory goes back at each synchronize, and is asked for again.
+// cudaMallocAsync with a release threshold of 0 returns memory at each synchronize and allocates it again.
 TEST_F(cliffs, memory_stays_when_the_host_waits_for_the_device) {
   for (int round = 0; round < 2; ++round) {
     counted_calls calls(*bench.control);
@@ -256,8 +253,8 @@ TEST_F(cliffs, memory_stays_when_the_host_waits_for_the_device) {
   sound();
 }
 
-// rmm#1995, #425: an event is recorded for every free, a third to a half of its cost.
-// Ten thousand frees beside another stream.
+// rmm#1995, #425: each free records an event, which is a third to a half of its cost. Here: ten thousand
+// frees beside another stream.
 TEST_F(cliffs, frees_record_one_event_for_each_16_mib) {
   (void)take(b, 100);
   counted_calls calls(*bench.control);
@@ -267,7 +264,7 @@ TEST_F(cliffs, frees_record_one_event_for_each_16_mib) {
   sound();
 }
 
-// pytorch's process_events, Paddle#40718: every allocation walks all events that are out.
+// pytorch's process_events, Paddle#40718: every allocation walks all outstanding events.
 TEST_F(cliffs, ten_thousand_waiting_blocks_cost_a_miss_one_question) {
   std::vector<void*> all;
   for (int i = 0; i < 10'000; ++i) all.push_back(take(a, 40'000));
@@ -282,12 +279,12 @@ TEST_F(cliffs, ten_thousand_waiting_blocks_cost_a_miss_one_question) {
   sound();
 }
 
-// Megatron-LM#6885 and pytorch: near the limit every miss waits for all streams and gives everything back
-// (num_sync_all_streams).
+// Megatron-LM#6885 and pytorch (num_sync_all_streams): near the limit every miss waits for all streams and
+// releases the whole cache.
 struct cliffs_short : cliffs {
   cliffs_short() : cliffs({}, 64 << 20) {}
 };
-// Nor does one empty what is not needed.
+// Nor does a step release memory that is not needed.
 TEST_F(cliffs_short, no_step_of_the_slow_path_waits_for_the_device) {
   std::vector<void*> all;
   for (int i = 0; i < 30; ++i) all.push_back(take(a, 2 << 20)), busy(a);
@@ -300,9 +297,8 @@ TEST_F(cliffs_short, no_step_of_the_slow_path_waits_for_the_device) {
   sound();
 }
 
-// PyTorch's 512 B, 2 MiB and 20 MiB steps:
-// 4 Mi blocks of 516 B take 1.98 times what was asked, one of 1.1 MiB takes 20 MiB.
-// Small blocks and a first large one.
+// PyTorch's steps of 512 B, 2 MiB and 20 MiB: 4 Mi blocks of 516 B take 1.98 times the requested bytes, and a
+// block of 1.1 MiB takes 20 MiB. Here: small blocks and a first large one.
 TEST_F(cliffs, a_mixed_start_takes_little_more_than_was_asked) {
   for (int i = 0; i < 20'000; ++i) (void)take(a, 516, 16);
   EXPECT_LE(static_cast<double>(reserved()), 1.25 * 20'000 * 516);
@@ -312,8 +308,7 @@ TEST_F(cliffs, a_mixed_start_takes_little_more_than_was_asked) {
   sound();
 }
 
-// xla#19431, "registration grows with the square of the GPUs":
-// memory is made visible to every peer when it is taken.
+// xla#19431, "registration grows with the square of the GPUs": each allocation is opened to every peer.
 TEST_F(cliffs, memory_is_granted_to_no_device_that_does_not_ask) {
   counted_calls calls(*bench.control);
   for (int i = 0; i < 20; ++i) (void)take(a, 16 << 20);
@@ -321,7 +316,7 @@ TEST_F(cliffs, memory_is_granted_to_no_device_that_does_not_ask) {
   sound();
 }
 
-// Addresses ran out at the 129th stream: each was given a 256th of them, whatever it needed.
+// An equal share of addresses for each stream runs out after some hundred streams.
 TEST(cliff_addresses, a_thousand_streams_leave_half_usable) {
   memory_bench bench({.devices = 1, .memory = 256 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});
   std::vector<void*> all;

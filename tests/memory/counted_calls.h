@@ -1,4 +1,4 @@
-// How often each call of the seam was made on a simulated machine.
+// How often a simulated machine received each call of the driver interface.
 // Threads: one.
 #pragma once
 #include <array>
@@ -25,7 +25,7 @@ class counted_calls final : public driver::fault_injector::watcher {
     for (std::uint64_t const one : counts_) n += one;
     return n;
   }
-  std::uint64_t events() const {  // all that has to do with one
+  std::uint64_t events() const {  // every call on an event
     using driver::call;
     return of(
         {call::create_event, call::record, call::query_event, call::wait, call::synchronize_event, call::query_stream});

@@ -1,5 +1,5 @@
-// Slots given back as used on another stream:
-// they are pending wherever they are, and nothing that a thread gathers is out of reach.
+// Slots that are freed while another stream uses them: they are pending wherever they are kept, and deferred
+// frees stay reachable for other threads.
 // Threads: as each test says.
 #include "runtime/memory/heap/thread_cache.h"
 #include "streams/stream/context.h"
@@ -17,8 +17,8 @@ struct deferred : tests::small_device {
       GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is gathered";
   }
   std::vector<void*> some(std::size_t bytes, std::size_t n) { return small_device::some(home.ref(), bytes, n); }
-  // By the way without the lock; by that with it where that is what is needed.
-  // Returns: how many went by the first.
+  // Frees without the lock where possible, else with it.
+  // Returns: how many frees took no lock.
   std::size_t give_back(std::vector<void*> const& all) {
     std::size_t quick = 0;
     for (void* p : all) {
@@ -30,7 +30,7 @@ struct deferred : tests::small_device {
   }
 };
 
-// Most of them without the lock.
+// Most frees take no lock.
 TEST_F(deferred, gathered_frees_count_as_pending_at_once) {
   auto const small = some(500, 1000), large = some(20'000, 40);
   auto const before = memory_stats(0);
@@ -64,7 +64,7 @@ TEST_F(deferred, waiting_blocks_are_part_of_the_pending_peak) {
   auto const most = memory_stats(0).pending_bytes.all.current;
   EXPECT_EQ(most, 40 * 512 + static_cast<std::int64_t>(1_MiB));
   user.synchronize();
-  deallocate(allocate(home.ref(), 4_MiB));  // a miss: what is complete is free, what is gathered waits on
+  deallocate(allocate(home.ref(), 4_MiB));  // a miss reclaims complete memory; deferred frees wait on
   auto const n = memory_stats(0).pending_bytes;
   EXPECT_LT(n.all.current, most);
   EXPECT_GT(n.all.current, 0);
@@ -83,11 +83,11 @@ TEST_F(deferred, a_slot_in_one_is_no_live_block) {
   sound();
 }
 
-// The home stream needs no outbox.
+// Neither needs a deferred free.
 TEST_F(deferred, marks_and_other_homes_take_the_lock) {
   auto const all = some(512, 40);
   give_back({all.begin(), all.begin() + 10});
-  record_stream(all[10], home);  // its own stream: no mark
+  record_stream(all[10], home);  // its home stream: no mark
   EXPECT_TRUE(memory::fast_deallocate_used(&streams::clock_of(user), all[10]));
   stream third;
   record_stream(all[11], third);
@@ -104,7 +104,7 @@ TEST_F(deferred, marks_and_other_homes_take_the_lock) {
   sound();
 }
 
-// Marks: of slots the first is put down without the lock, and what has no other goes without it, too.
+// Marks: the first mark of a slot takes no lock, and neither does the free of a slot with one mark.
 struct users : deferred {
   stream third;
   std::vector<std::uint64_t> waited_for() {
@@ -116,13 +116,13 @@ struct users : deferred {
   }
   static std::uint64_t id(stream const& s) { return streams::clock_of(s).id(); }
   auto& machine() { return own.get().machine(); }
-  // What that stream is given from now on stands still until the gate is opened.
+  // Work enqueued on that stream from now on waits until the gate opens.
   driver::gate_handle hold(stream const& s) { return machine().hold(0, streams::clock_of(s).handle()).value; }
   void let_go(driver::gate_handle gate, stream const& s) {
     EXPECT_TRUE(machine().open_gate(gate).ok());
     s.synchronize();
   }
-  void miss(std::size_t bytes) { deallocate(allocate(home.ref(), bytes)); }  // what waits is looked at
+  void miss(std::size_t bytes) { deallocate(allocate(home.ref(), bytes)); }  // a miss reclaims pending blocks
 };
 
 // The block waits for its stream.
@@ -149,12 +149,12 @@ TEST_F(users, are_made_and_removed_without_the_lock) {
   user.synchronize();
   empty_cache(0);
   EXPECT_EQ(memory_stats(0).pending_bytes.all.current, 0);
-  for (void* p : some(512, 400)) deallocate(p);  // of the same slots, marked for nobody
+  for (void* p : some(512, 400)) deallocate(p);  // the same slots, without marks
   EXPECT_EQ(memory_stats(0).pending_bytes.all.current, 0);
   sound();
 }
 
-// Also beside another user; all are waited for.
+// Also beside another user: the block waits for all of them.
 TEST_F(users, for_two_streams_take_the_lock) {
   auto const all = some(700, 20);
   auto const first = hold(user), second = hold(third);
@@ -192,7 +192,7 @@ TEST_F(users, of_a_block_that_has_another_home_stay_with_it) {
   sound();
 }
 
-// Two threads read the same blocks for two streams at once: no mark is lost, whichever comes first.
+// Two threads mark the same blocks for two streams at once: no mark is lost, whichever comes first.
 TEST_F(users, by_two_threads_at_once_are_both_kept) {
   for (int i = 0; i < 5; ++i) {
     auto const held = hold(user), held_third = hold(third);
@@ -200,7 +200,7 @@ TEST_F(users, by_two_threads_at_once_are_both_kept) {
     base::atomic<int> here_now{0};
     auto const mark_all = [&](stream const& s) {
       runtime_guard const here_too(own);
-      auto const first = some(640, 8);  // so that it has a cache of that memory
+      auto const first = some(640, 8);  // so that the thread has a cache of that heap
       record_stream(first[0], s);
       here_now.fetch_add(1);
       while (here_now.load() < 2) {}
@@ -223,8 +223,7 @@ TEST_F(users, by_two_threads_at_once_are_both_kept) {
   sound();
 }
 
-// All blocks of an outbox wait for just what each would: work that the stream was given between two frees is
-// waited for by the second alone.
+// Each deferred free waits for its own stamp only: the first free does not wait for work enqueued after it.
 TEST_F(deferred, a_fence_between_two_frees_parts_them) {
   auto const all = some(512, 30);
   give_back({all.begin(), all.begin() + 10});
@@ -264,15 +263,15 @@ TEST_F(deferred, of_a_parked_thread_serve_when_memory_is_short) {
   a_block_of_all_pages_is_had_while_a_thread_is_parked_after([&] { EXPECT_GT(give_back(all), 100u); }, home.ref());
 }
 
-// A miss looks there before the memory grows: what is complete by then serves again.
+// A miss reclaims complete deferred frees before the memory grows.
 TEST_F(deferred, are_asked_before_small_blocks_cause_growth) {
-  auto all = some(512, 4096);  // 2 MiB: a page of it all
+  auto all = some(512, 4096);  // 2 MiB: a whole page
   while (memory_stats(0).cached_bytes.all.current >= 512) {
     auto const more = some(512, 1);
     all.push_back(more.front());
   }
   auto const reserved = memory_stats(0).reserved_bytes.all.current;
-  give_back({all.end() - 3, all.end()});  // the first by itself, two that wait in the outbox
+  give_back({all.end() - 3, all.end()});  // the first is freed alone, two are deferred
   auto const three = some(512, 3);
   EXPECT_EQ(memory_stats(0).reserved_bytes.all.current, reserved);
   for (void* p : three) deallocate(p);
@@ -298,7 +297,7 @@ TEST_F(deferred, a_taken_over_memory_gets_no_old_numbers) {
   }
 }
 
-// Whichever a step finds, open or shut, no slot is lost and none is anybody else's too.
+// Whether a step finds the deferred frees open or closed, no slot is lost and none is handed out twice.
 TEST_F(deferred, a_thread_gathers_while_others_empty_its_outbox) {
   base::atomic<bool> done{false};
   std::thread one([&] {
@@ -308,7 +307,7 @@ TEST_F(deferred, a_thread_gathers_while_others_empty_its_outbox) {
   });
   for (int i = 0; !done.load(); ++i) {
     if (i % 2) empty_cache(0);
-    for (std::string const& what : device().validate()) {  // sums of bytes are of different moments while others work
+    for (std::string const& what : device().validate()) {  // sums of bytes are of different moments while threads work
       if (what.find("slot") != std::string::npos) ADD_FAILURE() << what;
     }
   }
@@ -320,9 +319,9 @@ TEST_F(deferred, a_thread_gathers_while_others_empty_its_outbox) {
   EXPECT_EQ(n.allocation.small.allocated, 30'000);
 }
 
-// An outbox keeps the number of its home at the last put. Numbers of a stream that has ended say nothing of
-// the one that inherits its memory: slots that came home too late would be free from a number on that the
-// heir comes to after hundreds of fences.
+// Deferred frees keep the stamp of their home at the last free. After the home stream has ended, its numbers
+// mean nothing for the stream that inherits its heap. Slots that returned too late would wait for a number
+// that the heir reaches only after hundreds of fences.
 TEST(ended_deferred, go_home_before_their_memory_is_reused) {
   if (!base::has_process_wide_fence()) GTEST_SKIP() << "no thread can be fenced here: nothing is gathered";
   tests::memory_bench bench({.devices = 1, .memory = 8_MiB, .schedule = simulated::scheduling::stepped});
@@ -330,7 +329,7 @@ TEST(ended_deferred, go_home_before_their_memory_is_reused) {
   memory::allocator& d = bench.on(0);
   clock::stream_clock &first = bench.stream(0), &user = bench.stream(0), &next = bench.stream(0),
                       &third = bench.stream(0);
-  for (int i = 0; i < 200; ++i) ASSERT_TRUE(first.fence().ok());  // its numbers are ahead of the next one's
+  for (int i = 0; i < 200; ++i) ASSERT_TRUE(first.fence().ok());  // its numbers are ahead of the next stream's
   std::vector<void*> all;
   for (int i = 0; i < 40; ++i) all.push_back(d.allocate(first, 512, 0, source_location::current()));
   ASSERT_TRUE(bench.machine().enqueue(0, user.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());

@@ -1,6 +1,6 @@
-// options::deterministic: the same calls give the same places, whenever the machine's work is done and seen
-// to be done. Seeds as tests/support/seeds.h says, one in 25 of them:
-// each program runs on fifty machines, ten under sanitizers.
+// options::deterministic: the same calls give the same places, whenever the machine completes its work and
+// weir notices. Seeds as tests/support/seeds.h says, one in 25 of them: each program runs on fifty machines,
+// ten under sanitizers.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::uint64_t machines = tests::sanitized ? 10 : 50;
 
-// different ones among them
+// Returns: the number of different courses among the machines.
 std::size_t courses(std::uint64_t calls, options o, std::size_t memory, std::uint64_t of = machines, int steps = 400,
                     std::size_t most = 0) {
   std::set<std::vector<std::size_t>> seen;

@@ -1,5 +1,5 @@
-// What other streams wait for when memory is theirs that small blocks lay in: what its stream had been given
-// when these came free, and nothing later.
+// Other streams that reuse memory of small blocks wait for the work that the home stream had when those
+// blocks came free, and for nothing later.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -11,7 +11,6 @@
 namespace weir {
 namespace {
 
-// How small blocks come free.
 enum class freed_by : std::uint8_t { thread, full_size, lock, users, deferred_frees, cells };
 constexpr freed_by all_ways_back[] = {freed_by::thread, freed_by::full_size, freed_by::lock,
                                       freed_by::users,  freed_by::deferred_frees,    freed_by::cells};
@@ -22,7 +21,7 @@ std::string name_of(freed_by w) {
   return names[static_cast<std::size_t>(w)];
 }
 
-// Nothing moves but what is stepped, or waited for on the host.
+// A stream runs only when a test steps it or the host waits for it.
 struct drained {
   explicit drained(freed_by w) : way(w), home(w == freed_by::lock ? foreign() : bench.stream(0)) {}
   clock::stream_clock& foreign() {
@@ -50,7 +49,7 @@ struct drained {
     return way == freed_by::full_size ? 128 : way == freed_by::cells ? 1024 : way == freed_by::thread ? 48 : 256;
   }
   void fill() {
-    // so that a size has all the room in a thread's cache that it can get
+    // A size gets all the room in a thread's cache that it can have.
     for (int i = 0; i < 20 && way != freed_by::lock; ++i) {
       std::vector<void*> some;
       for (int k = 0; k < 60; ++k) some.push_back(take(home, bytes()));
@@ -77,7 +76,7 @@ struct drained {
     if (way == freed_by::lock || way == freed_by::users) {
       EXPECT_EQ(quick, 0u) << name_of(way);
     }
-    for (clock::stream_clock* s : {&user, &third}) {  // their part is done; that of their home may not be
+    for (clock::stream_clock* s : {&user, &third}) {  // their part is complete; their home's may not be
       ASSERT_TRUE(s->fence().ok());
       while (bench.control->step(0, s->handle())) {}
     }
@@ -99,7 +98,7 @@ struct drained {
 
 bool keeps_blocks(drained& d) { return base::has_process_wide_fence() && !d.bench.core.observer(); }
 
-// Their own stream has later work.
+// The home stream has later work.
 TEST(drained_slots, serve_another_stream_while_theirs_goes_on) {
   for (freed_by const way : all_ways_back) {
     drained d(way);
@@ -134,9 +133,8 @@ TEST(drained_slots, wait_for_the_work_given_before_they_came_free) {
   }
 }
 
-// Who is about to give a stream work that waits for other ranks fences what came free there,
-// if it is worth anything to anybody.
-// One fence for all that came free.
+// Before a stream carries work that waits for other ranks, one fence covers all that came free on it, if
+// another stream could use that memory.
 TEST(drained_slots, are_fenced_once_before_lengthy_work) {
   drained d(freed_by::thread);
   if (!keeps_blocks(d))
@@ -170,8 +168,8 @@ TEST(drained_slots, are_fenced_once_before_lengthy_work) {
   d.sound();
 }
 
-// An older stream's numbers are far above those of the one that takes its memory over.
-// The stream that ended has no number there.
+// The numbers of an ended stream are far above those of the stream that inherits its heap, and mean nothing
+// there.
 TEST(drained_slots, of_a_taken_over_memory_have_no_old_number) {
   drained d(freed_by::thread);
   clock::stream_clock& old = d.bench.stream(0);

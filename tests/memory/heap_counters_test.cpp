@@ -1,4 +1,4 @@
-// Peaks are exact although they are looked at only where a level may have passed one.
+// Peaks are exact, although they are read only where a level may have passed one.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -17,8 +17,8 @@ struct model {
 };
 struct block { std::size_t rounded, requested; };
 
-// One pool after the other and both: allocation, active, their bytes, what was asked for;
-// as the tally is told.
+// Small pool, large pool and both: allocation, active, their bytes, requested bytes; in the order of
+// heap_counters.
 TEST(heap_counters, peaks_are_the_highest_levels_there_ever_were) {
   for (unsigned seed = 1; seed <= 300; ++seed) {
     std::minstd_rand random(seed);
@@ -85,8 +85,8 @@ TEST(heap_counters, peaks_are_the_highest_levels_there_ever_were) {
   }
 }
 
-// Each stream in turn takes so much and gives it back:
-// the peak was that told of one, and a hundred times what each may rise unseen.
+// Each stream in turn allocates so much and frees it. The peak is what one stream reported, plus at most what
+// a hundred may rise without a report.
 TEST(heap_counters, a_hundred_err_little_and_never_above_reserved) {
   constexpr std::size_t block = 1 << 20, blocks = 64;
   for (bool const scarce : {false, true}) {
@@ -118,8 +118,8 @@ TEST(heap_counters, a_hundred_err_little_and_never_above_reserved) {
   }
 }
 
-// A cache that stays within its grant calls nothing of the tally's.
-// Half as far beside large blocks.
+// A cache that stays within its grant does not call the heap counters. Beside large blocks the grant is half
+// as large.
 TEST(heap_counters, a_cache_may_reach_its_peak_without_a_report) {
   heap_counters t;
   t.mapped(1 << 20), t.run_cut(1 << 19);

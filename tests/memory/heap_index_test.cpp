@@ -1,5 +1,5 @@
-// Many streams that hold a little each: what one has left is found by another whatever the number of the
-// others, who are not looked at. Seeds as tests/support/seeds.h says.
+// Many streams with a little free memory each: a stream finds what one has left without a look at the others.
+// Seeds as tests/support/seeds.h says.
 // Threads: one, but in the last test.
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ simulated machine_of(std::size_t memory, std::uint64_t seed) {
   return {.devices = 1, .memory = memory, .schedule = simulated::scheduling::stepped, .seed = seed};
 }
 
-// Streams are registered, take, mark, give back and end, and now and then all work is complete.
+// Streams are registered, allocate, mark, free and end. Now and then all work completes.
 class crowd_program {
  public:
   explicit crowd_program(std::uint64_t seed)
@@ -63,8 +63,8 @@ class crowd_program {
     auto const handle = bench_.machine().create_stream(0, driver::stream_kind::independent, 0).value;
     return bench_.clocks().make(0, handle, below(3) ? clock::life::own : clock::life::foreign);
   }
-  // In use is what is live, and what was given back since all work was complete;
-  // small blocks' runs and caches are pages of their own.
+  // In use is live memory, and memory freed since all work was last complete. Runs and caches of small blocks
+  // are pages of their own.
   std::size_t bound() const { return most_in_use_ + page * (18 + small_); }
   void complete() {
     ASSERT_TRUE(bench_.control->run());
@@ -93,7 +93,7 @@ class crowd_program {
       default: {
         bool const slot = below(8) == 0;
         std::size_t const bytes = slot ? 1 + below(8000) : (2 + below(12)) * page / 2 + below(2) * 512;
-        small_ += slot ? 2 : 0;  // pages: a run, and what is left of one
+        small_ += slot ? 2 : 0;  // pages: a run, and the rest of one
         most_in_use_ = std::max(most_in_use_, in_use_ + given_ + memory::round_up(bytes, 512));
         live_.push_back({device().allocate(*line, bytes, 0, at), bytes, line});
         in_use_ += memory::round_up(bytes, 512);
@@ -119,7 +119,7 @@ class crowd_program {
   std::size_t in_use_ = 0, given_ = 0, most_in_use_ = 0, most_unreclaimable_ = 0, small_ = 0;
 };
 
-// They come and go; the list has what each has.
+// Streams come and go, and the index agrees with every heap.
 TEST(heap_index, many_streams_stay_within_the_bound) {
   tests::seeds const wanted("heap_index", tests::sanitized ? 10 : 60);
   for (auto const seed : wanted) {
@@ -129,7 +129,7 @@ TEST(heap_index, many_streams_stay_within_the_bound) {
   }
 }
 
-// Each of the others has a block, and less than a page beside it.
+// Each other stream has a block, and less than a free page.
 std::uint64_t steps_of_misses(int others) {
   memory_bench bench(machine_of(std::size_t{64} << 30, 1));
   auto& device = static_cast<device_allocator&>(bench.on(0));
@@ -196,7 +196,7 @@ TEST(heap_index, that_list_a_memory_wrongly_are_named_by_validate) {
   relist(waiting);
 }
 
-// Streams of one thread each, and of all: blocks that one has left serve the others.
+// Streams of one thread each, and streams of all: blocks left by one serve the others.
 TEST(heap_index, are_listed_right_after_threads_have_lent) {
   runtime own{simulated{.devices = 1, .memory = 256 << 20}};
   auto& device = own.get().part<memory::device_memory>().on(0);

@@ -1,7 +1,7 @@
-// Peaks of a device with one stream that one thread allocates on are what the program's own notes say,
-// however blocks were taken and given back: by the thread's cache, with the lock, one way out and the other
-// back, by other threads, for another stream. Seeds as tests/support/seeds.h says. Threads: one; some blocks
-// are given back by a second one while the first waits.
+// The peaks of a device with one stream on which one thread allocates equal the program's own notes, however
+// blocks are allocated and freed: by the thread cache, with the lock, by a mix of both, by other threads, for
+// another stream. Seeds as tests/support/seeds.h says.
+// Threads: one; some blocks are given back by a second one while the first waits.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -28,12 +28,12 @@ struct block {
   bool small = false;
 };
 
-// What is live now and what was most, as the program knows it: of small blocks, of large ones, of all.
+// What is live now and the most that was live, as the program knows it: small blocks, large blocks, all.
 class notes {
  public:
   void took(block const& b) { move(b, 1); }
   void gave(block const& b) { move(b, -1); }
-  // The most that was mapped and free: what grew was mapped before the block was taken.
+  // The most that was mapped and free. Growth is mapped before its block is allocated.
   void saw(memory_statistics const& n) {
     free_.to(n.reserved_bytes.all.current - bytes_[2].now);
   }
@@ -48,11 +48,12 @@ class notes {
     same(n.allocated_bytes, bytes_, "allocated_bytes");
     same(n.requested_bytes, requested_, "requested_bytes");
   }
-  void compare_active(memory_statistics const& n) const {  // where nothing waits
+  void compare_active(memory_statistics const& n) const {  // where no block is pending
     same(n.active, blocks_, "active");
     same(n.active_bytes, bytes_, "active_bytes");
   }
-  // With several threads: what was live at once is in it, and no more beside it than their caches hold.
+  // With several threads: the peak is at least what was live at once, and at most that plus what their caches
+  // hold.
   void bound(memory_statistics const& n, std::int64_t caches) const {
     auto const between = [&](statistic const& is, level const& must, std::int64_t below, char const* what) {
       EXPECT_GE(is.peak, must.most - below) << what;
@@ -63,7 +64,7 @@ class notes {
     between(n.requested_bytes.all, requested_[2], caches, "requested_bytes");
     EXPECT_LE(n.cached_bytes.all.peak, n.reserved_bytes.all.peak);
   }
-  // Of all: within a call what is mapped is a block's before a part of it is slots.
+  // Of all blocks only: within a call, memory belongs to a large block before part of it becomes slots.
   void compare_free(memory_statistics const& n) const {
     EXPECT_EQ(n.cached_bytes.all.current, free_.now);
     EXPECT_EQ(n.cached_bytes.all.peak, free_.most);
@@ -100,7 +101,7 @@ class program {
  public:
   enum class frees : std::uint8_t { at_home, for_another_stream_too };
   program(std::uint64_t seed, frees how) : how_(how), random_(seed) {}
-  // calls by the way they went; blocks taken by one and given back by the other
+  // calls by path; blocks allocated by one path and freed by the other
   std::size_t quick = 0, locked = 0, crossed = 0;
 
   void run(std::size_t steps) {
@@ -136,7 +137,7 @@ class program {
     if (b.small) {
       b.rounded = memory::size_classes::bytes(c);
     } else {
-      // a rest too small to be a piece goes with its block
+      // A rest too small to be a block of its own stays with its block.
       auto const now = static_cast<std::size_t>(device().statistics().allocated_bytes.large.current);
       b.rounded = now - large_;
       large_ = now;
@@ -181,7 +182,7 @@ class program {
     }
     notes_.saw(device().statistics());
   }
-  // Looks from outside; or has blocks of its own and gives back some of the first one's, which ends with it.
+  // The other thread only queries, or has blocks of its own and frees some of the first thread's.
   void from_another_thread() {
     bool const allocates = random_() % 2;
     std::thread([&] {
@@ -197,7 +198,7 @@ class program {
     device().reset_peak();
     notes_.reset();
   }
-  // its first slots of each size
+  // a cache's first slots of each size
   static constexpr std::int64_t most_in_a_cache =
       std::int64_t{memory::thread_cache::most_bytes} + (1 << 20) + memory::deferred_frees::most_bytes;
 
@@ -212,7 +213,7 @@ class program {
 
   runtime own_{simulated{.devices = 1, .memory = std::size_t{1} << 30}};
   runtime_guard in_{own_};
-  stream s_, user_;  // the second has no memory here
+  stream s_, user_;  // the second has no memory on this device
   frees const how_;
   std::minstd_rand random_;
   std::vector<block> live_;
@@ -231,7 +232,7 @@ void run(program::frees how) {
     crossed += p.crossed, quick += p.quick;
     if (testing::Test::HasFailure()) return;
   }
-  // a checker hears of each call
+  // A checker observes each call, so no call takes the fast path.
   if (!base::has_process_wide_fence() || std::getenv("WEIR_TEST_SEED") || std::getenv("WEIR_CHECK_RACES")) return;
   EXPECT_GT(quick, 1000u);
   EXPECT_GT(crossed, 1000u);

@@ -1,4 +1,4 @@
-// Pending blocks: who waits for what, and what one question costs.
+// Pending blocks: which stamp each waits for, and what one poll costs.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -105,7 +105,7 @@ TEST(pending_queue, the_oldest_is_taken_whatever_it_waits_for) {
     blocks.emplace_back().bytes = 512;
     q.push(block_of(blocks.back(), {{1 + i % 3, i + 1}, {9, 1}}));
   }
-  // those go on to wait for 9
+  // those then wait for stream 9
   q.reclaim([&](clock::stamp s, pending_block&) { return s.stream == 2; },
             [&](pending_block const&) { ADD_FAILURE(); });
   for (heap_block& p : blocks) {

@@ -1,5 +1,4 @@
-// Every driver call refused in turn: whatever the allocator was doing, its lists stay whole,
-// and the same program then runs.
+// Every driver call refused in turn: the allocator's lists stay whole, and the same program then runs.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -18,7 +17,7 @@ using tests::memory_bench;
 
 constexpr driver::code codes[] = {driver::code::failed, driver::code::out_of_memory, driver::code::not_permitted};
 struct refused_calls : ::testing::TestWithParam<driver::code> {
-  // Under sanitizers each call is refused by one of the codes, elsewhere by each.
+  // Under sanitizers each call is refused by one of the codes, otherwise by each.
   static constexpr std::uint64_t stride = tests::sanitized ? std::size(codes) : 1;
   static std::uint64_t first() {
     return stride == 1 ? 1
@@ -27,8 +26,7 @@ struct refused_calls : ::testing::TestWithParam<driver::code> {
   }
 };
 
-// Small and large blocks on two streams, marks, waits,
-// handing over, a ladder climbed to its end, memory given back.
+// Small and large blocks on two streams, marks, waits, a handover, all recovery steps, and released memory.
 struct scenario {
   memory_bench bench{{.devices = 2, .memory = 2 << 20, .schedule = simulated::scheduling::seeded, .seed = 5}};
   clock::stream_clock& a = bench.stream(0);
@@ -40,7 +38,7 @@ struct scenario {
   void attempt(Do act) {
     try {
       act();
-    } catch (error const&) {  // typed, or the test ends here
+    } catch (error const&) {  // a typed error; any other ends the test
       ++failed;
     }
   }
@@ -74,7 +72,7 @@ struct scenario {
   }
 };
 
-// The program then runs.
+// The program runs afterwards.
 TEST_P(refused_calls, the_kth_call_refused_leaves_every_list_whole) {
   std::uint64_t calls = 0;
   int failures_without = 0;
@@ -126,7 +124,7 @@ TEST_P(refused_calls, all_calls_of_a_kind_refused_leave_lists_whole) {
   }
 }
 
-// The driver refuses its use and its release; it is given back later.
+// The driver refuses the handle's use and its release. weir releases it later.
 TEST(refused_pairs, an_unusable_unreleasable_handle_is_kept_aside) {
   scenario s;
   s.bench.control->fail_call("grant", 1, driver::code::failed);
@@ -161,7 +159,7 @@ TEST(refused_pairs, unmapped_memory_not_released_stays_counted) {
   EXPECT_EQ(s.device.statistics().reserved_bytes.all.current, 0);
 }
 
-// Refuses to take memory back while it is told to, and lets a test do something from inside such a call.
+// Refuses to release memory while told to, and runs a test's action inside such a call.
 struct keeps_memory final : weir::driver::fault_injector {
   using fault_injector::fault_injector;
   weir::driver::status release(weir::driver::memory_handle h) override {
@@ -187,7 +185,7 @@ TEST(refused_pairs, memory_that_was_not_freed_goes_later) {
   come_and_go();
   keeper->refuses = true;
   EXPECT_EQ(d.empty_cache(), 0u);
-  keeper->inside = [&] {  // another thread's call, while this one tries again
+  keeper->inside = [&] {  // another thread's call, while this thread tries again
     come_and_go();
     EXPECT_EQ(d.empty_cache(), 0u);
   };

@@ -27,7 +27,7 @@ struct address_spaces : ::testing::Test {
   driver::sim::controls* control;
   driver::device_info info;
   alignas(16) char place[sizeof(stream_heap)] = {};
-  stream_heap& nobody = reinterpret_cast<stream_heap&>(place);  // only its address is kept
+  stream_heap& nobody = reinterpret_cast<stream_heap&>(place);  // only its address is used
 };
 
 TEST_F(address_spaces, an_address_has_one_owner) {
@@ -75,7 +75,7 @@ TEST_F(address_spaces, the_least_reservation_is_the_devices_memory) {
   }
 }
 
-// Another refusal is passed on.
+// Any other refusal is passed on.
 TEST_F(address_spaces, its_size_is_an_option) {
   {
     address_space space(*machine, 0);
@@ -98,7 +98,7 @@ TEST_F(address_spaces, handle_sizes_follow_block_and_reserved) {
   address_space space(*machine, 0);
   ASSERT_TRUE(space.open(info, 0).ok());
   std::size_t const page = space.page_bytes(), much = 1 << 20;  // pages
-  // of all handles under a block, in pages
+  // the pages of each handle under a block
   auto const pages_of = [&](std::size_t block, std::size_t reserved, std::size_t capacity, double epsilon) {
     std::vector<std::size_t> out;
     auto const sizes = space.handles_under(block * page, reserved * page, capacity * page, epsilon);
@@ -118,8 +118,8 @@ TEST_F(address_spaces, handle_sizes_follow_block_and_reserved) {
   EXPECT_EQ(pages_of(200, 200, much, 0).front(), 1u);
 }
 
-// Against a plain table of one word a granule:
-// blocks that start anywhere, and runs that are entered at each granule.
+// Against a plain table of one word for each granule: blocks that start anywhere, and runs entered at each
+// granule.
 TEST(granule_table, knows_the_last_entry_of_each_granule) {
   constexpr std::size_t granules = 64 * 12;
   for (unsigned seed = 1; seed <= 100; ++seed) {

@@ -9,8 +9,8 @@
 
 namespace weir::tests {
 
-// Nothing moves but what a test steps, or waits for on the host. As large as an H200:
-// only what is mapped costs time.
+// A stream runs only when a test steps it or the host waits for it. The memory is as large as an H200's; only
+// mapped memory costs time.
 struct reuse_machine {
   explicit reuse_machine(options o = {}, std::size_t memory = std::size_t{141} << 30)
       : bench({.devices = 1, .memory = memory, .schedule = simulated::scheduling::stepped, .seed = 1}, o) {}
@@ -26,7 +26,7 @@ struct reuse_machine {
     EXPECT_EQ(device().validate(), std::vector<std::string>{});
     EXPECT_EQ(bench.control->findings(), std::vector<std::string>{});
   }
-  // A batch is made on `from`, used on `to`, and given back; the host never asks how far the device is.
+  // Each batch is allocated on `from`, used on `to`, and freed. The host never queries the device.
   void batches(clock::stream_clock& from, clock::stream_clock& to, int n, std::size_t bytes) {
     for (int i = 0; i < n; ++i) {
       void* const p = take(from, bytes);
@@ -37,7 +37,7 @@ struct reuse_machine {
       give(p);
     }
   }
-  // The same, never marked: the free names who used it last, and slots go home together.
+  // The same without marks: the free names the last user, and the slots are deferred frees.
   void named_batches(clock::stream_clock& from, clock::stream_clock& to, int n, std::size_t bytes) {
     for (int i = 0; i < n; ++i) {
       void* const p = take(from, bytes);

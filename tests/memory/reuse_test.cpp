@@ -1,5 +1,5 @@
-// Policies of reuse but for device waits (reuse_waits_test.cpp): what each does, what it costs, and that an option
-// switches it.
+// Policies of reuse except device waits (reuse_waits_test.cpp): what each does, what it costs, and that its
+// option switches it off.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -42,7 +42,8 @@ TEST(reuse, one_stream_with_blocks_in_place_makes_no_event) {
   m.sound();
 }
 
-// What was lent and comes back goes to its borrower whole, without a question: only where that wastes little.
+// A returned borrowed block serves its borrower again as a whole, without a poll, only if little of it is
+// wasted.
 TEST(reuse, a_returned_loan_serves_only_about_its_size) {
   constexpr std::size_t mib = 1 << 20;
   for (auto const& [wanted, whole] : {std::pair{15 * mib, true}, {12 * mib, false}, {9 * mib, false}}) {
@@ -62,12 +63,11 @@ TEST(reuse, a_returned_loan_serves_only_about_its_size) {
   }
 }
 
-// Freshness: at no time has more been given back since the newest fence than fence_interval says,
-// and a block more.
+// The bytes freed since the newest fence never exceed fence_interval plus one block.
 TEST(reuse, fences_come_once_in_fence_interval_bytes) {
   constexpr std::size_t every = 4 << 20;
   machine m({.fence_interval = every});
-  void* const room = m.take(m.a, 16 << 20);  // nothing misses below
+  void* const room = m.take(m.a, 16 << 20);  // so that no allocation below misses
   (void)m.take(m.b, 100);
   m.give(room);
   std::uint64_t const before = m.stats().fences;
@@ -87,14 +87,14 @@ TEST(reuse, fences_come_once_in_fence_interval_bytes) {
   m.sound();
 }
 
-// While nobody else wants its memory a stream's fences come half as often each time; who looks there finds
-// four soon after each other again.
+// While no other stream wants its memory, a stream's fences come half as often each time. After another
+// stream looked, four fences follow closely.
 TEST(reuse, fences_are_denser_once_another_stream_looked) {
   machine m({.device_waits = waits::never});
   constexpr std::size_t held = std::size_t{2} << 30, block = 16 << 20;
   void* const room = m.take(m.a, held);
   m.give(room);
-  (void)m.take(m.b, 100);  // a miss of its own, which looks at what `a` has
+  (void)m.take(m.b, 100);  // a miss, which looks at what `a` has
   auto const frees_until_fenced = [&] {
     std::uint64_t const before = m.stats().fences;
     for (std::size_t n = 1; n < 10'000; ++n) {
@@ -113,9 +113,9 @@ TEST(reuse, fences_are_denser_once_another_stream_looked) {
   m.sound();
 }
 
-// Two streams whose blocks never live at once share a page, until each of them has lived on what the other
-// leaves for eight blocks: from then on neither looks at the other's.
-// Where the page is not in the bound they go on as they did.
+// Two streams whose blocks never live at once share a page until each has borrowed eight blocks in a row.
+// From then on neither looks at the other's memory. If the bound does not allow another page, they go on
+// borrowing.
 TEST(reuse, a_stream_that_mostly_borrows_gets_its_own_page) {
   memory_bench bench({.devices = 1, .memory = std::size_t{1} << 30}, {.epsilon = 0});  // pages of 2 MiB
   auto& d = static_cast<memory::device_allocator&>(bench.on(0));
@@ -178,7 +178,7 @@ TEST(reuse, without_poll_on_miss_nothing_is_asked_early) {
   }
 }
 
-// A run of slots is half a MiB at most, whatever size they have: that much more is what the bound is asked about.
+// A run of slots is at most half a MiB, whatever its slot size: weir checks the bound for that much more.
 TEST(reuse, pending_blocks_are_polled_before_slots_pass_the_bound) {
   for (std::size_t const bytes : {std::size_t{1}, std::size_t{32}, memory::size_classes::largest}) {
     machine m;
@@ -208,14 +208,15 @@ TEST(reuse, an_own_complete_block_precedes_anothers) {
   m.busy(c);
   m.give(own);
   m.give(others);
-  ASSERT_TRUE(c.fence().ok() && m.a.wait(m.b.now()).ok());  // the other stream's could be had without a question
+  ASSERT_TRUE(c.fence().ok() && m.a.wait(m.b.now()).ok());  // the other stream's block needs no poll
   ASSERT_TRUE(m.bench.control->run());
   EXPECT_EQ(m.take(m.a, 3 << 20), own);
   EXPECT_EQ(m.take(m.a, 3 << 20), others);
   m.sound();
 }
 
-// Twice: for a piece of about the size, and for any. Then the pieces alone, as those that may be complete.
+// Each heap twice: for a block of about the size, and for any. Then each block once, as one that may be
+// complete.
 TEST(reuse, each_memory_and_each_piece_of_a_miss_is_a_step) {
   constexpr std::size_t others = 3;
   machine m;
@@ -233,8 +234,8 @@ TEST(reuse, each_memory_and_each_piece_of_a_miss_is_a_step) {
   m.sound();
 }
 
-// Where it lies hangs on the calls alone; that it is nobody else's any more is the device's to see to.
-// Whether these are complete or not.
+// The place depends on the calls alone. The device ensures that all earlier uses have ended, whether they are
+// complete at the request or not.
 TEST(reuse, deterministic_memory_comes_behind_all_its_uses) {
   for (bool const complete : {false, true}) {
     machine m({.deterministic = true});
@@ -254,7 +255,7 @@ TEST(reuse, deterministic_memory_comes_behind_all_its_uses) {
   }
 }
 
-// Steps: blocks, pieces, streams and questions looked at.
+// Steps: blocks, streams and polls of the miss.
 std::uint64_t steps_of_a_miss(std::size_t pending, bool short_of_memory) {
   constexpr std::size_t block = 64 << 10;
   std::size_t const room = pending * block;
@@ -280,7 +281,7 @@ std::uint64_t steps_of_a_miss(std::size_t pending, bool short_of_memory) {
   return steps;
 }
 TEST(reuse, a_miss_does_not_cost_more_with_waiting_blocks) {
-  // 100,000 by hand: it takes long to map them
+  // WEIR_TEST_MOST_BLOCKS: 100,000 takes long to map.
   std::size_t const most = tests::number_from_environment("WEIR_TEST_MOST_BLOCKS", tests::sanitized ? 3'000 : 10'000);
   for (bool const short_of_memory : {false, true}) {
     std::uint64_t const few = steps_of_a_miss(1'000, short_of_memory), many = steps_of_a_miss(most, short_of_memory);
@@ -289,7 +290,7 @@ TEST(reuse, a_miss_does_not_cost_more_with_waiting_blocks) {
   }
 }
 
-// Free pieces of others that are not complete.
+// Free blocks of other streams that are not complete.
 std::uint64_t steps_past_blocks(std::size_t blocks, bool short_of_memory) {
   constexpr std::size_t block = 64 << 10;
   std::size_t const room = 2 * blocks * block;
@@ -299,7 +300,7 @@ std::uint64_t steps_past_blocks(std::size_t blocks, bool short_of_memory) {
   for (std::size_t i = 0; i < 2 * blocks; ++i) all.push_back(m.take(m.a, block));
   auto const gate = m.bench.machine().hold(0, m.a.handle());
   for (std::size_t i = 0; i < all.size(); i += 2) m.give(all[i]);
-  m.a.set_carries_collectives(short_of_memory);  // what is short is waited for patiently then, and in vain
+  m.a.set_carries_collectives(short_of_memory);  // short memory then ends in a wait without success
   m.b.set_carries_collectives(short_of_memory);
   std::uint64_t const before = m.device().steps();
   for (int i = 0; i < 10; ++i) {
@@ -322,7 +323,7 @@ TEST(reuse, a_miss_does_not_cost_more_with_others_pieces) {
   }
 }
 
-// Each of a hundred streams has blocks that wait for another one, and none is complete.
+// Each of a hundred streams has blocks that wait for another stream, and none is complete.
 TEST(reuse, a_miss_looks_at_each_of_a_hundred_streams_once) {
   machine m;
   std::vector<clock::stream_clock*> lines;
@@ -340,8 +341,7 @@ TEST(reuse, a_miss_looks_at_each_of_a_hundred_streams_once) {
   counted_calls calls(*m.bench.control);
   std::uint64_t const before = m.device().steps();
   for (int i = 0; i < 10; ++i) (void)m.take(*lines[0], 3 << 20);
-  // Before the memory grows for what waits, each stream that is waited for is asked once more than it had
-  // done: 100 a miss, and the blocks.
+  // Before the memory grows, weir polls each awaited stream once more: 100 a miss, plus the blocks.
   EXPECT_LE(calls.of({driver::call::query_event}), 10u * (100 + 100) + 1000) << "ten misses";
   EXPECT_LE(m.device().steps() - before, 10u * (1000 + 2 * 1000));
   ASSERT_TRUE(m.bench.control->run());

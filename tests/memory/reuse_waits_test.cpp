@@ -1,4 +1,4 @@
-// Reuse behind device waits: when a stream is made to wait for memory, for how much, and when it is not.
+// Reuse behind device waits: when a stream waits for memory, for how much of it, and when it does not.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -45,8 +45,8 @@ TEST(reuse_waits, a_host_ahead_gets_its_oldest_memory) {
   }
 }
 
-// The stream stays three blocks ahead: it waits for the first of four,
-// and what is behind that is not waited for.
+// The home stream stays three blocks ahead. It waits for the oldest of four, and not for the blocks behind
+// it.
 TEST(reuse_waits, a_wait_leaves_the_newest_blocks_to_their_users) {
   machine m;
   m.batches(m.a, m.b, 5, 16 << 20);
@@ -85,7 +85,7 @@ TEST(reuse_waits, batches_of_small_blocks_take_a_few_fences_worth) {
   m.sound();
 }
 
-// Slots of slabs, and blocks of which hundreds lie before one fence.
+// Slots of slabs, and blocks of which one fence covers hundreds.
 TEST(reuse_waits, small_blocks_of_a_host_ahead_take_few_fences) {
   constexpr std::size_t fence = 2 << 20, all = 16 * fence;
   for (std::size_t bytes : {3000, 32'000, 9 << 10, 40 << 10}) {
@@ -168,7 +168,7 @@ TEST(reuse_waits, a_wait_for_own_blocks_is_reported_to_a_checker) {
   EXPECT_EQ(d.validate(), std::vector<std::string>{});
 }
 
-// A look goes to 64 free pieces of a memory. All of those here are known to be complete.
+// A search visits at most 64 free blocks of a heap. All of those here are known to be complete.
 TEST(reuse_waits, short_memory_waits_beyond_the_pieces_looked_at) {
   constexpr std::size_t page = 64 << 10, small = 40 << 10, wanted = 100 << 10, n = 70;
   constexpr std::size_t all = memory::round_up((2 * n + 1) * small + wanted, page);

@@ -45,7 +45,7 @@ TEST(size_classes, an_alignment_asked_for_divides_the_slot) {
   EXPECT_EQ(size_classes::of(100, 64 << 10), -1);
 }
 
-// A run is a piece of a region; slabs do not care what else lies there.
+// A run is a block of a region; slabs do not depend on the rest of the region.
 struct shelf {
   region in{address{1} << 40, std::size_t{64} << 20, 64 << 10, nullptr};
   std::vector<std::unique_ptr<heap_block>> runs;
@@ -66,13 +66,13 @@ struct shelf {
   }
 };
 
-// By one multiplication.
+// One multiplication finds the slot.
 TEST(slabs, a_slot_is_found_where_it_starts_only) {
   for (int c = 0; c < size_classes::count; ++c) {
     std::size_t const size = size_classes::bytes(c), run = std::size_t{512} << 10;
     slab s;
     s.reciprocal = ~std::uint64_t{0} / size + 1;
-    // the starts, and what lies around them
+    // the starts, and offsets around them
     for (std::size_t offset = 0; offset < run; offset += offset % size == 1 && size > 64 ? size - 2 : 1) {
       std::uint32_t i;
       ASSERT_EQ(s.starts(offset, i), offset % size == 0) << offset << " of " << size;
@@ -125,7 +125,7 @@ TEST(slabs, slots_agree_with_a_set_under_random_operations) {
   }
 }
 
-// Not the first of its class.
+// The last empty slab of a class stays.
 TEST(slabs, an_emptied_surplus_slab_becomes_a_block_again) {
   shelf s;
   int const c = size_classes::of(1024);
@@ -149,7 +149,7 @@ TEST(slabs, an_emptied_surplus_slab_becomes_a_block_again) {
   EXPECT_EQ(s.wrong(), std::vector<std::string>{});
 }
 
-// A fourth of the runs.
+// Slabs are shed once a fourth of the runs is free, too.
 TEST(slabs, shed_once_a_page_and_a_fourth_are_free) {
   shelf s;
   constexpr std::size_t run = 64 << 10, size = 8 << 10;
@@ -171,13 +171,13 @@ TEST(slabs, shed_once_a_page_and_a_fourth_are_free) {
   EXPECT_FALSE(s.small.worth_shedding(2 * run)) << "no page";
 }
 
-// Runs of an arena all of which is mapped; what is taken of each block is in a plain table, and at which
-// number each unit of the memory came free last.
+// Runs of an arena that is wholly mapped. A plain table has the live blocks, and for each unit of memory the
+// number at which it last came free.
 struct shedding {
   struct taken {
     slab* from;
     std::uint32_t index;
-    std::uint64_t since;  // the number then
+    std::uint64_t since;  // the number at the allocation
     bool pending = false;
   };
   explicit shedding(std::uint64_t seed) : random(seed) {
@@ -210,7 +210,7 @@ struct shedding {
   void give(address at) {
     taken const t = live.at(at);
     live.erase(at);
-    std::uint64_t const freed = t.since + random() % (now + 1 - t.since);  // a thread's cache may have kept it since
+    std::uint64_t const freed = t.since + random() % (now + 1 - t.since);  // a thread cache may have kept it since
     latest.at(t.from) = std::max(latest.at(t.from), freed);
     for (address a = round_down(at, bins::unit); a < at + t.from->size; a += bins::unit)
       came_free[unit(a)] = std::max(came_free[unit(a)], freed);
@@ -225,7 +225,7 @@ struct shedding {
         },
         [&](slab& s) { back(s); });
   }
-  std::size_t touched() const {  // bytes of the cells that a block lies in
+  std::size_t touched() const {  // bytes of the cells that a block touches
     std::set<address> cells;
     for (auto const& [at, t] : live) {
       for (address a = round_down(at, cell); a < at + t.from->size; a += cell) cells.insert(a);
@@ -311,7 +311,7 @@ TEST(slabs, slabs_of_516_bytes_waste_less_than_three_percent) {
   EXPECT_LE(static_cast<double>(run) / static_cast<double>(run / 528 * 516), 1.03);
 }
 
-// What is kept for a slab and its run is some 700 B, whatever its length, and for a handle some KB.
+// The descriptors of a slab and its run take some 700 B, whatever the run's length; a handle takes some KB.
 TEST(slabs, runs_grow_with_the_slabs_and_stay_a_part_of_them) {
   for (int c = 0; c < size_classes::count; ++c) {
     std::size_t held = 0, before = 0;

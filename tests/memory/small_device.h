@@ -1,5 +1,5 @@
-// What tests of thread caches and outboxes stand on:
-// a device of few pages, and a thread that is parked with whatever it keeps.
+// Fixture for tests of thread caches and deferred frees: a device of few pages, and a thread that parks with
+// all that it keeps.
 // Threads: a fixture is its test's thread's; a parked thread lasts as long as its object.
 #pragma once
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ struct small_device : ::testing::Test {
     for (std::size_t i = 0; i < n; ++i) all.push_back(allocate(from, bytes));
     return all;
   }
-  // A thread does that here, and is parked; meanwhile a block is had that needs every page of the device.
+  // A thread runs `first` and parks. Meanwhile `on` allocates a block that needs every page of the device.
   template <class First>
   void a_block_of_all_pages_is_had_while_a_thread_is_parked_after(First first, stream_ref on) {
     base::mutex lock;

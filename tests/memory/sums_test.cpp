@@ -1,7 +1,7 @@
-// What counters say while threads allocate lies between what was true when they were asked and when they had
-// answered; at rest it is a recount; a peak is never below what was live at once, and above it by no more
-// than is stated in device_counters.h. Seeds as tests/support/seeds.h says. Threads:
-// several at once, on the machine's own clock.
+// Counters that are read while threads allocate lie between the true values before and after the read. At
+// rest they equal a recount. A peak is at least what was live at once, and exceeds it by no more than
+// device_counters.h states. Seeds as tests/support/seeds.h says.
+// Threads: several at once, on the machine's own clock.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -22,8 +22,7 @@ namespace {
 
 constexpr int threads = 4;
 
-// What the program did: each only grows. An operation has begun before it is called,
-// and is done after it has returned.
+// Totals of the program. An operation has begun before its call and is done after its return.
 struct truth {
   std::atomic<std::int64_t> begun_blocks{0}, begun_bytes{0}, done_blocks{0}, done_bytes{0};
 };
@@ -65,7 +64,7 @@ struct sums : testing::Test {
   };
   std::array<std::vector<block>, threads> live;
 
-  // Blocks of this thread, of its own stream and of one that two threads share.
+  // Blocks of this thread, of its own stream and of a stream that two threads share.
   void program(std::uint64_t seed, int mine, stream_ref own, stream_ref shared) {
     std::mt19937_64 random(seed);
     auto& blocks = live[static_cast<size_t>(mine)];
@@ -93,9 +92,8 @@ struct sums : testing::Test {
     between(a.taken_done, n.allocation.all.allocated, b.taken_begun, "blocks taken");
     between(a.given_done, n.allocation.all.freed, b.given_begun, "blocks given back");
     between(a.taken_done - b.given_begun, n.allocation.all.current, b.taken_begun - a.given_done, "live blocks");
-    // Of a small block the caches count its size, and what was not asked for of all blocks together, one
-    // after the other: so bytes may be wrong by the rounding of what was taken or given back meanwhile,
-    // at most 4 KiB each.
+    // A cache counts the rounded size of a small block, and the rounding of all blocks separately. The bytes
+    // may therefore be wrong by the rounding of blocks allocated or freed meanwhile, at most 4 KiB each.
     std::int64_t const loose = 4096 * (b.taken_begun - a.taken_done + b.given_begun - a.given_done);
     between(a.taken_bytes_done - loose, n.requested_bytes.all.allocated, b.taken_bytes_begun + loose, "bytes taken");
     between(a.given_bytes_done - loose, n.requested_bytes.all.freed, b.given_bytes_begun + loose, "bytes given back");
@@ -119,8 +117,7 @@ struct sums : testing::Test {
     EXPECT_EQ(n.allocation.all.freed, given.done_blocks);
     EXPECT_EQ(n.requested_bytes.all.allocated, taken.done_bytes);
     EXPECT_EQ(n.requested_bytes.all.freed, given.done_bytes);
-    // Each stream's tally, and what caches of threads hold of it:
-    // at most a run of slabs of each of a few sizes.
+    // Each stream's counters, and what thread caches hold: at most a run of each of a few sizes.
     std::int64_t const peak = n.requested_bytes.all.peak, streams = threads + 1,
                        caches = std::int64_t{threads} * streams * (1 << 20);
     EXPECT_GE(peak, peak_at_least);

@@ -1,5 +1,5 @@
-// Small blocks kept by threads: the short way and the long one count alike,
-// and nothing a thread keeps is out of reach.
+// Small blocks kept by threads: the fast path and the locked path count alike, and other threads can reach
+// all that a thread keeps.
 // Threads: as each test says.
 #include <algorithm>
 #include <random>
@@ -35,7 +35,7 @@ TEST_F(thread_caches, the_fast_path_is_counted_exactly) {
   sound();
 }
 
-// With the lock: the first of a size, and one call of many that finds its size empty or full.
+// Only the first call of a size takes the lock, and the rare call that finds its size empty or full.
 TEST_F(thread_caches, almost_all_calls_for_small_blocks_take_no_lock) {
   if (!base::has_process_wide_fence() || own.get().observer())
     GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is kept";
@@ -76,7 +76,7 @@ TEST_F(thread_caches, almost_all_calls_for_small_blocks_take_no_lock) {
   sound();
 }
 
-// Room for more of a larger size is for those that come and go.
+// A larger size gets more room in the cache only if its blocks come and go.
 TEST_F(thread_caches, larger_blocks_that_only_come_are_not_kept) {
   if (!base::has_process_wide_fence() || own.get().observer())
     GTEST_SKIP() << "no thread can be fenced here, or each call is told to a checker: nothing is kept";
@@ -111,7 +111,7 @@ TEST_F(thread_caches, emptied_caches_are_in_no_later_peak) {
   sound();
 }
 
-// Nothing has changed.
+// A refused free changes nothing.
 TEST_F(thread_caches, a_double_or_inner_free_is_refused) {
   std::vector<void*> all;
   fill(all, 512, 20);
@@ -125,13 +125,13 @@ TEST_F(thread_caches, a_double_or_inner_free_is_refused) {
   }
 }
 
-// Above the slabs' sizes: by the lock's owner, who needs no locked instruction, as by anybody else.
+// Sizes above the slabs': served by the bias owner without a locked instruction, and by any other thread.
 struct large_blocks : thread_caches {
   static constexpr std::size_t bytes = 100'000, rounded = 100'352;
   void become_owner() {
     for (int i = 0; i < 20; ++i) deallocate(allocate(s.ref(), bytes));
   }
-  bool owned() {  // the next pair of calls goes by the owner's way
+  bool owned() {  // the next pair of calls takes the owner's path
     void* const p = memory::fast_allocate(line(), bytes, 0);
     return p && memory::fast_deallocate(p);
   }
@@ -144,7 +144,6 @@ struct large_blocks : thread_caches {
   }
 };
 
-// Of what the owner does with it from then on nobody hears.
 TEST(biased_mutex, loses_only_the_owner_that_is_disowned) {
   base::biased_mutex m;
   base::bias_word mine, other;
@@ -245,8 +244,7 @@ TEST_F(thread_caches, an_ended_threads_cache_goes_back) {
   EXPECT_EQ(memory_stats(0).reserved_bytes.all.current, 0);
 }
 
-// Each step either finds the cache open or finds it shut;
-// whichever it is, no slot is lost and none is anybody else's too.
+// Whether a step finds the cache open or closed, no slot is lost and none is handed out twice.
 TEST_F(thread_caches, a_thread_works_while_others_empty_its_cache) {
   base::atomic<bool> done{false};
   base::atomic<int> wrong{0};
@@ -271,7 +269,7 @@ TEST_F(thread_caches, a_thread_works_while_others_empty_its_cache) {
   std::thread one([&] { work(1); }), other([&] { work(2); });
   for (int i = 0; !done.load(); ++i) {
     if (i % 2) empty_cache(0);
-    for (std::string const& what : device().validate()) {  // sums of bytes are of different moments while others work
+    for (std::string const& what : device().validate()) {  // sums of bytes are of different moments while threads work
       if (what.find("slot") != std::string::npos) ADD_FAILURE() << what;
     }
   }
@@ -285,7 +283,7 @@ TEST_F(thread_caches, a_thread_works_while_others_empty_its_cache) {
   EXPECT_EQ(n.allocation.small.allocated, n.allocation.small.freed);
 }
 
-// It keeps some; the rest goes home together.
+// It keeps some slots and returns the rest together.
 TEST_F(thread_caches, a_thread_that_only_frees_returns_the_surplus) {
   std::vector<void*> all;
   fill(all, 256, 1000);
@@ -295,7 +293,7 @@ TEST_F(thread_caches, a_thread_that_only_frees_returns_the_surplus) {
     sound();
     EXPECT_EQ(memory_stats(0).allocation.small.current, 0);
     std::vector<void*> again;
-    fill(again, 256, 40);  // some of them are here
+    fill(again, 256, 40);  // some of them come from this thread's cache
     EXPECT_TRUE(std::any_of(again.begin(), again.end(),
                             [&](void* p) { return std::find(all.begin(), all.end(), p) != all.end(); }));
     for (void* p : again) deallocate(p);

@@ -1,5 +1,5 @@
-// Many threads, streams and devices at once on a machine run by threads;
-// and no driver call under a lock that others need.
+// Many threads, streams and devices at once on a machine run by threads, and no driver call under a lock that
+// other threads need.
 #include <gtest/gtest.h>
 
 #include <condition_variable>
@@ -16,7 +16,7 @@ namespace {
 
 using tests::memory_bench;
 
-// A machine one of whose next calls does not return before somebody says so.
+// A machine on which one chosen call does not return until the test allows it.
 struct slow_call final : weir::driver::fault_injector {
   using fault_injector::fault_injector;
   void pause(weir::driver::call c) {
@@ -51,7 +51,7 @@ struct slow_call final : weir::driver::fault_injector {
 
 class memory_threads_slow : public ::testing::TestWithParam<weir::driver::call> {};
 
-// A call for growth, a move or a return.
+// A call of growth, of a move or of a release.
 TEST_P(memory_threads_slow, one_streams_driver_call_delays_no_other) {
   slow_call* slow = nullptr;
   memory_bench bench({.devices = 1, .memory = 256 << 20}, options{.epsilon = 0},
@@ -64,7 +64,7 @@ TEST_P(memory_threads_slow, one_streams_driver_call_delays_no_other) {
   clock::stream_clock& a = bench.stream(0);
   clock::stream_clock& b = bench.stream(0);
   d.deallocate(d.allocate(a, 1 << 20, 0, at), nullptr, at);
-  std::vector<void*> blocks;  // every other one is free: its handles are moved where more are not allowed
+  std::vector<void*> blocks;  // every other one is free: its handles move if no more are allowed
   for (int i = 0; i < 8; ++i) blocks.push_back(d.allocate(b, 8 << 20, 0, at));
   for (std::size_t i = 0; i < blocks.size(); i += 2) d.deallocate(blocks[i], nullptr, at);
   ASSERT_TRUE(bench.clocks().synchronize(b.now()).ok());
@@ -81,8 +81,8 @@ TEST_P(memory_threads_slow, one_streams_driver_call_delays_no_other) {
     std::unique_lock lock(slow->mutex);
     ASSERT_TRUE(slow->news.wait_for(lock, std::chrono::seconds(20), [&] { return slow->entered; }));
   }
-  // Warm and cold, small and large, on the other stream, and warm on the very stream that misses;
-  // frees; questions.
+  // Cached and uncached, small and large, on the other stream; cached on the very stream that misses; frees;
+  // queries.
   for (std::size_t bytes : {100, 20'000, 1 << 20, 32 << 20}) d.deallocate(d.allocate(b, bytes, 0, at), nullptr, at);
   void* const p = d.allocate(a, 1000, 0, at);
   EXPECT_TRUE(d.find(p));
@@ -134,7 +134,7 @@ TEST(memory_threads, passed_blocks_keep_bytes_and_counters_exact) {
           if (shelf.back().device == line.device()) b = shelf.back(), shelf.pop_back();
         }
       }
-      if (b.at) {  // somebody else's: order this stream behind its writer, look at it, free it from here
+      if (b.at) {  // of another stream: order this one behind its writer, check it, free it from here
         d.record_use(b.at, line, at);
         if (!line.wait(b.last->now()).ok()) ++wrong;
         struct look {
