@@ -1,4 +1,4 @@
-// Gradient buckets: reduced where they lie, while the backward pass still runs.
+// Gradient buckets: reduced in place while the backward pass still runs.
 #include <algorithm>
 #include <numeric>
 
@@ -32,7 +32,7 @@ void write(stream_ref to, device_span gradient, int rank, int step, int which) {
   copy(to, gradient.data, e.data(), e.size());
 }
 
-// In whatever order gradients come.
+// Gradients become ready in any order.
 TEST(gradient_buckets, every_step_ends_with_the_mean_on_all_ranks) {
   int const n = ranks_here();
   for (std::size_t const bucket_bytes : {std::size_t{1}, std::size_t{6000}, std::size_t{0}}) {
@@ -72,8 +72,8 @@ TEST(gradient_buckets, every_step_ends_with_the_mean_on_all_ranks) {
   }
 }
 
-// A step that is given up: what was written is of no bucket that is full, so no reduction comes behind it.
-// Before its memory serves again.
+// A step is abandoned: its gradient's bucket is not full, so no reduction follows it. The memory serves again
+// only after the writer's work.
 TEST(gradient_buckets, an_abandoned_step_waits_for_its_writer) {
   runtime own(simulated{.devices = 1, .memory = 4_MiB, .schedule = simulated::scheduling::stepped});
   runtime_guard const in(own);
@@ -85,11 +85,11 @@ TEST(gradient_buckets, an_abandoned_step_waits_for_its_writer) {
     gradient_buckets g(ranks[0]);
     g.add("a", 200'000), g.add("b", 200'000);
     g.build();
-    launch_host(writer, [] {});  // what weir is not told of, but by ready()
+    launch_host(writer, [] {});  // weir knows of this work only through mark_ready()
     g.mark_ready(0, writer);
     wrote = writer.stamp();
   }
-  void* const again = allocate(next.ref(), 3_MiB);  // all the memory there is
+  void* const again = allocate(next.ref(), 3_MiB);  // needs all memory
   EXPECT_TRUE(streams::clock_of(next.ref()).covers(streams::inner_stamp(wrote)));
   deallocate(again);
 }
@@ -153,7 +153,7 @@ TEST(gradient_buckets, are_cut_from_last_to_first_by_size_and_type) {
   EXPECT_NE(refusal<invalid_use>([&] { (void)g.gradients(); }).find("\"d\" of float64"), std::string::npos);
 }
 
-// The others can be built.
+// Other sizes can still be built.
 TEST(gradient_buckets, overflowing_sizes_are_refused) {
   auto ranks = communicator::create_all(first_devices(1));
   device_guard const on(0);
@@ -235,7 +235,7 @@ TEST(gradient_buckets, wrong_order_or_foreign_memory_is_refused) {
   g.finish(current_stream());
 }
 
-// From one thread, which a simulated machine allows: what runs when.
+// One thread arranges the order of the ranks, which a simulated machine allows.
 class simulated_buckets : public testing::Test {
  protected:
   runtime machine_{simulated{.devices = 2, .memory = 1_GiB}};
@@ -285,7 +285,7 @@ TEST_F(simulated_buckets, a_full_bucket_is_reduced_during_the_pass) {
 TEST_F(simulated_buckets, a_bucket_starts_after_those_in_front_of_it) {
   for (int rank : {0, 1}) write_ready(rank, 0, default_stream(device(rank)));
   all_done();
-  EXPECT_EQ(read(0, 0), encode(int32, {1, 2, 3, 4}));  // its own, not reduced
+  EXPECT_EQ(read(0, 0), encode(int32, {1, 2, 3, 4}));  // its own value, not reduced
   for (int rank : {0, 1}) write_ready(rank, 1, default_stream(device(rank)));
   all_done();
   EXPECT_EQ(read(0, 0), encode(int32, {3, 4, 6, 8}));
@@ -294,7 +294,7 @@ TEST_F(simulated_buckets, a_bucket_starts_after_those_in_front_of_it) {
 TEST_F(simulated_buckets, a_reduction_is_ordered_with_its_users) {
   device_guard const on(0);
   stream const writer, reader;
-  writer.ref().wait(default_stream(device(0)));  // where the buckets were made
+  writer.ref().wait(default_stream(device(0)));  // the stream on which the buckets were made
   driver::driver& machine = machine_.get().machine();
   device_span const last = buckets_[0].gradient(1);
   auto const gate = machine.hold(0, streams::clock_of(writer).handle());

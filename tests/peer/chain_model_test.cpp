@@ -1,4 +1,4 @@
-// Many random programs of collectives by copies; chain_program.h says what they do.
+// Many random programs of collectives by copies; see chain_program.h.
 // Seeds as tests/support/seeds.h says.
 // Threads: those of each run.
 #include "tests/model/chain_program.h"

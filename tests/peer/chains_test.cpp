@@ -1,5 +1,5 @@
-// Large broadcasts, scatters and gathers by weir's own copies:
-// every byte, in the order of all ranks' streams, whatever refuses.
+// Large broadcasts, scatters and gathers by weir's own copies: every byte arrives, in the order of all ranks'
+// streams, whichever call is refused.
 // Threads: a thread a rank.
 #include <algorithm>
 #include <utility>
@@ -50,7 +50,7 @@ struct rig {
       wholes.emplace_back(static_cast<std::size_t>(part * n), buffer_options{.on = device(k)});
     }
   }
-  // Open to everybody, as memory becomes that much is copied to.
+  // Opens the buffers to every device, as weir does once enough has been copied there.
   void open_all() {
     for (auto const* all : {&parts, &wholes}) {
       for (buffer const& b : *all) {
@@ -101,7 +101,7 @@ test::bytes_of_host slice(test::bytes_of_host const& whole, int k) {
   return {whole.begin() + k * part, whole.begin() + (k + 1) * part};
 }
 
-// In chunks, as it reports.
+// The report names the chunks.
 TEST(chains, a_broadcast_from_every_root_brings_every_byte) {
   for (int n = 2; n <= 4; ++n) {
     rig r({.devices = n, .memory = 64_MiB}, {.check_races = true});
@@ -119,8 +119,7 @@ TEST(chains, a_broadcast_from_every_root_brings_every_byte) {
   }
 }
 
-// Also without copies: then by the carrier behind.
-// Apart and in place.
+// Also without copies, by the backend behind the chains. Apart and in place.
 TEST(chains, scatter_and_gather_place_every_part) {
   for (std::size_t from : {std::size_t{1}, peer::chains::never}) {
     rig r({.devices = 3, .memory = 64_MiB}, {.check_races = true});
@@ -165,9 +164,8 @@ TEST(chains, scatter_and_gather_place_every_part) {
   }
 }
 
-// Nothing, one byte, about a chunk and about two, at odd addresses, of two to eight devices;
-// by copies, and by parts on each stream.
-// Every size, odd addresses, two to eight devices.
+// No byte, one byte, about one chunk and about two, at odd addresses, on two to eight devices; by copies, and
+// by parts on each stream.
 TEST(chains, every_collective_brings_every_byte) {
   constexpr std::int64_t c = chunk, most = 2 * c + 1;
   for (int const n : {2, 3, 5, 8}) {
@@ -252,7 +250,7 @@ TEST(chains, a_broadcast_is_ordered_with_every_ranks_stream) {
         copy(current_stream(), kept[k].data(), mine, part, non_blocking);
         done[k] = c.broadcast(r.mine(c), 0);
         copy(current_stream(), kept[k].data<std::byte>() + part, mine, part, non_blocking);
-        copy(current_stream(), mine, source.data(), part, non_blocking);  // nobody reads the old bytes any more
+        copy(current_stream(), mine, source.data(), part, non_blocking);  // the old bytes are no longer read
       });
       EXPECT_FALSE(done[2].query()) << "it comes last, and waits for all before it";
       EXPECT_FALSE(done[static_cast<std::size_t>(slow)].query());
@@ -293,7 +291,7 @@ TEST(chains, memory_given_back_right_after_the_call_waits_for_it) {
   r.expect_valid();
 }
 
-// Small, closed, captured, or without links.
+// Calls that are small, captured, of closed memory, or without links.
 TEST(chains, unsuitable_calls_take_the_carrier_and_say_why) {
   auto const expect_way = [](rig& r, std::string const& way) {
     r.fill_all(5);
@@ -311,13 +309,13 @@ TEST(chains, unsuitable_calls_take_the_carrier_and_say_why) {
   chains.carry_from(part + 1);
   expect_way(r, "parts on each stream: 50003 B are less than 50004 B");
   chains.carry_from(1);
-  std::vector<buffer> opened;  // on pages that the trial of the links opened
+  std::vector<buffer> opened;  // on pages that the links' trial opened
   for (int k = 0; k < 2; ++k) {
     auto& mine = r.parts[static_cast<std::size_t>(k)];
     while (r.m.memory(k).granted(mine.data(), 1 - k))
       opened.push_back(std::exchange(mine, buffer(part, {.on = device(k)})));
   }
-  // A block is opened once eight times its size has gone there, handles counting as what they hold.
+  // A block is opened once eight times its size has been copied there. Handles count with their full size.
   std::size_t const held = std::max<std::size_t>(part, peer::links::least_handle),
                     times = (peer::links::worth_times * held + part - 1) / part;
   for (std::size_t i = 1; i < times; ++i) r.broadcast(1);
@@ -370,13 +368,12 @@ TEST(chains, other_roots_or_overlaps_are_refused_by_name) {
 }
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-std::uint64_t const stride = 7;  // of the calls that are refused in turn
+std::uint64_t const stride = 7;  // one in `stride` calls is refused
 #else
 std::uint64_t const stride = std::getenv("WEIR_CHECK_RACES") ? 7 : 1;
 #endif
 
-// Every rank is told, or every byte is there; then it works again.
-// Absorbed or thrown, at all ranks.
+// A refusal is absorbed, or thrown at all ranks. Then the collective works again.
 TEST(chains, any_call_refused_leaves_a_repeatable_collective) {
   int thrown = 0;
   for (int which = 0; which < 3; ++which) {
@@ -424,9 +421,8 @@ TEST(chains, any_call_refused_leaves_a_repeatable_collective) {
   EXPECT_GT(thrown, stride > 1 ? 1 : 20);
 }
 
-// Streams that wait for the lost device never move again, as after a copy between two, and others go on; who
-// waits for them is told, and then their devices are lost, too.
-// Other streams go on until the host waits in vain.
+// Streams that wait for the lost device never move again. Other streams go on. A host that waits for a stuck
+// stream gets device_lost, and then that stream's device is lost, too.
 TEST(chains, a_device_lost_in_the_middle_is_named_at_every_rank) {
   for (auto const what : {peer::collective::broadcast, peer::collective::scatter, peer::collective::gather}) {
     rig r({.devices = 3, .memory = 64_MiB});
@@ -447,7 +443,7 @@ TEST(chains, a_device_lost_in_the_middle_is_named_at_every_rank) {
     }
     for (int k : {0, 1}) EXPECT_THROW(synchronize(device(k)), device_lost) << k;
     if (what == peer::collective::gather) {
-      synchronize(device(2));  // a gather's parts go side by side
+      synchronize(device(2));  // a gather's parts do not depend on each other
     } else {
       EXPECT_THROW(synchronize(device(2)), device_lost);
     }
@@ -462,8 +458,7 @@ TEST(chains, a_device_lost_in_the_middle_is_named_at_every_rank) {
   }
 }
 
-// Copies of the lost device may still be under way: nobody can say when they end.
-// What they may still touch serves no other.
+// Copies of the lost device may never be known to have ended. Memory that they may touch is not reused.
 TEST(chains, a_device_lost_between_copies_is_named) {
   rig r({.devices = 3, .memory = 64_MiB});
   r.open_all();
@@ -489,7 +484,7 @@ TEST(chains, a_device_lost_between_copies_is_named) {
   }
 }
 
-// Of the same devices.
+// The communicators have the same devices.
 TEST(chains, streams_serve_the_next_communicator) {
   rig r({.devices = 3, .memory = 64_MiB});  // has a communicator of all three
   constexpr auto of_three = static_cast<std::ptrdiff_t>(3 * peer::chains::side_by_side);
@@ -503,7 +498,7 @@ TEST(chains, streams_serve_the_next_communicator) {
   EXPECT_EQ(streams_after_one_of(2), before + of_three);
 }
 
-// Whatever devices do in whatever order: a hop that passes on what has not come is seen here.
+// The devices run in any order: a hop that passes on bytes before they arrive is seen here.
 TEST(chains, any_schedule_gives_right_bytes_without_races) {
   for (auto const seed : tests::seeds("chains", 8)) {
     rig r({.devices = 4, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed},

@@ -1,5 +1,5 @@
-// The arithmetic of collectives on a simulated machine, element by element;
-// and what of a refused one is left.
+// The arithmetic of collectives on a simulated machine, element by element, and the state after a refused
+// one.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -48,7 +48,7 @@ float value_of_half(std::uint16_t h) {
                                     : std::ldexp(static_cast<float>(fraction), -24);
   return h & 0x8000 ? -size : size;
 }
-// The nearest half by looking at all of them; ties to the even one.
+// Returns: the nearest half, by a search over all of them; on a tie the even one.
 std::uint16_t nearest_half(float f) {
   std::uint16_t best = 0;
   double const a = std::abs(static_cast<double>(f));
@@ -120,7 +120,7 @@ TEST(reduce, only_the_range_is_written_across_block_borders) {
   }
 }
 
-// Inputs and outputs that end where their pages do: a byte more is not there.
+// Inputs and outputs end at the end of a mapping: a further byte would fault.
 TEST(reduce, nothing_beyond_the_last_element_is_touched) {
   std::size_t const page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   std::vector<std::byte*> pages;

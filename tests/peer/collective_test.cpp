@@ -1,4 +1,4 @@
-// Collectives on whatever machine there is, and what only a simulated one lets a test arrange.
+// Collectives on the machine at hand, and cases that only a simulated machine can arrange.
 #include "tests/peer/ranks.h"
 
 #include <future>
@@ -17,7 +17,7 @@ using namespace weir::test;
 
 int ranks_here() { return std::min(4, device_count()); }
 
-// Small whole numbers add up exactly in every type; averages may divide each before they add.
+// Small whole numbers add up exactly in every type. Averages may divide each before they add.
 bool close(dtype type, reduce_op how, double got, double want) {
   bool const exact = how != reduce_op::average || type == int8 || type == uint8 || type == int32 || type == int64;
   double const tolerance = exact ? 0 : type == float64 ? 1e-12 : type == float32 ? 4e-6 : type == float16 ? 1e-2 : 1e-1;
@@ -140,7 +140,7 @@ TEST(collective, many_in_a_row_keep_their_order) {
     std::mt19937 random(static_cast<unsigned>(c.rank()));
     std::int64_t const one = 1;
     buffer const b = to_device(encode(int64, {1}));
-    for (int round = 0; round < 20; ++round) {  // times n, each round
+    for (int round = 0; round < 20; ++round) {  // n times as large each round
       pause_at_random(random);
       c.all_reduce({b.data(), one, int64});
     }
@@ -165,13 +165,13 @@ TEST(collective, barrier_releases_no_rank_before_the_last) {
   });
 }
 
-// It can be tried again.
+// The barrier can be tried again.
 TEST(collective, a_timed_out_barrier_names_the_missing_rank) {
   if (ranks_here() < 2) GTEST_SKIP() << "one device: nobody can be missing";
   auto ranks = communicator::create_all(first_devices(2));
   std::string const text = refusal<timed_out>([&] { ranks[0].barrier(std::chrono::milliseconds{20}); });
   EXPECT_NE(text.find("rank 0 waited 20 ms for rank 1 (gpu:1)"), std::string::npos) << text;
-  // rank 0 has not come: rank 1 alone does not get through
+  // Rank 0 is missing: rank 1 alone does not pass.
   EXPECT_NE(refusal<timed_out>([&] { ranks[1].barrier(std::chrono::milliseconds{20}); }), "");
   on_each(runtime::current(), ranks, [](communicator& c) { c.barrier(); });
 }
@@ -224,7 +224,7 @@ TEST(collective, memory_of_another_device_is_refused_naming_both) {
   EXPECT_NE(text.find("gpu:0"), std::string::npos) << text;
 }
 
-// By itself or at the end of its runtime.
+// By itself or when its runtime ends.
 TEST(collective, every_rank_leaves_the_carrier_once) {
   struct noting final : peer::collective_backend {
     explicit noting(std::vector<int>& l) : left(l) {}
@@ -243,8 +243,7 @@ TEST(collective, every_rank_leaves_the_carrier_once) {
   EXPECT_EQ(left, (std::vector{1, 0, 2}));
 }
 
-// What follows arranges who comes when, from one thread:
-// no call waits for other ranks on a simulated machine.
+// One thread arranges the order of the ranks: on a simulated machine no call waits for other ranks.
 class sim_collective : public testing::Test {
  protected:
   runtime machine_{simulated{.devices = 3, .memory = 1_GiB}};
@@ -264,7 +263,7 @@ class sim_collective : public testing::Test {
   }
 };
 
-// Its stamp waits for the last.
+// Its stamp waits for the last rank.
 TEST_F(sim_collective, the_first_rank_returns_at_once) {
   buffer const a = on(0, 1), b = on(1, 10);
   stamp const first = add_up(0, a);
@@ -284,7 +283,7 @@ TEST_F(sim_collective, a_waiting_rank_holds_its_own_stream_only) {
     stream_guard const in(side);
     add_up(0, a);
   }
-  buffer const other = on(0, 5);  // work and copies of the same device go on
+  buffer const other = on(0, 5);  // other work and copies of the same device go on
   EXPECT_EQ(read(0, other), encode(int32, {5, 6, 7}));
   EXPECT_FALSE(side.ref().query());
   add_up(1, b);
@@ -292,10 +291,10 @@ TEST_F(sim_collective, a_waiting_rank_holds_its_own_stream_only) {
   EXPECT_EQ(read(0, a), encode(int32, {11, 13, 15}));
 }
 
-// What its thread keeps for itself serves others, also on a stream that knows nothing of it:
-// it was given back before the collective.
+// Blocks in a waiting thread's cache serve other streams, also one that is not ordered after its stream,
+// because they were freed before the collective.
 TEST(collective_memory, a_waiting_rank_strands_no_cached_block) {
-  enum class waits_in { barrier, sum, sum_right_after };  // the last: nothing has said that what came free is complete
+  enum class waits_in { barrier, sum, sum_right_after };  // the last: weir has not polled the freed memory
   for (waits_in const where : {waits_in::barrier, waits_in::sum, waits_in::sum_right_after}) {
     bool const in_barrier = where == waits_in::barrier;
     runtime machine(simulated{.devices = 2, .memory = 16_MiB});
@@ -336,7 +335,7 @@ TEST(collective_memory, a_waiting_rank_strands_no_cached_block) {
   }
 }
 
-// The error names what each rank asked for.
+// The error names the request of each rank.
 TEST_F(sim_collective, a_rank_that_differs_is_told_and_may_retry) {
   buffer const a = on(0, 1), b = on(1, 10);
   add_up(0, a);
@@ -358,7 +357,7 @@ TEST_F(sim_collective, a_rank_that_differs_is_told_and_may_retry) {
   EXPECT_EQ(read(1, b), encode(int32, {11, 13, 15}));
 }
 
-// It was used on another stream than its home.
+// The block was used on another stream than its home.
 TEST_F(sim_collective, a_marked_block_waits_for_the_collective) {
   device_guard const at(0);
   stream side;
@@ -392,7 +391,7 @@ TEST_F(sim_collective, a_stream_that_carries_one_is_known_to) {
   EXPECT_FALSE(streams::clock_of(plain).carries_collectives());
 }
 
-// The error says which rank aborted.
+// The error names the rank that aborted.
 TEST_F(sim_collective, abort_releases_waits_and_is_named_later) {
   buffer const a = on(0, 1), b = on(1, 10);
   stamp const waits = add_up(0, a);
@@ -406,7 +405,7 @@ TEST_F(sim_collective, abort_releases_waits_and_is_named_later) {
     std::string const text = refusal<driver_error>([&] { add_up(rank, rank ? b : a); });
     EXPECT_NE(text.find("rank 1 aborted"), std::string::npos) << text;
   }
-  ranks_ = communicator::create_all(first_devices(2));  // a new one works
+  ranks_ = communicator::create_all(first_devices(2));  // a new communicator works
   buffer const c = on(0, 3), d = on(1, 4);
   add_up(0, c);
   add_up(1, d);
@@ -516,9 +515,8 @@ TEST(seeded_ranks, a_wait_for_an_absent_rank_is_reported) {
   simulation::of(machine).run();
 }
 
-// Regression: streams that were made after the communicator ended before it, and waited for a rank that
-// nobody followed; a runtime over GPUs never ended.
-// The communicator outlives its runtime.
+// A communicator outlives its runtime. Regression: at the end of a runtime over GPUs, a newer stream waited
+// for ever for a rank that never came.
 TEST(seeded_ranks, one_of_a_single_rank_does_not_block_the_end) {
   std::vector<communicator> kept;
   std::vector<std::string> told;

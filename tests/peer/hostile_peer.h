@@ -1,12 +1,12 @@
-// A random peer that lies, and a receiver that must not mind. The peer sends bytes, messages that were
-// changed, cut or sent before, other kinds of descriptors, memory of its own under others' names; it talks on
-// loans, lends and borrows as weir does, and dies anywhere.
-// The receiver calls what a program would. After each of these:
-//   a call returns, or throws an error of the kinds that share.h names for it; nothing else happens;
-//   an opened buffer is the file that came with its message, byte for byte;
-//   a message for a line that is open arrives behind whatever the peer sent before;
-//   an honest owner's memory is shown as it is by a line of its own.
-// In the end, when the peer is gone, nothing of it is mapped and no descriptor is left.
+// A random hostile peer, and the receiver that it must not harm. The peer sends bytes; messages that are
+// changed, cut or repeated; descriptors of other kinds; and its own memory under other owners' names. It
+// talks on importers' sockets, sends and opens memory as weir does, and dies at any point. The receiver makes
+// a program's calls. After each of them:
+// //   a call returns, or throws an error that share.h names for it, and has no other effect;
+// //   an imported buffer is the file that came with its message, byte for byte;
+// //   a message arrives on an open channel, whatever the peer sent before;
+// //   an honest owner's memory on a channel of its own is unchanged. After the peer has gone, nothing of it
+// stays mapped and no descriptor stays open.
 // Threads: one.
 #pragma once
 #include <sys/epoll.h>
@@ -30,7 +30,7 @@ class hostile_peer {
       own_.push_back(i ? pool_.allocate(bytes) : exportable_buffer(bytes));
       write(own_[std::size_t(i)], i + 1);
     }
-    if (below(2)) its_ = test::caught(own_[below(2)]), fellow_ = true;  // the honest owner lends to it, too
+    if (below(2)) its_ = test::caught(own_[below(2)]), fellow_ = true;  // the honest owner sends to it, too
     else names_ = test::caught(own_[below(2)]).what;
     if (fellow_) names_ = its_.what;
     connect();
@@ -52,7 +52,7 @@ class hostile_peer {
  private:
   using owned_file = test::owned_file;
   static constexpr std::size_t bytes = 5000;
-  struct lent {  // by the peer, or passed on by it
+  struct lent {  // sent or passed on by the peer
     test::lent_memory what;
     bool sent = false;
   };
@@ -65,7 +65,8 @@ class hostile_peer {
   std::size_t below(std::size_t n) { return random_() % n; }
   bool one_in(std::size_t n) { return below(n) == 0; }
 
-  // Honest --------------------------------------------------------------------------------------------------
+  // // The honest ends
+  // -----------------------------------------------------------------------------------------
   void write(exportable_buffer const& b, int value) { fill(b.data(), static_cast<std::byte>(value), bytes); }
   void exchange(share_channel& from, share_channel& to) {
     auto& b = own_[below(own_.size())];
@@ -82,7 +83,8 @@ class hostile_peer {
     if (one_in(2)) o.release(default_stream(0));
   }
 
-  // The peer's ----------------------------------------------------------------------------------------------
+  // // The peer
+  // ------------------------------------------------------------------------------------------------
   void connect() {
     auto const [a, theirs] = os::make_sockets();
     raw_.emplace(theirs);
@@ -182,7 +184,7 @@ class hostile_peer {
     return is_sent;
   }
 
-  // Returns: something was sent.
+  // Returns: whether it sent something.
   bool lie() {
     switch (below(8)) {
       case 0: {
@@ -199,13 +201,13 @@ class hostile_peer {
         if (one_in(2)) change(m);
         return say(peer::bytes_of(m), {});
       }
-      case 2: {  // once more
+      case 2: {  // a repeated message
         if (lent_.empty()) return false;
         auto& l = lent_[below(lent_.size())];
         now_ = &l;
         return say(peer::bytes_of(l.what.what), l.what.files());
       }
-      case 3: {  // cut, or with other descriptors
+      case 3: {  // a cut message, or one with other descriptors
         auto l = own_memory();
         auto files = l.files();
         if (one_in(2)) std::swap(files.front(), files.back());
@@ -244,7 +246,8 @@ class hostile_peer {
     }
   }
 
-  // The receiver's ------------------------------------------------------------------------------------------
+  // // The receiver
+  // --------------------------------------------------------------------------------------------
   template <class Call>
   std::string heard(Call call) {
     try {
@@ -283,7 +286,8 @@ class hostile_peer {
     ++taken_;
     expect_own(opened_.back());
   }
-  // What is written through the descriptor is read through the memory, at both ends; nothing cuts it short.
+  // Bytes written through the descriptor appear in the memory, at both ends, and the file cannot be cut
+  // short.
   void expect_own(open const& o) {
     auto const n = o.memory.size();
     if (::ftruncate(o.file.get(), 0) == 0) return wrong_.note(check::crash, "opened memory can be cut short");
@@ -360,12 +364,12 @@ class hostile_peer {
   share_pool pool_{{.handle_bytes = machine_page}};
   std::vector<exportable_buffer> own_;
   bool fellow_ = false;
-  test::lent_memory its_;    // what the honest owner sent to it
-  peer::message names_;      // as that one names its memory
+  test::lent_memory its_;    // what the honest owner sent to the peer
+  peer::message names_;      // the names of the honest owner's memory
   std::optional<test::raw_end> raw_;
   std::optional<share_channel> line_;
   std::vector<lent> lent_;
-  lent* now_ = nullptr;      // what was sent last, where it can be opened
+  lent* now_ = nullptr;      // the last message sent, if it can be opened
   std::vector<open> opened_;
   std::vector<owned_file> kept_;
   std::uint64_t sent_ = 0, taken_ = 0;

@@ -1,4 +1,4 @@
-// Links: claimed, proven, refused; memory opened to a peer when that was worth it.
+// Links: claimed, proven, refused; memory that is opened to a peer once that is worth it.
 #include "peer/link/links.h"
 
 #include "peer/link/nvlinks.h"
@@ -46,7 +46,7 @@ TEST(links, nvlinks_are_direct_or_through_the_fabric) {
   EXPECT_EQ(peer::nvlinks_between({}, a, fabric, b), 0);
 }
 
-// Nothing can be granted there.
+// Memory of the pair cannot be granted.
 TEST(links, a_pair_that_the_driver_refuses_goes_by_host) {
   test::machine m({.devices = 4, .memory = 64_MiB, .peers = simulated::links::pairs});
   EXPECT_TRUE(can_access_peer(device(0), device(1)));
@@ -84,7 +84,7 @@ TEST(links, memory_is_granted_after_eight_times_its_size) {
   EXPECT_EQ(m.get().part<peer::links>().known(0, 1), link_state::proven);
 }
 
-// Seen on GPUs: the next block at an address whose block had been opened was never asked about again.
+// Regression: a new block at the address of an opened block was never opened.
 TEST(links, new_memory_at_an_opened_place_is_opened_anew) {
   test::machine m({.devices = 2, .memory = 64_MiB});
   size_t const n = 4_MiB;
@@ -104,7 +104,7 @@ TEST(links, new_memory_at_an_opened_place_is_opened_anew) {
   }
 }
 
-// Copies go on with the others.
+// Copies to the other devices go on.
 TEST(links, memory_is_open_to_eight_peers_at_most) {
   test::machine m({.devices = 10, .memory = 64_MiB});
   buffer const all(4096, {.on = device(0)});
@@ -156,7 +156,7 @@ TEST(links, a_vanished_link_is_named_and_bypassed) {
   buffer const near(n, {.on = device(0)}), far(n, {.on = device(1)}), other(9_MiB, {.on = device(1)});
   enable_peer_access(far.data(), device(0));
   m.control().disconnect(0, 1);
-  for (std::uint64_t i = 0; i < 12; ++i) {  // also when it would be worth a grant
+  for (std::uint64_t i = 0; i < 12; ++i) {  // also when a grant would be worth it
     auto const bytes = test::pattern(n, i);
     copy(near.data(), bytes.data(), n);
     copy(i % 2 ? other.data() : far.data(), near.data(), n);
@@ -171,12 +171,12 @@ TEST(links, a_vanished_link_is_named_and_bypassed) {
   EXPECT_EQ(m.control().findings(), std::vector<std::string>{});
 }
 
-// It could not be tried for want of memory.
+// The link could not be tried because memory was short.
 TEST(links, an_untried_link_opens_no_memory) {
   test::machine m;
   m.control().corrupt(0, 1);
   buffer far(4096, {.on = device(1)});
-  // as often as it is tried
+  // Fails every attempt.
   for (std::uint64_t k = 1; k <= 20; ++k) m.control().fail_call("create", k, driver::code::out_of_memory);
   EXPECT_THROW(enable_peer_access(far.data(), device(0)), out_of_memory);
   m.control().clear_failures();
@@ -184,8 +184,8 @@ TEST(links, an_untried_link_opens_no_memory) {
   EXPECT_THROW(enable_peer_access(far.data(), device(0)), not_supported);
 }
 
-// A copy that was given by the driver's way and runs after a trial opened its pages would go over the link.
-// So a trial opens pages of its own.
+// A copy enqueued on the driver's path would use an untested link if a trial opened its pages before it runs.
+// Therefore a trial opens pages of its own.
 TEST(links, a_trial_opens_no_page_that_holds_a_block) {
   for (bool const breaks : {false, true}) {
     test::machine m({.devices = 2, .memory = 64_MiB});
@@ -245,11 +245,11 @@ TEST(links, a_trial_takes_shared_caches_last) {
   EXPECT_EQ(kept(), 0);
 }
 
-// For itself to give back what an earlier one left.
+// A trial does not wait for its own end to release what an earlier one left.
 TEST(links, a_trial_short_of_memory_does_not_wait_for_itself) {
   test::machine m({.devices = 2, .memory = 64_MiB});
   auto& all = m.get().part<peer::links>();
-  // as often as it is tried
+  // Fails every attempt.
   for (std::uint64_t k = 1; k <= 200; ++k) m.control().fail_call("release", k, driver::code::failed);
   EXPECT_EQ(all.prove(0, 1, source_location::current()), link_state::proven);
   buffer const rest(62_MiB, {.on = device(1)});
@@ -258,7 +258,7 @@ TEST(links, a_trial_short_of_memory_does_not_wait_for_itself) {
   EXPECT_EQ(all.known(1, 0), link_state::claimed);
 }
 
-// With a later trial or the runtime.
+// A later trial or the end of the runtime releases it.
 TEST(links, a_trials_unreleased_memory_goes_later) {
   for (auto const* const call : {"unmap", "unreserve", "release", "synchronize_stream"}) {
     test::machine m({.devices = 2, .memory = 64_MiB});
@@ -272,10 +272,10 @@ TEST(links, a_trials_unreleased_memory_goes_later) {
   }
 }
 
-// Found by failing calls: one page fewer was to be had for as long as no other link was tried.
+// Regression: one page stayed unavailable until another link was tried.
 TEST(links, a_trials_unreleased_memory_serves_short_memory) {
   test::machine m({.devices = 2, .memory = 64_MiB});
-  // as often as it is tried
+  // Fails every attempt.
   for (std::uint64_t k = 1; k <= 20; ++k) m.control().fail_call("release", k, driver::code::failed);
   EXPECT_EQ(m.get().part<peer::links>().prove(0, 1, source_location::current()), link_state::proven);
   m.control().clear_failures();
@@ -301,15 +301,15 @@ TEST(links, none_is_tried_under_a_collective) {
   ranks[1].all_reduce({b.data(), 4, float32});
   synchronize(device(0));
   synchronize(device(1));
-  // A device may be late to say that it is done: who asks often enough hears it.
+  // A device may report completion late, so the test asks several times.
   for (int i = 0; i < 50 && all.known(1, 0) == link_state::claimed; ++i)
     all.count_bytes(1, m.memory(0), *block, n, source_location::current());
   EXPECT_EQ(all.known(1, 0), link_state::proven);
   EXPECT_TRUE(m.memory(0).granted(far.data(), 1));
 }
 
-// Regression: each look asked for a stamp of now, which is behind what the stream was given meanwhile.
-// Once their collectives are done.
+// The link is tried once the streams' collectives are complete. Regression: each look took a new stamp, which
+// lies behind work enqueued meanwhile.
 TEST(links, one_is_tried_beside_busy_streams) {
   for (int const collectives : {1, 2}) {
     test::machine m({.devices = 2, .memory = 512_MiB, .schedule = simulated::scheduling::stepped});
@@ -354,7 +354,7 @@ TEST(links, one_is_tried_soon_however_late_completion_is_seen) {
   }
 }
 
-struct without_mapping final : driver::fault_injector {  // gpu:0 has its memory in segments, and gpu:1 too if told
+struct without_mapping final : driver::fault_injector {  // gpu:0, and gpu:1 too if told, has its memory in segments
   using fault_injector::fault_injector;
   bool both = true;
   weir::driver::result<weir::driver::device_info> info(int device) override {
@@ -374,9 +374,8 @@ std::string refusal_of(Act act) {
   return "";
 }
 
-// It was taken for a link that is refused from the first trial on:
-// copies went through the host then, and the messages named a link.
-// Copies go by the driver's path.
+// Such memory goes by the driver's path. Regression: it counted as behind a refused link, so copies went
+// through the host and messages named a link.
 TEST(links, memory_in_segments_is_never_opened) {
   for (bool const both : {true, false}) {
     auto owned = std::make_unique<without_mapping>(driver::sim::make({.devices = 2, .memory = 256_MiB}).machine);

@@ -1,5 +1,5 @@
-// What tests of copies stand on: a machine, simulated or of GPUs,
-// streams that can be held, and patterns of bytes.
+// Fixtures for tests of copies: a machine, simulated or of GPUs, streams that can be held, and patterns of
+// bytes.
 // Threads: a fixture belongs to its test; gates may be opened by any.
 #pragma once
 #include <gtest/gtest.h>
@@ -52,8 +52,8 @@ struct machine {
   runtime_guard in;
 };
 
-// While one lives the stream stands still behind what it has been given so far. On GPUs, where a call that
-// blocks would hang the test for ever, it opens by itself after five seconds, and that is a failure.
+// Holds a stream behind the work enqueued on it so far. On GPUs the gate opens by itself after five seconds,
+// and the test fails: a call that blocks would otherwise hang.
 class held {
  public:
   held(machine& m, stream_ref s) : machine_(m) {
@@ -94,7 +94,7 @@ class held {
   std::thread watchdog_;
 };
 
-// The bytes of device memory, once all work of the device is done.
+// Waits for all work of the device first.
 inline bytes_of_host read_back(void const* at, std::size_t bytes, int device) {
   bytes_of_host out(bytes);
   synchronize(weir::device(device));

@@ -1,4 +1,4 @@
-// NCCL behind the communicator: what says that it is missing, and what large data shows on GPUs.
+// NCCL behind the communicator: the errors without it, and large data on GPUs.
 #include <dlfcn.h>
 
 #include "peer/collective/copy_chains.h"
@@ -12,7 +12,7 @@ namespace {
 using namespace weir;
 using namespace weir::test;
 
-// And what to do.
+// The error also says what to do.
 TEST(nccl, without_gpus_or_library_the_error_says_which) {
   if (!runtime::current().is_simulated()) GTEST_SKIP() << "there are GPUs";
   runtime machine(simulated{.devices = 2});
@@ -60,7 +60,7 @@ TEST_F(nccl_on_gpus, megabytes_are_summed_to_equal_bits) {
 // A new communicator works.
 TEST_F(nccl_on_gpus, abort_frees_a_stream_that_waits_for_a_rank) {
   auto ranks = communicator::create_all(first_devices(2));
-  on_each(runtime::current(), ranks, [](communicator& c) {  // connected
+  on_each(runtime::current(), ranks, [](communicator& c) {  // connects the ranks
     buffer const b = to_device(encode(int32, {1, 2}));
     c.all_reduce({b.data(), 2, int32});
     current_stream().synchronize();
@@ -106,7 +106,7 @@ TEST_F(nccl_on_gpus, parts_go_from_and_to_every_root) {
   }
 }
 
-// Broadcast, scatter and gather, where memory is open; every byte arrives.
+// Broadcast, scatter and gather of opened memory: every byte arrives.
 TEST_F(nccl_on_gpus, large_collectives_go_by_copies) {
   auto& chains = runtime::current().get().part<peer::chains>();
   chains.carry_from(1);

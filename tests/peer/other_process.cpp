@@ -6,7 +6,7 @@
 namespace weir::test {
 namespace {
 
-// In a process of its own: the role that its environment names. A failure there is its exit status.
+// Plays the role that the environment of this process names. A failure becomes the exit status.
 TEST(in_another_process, plays_its_role) {
   char const* const name = std::getenv("WEIR_TEST_ROLE");
   if (!name) GTEST_SKIP() << "the other cases start it";

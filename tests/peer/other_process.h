@@ -1,9 +1,9 @@
-// Another process of this test, at the other end of a line:
-// the same program, started anew, which plays one role and ends.
+// Another process of this test at the other end of a channel: the same program, started again, which plays
+// one role and ends.
 // Threads: one.
 //
-// A test file that includes this names its roles, WEIR_ROLE(name) { … line … },
-// and starts them with other_process("name").
+// A test file that includes this defines its roles with WEIR_ROLE(name) { … line … } and starts them with
+// other_process("name").
 #pragma once
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -68,12 +68,12 @@ class other_process {
 
   share_channel& line() { return *line_; }
   void tell(int signal) const { EXPECT_EQ(::kill(id_, signal), 0); }
-  void await_stop() const {  // it has stopped itself
+  void await_stop() const {  // Requires: it stops itself
     int status = 0;
     EXPECT_EQ(::waitpid(id_, &status, WUNTRACED), id_);
     EXPECT_TRUE(WIFSTOPPED(status));
   }
-  std::string end() {  // once it has ended: how, in words
+  std::string end() {  // waits for its end; how it ended, in words
     int status = 0;
     EXPECT_EQ(::waitpid(id_, &status, 0), id_);
     over_ = true;

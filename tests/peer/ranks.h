@@ -1,4 +1,4 @@
-// Ranks for tests: a thread a rank, elements of every type, and the collective computed the obvious way.
+// Ranks for tests: a thread a rank, elements of every type, and a plain computation of each collective.
 // Threads: as each says.
 #pragma once
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ namespace weir::test {
 inline constexpr dtype reducible_types[] = {float32, float64, float16, bfloat16, int8, uint8, int32, int64};
 inline constexpr reduce_op all_reductions[] = {reduce_op::sum, reduce_op::average, reduce_op::min, reduce_op::max};
 
-// Exact for whole numbers of up to 8 bits and for their halves and quarters.
+// Exact for whole numbers of up to 8 bits, and for their halves and quarters.
 inline void encode(dtype type, double value, std::byte* at) {
   auto const put = [&](auto v) { std::memcpy(at, &v, sizeof v); };
   switch (type) {
@@ -69,7 +69,7 @@ inline elements encode(dtype type, std::vector<double> const& values) {
   return e;
 }
 
-// What rank `rank` brings as element i: small whole numbers, so that sums of a few are exact in every type.
+// Element i of rank `rank`: small whole numbers, so that sums of a few are exact in every type.
 inline double brought(dtype type, int rank, std::int64_t i) {
   double const v = static_cast<double>((i * 7 + rank * 5 + i / 13) % 20);
   return type == uint8 || type == boolean ? v : v - 9;
@@ -90,7 +90,6 @@ inline std::vector<double> values_of(std::int64_t count, auto value_at) {
   return v;
 }
 
-// Device memory of the current device with a host's elements in it, and back.
 inline buffer to_device(elements const& host) {
   buffer b(host.size());
   copy(b.data(), host.data(), host.size());
@@ -108,8 +107,8 @@ inline std::vector<device> first_devices(int n) {
   return d;
 }
 
-// Runs body(rank's communicator) on a thread a rank, each with its device current.
-// Rethrows the first exception.
+// Runs body(rank's communicator) on a thread for each rank, with its device current. Rethrows the first
+// exception.
 template <class Body>
 void on_each(runtime& machine, std::vector<communicator>& ranks, Body body) {
   std::vector<std::exception_ptr> failures(ranks.size());
@@ -122,7 +121,7 @@ void on_each(runtime& machine, std::vector<communicator>& ranks, Body body) {
         body(ranks[i]);
       } catch (...) {
         failures[i] = std::current_exception();
-        ranks[i].abort();  // the others may wait for this one
+        ranks[i].abort();  // the others may wait for this rank
       }
     });
   }
@@ -136,7 +135,7 @@ inline void pause_at_random(std::mt19937& random) {
   if (random() % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
 }
 
-// "what it says" of a weir error of kind E, "" when nothing was thrown.
+// Returns: the text of a weir error of kind E, "" if nothing was thrown.
 template <class E, class Action>
 std::string refusal(Action action) {
   try {

@@ -1,4 +1,5 @@
-// The other end of a line without weir: it sends any bytes with any descriptors, and keeps what it hears.
+// The other end of a channel without weir: it sends any bytes with any descriptors, and keeps what it
+// receives.
 // Threads: one.
 #pragma once
 #include <fcntl.h>
@@ -32,7 +33,7 @@ class raw_end {
   bool is_open() const { return socket_.is_open(); }
   void close() { socket_.close(); }
 
-  // Blocks: no. false: the queue is full, or the other end is closed.
+  // Blocks: no. Returns: false if the queue is full or the other end is closed.
   bool send(std::span<std::byte const> bytes, std::span<int const> files = {}) const {
     iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
     alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * 256)> room{};
@@ -54,7 +55,7 @@ class raw_end {
     return send(peer::bytes_of(what), files);
   }
 
-  // Blocks: no. Returns: an empty parcel where nothing is there.
+  // Blocks: no. Returns: an empty parcel if nothing has arrived.
   parcel receive() const {
     parcel out{std::vector<std::byte>(512), {}};
     iovec part{out.bytes.data(), out.bytes.size()};
@@ -81,10 +82,10 @@ class raw_end {
   owned_file socket_;
 };
 
-// A message about memory as weir sends it, with what belongs to it: caught on its way, or made by hand.
+// A message about memory as weir sends it, with its descriptors: intercepted, or made by hand.
 struct lent_memory {
   peer::message what;
-  owned_file memory, life, owners_end;  // the last: of a loan made by hand
+  owned_file memory, life, owners_end;  // the last: of an importer made by hand
 
   std::vector<int> files() const {
     std::vector<int> all;
@@ -112,7 +113,7 @@ inline lent_memory caught(exportable_buffer const& b) {
   return out;
 }
 
-inline constexpr int all_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;  // as weir seals its own
+inline constexpr int all_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;  // as weir seals its own files
 
 inline owned_file memory_file(std::size_t bytes, int seals = all_seals) {
   owned_file out(::memfd_create("of a raw end", MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -121,8 +122,8 @@ inline owned_file memory_file(std::size_t bytes, int seals = all_seals) {
   return out;
 }
 
-// Memory of the raw end's own under the names, the device and the size of another message. `said` on its
-// loan: what an owner says there.
+// The raw end's own memory, under the names, device and size of another message. `said`: the owner's words on
+// the importer's socket.
 inline lent_memory lent_under_names_of(peer::message const& names, owned_file memory, char const* said = "l") {
   lent_memory out;
   out.what = names;

@@ -1,4 +1,4 @@
-// The table of docs/copies.md, line by line: what blocks, and when the source may be touched.
+// The table of docs/copies.md, row by row: which calls block, and when the source may be touched.
 // Threads: a stream held by a gate stands for work that is not done; nothing here is proved by time.
 #include <atomic>
 #include <thread>
@@ -14,8 +14,8 @@ using test::pattern;
 
 constexpr std::size_t n = 300'001;  // odd, and more than one chunk of staging
 
-// The same on a simulated machine and on GPUs. Everything is copied once before streams are held: a call that
-// makes pages or opens memory to a peer may block.
+// The same tests on a simulated machine and on GPUs. SetUp copies everything once before streams are held: a
+// call that makes pages or opens memory to a peer may block.
 struct copies : ::testing::TestWithParam<char const*> {
   void SetUp() override {
     made = GetParam() == std::string_view("cuda") ? test::machine::of_gpus() : std::make_unique<test::machine>();
@@ -36,7 +36,7 @@ struct copies : ::testing::TestWithParam<char const*> {
         t.emplace(device(1));
         on_peer = buffer(n, {.on = device(1)});
       }
-      // room for every slot: registering pages may block behind a gate
+      // Makes room for every slot: registering pages may block behind a gate.
       if (!m.driver().simulated()) pinned(96_MiB).reset();
       test::bytes_of_host out(n);
       copy(s, on_gpu.data(), out.data(), n);
@@ -58,7 +58,7 @@ struct copies : ::testing::TestWithParam<char const*> {
     copy(own->s, own->on_gpu.data(), with.data(), n);
   }
 
-  // The call returns only after the gate was opened, by whom it could not be seen before.
+  // The call returns only after the gate opens.
   template <class Call>
   void expect_waits_for(held& gate, Call call) {
     std::atomic<bool> opening{false};
@@ -83,7 +83,7 @@ TEST_P(copies, pinned_to_device_reads_the_source_until_the_stamp) {
   held gate(*made, s);
   stamp const done = copy(s, on_gpu.data(), pinned_bytes(), n, non_blocking);
   EXPECT_FALSE(done.query());
-  std::memcpy(pinned_bytes(), second.data(), n);  // too early: these are the bytes that arrive
+  std::memcpy(pinned_bytes(), second.data(), n);  // too early: these bytes arrive
   gate.open();
   done.synchronize();
   EXPECT_EQ(gpu_bytes(), second);
@@ -126,14 +126,14 @@ TEST_P(copies, device_to_pinned_blocking_returns_with_the_bytes) {
   });
 }
 
-// Though nothing has run.
+// The stream has not run yet.
 TEST_P(copies, pageable_to_device_returns_after_the_read) {
   auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   held gate(*made, s);
   stamp const done = copy(s, on_gpu.data(), first.data(), n, non_blocking);
   EXPECT_FALSE(done.query());
   auto const was = first;
-  std::fill(first.begin(), first.end(), std::byte{0});  // right after the return: cannot change what arrives
+  std::fill(first.begin(), first.end(), std::byte{0});  // after the return: does not change the bytes that arrive
   gate.open();
   done.synchronize();
   EXPECT_EQ(gpu_bytes(), was);
@@ -153,7 +153,7 @@ TEST_P(copies, pageable_to_device_waits_while_slots_are_full) {
   stream_guard const home{s};
   buffer large(many, {.on = device(0)});
   auto const source = pattern(many, 9);
-  copy(s, large.data(), source.data(), many);  // the slots are there
+  copy(s, large.data(), source.data(), many);  // makes the slots
   fill(large.data(), std::byte{0}, many);
   synchronize(device(0));
   held gate(*made, s);
@@ -170,7 +170,7 @@ TEST_P(copies, device_to_pageable_arrives_in_stream_order) {
   auto const before = in_pageable;
   held gate(*made, s);
   stamp const done = copy(s, in_pageable.data(), on_gpu.data(), n, non_blocking);
-  copy(s, on_gpu.data(), second.data(), n, non_blocking);  // later work of the stream does not disturb it
+  copy(s, on_gpu.data(), second.data(), n, non_blocking);  // later work of the stream does not change the result
   EXPECT_FALSE(done.query());
   EXPECT_EQ(in_pageable, before);
   gate.open();
@@ -209,7 +209,7 @@ TEST_P(copies, within_a_device_returns_at_once_blocking_or_not) {
   auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   fill_gpu(first);
   held gate(*made, s);
-  stamp const done = copy(s, on_same.data(), on_gpu.data(), n);  // blocking::yes: nothing of the host's to wait for
+  stamp const done = copy(s, on_same.data(), on_gpu.data(), n);  // blocking::yes, but the host has nothing to wait for
   EXPECT_FALSE(done.query());
   gate.open();
   done.synchronize();
@@ -229,14 +229,14 @@ TEST_P(copies, between_devices_is_ordered_with_both_streams) {
   stamp const done = copy(on_peer.data(), on_gpu.data(), n);  // runs on the source's stream
   EXPECT_FALSE(done.query());
   test::bytes_of_host out(n);
-  // the target's stream reads what was copied
+  // The target's stream reads the copied bytes.
   stamp const after = copy(*t, out.data(), on_peer.data(), n, non_blocking);
   gate.open();
   after.synchronize();
   EXPECT_EQ(out, first);
 }
 
-// On the target's stream.
+// The copy runs on the target's stream.
 TEST_P(copies, between_devices_waits_for_the_sources_stream) {
   auto& [s, t, on_gpu, on_same, in_pinned, on_peer, in_pageable, first, second] = *own;
   if (!two_devices()) GTEST_SKIP() << "one device";

@@ -1,5 +1,5 @@
-// What weir::copy refuses, and with which words;
-// batches, guards, memory freed behind a copy, refused calls, lost devices.
+// Refusals of weir::copy and their texts; batches, guards, memory freed behind a copy, refused calls, lost
+// devices.
 #include <atomic>
 
 #include "tests/peer/machine_fixture.h"
@@ -53,7 +53,7 @@ TEST_F(routes, null_is_refused_but_with_zero_bytes_anything_is_fine) {
 TEST_F(routes, another_devices_stream_is_refused_and_named) {
   auto const said = test::refused([&] { copy(t, a.data(), host.data(), n); });
   EXPECT_TRUE(has(said, "stream of gpu:1") && has(said, "gpu:0")) << said;
-  // Between devices: the stream of either. Nothing orders s and t, so the host does.
+  // Between devices: the stream of either device. Nothing orders s and t, so the host waits.
   EXPECT_NO_THROW(copy(t, c.data(), a.data(), n).synchronize());
   EXPECT_NO_THROW(copy(s, c.data(), a.data(), n));
 }
@@ -77,14 +77,14 @@ TEST_F(routes, memory_freed_right_after_a_copy_waits_for_it) {
   held gate(m, s);
   void* const pinned_block = m.pinned().allocate(2_MiB, 0, source_location::current());
   std::memset(pinned_block, 7, 2_MiB);
-  void* const away = allocate(default_stream(device(0)), 2_MiB);  // at home elsewhere
+  void* const away = allocate(default_stream(device(0)), 2_MiB);  // its home is another stream
   copy(s, away, pinned_block, 2_MiB, non_blocking);
   deallocate(pinned_block);
   deallocate(away);
   void* const next = m.pinned().allocate(2_MiB, 0, source_location::current());
   EXPECT_NE(next, pinned_block);
   void* const next_away = allocate(default_stream(device(0)), 2_MiB);
-  // else behind a device wait: nobody can write it yet
+  // Otherwise the block lies behind a device wait, and nothing can write it yet.
   EXPECT_TRUE(next_away != away || !default_stream(device(0)).query());
   gate.open();
   deallocate(next);
@@ -94,7 +94,7 @@ TEST_F(routes, memory_freed_right_after_a_copy_waits_for_it) {
 TEST_F(routes, memory_that_another_stream_sets_waits_for_it) {
   stream_guard const current(s);
   held gate(m, s);
-  for (std::size_t const bytes : {std::size_t{4096}, std::size_t{2_MiB}}) {  // a slot, a block of its own
+  for (std::size_t const bytes : {std::size_t{4096}, std::size_t{2_MiB}}) {  // a slot, and a block of the arena
     void* const away = allocate(default_stream(device(0)), bytes);
     fill(away, std::byte{1}, bytes);
     fill(static_cast<std::byte*>(away) + bytes - 1, std::byte{2}, 1);
@@ -136,7 +136,7 @@ TEST_F(routes, a_refused_blocking_batch_releases_host_memory) {
   later.join();
 }
 
-// Not done, however often it is asked: something holds it back.
+// Not complete after any number of polls: a gate holds it.
 void expect_held(stamp s) {
   for (int looks = 0; looks < 1000; ++looks) {
     ASSERT_FALSE(s.query());
@@ -171,7 +171,7 @@ TEST_F(routes, a_batch_between_devices_takes_one_wait_each_way) {
   EXPECT_EQ(test::read_back(a.data(), n, 0), host);
 }
 
-// Behind what was given before the refusal.
+// The other stream waits for the copies enqueued before the refusal.
 TEST_F(routes, a_refused_batch_orders_the_other_stream_behind_it) {
   stream_guard const by_the_other(t);
   buffer d{n, {.on = device(1)}};
@@ -252,7 +252,7 @@ TEST_F(routes, a_refused_staged_copy_writes_nothing_later) {
   fill(large.data(), std::byte{7}, many);
   auto const before = pattern(many, 3);
   auto target = before;
-  copy(s, target.data(), large.data(), many);  // slots are there
+  copy(s, target.data(), large.data(), many);  // makes the slots
   target = before;
   {
     held gate(m, s);
@@ -277,7 +277,7 @@ TEST_F(routes, a_refused_batch_writes_no_pageable_memory_later) {
   EXPECT_EQ(target, host);
 }
 
-// Every call of a scenario refused in turn: a typed error, nothing lost, and the same copy works again.
+// Every call of a scenario is refused in turn: a typed error, nothing lost, and the same copy works again.
 struct scenario {
   char const* name;
   std::size_t bytes;
@@ -353,7 +353,7 @@ TEST_P(refused_calls, each_gives_a_typed_error_and_can_be_repeated) {
     EXPECT_EQ(to, from) << "after call " << k;
     for (int d = 0; d < 2; ++d) EXPECT_EQ(m.memory(d).validate(), std::vector<std::string>{}) << "call " << k;
     EXPECT_EQ(m.control().findings(), std::vector<std::string>{}) << "call " << k;
-    if (!refused_one && k < 30) refused_one = true;  // an absorbed refusal is not the end of the calls
+    if (!refused_one && k < 30) refused_one = true;  // an absorbed refusal does not end the calls
   }
 }
 

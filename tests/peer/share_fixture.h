@@ -1,4 +1,4 @@
-// What tests of sharing stand on: a small machine, two ends of a line, bytes written and read.
+// Fixtures for tests of sharing: a small machine, two ends of a channel, bytes written and read.
 // Threads: one.
 #pragma once
 #include "peer/share/exports.h"
@@ -24,8 +24,8 @@ inline test::bytes_of_host read(void const* from, std::size_t bytes = some_bytes
   return test::read_back(from, bytes, 0);
 }
 
-// Buffers of this process, of a pool and of another process (which is this one),
-// on gpu:0, each with bytes of its own.
+// Buffers of this process, of a pool, and of another process (which is this one), on gpu:0, each with its own
+// bytes.
 struct shared_kinds {
   shared_kinds() : own(n), pooled(pool.allocate(n)) {
     write(own.data(), test::pattern(n, 1));

@@ -1,5 +1,5 @@
-// Sharing on the machine that there is: GPUs, else simulated devices.
-// The importer reads on the same device, and on another one.
+// Sharing on GPUs if there are any, else on simulated devices. The importer reads on the same device and on
+// another.
 // Threads: one; the other process has its own.
 #include <algorithm>
 #include <memory>
@@ -31,7 +31,7 @@ WEIR_ROLE(reads_on_every_device) {
   ASSERT_EQ(read(b.data()), test::pattern(bytes, 1));
   for (int d = 1; d < std::min(2, device_count()); ++d) {
     if (!reaches(d, 0)) continue;
-    line.signal(static_cast<std::uint64_t>(d), default_stream(0));  // send it for this device
+    line.signal(static_cast<std::uint64_t>(d), default_stream(0));  // asks for memory of this device
     imported_buffer const again = line.receive(d);
     ASSERT_EQ(again.data(), b.data()) << "mapped once";
     buffer const mine(bytes, {.on = d});
@@ -76,7 +76,7 @@ WEIR_ROLE(reads_a_pool) {
   ::kill(::getpid(), SIGKILL);
 }
 
-// A killed one costs what it had open.
+// A killed process costs only what it had open.
 TEST(this_machine, pool_buffers_are_shared_with_another_process) {
   auto const m = machine_here();
   share_pool pool({.on = 0, .handle_bytes = 16_MiB});

@@ -1,5 +1,5 @@
-// A peer that lies: whatever it sends, the receiver goes on, has no memory but what the line's own descriptor
-// carries, and keeps no descriptor. First each trick by itself; then hostile_peer.h, which mixes them.
+// A hostile peer: whatever it sends, the receiver goes on, gets only memory of descriptors that came on the
+// channel, and keeps no descriptor. First each attack alone, then hostile_peer.h, which mixes them.
 // WEIR_TEST_SEEDS=10000 is a million messages; seeds as tests/support/seeds.h says.
 // Threads: one.
 #include <optional>
@@ -16,7 +16,7 @@ using namespace test::sharing;
 using test::lent_memory;
 using test::owned_file;
 
-// An honest owner with a line of its own, and a second line whose other end is raw.
+// An honest owner with a channel of its own, and a second channel whose other end is raw.
 struct hostile_peer : ::testing::Test {
   hostile_peer() : from_raw(new_line()) { write(b.data(), test::pattern(some_bytes, 1)); }
   share_channel new_line() {
@@ -24,7 +24,7 @@ struct hostile_peer : ::testing::Test {
     raw.emplace(theirs);
     return share_channel(a, 200ms);
   }
-  // What the receiver says to what was sent last; "taken", or its words.
+  // The receiver's answer to the last message: "taken", or the text of its error.
   std::string answer() {
     try {
       taken = from_raw.receive();
@@ -109,7 +109,8 @@ TEST_F(hostile_peer, does_not_make_anothers_buffers_smaller) {
   EXPECT_EQ(found->bytes, some_bytes);
 }
 
-// The end, and what is none ---------------------------------------------------------------------------------
+// // Silence and the end
+// ---------------------------------------------------------------------------------------
 
 TEST_F(hostile_peer, that_is_silent_is_not_taken_for_gone) {
   EXPECT_TRUE(raw->send(std::span<std::byte const>{}));
@@ -131,7 +132,8 @@ TEST_F(hostile_peer, that_is_silent_on_a_loan_is_still_an_importer) {
   EXPECT_EQ(b.importers(), 1);
 }
 
-// Loans -----------------------------------------------------------------------------------------------------
+// // Importers
+// -------------------------------------------------------------------------------------------------
 
 TEST_F(hostile_peer, with_a_loan_that_is_no_socket_is_refused) {
   int both[2];
@@ -153,7 +155,7 @@ TEST_F(hostile_peer, with_a_loan_that_takes_no_word_is_refused) {
   expect_the_line_works();
 }
 
-// It says something whenever it is listened to.
+// A peer that sends something each time the owner reads.
 int always_talks = -1, times_heard = 0;
 
 TEST_F(hostile_peer, that_floods_a_loan_delays_no_owner) {
@@ -182,13 +184,14 @@ TEST_F(hostile_peer, that_floods_a_loan_leaves_no_descriptor) {
   taken.reset();
   test::raw_end const owner(::dup(mine.owners_end.get()));
   while (owner.send(std::as_bytes(std::span("l", 1)), files)) {}
-  for (int i = 0; i < 3; ++i) (void)honest();  // looks at what is kept
+  for (int i = 0; i < 3; ++i) (void)honest();  // each call looks at importers that are done
   EXPECT_EQ(b.importers(), 2);
   EXPECT_EQ(test::open_files() - before, 11)
       << "two raw ends; its memory and loan, at both ends and in the machine; one for each honest sending";
 }
 
-// What comes with a message ---------------------------------------------------------------------------------
+// // Ancillary data
+// --------------------------------------------------------------------------------------------
 
 TEST_F(hostile_peer, may_send_more_than_descriptors) {
   auto const [mine, other] = os::make_sockets();
@@ -196,7 +199,7 @@ TEST_F(hostile_peer, may_send_more_than_descriptors) {
     int const yes = 1;
     for (int const end : {mine, other}) EXPECT_EQ(::setsockopt(end, SOL_SOCKET, option, &yes, sizeof yes), 0);
   }
-  constexpr int with_pidfd = 76;  // SO_PASSPIDFD, since Linux 6.5: a descriptor of the sender with each message
+  constexpr int with_pidfd = 76;  // SO_PASSPIDFD, since Linux 6.5: each message brings a descriptor of the sender
   int const yes = 1;
   (void)::setsockopt(other, SOL_SOCKET, with_pidfd, &yes, sizeof yes);
   share_channel here(mine, 200ms), there(other, 200ms);
@@ -295,7 +298,8 @@ TEST_F(hostile_peer, with_a_wrong_buffer_offset_is_refused) {
   EXPECT_EQ(said.find('\033'), std::string::npos) << "an escape sequence for the reader's terminal";
 }
 
-// All of it -------------------------------------------------------------------------------------------------
+// // Random attacks
+// --------------------------------------------------------------------------------------------
 
 TEST(random_peers, that_lie_get_nothing_and_break_nothing) {
   EXPECT_TRUE(tests::hostile_peer(1).run().ok()) << "what a first run opens stays open: files of simulated machines";

@@ -1,7 +1,7 @@
-// Of two processes that share memory either one is killed or stopped at its k-th call, of the driver or of
-// the system. The other never sees a wrong byte and never waits longer than its timeout: it hears that the
-// other one is gone, or that nothing was said, and then everything goes on where it stood once the stopped
-// one does. What a killed one had open comes back.
+// One of two processes that share memory is killed or stopped at its k-th call of the driver or the system.
+// The other process never sees a wrong byte and never waits longer than its timeout. It gets an error that
+// the process is gone or silent, and continues if a stopped process does. Memory that a killed process had
+// open returns.
 // Threads: one; the other process has its own.
 // WEIR_TEST_SEEDS=n tries n/25 calls of each side and mishap (6 by default, at least 2);
 // WEIR_TEST_SEED=k that one call.
@@ -29,9 +29,8 @@ test::bytes_of_host read_by_another(void const* from) {
   return test::read_back(mine.data(), bytes, 1);
 }
 
-// The conversation. `again` makes one call of the line's, and again when the timeout was over. One buffer has
-// a handle of its own, the others come from a pool;
-// one is read by another device, which is given access to a second one later.
+// The program of both ends. `again` makes one call on the channel, and repeats it after a timeout. One buffer
+// has a handle of its own, the others are a pool's. Another device reads one of them, and later a second one.
 template <class Again>
 void own(share_channel& line, Again again) {
   share_pool pool({.handle_bytes = 2_MiB});
@@ -46,7 +45,7 @@ void own(share_channel& line, Again again) {
     again([&] { heard = line.wait(); });
     ASSERT_EQ(heard, r);
   }
-  // Given up while it is on its way: the next must not be the same memory.
+  // Freed in transit: the next buffer must not be the same memory.
   exportable_buffer last = pool.allocate(1_MiB), lent = exportable_buffer(bytes);
   write(last.data(), 50);
   again([&] { line.send(last, default_stream(0)); });
@@ -60,7 +59,7 @@ void own(share_channel& line, Again again) {
   std::uint64_t heard = 0;
   again([&] { heard = line.wait(); });
   ASSERT_EQ(heard, 61u);
-  (void)pool.trim();  // before, it would take back what is on its way
+  (void)pool.trim();  // earlier, it would release memory in transit
 }
 
 template <class Again>
@@ -90,7 +89,8 @@ void look(share_channel& line, Again again) {
   again([&] { line.signal(61, default_stream(0)); });
 }
 
-// In the process that meets the mishap ----------------------------------------------------------------------
+// // The process that is killed or stopped
+// ---------------------------------------------------------------------
 
 std::atomic<std::uint64_t> calls{0};
 std::uint64_t fatal_call = 0;
@@ -120,7 +120,8 @@ constexpr auto once = [](auto call) { call(); };
 WEIR_ROLE(owner) { meet(line, [](share_channel& l) { own(l, once); }); }
 WEIR_ROLE(importer) { meet(line, [](share_channel& l) { look(l, once); }); }
 
-// In the one that goes on -----------------------------------------------------------------------------------
+// // The process that goes on
+// ----------------------------------------------------------------------------------
 
 struct mishap {
   char const* who;
@@ -131,8 +132,8 @@ struct mishap {
 };
 
 struct outcome {
-  bool gone = false;         // it was told that the other one is
-  std::uint64_t calls = 0;   // of the other one, to its end
+  bool gone = false;         // it got peer_disconnected
+  std::uint64_t calls = 0;   // of the other process, to its end
 };
 
 outcome play(mishap const& m, std::uint64_t at) {
@@ -165,7 +166,7 @@ outcome play(mishap const& m, std::uint64_t at) {
     }
   }
   auto& lent = here.get().part<peer::exports>();
-  { exportable_buffer const one(bytes); }  // looks at what came back
+  { exportable_buffer const one(bytes); }  // looks at returned memory
   lent.forget_idle();
   empty_cache(0);
   EXPECT_EQ(here.driver().memory(0).value.free, room) << "memory is still held";

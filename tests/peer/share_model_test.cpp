@@ -1,4 +1,4 @@
-// Many random programs that share memory with themselves; share_program.h says what they do.
+// Many random programs that share memory with themselves; see share_program.h.
 // Seeds as tests/support/seeds.h says.
 // Threads: one.
 #include "tests/model/share_program.h"

@@ -1,4 +1,4 @@
-// Pools of shared memory: many buffers in one handle, each of them lent as if it had one of its own.
+// Pools of shared memory: many buffers in one handle, each shared as if it had a handle of its own.
 // Threads: one, and in one case four; the other process has its own.
 #include <optional>
 #include <random>
@@ -75,7 +75,7 @@ TEST(a_pool, takes_the_tightest_fit_then_the_oldest_handle) {
   auto const two_wide = at(300), three_wide = at(20), one_wide = at(560), as_wide = at(100);
   for (std::size_t const i : {20, 21, 22, 300, 301, 560, 100}) all[i].reset();
   synchronize(device(0));
-  (void)pool.statistics();  // which looks at what came back
+  (void)pool.statistics();  // looks at returned memory
   auto const take = [&](std::size_t bytes) {
     return reinterpret_cast<std::uintptr_t>(all.emplace_back(pool.allocate(bytes)).data());
   };
@@ -101,7 +101,8 @@ TEST(a_pool, is_read_in_place_by_the_devices_that_were_named) {
   EXPECT_EQ(test::read_back(mine.data(), 4000, 1), test::pattern(4000, 5));
 }
 
-// Life ------------------------------------------------------------------------------------------------------
+// // Lifetime
+// --------------------------------------------------------------------------------------------------
 
 TEST(a_buffer_of_a_pool, serves_no_other_while_an_importer_has_it) {
   test::machine m(small());
@@ -144,7 +145,7 @@ TEST(a_pool, keeps_what_is_mapped_elsewhere_with_its_handle) {
   auto [here, there] = lines();
   auto& imports = m.get().part<peer::imports>();
   share_pool pool;
-  std::ptrdiff_t apart = 0;  // of the two mappings
+  std::ptrdiff_t apart = 0;  // between the two mappings
   for (int i = 0; i < 100; ++i) {
     exportable_buffer const b = pool.allocate(some_bytes);
     here.send(b, default_stream(0));
@@ -175,7 +176,7 @@ WEIR_ROLE(opens_two_and_is_killed) {
   (void)line.wait();
 }
 
-// Until the last buffer beside it goes.
+// Until the last buffer in the same handle goes.
 TEST(a_pool, loses_a_killed_importers_part_for_a_while) {
   test::machine m(small());
   synchronize(0);
@@ -204,7 +205,7 @@ TEST(a_pool, loses_a_killed_importers_part_for_a_while) {
   EXPECT_EQ(m.driver().memory(0).value.free, before - 4_MiB) << "the driver has it";
 }
 
-// Its memory serves others after them.
+// The pool's memory is reusable after them.
 TEST(buffers, outlive_their_pool) {
   test::machine m(small());
   auto [here, there] = lines();
@@ -236,7 +237,8 @@ TEST(a_pool, and_its_buffers_do_nothing_after_their_runtime) {
   b.reset();
 }
 
-// Bounds ----------------------------------------------------------------------------------------------------
+// // Limits
+// ----------------------------------------------------------------------------------------------------
 
 TEST(a_pool, holds_no_more_than_its_limit) {
   test::machine m(small());
@@ -256,7 +258,6 @@ TEST(a_pool, holds_no_more_than_its_limit) {
   expect_sums(pool);
 }
 
-// What is in the way is this process's own work: it is waited for, as the device's allocator does.
 simulated seeded(std::uint64_t seed, std::size_t memory) {
   return {.devices = 2, .memory = memory, .schedule = simulated::scheduling::seeded, .seed = seed};
 }
@@ -267,7 +268,7 @@ void work_on(exportable_buffer const& b, stream_ref s) {
   for (int i = 0; i < 3; ++i) parallel_for(s, 64, {writes(at, 64)}, [at](std::size_t k) { at[k] = std::byte{1}; });
 }
 
-// Before it refuses.
+// Before it refuses, the pool waits for this process's own work, as the device's allocator does.
 TEST(a_pool, waits_for_work_on_returned_memory_first) {
   for (std::uint64_t seed = 1; seed <= 12; ++seed) {
     test::machine m(seeded(seed, 64_MiB));
@@ -297,8 +298,7 @@ TEST(shared_memory, pending_work_is_no_reason_to_refuse_others) {
   }
 }
 
-// No stream moves there but where the host waits for it.
-// Before it refuses.
+// The allocator waits before it refuses. A stream runs only when the host waits for it.
 TEST(shared_memory, waits_for_work_on_a_pools_memory_first) {
   test::machine m({.devices = 1, .memory = 8_MiB, .schedule = simulated::scheduling::stepped});
   stream const s(device(0));
@@ -358,10 +358,10 @@ TEST(a_pool, waits_for_no_other_process_no_lost_device_and_no_rank) {
   EXPECT_EQ(pool.allocate(2_MiB).size(), 2_MiB);
 }
 
-// It gives way to an allocation that runs short.
+// An allocation that runs short gets the pool's free memory.
 TEST(a_pool, takes_less_where_less_is_left) {
   test::machine m({.devices = 1, .memory = 16_MiB});
-  share_pool pool;  // 32 MiB at once would be usual
+  share_pool pool;  // otherwise it would take 32 MiB at once
   { exportable_buffer const b = pool.allocate(9_MiB); }
   EXPECT_EQ(pool.statistics().reserved, 10_MiB);
   buffer const large(14_MiB);
@@ -406,10 +406,11 @@ TEST(a_pool, refuses_impossible_requests) {
   EXPECT_THROW(share_pool({.on = 0, .readers = {1}}), not_supported);
 }
 
-// Random ----------------------------------------------------------------------------------------------------
+// // Random programs
+// -------------------------------------------------------------------------------------------
 
-// Blocks of every size taken, sent, opened, released and given back in any order:
-// nobody's bytes change, the books add up.
+// Blocks of every size are allocated, sent, opened, released and freed in any order: no buffer's bytes
+// change, and the sums add up.
 TEST(a_pool, keeps_everybodys_bytes_and_its_books_in_order) {
   struct bytes_of {
     std::size_t size;

@@ -1,5 +1,5 @@
-// Every message that is not what it should be is refused, and says why; nothing of it is kept and the line is
-// as good as before. So is every use of shared memory that leaves its buffer, or comes after it.
+// Every wrong message is refused with its reason. Nothing of it is kept, and the channel still works. Uses of
+// shared memory outside its buffer or after its end are refused, too.
 // Threads: one.
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -110,7 +110,7 @@ TEST_F(refusals, of_messages_that_are_too_long) {
   EXPECT_THROW((void)line->wait(), error) << "an empty one";
 }
 
-// The process may have no more descriptors than it has: while one lives.
+// While it is live, the process cannot open another descriptor.
 struct no_more_descriptors {
   no_more_descriptors() {
     ::getrlimit(RLIMIT_NOFILE, &before);
@@ -237,7 +237,7 @@ TEST_F(refusals, of_buffers_that_are_none) {
 auto const no_gpu = [](CUstream_st*) { FAIL() << "there is no GPU here"; };
 constexpr auto nothing = [] {};
 
-// Two buffers side by side in one handle, both opened by another.
+// Two buffers side by side in one handle, both opened by another process.
 struct neighbours : ::testing::Test {
   explicit neighbours(options o = {})
       : m({.devices = 2, .memory = 64_MiB, .schedule = simulated::scheduling::seeded}, o) {

@@ -1,5 +1,4 @@
-// Memory of two processes: the same bytes for both, handed over in order;
-// not used for anything else while somebody has it open.
+// Memory of two processes: both see the same bytes, in order, and the memory is not reused while it is open.
 // Threads: one, and in one case a second that waits; the other process has its own.
 #include <atomic>
 #include <filesystem>
@@ -17,7 +16,7 @@ using namespace test::sharing;
 
 // Bytes -----------------------------------------------------------------------------------------------------
 
-// Answers what it sees with its own.
+// Replies with the bytes that it reads.
 WEIR_ROLE(reads_and_writes_back) {
   test::machine m(small());
   auto const b = line.receive();
@@ -40,7 +39,7 @@ TEST(shared_memory, is_the_same_bytes_for_both) {
   EXPECT_EQ(other.end(), "exit 0");
 }
 
-// A buffer of device 0, sent and opened for device 1, and memory of device 1's own.
+// A buffer of device 0, sent and opened for device 1, and memory of device 1.
 struct opened_for_another_device {
   test::machine m{small()};
   std::pair<share_channel, share_channel> ends = lines();
@@ -63,7 +62,7 @@ TEST(shared_memory, opened_for_another_device_is_read_by_it) {
   its.expect_it_arrived();
 }
 
-// Its owner's device has no work of this process then, and no stream of it anything to wait for.
+// The owner's device then has no work of this process, and its streams have nothing to wait for.
 TEST(opened_memory, is_copied_to_and_from_another_device) {
   opened_for_another_device its;
   auto& [m, ends, theirs, o, mine] = its;
@@ -186,7 +185,7 @@ TEST(a_handle, has_one_descriptor_that_goes_with_it) {
   EXPECT_GT(m.get().part<peer::exports>().forget_idle(), 0u);
   exportable_buffer const next(some_bytes);
   here.send(next, default_stream(0));
-  auto const o = there.receive();  // what was mapped goes, and its last word's socket
+  auto const o = there.receive();  // unmaps the old import and closes its last socket
   EXPECT_EQ(m.get().part<peer::imports>().mapped(), 1u);
   EXPECT_EQ(open_files() - before, 6)
       << "of the last one alone: the machine's file, the descriptor and an end of the loan, on each side";
@@ -222,7 +221,8 @@ TEST(shared_memory, is_sent_where_descriptor_0_is_free) {
   ::close(kept);
 }
 
-// Life ------------------------------------------------------------------------------------------------------
+// // Lifetime
+// --------------------------------------------------------------------------------------------------
 
 WEIR_ROLE(holds_until_told) {
   test::machine m(small());
@@ -383,7 +383,8 @@ TEST(memory_on_its_way, cannot_be_opened_once_its_owner_was_killed) {
   EXPECT_THROW((void)other.line().receive(), peer_disconnected);
 }
 
-// Figures ---------------------------------------------------------------------------------------------------
+// // Statistics
+// ------------------------------------------------------------------------------------------------
 
 TEST(shared_memory, is_counted_by_whole_pages_apart) {
   test::machine m(small());
@@ -449,7 +450,8 @@ TEST(shared_memory, is_a_segment_of_its_own_in_a_snapshot) {
   dump_memory_snapshot(testing::TempDir() + "share_test.pickle");
 }
 
-// Leases ----------------------------------------------------------------------------------------------------
+// // Timeouts
+// --------------------------------------------------------------------------------------------------
 
 WEIR_ROLE(stops_itself) {
   ::raise(SIGSTOP);

@@ -1,4 +1,4 @@
-// Threads of one process that lend and open at once: each has lines of its own, all have the same few pages.
+// Threads of one process that send and open at once: each has channels of its own, and all share a few pages.
 // Threads: several, each with its own stream, lines and buffers;
 // one buffer is sent by one of them and opened by all.
 #include <algorithm>
@@ -42,7 +42,7 @@ TEST(threads_that_share, see_their_own_messages) {
       exportable_buffer b(bytes);
       fill(b.data(), value, bytes);
       here.send(b, s);
-      if (round % 2) b.reset();  // on its way
+      if (round % 2) b.reset();  // in transit
       auto o = there.receive();
       copy(s, host.data(), o.data(), bytes);
       auto const seen = host.host<std::byte>();

@@ -1,4 +1,4 @@
-// weir/sim.h: what a program's own tests can do to a simulated machine.
+// weir/sim.h: control of a simulated machine by a program's own tests.
 #include "weir/sim.h"
 
 #include <sys/mman.h>
@@ -37,7 +37,8 @@ TEST(simulation, equal_seeds_and_calls_give_equal_hashes) {
   EXPECT_NE(hash_of(3, 4), hash_of(4, 4));
 }
 
-// Two threads, each staging both ways on a device of its own. Returns: the order they came in, and the trace.
+// Two threads, each staging both ways on its own device. Returns: the order in which they came, and the
+// trace.
 std::string staging_among_threads(std::uint64_t seed) {
   runtime machine(simulated{.devices = 2, .memory = 16_MiB, .schedule = simulated::scheduling::seeded, .seed = seed});
   runtime_guard const in(machine);
@@ -64,7 +65,7 @@ std::string staging_among_threads(std::uint64_t seed) {
   return order + " " + std::to_string(sim.trace_hash());
 }
 
-// Staging threads with them.
+// Also threads that stage.
 TEST(simulation, its_threads_take_turns_by_the_seed) {
   std::set<std::string> orders;
   std::uint64_t const only = tests::number_from_environment("WEIR_TEST_SEED", 0);
@@ -77,7 +78,7 @@ TEST(simulation, its_threads_take_turns_by_the_seed) {
   EXPECT_GT(orders.size(), end - first > 1 ? 1u : 0u);
 }
 
-// Pages of other sizes between those of the run: what it maps then lies elsewhere, and in another order.
+// Reserves ranges of other sizes, so that the run's memory is mapped elsewhere and in another order.
 class crowded {
  public:
   explicit crowded(std::size_t n) {
@@ -98,12 +99,12 @@ class crowded {
   std::vector<std::pair<void*, std::size_t>> pages_;
 };
 
-// Wherever pages lie.
+// Wherever the pages lie.
 TEST(simulation, a_seed_takes_the_same_course_in_every_process) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   std::uint64_t const only = tests::number_from_environment("WEIR_TEST_SEED", 0), first = only ? only : 1;
   std::uint64_t const count = tests::number_from_environment("WEIR_TEST_PROCESSES", tests::sanitized ? 1 : 2);
-  bool const fresh = ::testing::internal::InDeathTestChild();  // it comes to its own statement by way of the loop
+  bool const fresh = ::testing::internal::InDeathTestChild();  // the child runs the loop up to its own statement
   for (std::uint64_t seed = first; seed < first + (only ? 1 : count); ++seed) {
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
     auto const later = fresh ? std::string() : staging_among_threads(seed);

@@ -1,4 +1,4 @@
-// Large copies over lent links: every byte, in stream order, whatever refuses.
+// Large copies over shared links: every byte arrives, in stream order, whichever call is refused.
 // Threads: one.
 #include "peer/copy/stripes.h"
 
@@ -15,13 +15,13 @@ namespace {
 using test::held;
 using test::pattern;
 
-constexpr std::size_t n = 24_MiB - 5;  // four chunks a lane: its slots are filled again
+constexpr std::size_t n = 24_MiB - 5;  // four chunks a lane, so that its slots are reused
 constexpr std::size_t lane_bytes = peer::stripes::slots * peer::stripes::largest_chunk;
 
-// of the calls that are refused in turn
+// One in `stride` calls is refused.
 std::uint64_t const stride = tests::sanitized || std::getenv("WEIR_CHECK_RACES") ? 7 : 1;
 
-// gpu:0 is copied to and from.
+// Copies go to and from gpu:0.
 struct rig {
   explicit rig(simulated like = {.devices = 3, .memory = 256_MiB}, options o = {}) : m(like, o) {
     std::memcpy(there.data(), bytes.data(), n);
@@ -73,7 +73,7 @@ TEST(stripes, every_byte_arrives_both_ways_over_lent_links) {
 TEST(stripes, a_striped_copy_is_ordered_and_returns_at_once) {
   rig r;
   link_sharing_guard const lent(others);
-  r.round();  // lanes are made
+  r.round();  // makes the lanes
   r.forget();
   auto const second = pattern(n, 2);
   held gate(r.m, r.s);
@@ -87,7 +87,7 @@ TEST(stripes, a_striped_copy_is_ordered_and_returns_at_once) {
   down.synchronize();
   EXPECT_TRUE(up.query());
   EXPECT_EQ(r.came(), r.bytes);
-  std::memcpy(r.there.data(), second.data(), n);  // after its stamp the source is the host's again
+  std::memcpy(r.there.data(), second.data(), n);  // after the stamp the host may write the source
   r.round();
   EXPECT_EQ(r.came(), second);
 }
@@ -116,7 +116,7 @@ TEST(stripes, copies_of_two_streams_do_not_wait_for_each_other) {
   held gate(r.m, r.s);
   stamp const waits = copy(r.s, r.on_gpu.data(), r.there.data(), n, non_blocking);
   t.wait(default_stream(device(0)));
-  copy(t, other.data(), r.there.data(), n);  // returns, though the first one stands still
+  copy(t, other.data(), r.there.data(), n);  // returns, though the first copy is held
   EXPECT_FALSE(waits.query());
   EXPECT_EQ(r.held_by(1), 2 * lane_bytes);
   gate.open();
@@ -165,7 +165,7 @@ TEST(stripes, links_that_are_refused_or_change_bytes_carry_nothing) {
   rig pairs({.devices = 4, .memory = 256_MiB, .peers = simulated::links::pairs});
   {
     device const two[] = {2};
-    link_sharing_guard const lent(two);  // gpu:2, which gpu:0 does not reach
+    link_sharing_guard const lent(two);  // gpu:2, which gpu:0 cannot reach
     auto const choice = explain_copy(pairs.on_gpu.data(), pairs.there.data(), n);
     EXPECT_EQ(choice.by, copy_route::engine);
     EXPECT_NE(choice.reason.find("none of the lent devices"), std::string::npos);
@@ -240,7 +240,7 @@ TEST(stripes, refusals_are_equal_with_and_without_lent_links) {
   EXPECT_EQ(test::read_back(r.on_gpu.data(), n, 0), r.bytes);
 }
 
-// Returns: the k-th call from now was made, and refused.
+// Returns: whether the k-th call from now was made, and refused.
 bool refuse_one(rig& r, std::uint64_t k, int& absorbed) {
   r.forget();
   auto const order = r.m.control().fail_call("any", k, driver::code::failed);
@@ -307,7 +307,7 @@ TEST(stripes, under_any_schedule_the_bytes_are_right) {
   }
 }
 
-// The copy's stream is not ordered after the lane then.
+// The copy's stream is then not ordered after the lane.
 TEST(stripes, memory_freed_after_a_broken_copy_waits_for_lanes) {
   rig r({.devices = 2, .memory = 256_MiB, .schedule = simulated::scheduling::stepped});
   device const one[] = {1};
@@ -327,7 +327,7 @@ TEST(stripes, memory_freed_after_a_broken_copy_waits_for_lanes) {
     r.s.synchronize();
   }
   using driver::call, driver::fault_injector;
-  // the last two bring it together
+  // The last two waits order the copy's stream after the lanes.
   driver.refuse({.of = call::wait, .k = seen.waits - 1, .more = fault_injector::without_end});
   for (call const c : {call::synchronize_event, call::synchronize_stream})
     driver.refuse({.of = c, .more = fault_injector::without_end});

@@ -1,5 +1,4 @@
-// Large copies over lent links from several threads at once:
-// lanes are made, shared out and given back between them.
+// Large copies over shared links from several threads at once: they make, share and return lanes.
 // Threads: a thread a stream.
 #include "peer/copy/stripes.h"
 
@@ -12,7 +11,7 @@ namespace {
 
 constexpr std::size_t n = peer::stripes::worth + 5;
 constexpr std::size_t lane_bytes = peer::stripes::slots * peer::stripes::largest_chunk;
-constexpr int threads = 5;  // one more than a device has lanes for at a time, so that some copy goes straight
+constexpr int threads = 5;  // one more than a device has lanes for, so that some copy goes straight
 
 TEST(stripes, concurrent_copies_get_their_bytes_and_share_lanes) {
   test::machine m({.devices = 3, .memory = 512_MiB});

@@ -1,5 +1,5 @@
-// Memory that is open to peers, on the machine that there is: GPUs, else simulated devices. Skipped where no
-// other device reaches the first.
+// Memory that is open to peers, on GPUs if there are any, else on simulated devices. Skipped if no other
+// device reaches the first.
 // Threads: one.
 #include <algorithm>
 #include <iostream>
@@ -32,7 +32,7 @@ std::vector<device> readers_of(int owner) {
   return all;
 }
 
-// As a kernel of the reader does: a plain copy there, which is refused where the memory is not open.
+// Reads as a kernel of the reader does: by a plain copy there, which is refused if the memory is not open.
 void expect_read_in_place(test::machine& m, void const* at, test::bytes_of_host const& expected, device reader) {
   buffer const mine(expected.size(), {.on = reader});
   auto& line = streams::clock_of(default_stream(reader));
@@ -75,7 +75,7 @@ TEST(visible_here, every_reader_sees_each_handle_from_the_first_on) {
     EXPECT_GE(memory_stats(device(0)).peer_access_bytes, 300'000'000u);
     all.clear();
     synchronize(device(0));
-    empty_cache(device(0));  // and once more, over new handles
+    empty_cache(device(0));  // the next round uses new handles
     EXPECT_EQ(m->memory(0).validate(), std::vector<std::string>{});
   }
 }
@@ -88,11 +88,11 @@ TEST(visible_here, memory_held_by_then_is_opened_under_work) {
   buffer(20'000'000, {.on = device(0)}).reset();
   auto const bytes = test::pattern(early.size(), 3);
   fill_with(early.data(), bytes);
-  (void)links();  // so that nothing is tried while the stream is held
+  (void)links();  // tries the links before the stream is held
   {
     test::held const gate(*m, default_stream(device(0)));
     fill(early.data(), std::byte{9}, 1);
-    enable_peer_access(default_stream(device(0)), readers);  // waits for nobody's work
+    enable_peer_access(default_stream(device(0)), readers);  // waits for no work
   }
   synchronize(device(0));
   auto expected = bytes;
@@ -117,7 +117,7 @@ TEST(visible_here, with_the_option_a_first_copy_goes_straight) {
   expect_read_in_place(*m, near.data(), bytes, other);
 }
 
-// What it costs, for docs/copies.md: printed, not judged.
+// The cost for docs/copies.md: printed, not tested.
 TEST(visible_here, the_price_of_a_handle_is_printed) {
   auto const m = machine_for_peers();
   auto const readers = readers_of(0);

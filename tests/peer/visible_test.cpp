@@ -1,5 +1,5 @@
-// Memory that is open to peers as a whole:
-// from its first handle on, whatever is taken, given back, moved or refused on the way.
+// Memory that is open to peers as a whole, from its first handle on, whatever is allocated, freed, moved or
+// refused.
 // Threads: one.
 #include <random>
 
@@ -19,8 +19,7 @@ simulated three(std::uint64_t seed = 1) {
   return {.devices = 3, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed};
 }
 
-// A kernel of that device reads it where it lies.
-// What the machine does not let through is among its findings.
+// A kernel of device `reader` reads the memory in place. The machine reports a forbidden access as a finding.
 void read_in_place(void const* at, size_t bytes, int reader) {
   launch(current_stream(device(reader)), {reads(at, bytes)}, [](auto) {}, [] {});
 }
@@ -41,7 +40,7 @@ void expect_whole(test::machine& m) {
   EXPECT_EQ(m.control().findings(), std::vector<std::string>{});
 }
 
-// With one call a handle.
+// One call each handle.
 TEST(visible, a_streams_memory_is_open_from_the_first_handle) {
   test::machine m(three());
   stream const s{device(0)};
@@ -63,7 +62,7 @@ TEST(visible, a_streams_memory_is_open_from_the_first_handle) {
   expect_whole(m);
 }
 
-// Used and free alike.
+// Used and free memory alike.
 TEST(visible, memory_held_by_then_is_opened) {
   test::machine m(three());
   buffer const kept(3_MiB, {.on = device(0)});
@@ -131,7 +130,7 @@ TEST(visible, an_open_stream_takes_over_no_closed_memory) {
   expect_open(m, mine.data(), mine.size(), {1});
   take(open, 4_MiB).reset();
   synchronize(device(0));
-  buffer const theirs = take(closed, 4_MiB);  // the other way round it may
+  buffer const theirs = take(closed, 4_MiB);  // the opposite reuse is allowed
   expect_whole(m);
 }
 
@@ -152,7 +151,7 @@ TEST(visible, a_reused_stream_begins_with_the_devices_readers) {
     kept = take(s, 3_MiB);
     left = take(s, 3_MiB);
   }
-  expect_open(m, kept.data(), kept.size(), {1, 2});  // a block that lives longer than its stream
+  expect_open(m, kept.data(), kept.size(), {1, 2});  // the block outlives its stream
   left.reset();
   stream const again{device(0)};
   ASSERT_EQ(again.id(), before) << "this test is about the same stream";
@@ -313,8 +312,8 @@ TEST(visible, with_the_option_copies_go_on_where_opening_fails) {
   }
 }
 
-// Each call of growth and of opening refused in its turn: what is not refused is open, and nothing is lost.
-// Open to all readers.
+// Each call of growth and of opening is refused in turn: what is not refused is open to all readers, and
+// nothing is lost.
 TEST(visible, any_call_that_fails_leaves_blocks_open) {
   for (auto const& [name, code] : {std::pair{"grant", driver::code::failed},
                                    {"grant", driver::code::out_of_memory},
@@ -369,7 +368,7 @@ TEST(visible, with_the_option_shared_memory_is_open_too) {
   exportable_buffer const again(9_MiB, 0);
   ASSERT_EQ(again.data(), kept);
   read_in_place(again.data(), again.size(), 1);
-  enable_peer_access(before.own.data(), device(2));  // then they meet
+  enable_peer_access(before.own.data(), device(2));  // then both meet
   after.expect_readable_by(m, 2);
   expect_whole(m);
 }
@@ -450,8 +449,8 @@ bool opens(auto act) {
   }
 }
 
-// Streams of three devices whose memory is opened now and then, beside others whose is not; after each step
-// every block of an open stream is read by all who may.
+// Streams of three devices whose memory is opened now and then, beside others whose memory is not. After each
+// step every allowed device reads every block of an open stream.
 TEST(visible, random_programs_keep_an_open_streams_blocks_open) {
   for (auto const seed : tests::seeds("visible", tests::sanitized ? 40 : 150)) {
     std::mt19937_64 random(seed);
@@ -467,7 +466,7 @@ TEST(visible, random_programs_keep_an_open_streams_blocks_open) {
     struct block {
       buffer b;
       size_t of;
-      std::vector<int> readers;  // by the time it was taken, or opened
+      std::vector<int> readers;  // at its allocation, or opened later
     };
     std::vector<member> members;
     std::vector<std::vector<int>> of_devices(3);
@@ -494,7 +493,7 @@ TEST(visible, random_programs_keep_an_open_streams_blocks_open) {
         }
       } else if (kind == 2) {
         empty_cache(its.s.device());
-      } else if (kind == 3 && below(3) == 0) {  // another one is leased, or one that ended before
+      } else if (kind == 3 && below(3) == 0) {  // another stream is leased, or one that ended before
         its.s = stream(its.s.device());
         its.readers = of_devices[static_cast<size_t>(its.s.device().index())];
         set_stream(its.s);

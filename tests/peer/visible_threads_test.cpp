@@ -1,4 +1,4 @@
-// Memory that is opened to peers while other threads take some and give it back.
+// Memory that is opened to peers while other threads allocate and free.
 // Threads: four.
 #include <vector>
 
