@@ -69,6 +69,7 @@ class stream_heap {
   void note_unmapped(handle const&) noexcept;  // likewise
   void note_readers(handle&, std::uint64_t more) noexcept;
   void record_mapping(handle const&, observe::action) const noexcept;  // to the history
+  void log_mapping(std::size_t bytes, char const* what) const noexcept;
 
   // Bytes freed between two fences of a stream: a share of what the heap has mapped.
   static constexpr std::size_t fence_least = 16 << 20;
