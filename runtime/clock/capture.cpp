@@ -9,10 +9,13 @@ using driver::result;
 using driver::status;
 
 result<bool> stream_clock::captured() const {
-  auto const is = common_->machine.capturing(device_, handle());
-  if (!is.ok()) return {note(is.is), false};
-  if (seen_captured() != is.value) note_captured(is.value);
-  return is;
+  // An answer that another thread's answer has overtaken may be out of date: the driver is asked again.
+  for (;;) {
+    std::uint32_t const seen = capture_seen_.load(base::memory_order_relaxed);
+    auto const is = common_->machine.capturing(device_, handle());
+    if (!is.ok()) return {note(is.is), false};
+    if (note_captured(is.value, seen)) return is;
+  }
 }
 
 // No number is begun, because the record is no point in the stream's own work. An event that others may query
@@ -38,7 +41,7 @@ status stream_clock::wait_inside(driver::event_handle event, stream_clock& from)
   if (!there.ok()) return there.is;
   if (!there.value) return {code::not_permitted};
   auto const s = note(common_->machine.wait(device_, handle(), event));
-  if (s.ok()) note_captured(true);
+  while (s.ok() && !note_captured(true, capture_seen_.load(base::memory_order_relaxed))) {}
   return s;
 }
 

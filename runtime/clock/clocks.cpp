@@ -120,7 +120,7 @@ stream_clock* clocks::take_over(int device, driver::stream_handle h, std::uint64
   detail::enter(found->id(), nullptr);
   found->id_.set(id), found->handle_.set(h);
   found->set_carries_collectives(false);
-  found->seen_captured_.store(false, base::memory_order_relaxed);
+  found->capture_seen_.store(0, base::memory_order_relaxed);
   found->tenure_.store(tenure_word::make(id, device), base::memory_order_release);
   found->life_.store(life::foreign, base::memory_order_release);
   detail::enter(id, found);

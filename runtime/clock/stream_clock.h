@@ -87,7 +87,7 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   // Whether this stream is under capture. captured() makes one driver call; seen_captured() makes none and
   // returns the last known answer, which every record and wait updates.
   driver::result<bool> captured() const;
-  bool seen_captured() const noexcept { return seen_captured_.load(base::memory_order_relaxed); }
+  bool seen_captured() const noexcept { return capture_seen_.load(base::memory_order_relaxed) & 1; }
   // All work that `from` was given inside its capture comes before the next work of this stream, which joins
   // the capture. not_permitted: `from` is not under capture.
   driver::status join(stream_clock& from);
@@ -179,12 +179,15 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   base::atomic<std::uint64_t> last_{0};  // retired: the number of the last fence
   base::atomic<bool> carries_collectives_{false};
   base::atomic<std::uint64_t> collectives_{0};  // enqueued so far
-  void note_captured(bool yes) const noexcept {  // closes the fast allocation path on a captured stream
-    seen_captured_.store(yes, base::memory_order_relaxed);
-    invalidate_fast_paths();
+  // Closes the fast allocation path on a captured stream. False: another answer was noted since `seen` was read.
+  bool note_captured(bool yes, std::uint32_t seen) const noexcept {
+    bool const changes = (seen & 1) != yes;
+    if (!capture_seen_.compare_exchange(seen, (seen | 1) + 1 + yes, base::memory_order_relaxed)) return false;
+    if (changes) invalidate_fast_paths();
+    return true;
   }
 
-  mutable base::atomic<bool> seen_captured_{false};
+  mutable base::atomic<std::uint32_t> capture_seen_{0};  // the number of answers noted, and the last one as bit 0
   mutable base::mutex lock_;
   snapshot frontier_;        // under lock_
   fence_list fences_;        // under lock_

@@ -14,7 +14,7 @@ namespace weir::clock {
 class watched : public driver::fault_injector {
  public:
   using fault_injector::fault_injector;
-  std::function<void()> in_record, after_record, in_wait, in_query;  // called once each, then gone
+  std::function<void()> in_record, after_record, in_wait, in_query, after_asking;  // called once each, then gone
   bool under_capture = false;
   bool moves = false;  // a stepped machine says that it moves by itself: the test's hooks are what moves it
   std::atomic<int> asked_for_captures{0};
@@ -36,8 +36,9 @@ class watched : public driver::fault_injector {
   }
   weir::driver::result<bool> capturing(int device, weir::driver::stream_handle s) override {
     ++asked_for_captures;
-    if (under_capture) return {{}, true};
-    return fault_injector::capturing(device, s);
+    auto const is = under_capture ? weir::driver::result<bool>{{}, true} : fault_injector::capturing(device, s);
+    once(after_asking);
+    return is;
   }
 
  private:

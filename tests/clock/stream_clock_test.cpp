@@ -380,6 +380,23 @@ TEST_F(timelines, a_captured_stream_is_neither_recorded_nor_waits) {
   machine->in_record = machine->in_wait = nullptr;
 }
 
+// A thread asks, another begins a capture and asks too, and the first one's answer comes last.
+TEST_F(timelines, an_answer_from_before_a_capture_does_not_hide_it) {
+  auto& a = stream();
+  machine->after_asking = [&] {
+    machine->under_capture = true;
+    EXPECT_TRUE(a.captured().value);
+  };
+  EXPECT_TRUE(a.captured().value);
+  EXPECT_TRUE(a.seen_captured());
+  machine->after_asking = [&] {
+    machine->under_capture = false;
+    EXPECT_FALSE(a.captured().value);
+  };
+  EXPECT_FALSE(a.captured().value);
+  EXPECT_FALSE(a.seen_captured());
+}
+
 TEST_F(timelines, each_is_found_by_its_id_until_its_runtime_ends) {
   std::vector<std::uint64_t> ids;
   stamp last;
