@@ -177,7 +177,7 @@ driver::status address_space::open(driver::device_info const& info, std::size_t 
 // The figures: docs/decisions/placement.md.
 handle_sizes address_space::handles_under(std::size_t block, std::size_t reserved, std::size_t capacity,
                                           double epsilon) const noexcept {
-  auto const of_block = static_cast<std::size_t>(epsilon * static_cast<double>(block));
+  auto const of_block = static_cast<std::size_t>(10 * epsilon * static_cast<double>(block));
   std::size_t const most = std::max(reserved / ends_that_fit, std::min(of_block, capacity / ends_that_fit));
   return {page_, std::bit_floor(std::clamp<std::size_t>(most / page_, 1, most_pages)) * page_};
 }
