@@ -117,7 +117,7 @@ TEST(cliff_handles, each_run_of_a_large_class_is_one_handle) {
     more += now > 0, at_once = std::max(at_once, now);
   }
   EXPECT_EQ(at_once, 1u);
-  EXPECT_LE(more, 200u) << "runs of 2 MiB would be 250";
+  EXPECT_LE(more, 130u) << "runs of 2 MiB would be 250";
   EXPECT_EQ(of.validate(), std::vector<std::string>{});
   for (void* const p : all) of.deallocate(p, nullptr, at);
 }

@@ -13,7 +13,7 @@ std::size_t slabs::run_bytes(int c, std::size_t have) noexcept {
   std::size_t const size = size_classes::bytes(c);
   if (have >= many_slabs) {
     std::size_t run =
-        std::min(most_run_bytes, std::size_t{2} << 20 << std::min<std::size_t>((have - many_slabs) / 64, 4));
+        std::min(most_run_bytes, std::size_t{2} << 20 << std::min<std::size_t>((have - many_slabs) / 40, 4));
     while (run > usual_run_bytes && run / size > most_slots) run /= 2;
     if (run > usual_run_bytes) return run;
   }

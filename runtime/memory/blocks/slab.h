@@ -260,9 +260,9 @@ class slabs {
   bool return_from_cache(slab& s, std::uint32_t index, std::uint64_t freed) noexcept {
     return set_free(s, index, freed);
   }
-  // A class with many slabs gets runs of up to a 64th of what they hold: each run costs some 700 B of host
+  // A class with many slabs gets runs of up to a 40th of what they hold: each run costs some 700 B of host
   // memory. No run has more than most_slots: the first mark in a slab makes a word for each slot.
-  static constexpr std::size_t most_run_bytes = 32 << 20, usual_run_bytes = 512 << 10, many_slabs = 256,
+  static constexpr std::size_t most_run_bytes = 32 << 20, usual_run_bytes = 512 << 10, many_slabs = 192,
                                most_slots = 1 << 16;
   static std::size_t run_bytes(int size_class, std::size_t slabs_of_class) noexcept;
   static constexpr std::size_t run_alignment(int size_class) noexcept {  // slots are aligned as their size is
