@@ -1,5 +1,5 @@
-// Two judges of order that share no code, asked the same questions: whenever weir's clocks say ordered or
-// complete, the checker's graph says so, under random programs on many seeds.
+// If weir's clocks say ordered or complete, the checker's graph must agree.
+// Random programs on many seeds ask both, which share no code.
 // Threads: one.
 #include <gtest/gtest.h>
 
