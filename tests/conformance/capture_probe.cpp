@@ -1,5 +1,5 @@
 // Questions about captures that CUDA's documentation leaves open:
-// what exactly spoils one, and what an event is afterwards.
+// what spoils one, and the state of its events afterwards.
 // Threads: one, and others that are joined at once.
 #include "tests/conformance/probe.h"
 

@@ -1,5 +1,5 @@
-// Rule M18 of docs/simulated-machine.md, on every machine:
-// any thread may call, and finds its own current device afterwards.
+// Rule M18 of docs/simulated-machine.md, on every machine: any
+// thread may call, and its current device stays the same.
 #include <algorithm>
 
 #include "tests/conformance/kernels.h"
@@ -10,8 +10,8 @@ namespace {
 
 class threads : public conformance {
  protected:
-  // Every call of the seam on that device but make_current, and what it takes to make them, each checked to
-  // leave the thread's device alone.
+  // Makes every call of the driver interface except make_current on device
+  // `d`, and checks that each leaves the thread's device alone.
   void call_everything(int d) {
     int const mine = current_device();
     auto const left_alone = [&](char const* call) {
@@ -113,8 +113,8 @@ TEST_P(threads, m18_refused_calls_leave_it_too) {
   EXPECT_EQ(current_device(), mine);
 }
 
-// Handles may come back at once. What is under one then is another stream:
-// empty, and not held by what the first still has to do.
+// A driver may reuse a handle at once. The new stream under
+// it is empty, and work of the old one does not hold it.
 TEST_P(threads, m18_a_stream_under_a_reused_handle_is_another) {
   auto const first = machine().create_stream(0, stream_kind::independent, 0);
   ASSERT_OK(first.is);
