@@ -1,4 +1,5 @@
-// On every device: host to device, a kernel on a stream of its own, back to the host; every value is checked.
+// On every device: copies from the host, runs a kernel on
+// its own stream, copies back, and checks every value.
 // Threads: one.
 #include <cstdio>
 #include <exception>
