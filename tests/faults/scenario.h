@@ -1,4 +1,4 @@
-// A scenario: a small program over weir that is run again and again, each time with another call failing.
+// A scenario is a small program over weir that runs repeatedly, each time with another failing call.
 // Threads: one runs it, unless it makes more itself.
 //
 // To add one: write a function in scenarios.cpp (or a file beside it) and a line in its table.
