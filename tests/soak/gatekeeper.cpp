@@ -1,5 +1,5 @@
-// What stands behind which gate: a gate holds its stream,
-// a record takes what its stream stands behind, a wait adds that.
+// The gates each stream is behind: a gate holds its stream,
+// a record stores its stream's gates, a wait adds them.
 // Threads: as gatekeeper.h says.
 #include "tests/soak/gatekeeper.h"
 
