@@ -171,8 +171,7 @@ TEST(hosts, a_waiter_goes_on_when_notified_else_time_jumps) {
   }
 }
 
-// No seed: a thread runs until it waits, then the first
-// runnable one. A notification wakes the last waiting thread.
+// No seed: runs a thread until it waits, then the first runnable one. Wakes the last waiting thread.
 struct in_order final : base::schedule_choices {
   int next(int now, std::span<int const>) noexcept override { return now; }
   int instead(int, std::span<int const> can) noexcept override { return can.front(); }

@@ -44,8 +44,7 @@ struct two {
 
 std::string at_line(int n) { return "collectives_test.cpp:" + std::to_string(n); }
 
-// Rank 0's part waits for rank 1's, whose stream waits for rank 0's. The report
-// shows the cycle with its lines, the same in every runtime.
+// Rank 0's part waits for rank 1's, whose stream waits for rank 0's. Every run reports the same cycle.
 TEST(collectives, a_cycle_through_two_ranks_is_printed) {
   using scheduling = simulated::scheduling;
   std::string const after[] = {
@@ -190,8 +189,7 @@ TEST(collectives, a_buffer_freed_under_a_collective_waits_for_it) {
   }));
 }
 
-// NCCL enqueues its work past the driver interface. weir declares what that work touches
-// after each call; so does this test for work of its own.
+// NCCL bypasses the driver interface, so weir declares the bytes after each call. This work does too.
 struct as_nccl {
   explicit as_nccl(stream_ref s) : on(streams::clock_of(s)) {}
   void call(peer::collective_request const& r, source_location at = source_location::current()) const {

@@ -23,7 +23,6 @@ struct graphs : bench {
     return ready.value;
   }
   void launch(executable_handle g, stream_handle on) { EXPECT_TRUE(machine->launch_graph(0, on, g).ok()); }
-  // The captured work writes x.
   executable_handle writer() {
     begin(s);
     write(s, x);

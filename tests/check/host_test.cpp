@@ -69,8 +69,7 @@ TEST(host_uses, only_wrong_bytes_vary_with_the_seed) {
   EXPECT_LT(wrong, 50);
 }
 
-// weir itself waits for the copy, which a program may not rely on. The checker
-// then reads bytes that are still protected from the host.
+// weir waits for this copy, and the checker then reads bytes that are still protected from the host.
 TEST(host_uses, the_checker_may_read_a_shielded_source) {
   auto const run = [](bool early) {
     stream home, other;
@@ -200,8 +199,7 @@ TEST(host_uses, a_host_function_behind_the_copy_is_in_order) {
   }));
 }
 
-// Page protection. A machine with threads opens a page
-// while its engine works: an access then goes unnoticed. -
+// Page protection. A machine with threads opens a page for its engine, and misses accesses meanwhile. ---
 
 using floats = std::vector<float, pinned_allocator<float>>;
 
@@ -337,8 +335,7 @@ TEST(host_uses, copies_through_weirs_own_slots_are_in_order) {
   }));
 }
 
-// A ring of slots in one buffer. The host takes a span of all slots while a
-// copy to one is running; page protection finds accesses.
+// A ring of slots in one buffer: the host takes a span of all slots during a copy to one of them.
 TEST(host_uses, an_idle_slot_may_be_read_the_others_are_seen) {
   auto const run = [](size_t read) {
     stream s;
@@ -392,8 +389,7 @@ TEST(host_uses, a_pinned_range_is_watched_on_its_whole_pages) {
   expect_none(found([&] { run(0); }));
 }
 
-// Accesses of kernels to pinned memory outside their declared
-// uses, on machines that run kernels inside driver calls.
+// Kernels touch pinned memory outside declared uses, on machines that run kernels inside driver calls.
 TEST(undeclared_use, a_pinned_read_of_a_kernel_names_its_launch) {
   int launched = 0;
   auto const run = [&](bool right) {

@@ -16,7 +16,6 @@ namespace weir::check_tests {
 
 inline auto const on_gpu = [](CUstream_st*) { FAIL() << "there is no GPU here"; };
 
-// Work that reads or writes what it declares.
 inline void write(stream_ref s, void* p, size_t bytes, source_location at = source_location::current()) {
   launch(
       s, {writes(p, bytes)}, on_gpu,

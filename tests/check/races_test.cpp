@@ -128,8 +128,7 @@ TEST(races, only_completion_that_the_host_asked_for_orders) {
   for (int how = 1; how <= 4; ++how) expect_none(found([&] { run(how); }));
 }
 
-// A poll with the answer yes orders, even if the program ignores it, because the checker cannot know. The
-// race is reported exactly in the runs whose answer was no.
+// A poll's yes orders, even if the program ignores it. Only runs with the answer no are reported.
 TEST(races, an_ignored_poll_excuses_the_runs_where_it_was_yes) {
   std::string first;
   int excused = 0;
@@ -203,8 +202,7 @@ TEST(races, unordered_host_threads_are_reported_in_some_runs) {
   EXPECT_EQ(said.size(), 2u) << "one of each order, and no other words";
 }
 
-// The checker compares a copy's source when the copy is seen complete. It
-// reports exactly the runs in which the change came before that.
+// The checker compares a source when the copy is seen complete, and so reports only changes before that.
 TEST(races, a_source_changed_by_an_unordered_function_is_seen) {
   auto const run = [](std::uint64_t seed, bool right, bool& in_between) {
     return found_in({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed}, [&] {

@@ -88,8 +88,7 @@ class oracle {
     }
     return meet && !comes_before(first, later);
   }
-  // For each grain, the first operation that races with an earlier one.
-  // Up to there a checker knows everything about the grain.
+  // For each grain, the first operation that races. Up to there a checker knows everything about it.
   std::set<int> first_to_race() const {
     std::set<int> all;
     for (int block = 0; block < static_cast<int>(block_count); ++block) {

@@ -94,7 +94,6 @@ TEST_F(timelines, a_complete_fence_completes_all_before_it) {
   EXPECT_TRUE(stream(1).covers(s));
 }
 
-// Order passes through streams and devices. Known order makes no call.
 TEST_F(timelines, order_is_transitive_and_free_once_known) {
   auto &a = stream(0), &b = stream(1), &c = stream(0);
   stamp const s = a.now();
@@ -360,7 +359,6 @@ TEST_F(timelines, the_loss_is_put_to_the_right_device) {
   EXPECT_FALSE(all.lost(0));
 }
 
-// weir queries captures before and after the record, and before the wait.
 TEST_F(timelines, a_wait_asks_about_captures_around_the_record) {
   auto &a = stream(0), &b = stream(1);
   int const before = machine->asked_for_captures;

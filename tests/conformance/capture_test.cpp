@@ -200,8 +200,8 @@ TEST_P(capture, m17_an_end_with_an_unjoined_stream_is_refused) {
   EXPECT_EQ(logged(), (std::vector<std::uint32_t>{4, 4, 4, 4}));
 }
 
-// w1: work on stream 1. r0a: event a is recorded on stream 0. x1a: stream 1 waits for
-// event a. Stream 0 began the capture; nothing else must join.
+// w1: work on stream 1. r0a: event a is recorded on stream 0. x1a: stream 1 waits for event a. Stream 0 began
+// the capture. Only captured work must join.
 TEST_P(capture, m17_all_captured_work_must_join_before_the_end) {
   struct one {
     char const* words;

@@ -267,7 +267,6 @@ TEST_P(memory, m12_two_mappings_of_one_handle_share_bytes) {
   EXPECT_OK(machine().unreserve(second.value, page()));
 }
 
-// The bytes survive unmap and map.
 TEST_P(memory, m13_bytes_belong_to_the_handle) {
   auto const b = conformance::memory(0);
   write(b, 77, 100);
@@ -330,7 +329,6 @@ TEST_P(memory, m13_bytes_die_with_the_last_mapping_after_the_release) {
   EXPECT_OK(machine().unreserve(at.value, 2 * bytes));
 }
 
-// Nor does the next call report its error.
 TEST_P(memory, m14_a_refused_call_changes_nothing) {
   auto const s = stream(0);
   auto const e = event(0);

@@ -17,7 +17,6 @@ std::vector<std::uint32_t> count_to(std::uint32_t n) {
 class order : public conformance {};
 WEIR_CONFORMANCE(order);
 
-// Each operation sees the bytes of the one before.
 TEST_P(order, m1_a_stream_runs_its_work_in_order) {
   auto const s = stream(0);
   auto const b = memory(0);
@@ -148,7 +147,6 @@ TEST_P(order, m3_a_record_takes_the_stream_as_it_is_now) {
   EXPECT_EQ(logged(), (std::vector<std::uint32_t>{1, 2, 3}));
 }
 
-// A wait for it does nothing.
 TEST_P(order, m4_an_event_never_recorded_is_complete) {
   auto const s = stream(0);
   auto const e = event(0);

@@ -10,8 +10,7 @@ namespace {
 
 class threads : public conformance {
  protected:
-  // Makes every call of the driver interface except make_current on device
-  // `d`, and checks that each leaves the thread's device alone.
+  // Makes every call of the driver interface except make_current. None may change the thread's device.
   void call_everything(int d) {
     int const mine = current_device();
     auto const left_alone = [&](char const* call) {
@@ -83,7 +82,6 @@ class threads : public conformance {
 };
 WEIR_CONFORMANCE(threads);
 
-// It has none afterwards either.
 TEST_P(threads, m18_a_thread_without_a_device_may_call_everything) {
   elsewhere([&] { call_everything(0); });
 }
@@ -113,8 +111,7 @@ TEST_P(threads, m18_refused_calls_leave_it_too) {
   EXPECT_EQ(current_device(), mine);
 }
 
-// A driver may reuse a handle at once. The new stream under
-// it is empty, and work of the old one does not hold it.
+// A driver may reuse a handle at once. The new stream is empty, and old work does not hold it.
 TEST_P(threads, m18_a_stream_under_a_reused_handle_is_another) {
   auto const first = machine().create_stream(0, stream_kind::independent, 0);
   ASSERT_OK(first.is);

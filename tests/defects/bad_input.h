@@ -54,8 +54,7 @@ struct bad_input : testing::Test {
     }
   }
 
-  // f throws an Error that names operation and remedy and
-  // contains each of the parts. Memory in use stays the same.
+  // f throws an Error with operation, remedy and each of the parts. Memory in use stays the same.
   template <class Error>
   static void refused(std::function<void()> const& f, said_parts parts, unsigned line = __builtin_LINE()) {
     judge([&] {

@@ -356,7 +356,6 @@ TEST_F(bad_input, device_and_host_out_of_memory) {
   refused<out_of_memory>([] { buffer b(size_t{1} << 60, {.on = cpu}); }, {});
 }
 
-// Afterwards no memory is in use.
 TEST_F(bad_input, an_exception_of_a_callback_comes_through) {
   auto const ours = on_out_of_memory([](memory_report const&) -> bool { throw std::runtime_error("mine"); });
   auto const before = held();

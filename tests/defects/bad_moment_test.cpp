@@ -27,7 +27,6 @@ TEST_F(bad_moment, guards_out_of_order_and_on_another_thread) {
   b.reset();
   EXPECT_EQ(current_device(), device(0));
   EXPECT_EQ(current_stream(1), default_stream(1));
-  // Created on a thread that has ended.
   std::unique_ptr<device_guard> orphan;
   std::thread([&] {
     runtime_guard g{*rt};

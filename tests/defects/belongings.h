@@ -14,8 +14,7 @@
 #include "weir/tensor.h"
 
 #if defined(__SANITIZE_THREAD__)
-// By default ThreadSanitizer delays the end of each process that
-// had threads by a second: forty children outlast any alarm.
+// By default ThreadSanitizer delays a process end by a second: forty children outlast any alarm.
 extern "C" inline __attribute__((used, visibility("default"))) char const* __tsan_default_options() {
   return "atexit_sleep_ms=0";
 }

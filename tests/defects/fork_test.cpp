@@ -196,8 +196,7 @@ TEST_F(forks, leaves_the_parents_bytes_alone) {
   });
 }
 
-// A page shared with a child would be copied at the parent's next write, and the engine would read the old
-// page. The device must see the parent's later writes.
+// At a write after a fork the system would copy a shared page, and the engine would read the old one.
 TEST_F(forks, keeps_pinned_writes_of_the_parent_visible) {
   EXPECT_CLEAN_END({
     buffer page = pinned(50'000);
@@ -317,9 +316,8 @@ int forks_while_another_thread_is_inside(std::string_view call) {
   };
   int of_child = child_ends();
 #ifdef __SANITIZE_ADDRESS__
-  // AddressSanitizer's allocator may be forked while a starting thread of the machine holds its lock: the
-  // child then hangs in `new`. A second fork succeeds, because those threads now rest. The stopped thread
-  // still stands, so weir's own locks are unchanged.
+  // At the fork a starting thread may hold AddressSanitizer's lock, and the child hangs in `new`. A second
+  // fork succeeds. The stopped thread still stands, so weir's own locks are unchanged.
   if (of_child == 100 + SIGALRM) of_child = child_ends();
 #endif
   machine->go_on();

@@ -284,7 +284,6 @@ TEST(lost_device, a_refusal_has_the_callers_line) {
   }));
 }
 
-// The first call opens an unused device.
 TEST(lost_device, the_first_use_of_one_has_the_callers_line) {
   auto const refused_first = [](std::vector<named_call> const& calls) {
     std::string wrong;

@@ -129,9 +129,8 @@ TEST_F(process_end, an_early_end_of_the_driver_is_harmless) {
 }
 
 #if defined(WEIR_PLUGIN)
-// Besides weir, two things keep a plugin loaded: gcc's unique symbols, which
-// plugin.map hides, and destructors of values of living threads. Here no such thread
-// remains, so a library that stays loaded stays because weir asked.
+// gcc's unique symbols (hidden by plugin.map) and destructors of living threads' values also keep a library
+// loaded. Here neither exists: the library stays loaded because weir asked.
 TEST_F(process_end, a_library_with_weir_unloads_only_when_unused) {
   if (::access(WEIR_PLUGIN, R_OK) != 0) GTEST_SKIP() << "no " << WEIR_PLUGIN << " here";
   EXPECT_CLEAN_END({

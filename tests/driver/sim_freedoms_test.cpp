@@ -108,8 +108,7 @@ TEST(sim_freedoms, while_a_gate_is_closed_no_stream_shares) {
   EXPECT_TRUE(b.machine->open_gate(gate.value).ok());
 }
 
-// Two parts wait for each other, and a wait puts one of them behind work that stands behind the other. With
-// shared connections this is a deadlock, and the machine names it.
+// A wait puts a part behind work that stands behind the other part: a deadlock with shared connections.
 TEST(sim_freedoms, a_part_holds_its_connection_until_all_have_come) {
   for (int connections : {0, 1}) {
     bench b({.devices = 2, .memory = 1_MiB, .schedule = scheduling::stepped, .connections = connections});

@@ -344,8 +344,7 @@ TEST(sim_seeded, parts_that_wait_for_each_other_meet) {
   }
 }
 
-// Random programs of logs, records, waits and host waits. Under every schedule
-// the log must follow the order that a graph search finds.
+// Random programs of logs, records and waits. Each log must follow the order that a graph search finds.
 TEST(sim_seeded, random_programs_run_in_an_order_their_waits_allow) {
   constexpr std::size_t most = 128;
   using before = std::bitset<most>;

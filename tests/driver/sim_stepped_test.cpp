@@ -273,7 +273,7 @@ TEST_F(sim_stepped, a_call_refused_as_lost_loses_its_device_for_good) {
   EXPECT_TRUE(machine->query_stream(1, b).ok());
 }
 
-// One call of each name. The function returns its status.
+// One call of each name.
 std::vector<std::pair<std::string_view, std::function<status(driver&)>>> every_call() {
   constexpr stream_handle s = stream_handle::none;
   constexpr event_handle e = event_handle::none;

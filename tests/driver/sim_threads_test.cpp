@@ -55,7 +55,6 @@ TEST_F(sim_threads, a_wait_takes_the_current_record_across_devices) {
   EXPECT_EQ(machine->record(1, b, e).what, code::invalid);
 }
 
-// A copy of pageable bytes is refused.
 TEST_F(sim_threads, copies_between_pinned_and_device_memory) {
   pages_of_host host(4_MiB);
   ASSERT_TRUE(machine->pin(host.at, host.bytes).ok());
@@ -136,8 +135,7 @@ TEST_F(sim_threads, an_ungranted_access_loses_its_device_only) {
   EXPECT_NE(control->findings()[0].find("not granted"), std::string::npos) << control->findings()[0];
 }
 
-// Regression: the threads' timing chose the error, `lost` of the
-// lost device or `failed` of the device that waits for it.
+// Regression: timing chose the error, `lost`, or `failed` of the device that waits for the lost one.
 TEST_F(sim_threads, a_wait_behind_a_device_that_is_lost_answers_lost) {
   auto const s = stream(0), behind = stream(1);
   auto const e = event(0), f = event(1);
@@ -160,7 +158,6 @@ TEST_F(sim_threads, a_wait_behind_a_device_that_is_lost_answers_lost) {
   machine->open_gate(gate.value);
 }
 
-// The stream's own device is also lost.
 TEST_F(sim_threads, a_call_waiting_for_room_behind_a_loss_returns) {
   auto const s = stream(0), behind = stream(1);
   auto const e = event(0);

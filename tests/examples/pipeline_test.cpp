@@ -74,7 +74,6 @@ TEST_F(files, a_byte_that_changed_on_disk_is_seen_by_the_checksum) {
   EXPECT_NE(checksum_of_restored(s.output), o.checksum);
 }
 
-// All memory is freed.
 TEST_F(files, a_file_that_shrinks_is_named_with_the_byte) {
   settings s{.input = make(100'000), .output = folder / "out", .batch = 4096, .depth = 2};
   s.progress = [&](std::size_t, std::size_t) { std::filesystem::resize_file(s.input, 50'000); };

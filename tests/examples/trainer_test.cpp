@@ -86,7 +86,6 @@ TEST_F(trained, losses_are_equal_on_1_2_and_4_devices) {
   }
 }
 
-// Recomputation also takes less memory.
 TEST_F(trained, recomputed_activations_give_the_same_bits) {
   with_.shape.layers = 9, with_.shape.hidden = 64, with_.batch = 256, with_.steps = 6;
   auto const peak_of = [&](int replicas) {
@@ -100,8 +99,7 @@ TEST_F(trained, recomputed_activations_give_the_same_bits) {
   auto const again = peak_of(1), again_on_several = peak_of(several);
   EXPECT_EQ(again.first, kept.first);
   EXPECT_EQ(again_on_several.first, kept_on_several.first);
-  // Five of nine activations stay: every third one and the
-  // last two. The backward pass recomputes three at a time.
+  // Five of nine activations stay: every third and the last two. Backward recomputes three at a time.
   EXPECT_LE(again.second + 3 * 256 * 64 * sizeof(float), kept.second);
 }
 
@@ -200,8 +198,7 @@ TEST_F(trained, a_checkpoint_goes_on_where_it_was_written) {
   with_.steps = 50;
   run const rest = train_on(1, &read);
   ASSERT_EQ(rest.losses.size(), 30u);
-  // The learning rate depends on the requested number of steps, which
-  // differed in the first half: losses are near, not equal.
+  // The learning rate depends on the number of steps, which differed in the first half.
   EXPECT_NEAR(rest.losses.back(), whole.losses.back(), 0.25);
   EXPECT_EQ(train_on(1, &read).out.fingerprints, rest.out.fingerprints);
 }

@@ -48,8 +48,7 @@ class far_ahead {
   using arrived = std::shared_ptr<bool>;
   static constexpr std::size_t page = 64 << 10;
 
-  // A part of a collective. On the carrying stream it waits
-  // for the other part, which runs on the blocks' home stream.
+  // A part of a collective. On the carrying stream it waits for the other part, on the home stream.
   void give_part(bool (*ready)(void*), void (*run)(void*)) {
     clock::stream_clock& on = ready ? *user_ : *home_;
     driver::work w{run, [](void* p) { delete static_cast<arrived*>(p); }, new arrived(other_part_)};

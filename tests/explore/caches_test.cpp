@@ -11,8 +11,7 @@
 namespace weir {
 namespace {
 
-// Frequencies mean something only over many runs: a replayed one may use no
-// lock-free path. Under a checker every call takes the lock.
+// Only many runs show frequencies: one run may use no lock-free path. A checker's runs use none.
 bool meets_the_quick_ways(std::uint64_t runs_made) {
   return runs_made >= 50 && base::has_process_wide_fence() && !std::getenv("WEIR_CHECK_RACES");
 }

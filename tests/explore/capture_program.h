@@ -341,8 +341,7 @@ class captures_among_threads {
     r.parts.push_back(p);
   }
 
-  // Order known before the capture does not hold for its graph.
-  // An "ok" now means that all earlier work is complete.
+  // An "ok" now means complete, because order known before the capture does not hold for its graph.
   void rely_inside(recording& r, int m) {
     auto b = take();
     if (!b) return;

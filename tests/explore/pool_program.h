@@ -49,8 +49,8 @@ class pool_among_threads {
     try {
       b = peer::shared_pool::allocate(pool_, line, bytes, source_location::current());
     } catch (out_of_memory const& e) {
-      // Each thread has at most one block, and weir waits for freed ones.
-      // But if all share one handle, its holes may be too small.
+      // Each thread has at most one block, and weir waits for
+      // freed ones. In one handle a hole may be too small.
       if (keeps_ || apart_) t_.fail(std::string("there is room, and memory is refused: ") + e.what());
       return;
     }

@@ -11,8 +11,7 @@
 
 namespace weir::tests {
 
-// Two threads submit, finish and cancel tasks, whole or cut into parts, to a
-// crew of two. Every byte arrives, and every call returns.
+// Two threads submit, finish and cancel tasks, whole or cut, to a crew of two. Every call returns.
 inline void crew_among_threads(trial& t) {
   (void)t.bench();
   auto workers = std::make_shared<streams::copy_workers>(2);
@@ -85,8 +84,7 @@ inline void knowledge_among_threads(trial& t) {
   }
 }
 
-// Threads record begin and end of blocks, also of each other's, and one thread gathers the records. It must
-// never see an end before its begin, though it reads one log after the other.
+// Threads record begins and ends of any thread's blocks. A reader never sees an end without its begin.
 inline void history_among_threads(trial& t) {
   (void)t.bench();
   constexpr std::uint32_t of = 4'000'000'000;  // no runtime has this number

@@ -59,8 +59,7 @@ TEST_P(failing_calls, leave_all_whole_and_the_scenario_runs) {
 INSTANTIATE_TEST_SUITE_P(of, failing_calls, ::testing::ValuesIn(scenarios().begin(), scenarios().end()),
                          [](auto const& info) { return info.param.name; });
 
-// Again with a checker in front of the refusing driver. A refused call must not count as done, or the checker
-// would report false races and pages unmapped under work that never was.
+// Again under a checker: a refused call must not count as done, or the checker makes false reports.
 std::vector<scenario> looked_on() {
   std::vector<scenario> all(scenarios().begin(), scenarios().end());
   for (auto& s : all) s.with.check_races = true;

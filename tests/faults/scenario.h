@@ -13,12 +13,12 @@ namespace weir::faults {
 
 struct scenario {
   char const* name;
-  simulated machine;         // its seed is chosen by whoever runs it
+  simulated machine;         // the runner sets its seed
   options with = {};
-  // Ensures: all that it took is given back, however it ends. Returns: the bytes it saw, the same every time.
+  // Ensures: frees everything, however it ends. Returns: the bytes it saw, the same every time.
   std::string (*run)();
-  bool to_the_end = false;   // calls fail while the runtime ends, too
-  std::string (*afterwards)() = nullptr;  // once the runtime has ended. Returns: what was wrong
+  bool to_the_end = false;   // calls also fail during the runtime's end
+  std::string (*afterwards)() = nullptr;  // after the runtime's end. Returns: the failure
   bool threads = false;      // that the seed switches
 
   friend void PrintTo(scenario const& s, std::ostream* out) { *out << s.name; }

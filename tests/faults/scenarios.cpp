@@ -211,8 +211,7 @@ std::string peers() {
   return seen;
 }
 
-// Small blocks in thread caches: of two streams, freed by the allocating thread and by another, left behind
-// by an ended thread, and drained when memory is short.
+// Small blocks in thread caches: freed by any thread, left by an ended one, drained when memory is short.
 std::string small_blocks_of_threads() {
   std::string seen;
   stream const a, b;

@@ -41,12 +41,10 @@ struct failure {
 
 // Returns: what failed, one line each; empty: nothing.
 std::string try_out(scenario const&, failure const&, expectation const&, pair_counts&);
-// try_out up to three times, as memory that the process or thread
-// keeps (a grown table, another seat) is allocated only once.
+// try_out up to three times, because memory kept by process or thread is allocated only once.
 std::string try_again(scenario const&, failure const&, expectation const&, pair_counts&);
 
-// With a checker in front, trials of a failure are skipped:
-// it reports each thread stuck behind a lost device.
+// Under a checker no failures are tried: it reports each thread stuck behind a lost device.
 inline bool undisturbed_only() { return std::getenv("WEIR_CHECK_RACES") != nullptr; }
 
 // Draws failures out of `all`: WEIR_TEST_SEEDS of them (default: `otherwise`, fewer under

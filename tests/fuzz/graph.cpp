@@ -30,8 +30,7 @@ std::string player::kernel_call(call const& c, stream_slot& s) {
 
 namespace {
 
-// Gives each byte one history in a capture: a branch uses
-// what it used last, or what the other used before they met.
+// One history for each byte: a branch uses what it used last, or the other branch before they met.
 struct branches {
   struct last {
     int branch, step;
@@ -130,8 +129,7 @@ std::string player::graph_call(call const& c, stream_slot& s) {
         status const recorded = machine_.record(s.device, s.handle, fork);
         note("record", recorded);
         note("fork", machine_.wait(s.device, other.handle, fork));
-        // A spoiled capture records nothing: the other stream
-        // stays outside it, and its work would run at once.
+        // A spoiled capture records nothing, and the other stream's work would run at once.
         if (recorded.ok()) at.forked = at.step;
         break;
       }

@@ -22,8 +22,7 @@ auto& slot(Slots& all, int n) { return all[static_cast<std::size_t>(n) % all.siz
 }  // namespace
 
 std::string difference(program const& p, outcome const& a, outcome const& b) {
-  // A copy past a mapping's end is refused on one machine, or overlaps its source
-  // and is skipped: the bytes beyond are the machine's choice.
+  // A copy past a mapping is refused, or overlaps and is skipped: bytes beyond are the machine's choice.
   auto const as_good = [&](std::size_t i) {
     bool const copies = p[i].what == verb::copy || p[i].what == verb::copy_peer;
     return copies &&
@@ -47,8 +46,7 @@ player::player(driver::driver& m, limits may) : machine_(m), may_(may), unit_(m.
     own_.push_back(m.create_stream(d, driver::stream_kind::independent, 0).value);
   }
   for (int d = 0; d < may_.devices; ++d) {
-    // A device's first kernel (no words, at null) and its first
-    // work on the legacy stream may wait for all held work.
+    // A device's first kernel and its first work on the legacy stream may wait for all held work.
     static_cast<void>(stir(m, d, own_[static_cast<std::size_t>(d)], 0, 0, 0, 0));
     legacy_of(d) = {driver::stream_handle::legacy, d, static_cast<int>(logs_.size()), true, true, 0,
                     stream_slot::kind::legacy,     0};
@@ -86,7 +84,6 @@ std::string player::settled(status s, std::uint32_t held) const {
   return held == 0 && (s.ok() || s.what == code::not_ready) ? "ok or not ready" : say(s);
 }
 
-// Mostly `right`.
 int player::device_of(int n, int right) const {
   int const twist = n >> 8 & 63;
   return twist == 1               ? -1
@@ -106,8 +103,7 @@ std::size_t player::size_of(int n, int twist) const {
   }
 }
 
-// Calls that wait for all work run only while every gate is open.
-// The last use of pages completes before they are unmapped.
+// Waits for all work need open gates. The last use of pages completes before they are unmapped.
 std::string player::memory_call(call const& c) {
   auto const [a, b, n, offset, d, twist] = c.with;
   range_slot& r = slot(reservations_, a);

@@ -18,8 +18,7 @@ struct limits {
   int devices = 2;
   bool stale_streams = true;   // calls with destroyed or invalid streams and events
   bool others_streams = true;  // a stream with another device's number
-  // copies and fills with another device's segment, or a copy between devices that names the
-  // wrong one: CUDA accepts them, and weir never makes them
+  // another device's segment in a copy or fill, which CUDA accepts and weir never uses
   bool others_segments = true;
 };
 

@@ -5,8 +5,7 @@
 
 namespace weir::fuzz {
 
-// to[i] = 3 * from[i] + i + k, for `words` words of four bytes.
-// Requires: no overlap, and the device may use both.
+// to[i] = 3 * from[i] + i + k, words of four bytes. Requires: no overlap, and the device may use both.
 driver::status stir(driver::driver&, int device, driver::stream_handle, driver::address to, driver::address from,
                     std::size_t words, std::uint32_t k);
 

@@ -12,8 +12,7 @@
 
 namespace weir::tests {
 
-// Every rank does its part of all steps on one stream:
-// collectives, and ranks that write or replace their buffers.
+// Every rank does its part of all steps on one stream: collectives, writes and replacements of buffers.
 class chain_program {
  public:
   explicit chain_program(std::uint64_t seed)

@@ -8,8 +8,7 @@
 
 namespace weir::tests {
 
-// One chain of streams: each copy follows the one before, so
-// program order is the model. The seed decides the timing.
+// Each copy follows the one before, so program order is the model. The seed decides the timing.
 inline verdict run_copies(std::uint64_t seed) {
   using test::bytes_of_host;
   verdict wrong;

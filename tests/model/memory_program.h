@@ -143,7 +143,6 @@ class memory_program {
          "enqueue");
   }
 
-  // Reads the block on stream s.
   void look(piece_of_memory const& b, int s, char const* where) {
     if (b.bytes == 0) return;
     say("read ", static_cast<void const*>(b.at), " on ", s, ", ", where);

@@ -70,8 +70,7 @@ check seen_by(std::string const& program, std::uint64_t seed, tape::numbers cons
   return v.by;
 }
 
-// A change of locks or calls in the library shifts a tape. A tape
-// with one choice added, removed or changed may fit again.
+// A change in the library shifts a tape: with one choice added, removed or changed it may fit again.
 bool a_neighbour_finds(stated const& s, weir::tests::tape_file const& f, found& out) {
   for (std::size_t i = f.draws.size() + 1; i-- > 0;) {
     auto longer = f.draws;
@@ -117,7 +116,6 @@ bool run_tapes(stated const& s, found& out) {
   return true;
 }
 
-// The run of that number.
 weir::tests::verdict made(stated const& s, std::uint64_t number, found& out) {
   auto const note = [&](char const* name, std::uint64_t seed) {
     std::snprintf(out.program, sizeof out.program, "%s %llu", name, static_cast<unsigned long long>(seed));

@@ -31,7 +31,6 @@ struct log_lines : testing::Test {
   }
   ~log_lines() override { on_log({}); }
 
-  // Allocates and frees memory, requests too much, and ends.
   std::uint64_t program(log_level level) {
     all.clear();
     runtime machine(simulated{.devices = 1, .memory = 64_MiB}, {.log = level});

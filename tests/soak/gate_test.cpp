@@ -50,7 +50,6 @@ struct rig {
     watchdog.join();
     in.reset();
   }
-  // A stream with its own tally.
   struct lane {
     stream on;
     tally* found;

@@ -17,8 +17,7 @@ WEIR_HOST_DEVICE inline std::uint32_t stamped(std::uint64_t id, std::size_t i) n
   return static_cast<std::uint32_t>(id) * 2654435761u ^ static_cast<std::uint32_t>(i);
 }
 
-// Both first wait `delay` device cycles (a simulated device
-// counts to it), which exposes uses that come too early.
+// Both wait `delay` device cycles first (a simulated device counts to it), to expose early uses.
 void stamp(stream_ref, void* p, std::size_t bytes, std::uint64_t id, unsigned delay);
 void verify(stream_ref, void const* p, std::size_t bytes, std::uint64_t id, unsigned delay, tally*);
 

@@ -302,8 +302,7 @@ void worker::pinned_out() {
   keep(std::move(h));
 }
 
-// A stream allocates most of a device's memory and frees it while in use. Another stream, not ordered after
-// it, wants the same amount at once, and there is no other memory.
+// A stream frees most of a device's memory in use. Another, not ordered after it, wants as much at once.
 void worker::crowd() {
   int const device = static_cast<int>(below(bytes_.size()));
   std::size_t const bytes = in_.plan_.limit / 64 * (1 + below(4)),

@@ -98,8 +98,7 @@ std::string first_uses_in_threads(std::uint64_t seed, std::chrono::nanoseconds t
   return all.run();
 }
 
-// Threads allocate and free small blocks and cache where these lie.
-// Meanwhile another thread enters and leaves another runtime.
+// Threads allocate small blocks and cache where these lie, while another enters and leaves its runtime.
 std::string worlds_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   crowd all(seed, time);
   runtime own{simulated{.devices = 1, .memory = 16_MiB}};

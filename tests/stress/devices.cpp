@@ -98,9 +98,8 @@ std::string ranks_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) 
   });
 }
 
-// All members use one pool, and open one buffer that was sent to each. Then each sends
-// its own buffers over its own channel; those of the pool share handles with other
-// members' buffers. The receiver reads and releases each.
+// All members open one sent buffer, then send their own over their own channels. Buffers of the pool share
+// handles. Each receiver reads and releases them.
 std::string sharing_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   runtime own{simulated{.devices = 2, .memory = 128_MiB}};
   runtime_guard const in(own);

@@ -69,8 +69,7 @@ std::string batons_in_threads(std::uint64_t seed, std::chrono::nanoseconds time)
   });
 }
 
-// A thread looks up streams by current and future numbers, while another creates its own:
-// an entry of the directory, and a chunk without entries.
+// A thread looks up current and future streams while two others create directory entries and chunks.
 std::string directory_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   return in_rounds(time, [&](std::uint64_t round) -> std::string {
     runtime own{simulated{.devices = 1, .memory = 1_MiB}}, other{simulated{.devices = 1, .memory = 1_MiB}};
@@ -164,8 +163,7 @@ std::string memories_in_threads(std::uint64_t seed, std::chrono::nanoseconds tim
   });
 }
 
-// A thread frees blocks of an ended stream registration
-// without knowledge of the stream that now has its heap.
+// A thread frees blocks of an ended registration, unaware of the stream that now has its heap.
 std::string heirs_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   runtime own{simulated{.devices = 1, .memory = 16_MiB}};
   struct estate {

@@ -50,8 +50,7 @@ class held_blocks {
 
 }  // namespace
 
-// Two threads allocate and free the same small size, one in pairs, one
-// with a few held. A third closes and drains both caches.
+// Two threads allocate and free one small size, and a third closes and drains their caches.
 std::string caches_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   runtime own{simulated{.devices = 1, .memory = 16_MiB}};
   runtime_guard const in(own);
@@ -113,9 +112,8 @@ std::string cells_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) 
   return wrong.empty() ? books_after(own) : wrong;
 }
 
-// Blocks above slab sizes. One thread allocates and frees without a pause and so comes
-// to own the lock; another one revokes it, as rarely as the seed draws. An early
-// revocation raises the number of uses for the next ownership.
+// Blocks above slab sizes: a busy thread comes to own the lock, and another revokes it, as rarely as the seed
+// draws. An early revocation raises the number of uses before the next ownership.
 std::string locks_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   runtime own{simulated{.devices = 1, .memory = 16_MiB}};
   runtime_guard const in(own);

@@ -61,7 +61,6 @@ class together {
   bool in_order() const noexcept { return machine_.has_value(); }
   int times() const noexcept { return in_order() ? 60 : tests::sanitized ? 300 : 1000; }
 
-  // Each thread makes n steps.
   template <class Step>
   void make(int threads, int n, Step step) {
     auto const life = [&](int me) {
@@ -258,8 +257,7 @@ TEST(steps, one_asker_is_told_to_look_for_idle_memory) {
   });
 }
 
-// A thread's cache of pinned blocks is valid for one version.
-// Each freed block and each ended pool changes the version.
+// A thread's cache of pinned blocks holds for one version. Each freed block or ended pool changes it.
 TEST(steps, each_returned_pinned_block_changes_the_version) {
   each_way([](together& now) {
     memory_bench one(standing), other(standing);

@@ -115,8 +115,7 @@ class traffic {
     while (!held.empty()) give_any();
   }
 
-  // Queries that any thread may make, also of addresses that may be a
-  // block, or none, or a new one. Such an address orders nothing.
+  // Queries from any thread, also of addresses that may be no block or a new one. These order nothing.
   void look(crowd::random& r) {
     runtime_guard const in(own_);
     while (all_.goes_on()) {

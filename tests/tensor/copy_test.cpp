@@ -94,7 +94,6 @@ TEST_F(tensor_copy, gpu_means_the_current_device) {
   EXPECT_EQ(empty({1}, {.on = 0}).device(), device(0));
 }
 
-// Its values are valid once the stream is done.
 TEST_F(tensor_copy, a_non_blocking_copy_to_the_host_is_pinned) {
   tensor const there = full({1 << 16}, 3).to(cpu, non_blocking);
   EXPECT_TRUE(there.is_pinned());
@@ -149,7 +148,6 @@ TEST_F(tensor_copy, an_overlap_in_another_order_is_refused) {
   }
 }
 
-// Compared with a check of every byte.
 TEST_F(tensor_copy, views_share_elements_only_with_common_bytes) {
   std::mt19937 random(5);
   auto const below = [&](std::int64_t n) {

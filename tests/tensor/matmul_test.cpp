@@ -19,8 +19,7 @@ class tensor_matmul : public on_devices {
       return at[static_cast<size_t>(turned ? j * columns + i : i * columns + j)];
     }
   };
-  // Contiguous rows, contiguous columns, or gaps in both; perhaps
-  // within a larger storage whose other elements are NaN.
+  // Contiguous rows or columns, or gaps in both, perhaps in a larger storage. Other elements are NaN.
   matrix random_matrix(std::int64_t rows, std::int64_t columns, memory_of_tensor place) {
     matrix m{{}, std::vector<float>(static_cast<size_t>(rows * columns)), rows, columns};
     for (float& v : m.at) v = random.number();

@@ -13,7 +13,6 @@ using namespace weir;
 
 namespace {
 
-// The value of 16 bits, by the format's definition.
 double meaning(std::uint16_t bits, int exponent_bits, int fraction_bits) {
   int const bias = (1 << (exponent_bits - 1)) - 1, exponent = bits >> fraction_bits & ((1 << exponent_bits) - 1);
   int const fraction = bits & ((1 << fraction_bits) - 1);

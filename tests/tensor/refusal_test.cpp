@@ -56,7 +56,6 @@ TEST(tensor_refused, each_refused_driver_call_is_a_typed_error) {
   EXPECT_GT(refused, 20) << "the scenario makes hardly any driver call";
 }
 
-// Tensors in host memory stay valid.
 TEST(tensor_refused, tensors_past_their_runtime_are_refused) {
   weir::runtime living{simulated{.devices = 2, .memory = size_t{1} << 26}};
   runtime_guard const outside{living};
