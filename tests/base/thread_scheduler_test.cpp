@@ -1,5 +1,4 @@
-// The thread scheduler of a seeded machine: at each switch point it
-// chooses the next thread and skips those that cannot go on.
+// The thread scheduler of a seeded machine chooses a runnable thread at each switch point.
 // Threads: those of a relay, which are the subject. WEIR_TEST_SEED replays one.
 #include "simulator/threads/thread_scheduler.h"
 

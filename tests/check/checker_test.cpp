@@ -1,5 +1,4 @@
-// The checker in front of a machine, call by call: order, memory seen
-// through two mappings, lifetimes of blocks, pages, leaks.
+// The checker, call by call: order, memory seen through two mappings, block lifetimes, pages, leaks.
 // Threads: one, but where a test says so.
 #include <sys/mman.h>
 

@@ -1,5 +1,4 @@
-// If weir's clocks say ordered or complete, the checker's graph must agree.
-// Random programs on many seeds ask both, which share no code.
+// In random programs, if weir's clocks say ordered or complete, so does the checker's own graph.
 // Threads: one.
 #include <gtest/gtest.h>
 

@@ -1,5 +1,4 @@
-// Collectives under the checker: correct programs, and
-// programs that touch a buffer while a collective uses it.
+// Correct collectives under the checker, and programs that touch a buffer while a collective uses it.
 // Threads: one. It gives the parts of all ranks, which a simulated machine allows.
 #include "peer/collective/group.h"
 #include "runtime/base/call_site.h"

@@ -1,5 +1,4 @@
-// Captures and graphs under the checker: parts of a graph
-// against each other, and launches against all other work.
+// Graphs under the checker: their parts against each other, and launches against all other work.
 // Threads: one.
 #include <sys/mman.h>
 

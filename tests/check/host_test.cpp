@@ -1,5 +1,4 @@
-// The host uses pinned memory before its copies are complete. The
-// checker finds it by the host's call or by the page it touches.
+// Finds host uses of pinned memory before its copies complete, by the call or by the touched page.
 // Threads: one; the machine's besides.
 #include <signal.h>
 #include <sys/mman.h>

@@ -1,5 +1,4 @@
-// Races that the checker finds, each beside a correct
-// twin. The report does not depend on the machine's order.
+// Races, each beside a correct twin. The report does not depend on the machine's order.
 // Threads: one, but where a test makes more.
 #include <cstdlib>
 #include <cstring>
@@ -153,9 +152,9 @@ TEST(races, an_ignored_poll_excuses_the_runs_where_it_was_yes) {
   EXPECT_LT(excused, 50);
 }
 
-// If one host thread sees work complete, that orders later work of all threads, because they may have told
-// each other. The race is reported exactly in the runs where both threads enqueued before either saw
-// completion. The report names the earlier work first.
+// If one host thread sees work complete, later work of all threads is ordered,
+// because one may have informed another. A race needs both enqueues before either
+// completion is seen. The report names the earlier work first.
 TEST(races, unordered_host_threads_are_reported_in_some_runs) {
   int excused = 0, reported = 0;
   unsigned lines[2] = {};

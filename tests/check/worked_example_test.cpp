@@ -1,5 +1,4 @@
-// The worked example of docs/testing.md: a pipeline with one missing line, its race found and replayed from
-// the seed, and the corrected program. The page shows what this test prints.
+// The worked example of docs/testing.md, a pipeline with one missing line. The page shows its output.
 // Threads: one.
 #include <gtest/gtest.h>
 

@@ -1,5 +1,4 @@
-// Rule M17 of docs/simulated-machine.md, on every machine:
-// what a capture keeps, what spoils it, and how it ends.
+// Rule M17 of docs/simulated-machine.md, on every machine: contents, spoiling and end of captures.
 // Threads: one.
 #include "tests/conformance/rig.h"
 

@@ -1,5 +1,4 @@
-// Prints a table of CUDA's behaviour where its documentation
-// is silent. The simulated machine is corrected from it.
+// Prints CUDA's behaviour where its documentation is silent, to correct the simulated machine.
 // Threads: one, and one more for calls that may block.
 // Each group of questions runs in its own process, because some of them lose a GPU.
 #include <spawn.h>

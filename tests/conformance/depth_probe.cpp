@@ -1,5 +1,4 @@
-// How many operations a stalled stream accepts before a call
-// waits for room, and which other streams that call holds up.
+// How many operations a stalled stream accepts before a call blocks, and which streams that call holds up.
 // Threads: as probe.h.
 #include <vector>
 

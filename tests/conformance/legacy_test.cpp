@@ -1,5 +1,4 @@
-// Rule M6 of docs/simulated-machine.md, on every machine: which
-// streams the legacy stream waits for, and which wait for it.
+// Rule M6 of docs/simulated-machine.md, on every machine: waits of and for the legacy stream.
 // Threads: one.
 #include <algorithm>
 

@@ -301,8 +301,7 @@ TEST_P(memory, m13_a_released_handle_lives_until_its_last_unmap) {
   EXPECT_OK(machine().unreserve(at.value, 2 * page()));
 }
 
-// Allocates more in total than fits, each handle freed before the next: in
-// both orders of unmap and release, and with two mappings.
+// Creates more than fits, freed each time: the release comes before, between or after two unmaps.
 TEST_P(memory, m13_bytes_die_with_the_last_mapping_after_the_release) {
   // fewer fresh bytes, because the machine takes time to make them up
   if (control()) control()->consume_memory(0, machine().memory(0).value.free - 32 * page());

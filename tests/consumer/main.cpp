@@ -1,5 +1,4 @@
-// On every device: copies from the host, runs a kernel on
-// its own stream, copies back, and checks every value.
+// On every device: copies to it, runs a kernel on its own stream, copies back, checks every value.
 // Threads: one.
 #include <cstdio>
 #include <exception>

@@ -1,5 +1,4 @@
-// A simulated machine that gets bad input. Checks the exception,
-// that nothing leaks, and that a good program still works.
+// Bad input to a simulated machine: checks the exception, leaks, and that a good program still works.
 // Threads: one.
 #pragma once
 #include <gtest/gtest.h>

@@ -1,5 +1,4 @@
-// Calls at bad moments: guards out of order, owners that outlive their runtime,
-// mixed runtimes, ended or shared streams, odd environments.
+// Guards out of order, owners past their runtime, mixed runtimes, ended or shared streams, odd environments.
 // Threads: one, but where a test says so.
 #include <atomic>
 #include <cstdlib>

@@ -1,6 +1,5 @@
-// Forks of a process that uses weir. weir refuses every call of the child with a
-// typed error; the child may free its owners and end. The parent's memory stays as it
-// is. WEIR_DEVICES chooses the machine; default: simulated.
+// Forks of a process that uses weir. The child gets typed errors, may free its owners, and ends; the parent's
+// memory stays as it is. WEIR_DEVICES chooses the machine; default: simulated.
 // Threads: as each test says. One that hangs is killed by its alarm.
 #include <gtest/gtest.h>
 #include <sys/wait.h>

@@ -1,6 +1,5 @@
-// Every public call that can throw names its caller's line, for bad arguments, environment, device or
-// process. The lists cover include/weir/*.h, except operator<< of a tensor and pinned_allocator in a
-// container, where the standard library is the caller.
+// Every public call that can throw names its caller's line. The lists cover include/weir/*.h, except
+// operator<< of a tensor and pinned_allocator in a container, which the standard library calls.
 // Threads: one.
 #include <sys/socket.h>
 #include <sys/wait.h>

@@ -130,7 +130,7 @@ TEST_F(process_end, an_early_end_of_the_driver_is_harmless) {
 
 #if defined(WEIR_PLUGIN)
 // gcc's unique symbols (hidden by plugin.map) and destructors of living threads' values also keep a library
-// loaded. Here neither exists: the library stays loaded because weir asked.
+// loaded. Here neither exists: only weir keeps the library loaded.
 TEST_F(process_end, a_library_with_weir_unloads_only_when_unused) {
   if (::access(WEIR_PLUGIN, R_OK) != 0) GTEST_SKIP() << "no " << WEIR_PLUGIN << " here";
   EXPECT_CLEAN_END({

@@ -1,5 +1,4 @@
-// Each freedom of docs/simulated-machine.md, forced where
-// possible: its effects, and the effects that it never has.
+// Each freedom of docs/simulated-machine.md, forced where possible: what it does and never does.
 // Threads: one.
 #include <gtest/gtest.h>
 #include <sys/mman.h>

@@ -32,7 +32,7 @@ class trained : public testing::Test {
   void SetUp() override {
     std::filesystem::create_directories(folder_);
     std::ofstream(folder_ / "text") << some_text(60'000);
-    // GPUs if WEIR_DEVICES asks for them; else four simulated devices.
+    // GPUs if WEIR_DEVICES requests them; else four simulated devices.
     char const* const devices = std::getenv("WEIR_DEVICES");
     if (!devices || std::string(devices) != "cuda") machine_.emplace(weir::simulated{.devices = 4, .memory = 1 << 30});
     if (machine_) guard_.emplace(*machine_);

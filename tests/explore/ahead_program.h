@@ -1,7 +1,6 @@
-// A host far ahead of its device: small blocks are allocated and written on one stream, read on
-// another and freed without polls. Before memory grows with the distance, weir waits on the device for
-// pending slots, so that slots are reused after their read. weir inserts no wait behind a stream that
-// carries collectives, because the other part may come last.
+// A host far ahead of its device: small blocks are written on one stream, read on another, and freed. Before
+// memory grows, weir waits on the device for pending slots, but never behind a stream that carries
+// collectives, because their other part may come last.
 // Threads: one.
 #pragma once
 #include <memory>

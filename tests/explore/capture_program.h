@@ -1,6 +1,5 @@
-// Captures among host threads. Some threads capture, fork and join streams while others work,
-// allocate and free. Graphs are launched several times, anywhere. The program checks every
-// byte of every block by weir's clocks and by the checker.
+// Captures among host threads, with forks and joins, while others work, allocate and free. Graphs are
+// launched several times, anywhere. weir's clocks and the checker check every byte.
 // Threads: those of a run.
 #pragma once
 #include <cstring>

@@ -1,5 +1,4 @@
-// Captures among host threads: graphs are right whenever and wherever
-// they are launched, and no other thread spoils a capture.
+// Captures among host threads: every launch of a graph is right, and no other thread spoils a capture.
 // Threads: those of each run, switched by its tape. See explore.h for the environment.
 #include <gtest/gtest.h>
 

@@ -1,6 +1,5 @@
-// Clocks among threads, which take stamps, record fences, wait and poll
-// concurrently. If the clocks say ordered or complete, the ledger of driver calls
-// must have a path. The clocks must say what they promise to know.
+// Threads take stamps, record fences, wait and poll concurrently. If the clocks say ordered or complete, the
+// ledger must have a path. The clocks must say what they promise to know.
 // Threads: those of a run.
 #pragma once
 #include "tests/explore/explore.h"

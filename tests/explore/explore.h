@@ -1,10 +1,8 @@
-// Exploration runs one body many times. A tape decides the order
-// of host threads, the streams and the answers of each run.
+// Runs one body many times. A tape decides each run's order of host threads, streams and answers.
 // Threads: the caller's, which is the first thread of each run's machine; all of a run share a processor.
 //
-// Seeds: see tests/support/seeds.h. WEIR_TEST_TAPE=file runs that tape only. Tapes under
-// tests/tapes/ run first, whatever the number of runs. A failing run is recorded, shrunk and
-// written to a file. Commit it under tests/tapes/ with the fix.
+// Seeds: see tests/support/seeds.h. WEIR_TEST_TAPE=file runs that tape only. Tapes under tests/tapes/ always
+// run first. A failing run is shrunk and written to a file: commit it there with the fix.
 #pragma once
 #include <functional>
 #include <memory>

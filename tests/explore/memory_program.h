@@ -1,5 +1,4 @@
-// Host threads, streams and devices allocate, write, mark, hand
-// over, copy and free blocks. Stream work checks every byte.
+// Threads allocate, write, mark, hand over, copy and free blocks. Stream work checks every byte.
 // Threads: those of a run.
 #pragma once
 #include <cstring>

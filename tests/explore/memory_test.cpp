@@ -1,5 +1,4 @@
-// Memory among host threads, streams and devices: no block's
-// bytes change under any order that a tape can express.
+// Memory among threads, streams and devices: bytes survive every order that a tape can express.
 // Threads: those of each run, switched by its tape. See explore.h for the environment.
 #include <gtest/gtest.h>
 

@@ -15,8 +15,7 @@ class pinned_among_threads {
  public:
   explicit pinned_among_threads(trial& t) : t_(t), threads_(2 + t.draw(2)), alike_(t.coin(60)) {
     weir::options o;
-    // With one more block for the slot, no allocation need fail. With 2 MiB
-    // the first block takes all, with room for the others in it.
+    // Room for a block a thread and the slot, or 2 MiB, which the first block maps for all.
     o.pinned_limit = t.coin() ? 2_MiB : (static_cast<std::size_t>(threads_) + 1) * largest;
     bench_ = &t.bench({.devices = 1, .memory = 1_MiB}, o);
     pool_ = &bench_->core.part<streams::pinned_memory>();

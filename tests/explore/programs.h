@@ -1,5 +1,4 @@
-// The programs that have tapes, by name. Their tests replay
-// the tapes, as does the prover under planted defects.
+// The programs that have tapes, by name, for their tests and for the prover under planted defects.
 // Threads: each program's own.
 #pragma once
 #include <stdexcept>

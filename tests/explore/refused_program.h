@@ -1,6 +1,5 @@
-// Threads allocate, write and free device memory while driver calls are refused. One tape
-// decides program, schedule and refusals. A refused call throws an error of weir, no
-// block's bytes change, and in the end all memory is available.
+// Threads use device memory while driver calls are refused, all drawn from one tape. A refused call throws
+// weir's error, no block's bytes change, and in the end all memory is available.
 // Threads: those of each run.
 #pragma once
 #include <algorithm>

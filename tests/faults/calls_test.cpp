@@ -1,6 +1,5 @@
-// Refuses every driver call in turn, with each status it may answer: alone, with the
-// calls after it, and for good. WEIR_TEST_SEEDS=n tries n/8 failures of each scenario, or
-// all if there are no more; WEIR_TEST_SEED=s repeats one.
+// Refuses every driver call in turn, with each possible status: alone, with later calls, and for good.
+// WEIR_TEST_SEEDS=n tries n/8 failures of each scenario, at most all; WEIR_TEST_SEED=s repeats one.
 // Threads: one.
 #include <gtest/gtest.h>
 

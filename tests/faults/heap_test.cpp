@@ -1,6 +1,5 @@
-// Refuses every host allocation in turn: alone, with a few after it, and for good. The process must survive,
-// nothing may leak, and the scenario must then work. WEIR_TEST_SEEDS=n tries n/8 failures of each scenario,
-// or all if there are no more; WEIR_TEST_SEED=s repeats one.
+// Refuses every host allocation in turn: alone, with a few after it, and for good. The process survives,
+// nothing leaks, and the scenario then works. Seeds: as in calls_test.cpp.
 // Threads: one.
 #include <gtest/gtest.h>
 #include <sched.h>

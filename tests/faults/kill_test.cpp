@@ -1,6 +1,5 @@
-// Kills a process (SIGKILL) at its k-th driver call of each scenario. It must end at once and
-// leave nothing in the system: no file, named memory or process.
-// tests/peer/share_kill_test.cpp tests processes that share memory with it.
+// Kills a process (SIGKILL) at its k-th driver call of each scenario. It ends at once and leaves no file,
+// named memory or process. For sharing processes see tests/peer/share_kill_test.cpp.
 // Threads: one; the process that is killed has its own.
 // WEIR_TEST_SEEDS=n kills n/48 of each scenario; WEIR_TEST_SEED=s repeats one.
 #include <fcntl.h>

@@ -1,7 +1,6 @@
-// Refuses every refusable system call in turn: alone, with a few after it, and for good. Calls for
-// address space, pages, files of simulated devices and threads. The process must survive, nothing may
-// leak, and the scenario must then work. WEIR_TEST_SEEDS=n tries n/8 failures of each scenario, or
-// all if there are no more; WEIR_TEST_SEED=s repeats one.
+// Refuses every refusable system call in turn (addresses, pages, files, threads):
+// alone, with a few after it, and for good. The process survives, nothing leaks,
+// and the scenario then works. Seeds: as in calls_test.cpp.
 #include <gtest/gtest.h>
 
 #include <cstdio>

@@ -1,5 +1,4 @@
-// Keeps a program's outcome unique: tracks the last use of bytes,
-// and waits for it before bytes are used, unmapped or read.
+// Keeps a program's outcome unique: waits for bytes' last use before they are used, unmapped or read.
 // Threads: as player.h says.
 #include <algorithm>
 #include <bit>

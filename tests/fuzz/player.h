@@ -58,7 +58,7 @@ class player {
     std::size_t bytes = 0;
     int device = 0;
     bool alive = false, ever = false;
-    int gone = 0;          // number of addresses handed out when it ended; until the next, nobody reuses it
+    int gone = 0;          // number of addresses handed out when it ended; until the next, none reuses it
   };
   struct handle_slot {
     driver::memory_handle handle{};

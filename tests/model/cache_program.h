@@ -1,6 +1,5 @@
-// Host threads allocate and free blocks of two streams, slots and larger ones, on lock-free paths where open.
-// They also free each other's blocks, or name another stream as the last user. Meanwhile threads end, caches
-// are closed and drained, and memory is short.
+// Threads allocate and free slots and larger blocks of two streams, also each other's, without the lock where
+// possible. Meanwhile threads end, caches are closed and drained, and memory is short.
 // Threads: those of a run, one at a time; what they share here is plain for that reason.
 #pragma once
 #include <algorithm>

@@ -1,5 +1,4 @@
-// Random collectives by weir's own copies against a simple
-// model: a byte array a buffer, changed in program order.
+// Random collectives by weir's own copies against a byte array a buffer, changed in program order.
 // Threads: one a rank; the seeded machine chooses whose turn it is and what its devices do.
 #pragma once
 #include <random>

@@ -1,7 +1,6 @@
-// Random programs of records, waits, polls and refusals on seeded machines check the clocks against a graph.
-// A driver in between records every operation that reaches the machine, as operations and edges. If the
-// clocks say ordered or complete, the graph must have a path; and the clocks must say what they promise to
-// know. Inside driver calls a random action of another thread runs before or after the call.
+// Random programs of records, waits, polls and refusals check the clocks against a graph of all driver calls.
+// If the clocks say ordered or complete, the graph must have a path. The clocks must say what they promise to
+// know. Actions of other threads run inside driver calls, before or after the call itself.
 // Threads: one. WEIR_TEST_TRACE=1 prints what a program does.
 #pragma once
 #include <functional>
@@ -195,7 +194,7 @@ class clock_program {
         }
         break;
       }
-      case 12: {  // ask the event, as event::query does
+      case 12: {  // query the event, as event::query does
         watched_ = static_cast<int>(draw(3));
         auto const& e = events_[watched_];
         if (!e.last || e.busy) break;

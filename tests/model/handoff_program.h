@@ -1,6 +1,5 @@
-// Small blocks are allocated and written on one stream, read on another by any thread, and
-// freed several at a time with that stream named, without the lock where possible.
-// Meanwhile threads end, caches are drained, and memory is short.
+// Small blocks are written on one stream, read on another by any thread, and freed in groups with that stream
+// named. Meanwhile threads end, caches are drained, and memory is short.
 // Threads: those of a run.
 #pragma once
 #include <algorithm>

@@ -25,8 +25,7 @@ TEST_P(memory_model, every_byte_of_every_block_is_right) {
     EXPECT_GT(ooms, wanted.count() / 10) << "the ladder is hardly ever climbed to its end";
   }
 }
-// Regressions: a wait by weir closed a cycle of ranks through a third stream, and out_of_memory came although
-// blocks had completed, because only later recovery steps polled them.
+// Regressions: a wait of weir closed a cycle of ranks, and out_of_memory came before completion was polled.
 TEST(memory_model_once_found, these_programs_are_right) {
   for (std::uint64_t const seed : {47'590u, 80'451u, 112'095u, 156'673u, 195'287u, 1'653'302'169u}) {
     tests::verdict const wrong = tests::memory_program(seed, false).run();

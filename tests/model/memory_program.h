@@ -2,9 +2,8 @@
 // every byte of every block is checked.
 // Threads: one; the machine's seed chooses what its devices do.
 //
-// A program knows only its own declarations: it fills a block on its home stream, orders
-// another stream after that, by weir's clocks or by events unknown to weir, and reads
-// there. Whether freed memory is reusable is weir's decision.
+// A program relies only on its own order: it fills a block on its home stream, orders a reader after that, by
+// weir's clocks or by an event unknown to weir, and reads. The rest is weir's task.
 #pragma once
 #include <array>
 #include <cstring>

@@ -1,8 +1,6 @@
 // A kernel that stays in its blocks, or not: for tools that check every access (tools/gpu runs it under
 // compute-sanitizer with WEIR_CONF=nvtx_memory:1).
-//   overrun clean|small|large|freed    what the kernel does wrong: nothing; one word past a small block,
-//                                      whose page holds others; the same past a large one; a word of a block
-//                                      that was given back
+// Usage: overrun clean|small|large|freed: no bad write; a word past a small or large block; a freed block.
 // Exit status: 0, whatever the kernel does; 2 for another argument.
 #include <cstdio>
 #include <cstring>

@@ -1,5 +1,4 @@
-// The prover runs random programs against a library, sound or with a defect planted in it,
-// until a check sees something wrong.
+// Runs random programs against a library, sound or with a planted defect, until a check finds a failure.
 // Usage: planted_NAME --check CHECK --within N [--only] [--first RUN] [--of PROGRAM] [--tape FILE]...
 //                     a defect: found by CHECK within N runs, with --only by no other; CHECK may be several:
 //                     bytes,stray. --of: all runs are of that program, explored or of real threads. Tapes run

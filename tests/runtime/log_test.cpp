@@ -1,5 +1,4 @@
-// The log is silent unless requested. Each level includes
-// those before it, and lines name device, stream and bytes.
+// The log is silent by default; a level includes those before it; lines name device, stream and bytes.
 // Threads: one.
 #include "weir/log.h"
 

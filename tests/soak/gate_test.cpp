@@ -1,6 +1,5 @@
-// Gates prove that memory whose last use is held is given only to a stream behind that gate, and
-// is given to such a stream. WEIR_DEVICES chooses the machine. No test depends on time; a
-// watchdog opens the gates of a hanging test and fails it.
+// Memory whose last use a gate holds goes only to streams behind that gate, and does go to them. WEIR_DEVICES
+// chooses the machine. No test depends on time; a watchdog ends a hanging one.
 // Threads: a test and its watchdog.
 #include <gtest/gtest.h>
 

@@ -1,5 +1,4 @@
-// The gates each stream is behind: a gate holds its stream,
-// a record stores its stream's gates, a wait adds them.
+// A gate holds its stream; a record stores its stream's gates; a wait adds them.
 // Threads: as gatekeeper.h says.
 #include "tests/soak/gatekeeper.h"
 

@@ -1,5 +1,4 @@
-// A driver in front of any other that tracks, from the driver
-// interface's calls alone, which closed gates each stream is behind.
+// A driver in front of any other that tracks which closed gates each stream is behind, from calls alone.
 // Threads: as the seam.
 #pragma once
 #include <set>

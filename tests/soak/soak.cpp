@@ -1,4 +1,4 @@
-// Start and end of a soak, and the ledger of freed memory: who freed the memory that an allocation gets.
+// Start and end of a soak, and the ledger of freed memory with its last uses.
 // Threads: as soak.h says; the ledger has one lock.
 #include "tests/soak/soak.h"
 

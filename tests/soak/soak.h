@@ -1,5 +1,4 @@
-// The soak: threads that allocate, stamp, share, copy, verify
-// and free for minutes, and the outcome that they must show.
+// Threads allocate, stamp, share, copy, verify and free for minutes, and must show a valid outcome.
 // Threads: a soak belongs to one; its workers are its own.
 #pragma once
 #include <array>

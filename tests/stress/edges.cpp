@@ -1,5 +1,4 @@
-// One order at a time: an object that a thread finds without a
-// hand-over, just made by another. Only a relaxed word reports it.
+// One order at a time: a thread finds an object just made by another, through a relaxed word only.
 // Threads: as programs.h.
 #include <array>
 #include <stdexcept>

@@ -1,6 +1,5 @@
-// Ownership among real threads: thread caches that other threads close, and locks held by an
-// owner's word. Both rely on a fence in every thread of the process. Scheduled threads never
-// need that fence, so only real threads show a missing one.
+// Thread caches that other threads close, and locks held by an owner's word. Both need a fence in every
+// thread of the process, which scheduled threads never need: only real ones show a missing fence.
 // Threads: as programs.h.
 #include "runtime/core/parts.h"
 #include "runtime/memory/device/device_memory.h"

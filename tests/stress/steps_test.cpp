@@ -1,6 +1,5 @@
-// Several threads make steps on one atomic at once. No step is lost, and each result goes to one
-// thread. Threads are the system's, at full speed, and scheduled ones: with
-// WEIR_SCHEDULE_ATOMICS these switch between any two atomic accesses.
+// Concurrent steps on one atomic: none is lost, and each result goes to one thread. Threads are the system's,
+// or scheduled: with WEIR_SCHEDULE_ATOMICS these switch between any two atomic accesses.
 // Seeds: see tests/support/seeds.h.
 // Threads: several.
 #include <gtest/gtest.h>

@@ -1,6 +1,5 @@
-// Blocks of many streams among real threads. Streams begin and end with blocks in use, and
-// memory is short, so that each reuses others' memory. Threads free other threads' blocks and
-// mark them for their own streams, while another thread queries.
+// Blocks of many streams among real threads. Streams end with blocks in use, memory is short, and threads
+// free other threads' blocks or mark them for their own streams, while another one queries.
 // Threads: as programs.h.
 #include <array>
 #include <memory>

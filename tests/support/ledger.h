@@ -1,5 +1,4 @@
-// The ledger records every operation that reaches a machine, as operations and
-// edges. It does not use weir's clocks, and so can judge them.
+// Records each operation that reaches a machine, as operations and edges, to judge the clocks without them.
 // Threads: one at a time: a test's own, or those of a relay.
 // A call that does not wait and its entry in the ledger are one step.
 #pragma once

@@ -1,5 +1,4 @@
-// Chooses seeds, and prints the number of runs when all tests
-// of a program are done. tools/prove adds up these lines.
+// Chooses seeds, and prints the number of runs at a program's end. tools/prove adds up these lines.
 // Threads: as seeds.h says.
 #include "tests/support/seeds.h"
 

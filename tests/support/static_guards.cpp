@@ -1,8 +1,7 @@
-// Replaces the guards of function-local statics for scheduled threads. The language's guard puts a
-// thread that meets a static under construction to sleep in the system. If only one thread runs at
-// a time, the constructing one then never continues. Here an initialiser is one step of the
-// scheduler. If it must wait for a lock, other threads wait for the static as scheduled threads.
-// Linked into every test program, see cmake/weir_tests.cmake.
+// Guards of function-local statics for scheduled threads. The language's guard puts a thread that meets a
+// static under construction to sleep in the system, so that with one running thread the constructing one
+// never continues. Here an initialiser is one step of the scheduler, and threads wait for the static as
+// scheduled threads. Linked into every test program, see cmake/weir_tests.cmake.
 // Threads: any; those of no relay find the language's calls as they are.
 #include <algorithm>
 #include <vector>

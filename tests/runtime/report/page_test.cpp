@@ -1,6 +1,5 @@
-// The HTML page shows what a recording contains, and its parts react to wheel, drag, click
-// and keys. Needs Chromium on the PATH (Debian's package), else skipped.
-// WEIR_TEST_EVENTS=1000000 reports the cost of a million events.
+// The HTML page shows its recording and reacts to wheel, drag, click and keys. Needs Chromium on the PATH,
+// else skipped. WEIR_TEST_EVENTS=1000000 reports the cost of a million events.
 // Threads: one.
 #include "runtime/report/page.h"
 
