@@ -1,4 +1,5 @@
-// The checker, call by call: order, memory seen through two mappings, block lifetimes, pages, leaks.
+// The checker before a machine, call by call:
+// order, memory seen through two mappings, blocks' lives, pages, what is left behind.
 // Threads: one, but where a test says so.
 #include <sys/mman.h>
 
@@ -276,7 +277,7 @@ TEST_F(checker, a_pinned_source_changed_in_flight_is_reported) {
   EXPECT_EQ(kinds(), (all{kind::source_changed})) << text();
 }
 
-// The host may also change bytes beside the copied ones.
+// It may also change beside the copied bytes.
 TEST_F(checker, a_pinned_source_may_change_after_completion) {
   address const x = memory();
   auto const s = stream();

@@ -1,4 +1,5 @@
-// In random programs, if weir's clocks say ordered or complete, so does the checker's own graph.
+// Two judges of order that share no code, asked the same questions: whenever weir's clocks say ordered or
+// complete, the checker's graph says so, under random programs on many seeds.
 // Threads: one.
 #include <gtest/gtest.h>
 

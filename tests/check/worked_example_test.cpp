@@ -1,4 +1,5 @@
-// The worked example of docs/testing.md, a pipeline with one missing line. The page shows its output.
+// The worked example of docs/testing.md: a pipeline whose author forgot one line, the race found and replayed
+// from its seed, and the same program mended. What the page shows is what this prints.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -12,7 +13,7 @@
 
 namespace {
 
-// Doubles each batch on one stream while another stream copies the next batch.
+// Doubles each batch on one stream while the next one travels on another.
 float pipeline(bool mended) {
   constexpr size_t n = 1024;
   weir::stream copies, compute;

@@ -1,5 +1,5 @@
-// Rules M9 to M14 and M16 of docs/simulated-machine.md, on
-// every machine: places, pages, bytes, refusals, peers.
+// Rules M9 to M14 and M16 of docs/simulated-machine.md, on every machine:
+// places, pages, bytes, refusals, peers.
 #include <sys/mman.h>
 
 #include <cstring>
@@ -179,7 +179,7 @@ TEST_P(memory, m11_a_reservation_is_aligned_as_asked) {
   EXPECT_SAYS(code::invalid, machine().reserve(page(), 3 * page()).is);
 }
 
-// Or the unmap waits for the work.
+// Or the unmap waited for it.
 TEST_P(memory, m11_work_before_a_remap_hits_the_new_page) {
   auto const s = stream(0);
   auto const b = conformance::memory(0);
@@ -198,7 +198,7 @@ TEST_P(memory, m11_work_before_a_remap_hits_the_new_page) {
   };
   std::thread other;
   if (seeded()) {
-    remap();  // does not wait for a closed gate
+    remap();  // does not wait while a gate is closed
   } else {
     other = std::thread(remap);
     for (int i = 0; i < 50 && !remapped; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -267,6 +267,7 @@ TEST_P(memory, m12_two_mappings_of_one_handle_share_bytes) {
   EXPECT_OK(machine().unreserve(second.value, page()));
 }
 
+// They survive unmap and map.
 TEST_P(memory, m13_bytes_belong_to_the_handle) {
   auto const b = conformance::memory(0);
   write(b, 77, 100);
@@ -301,9 +302,10 @@ TEST_P(memory, m13_a_released_handle_lives_until_its_last_unmap) {
   EXPECT_OK(machine().unreserve(at.value, 2 * page()));
 }
 
-// Creates more than fits, freed each time: the release comes before, between or after two unmaps.
+// More than there is room for, each given back before the next is made:
+// in both orders, and with two mappings.
 TEST_P(memory, m13_bytes_die_with_the_last_mapping_after_the_release) {
-  // fewer fresh bytes, because the machine takes time to make them up
+  // fresh bytes take time to make up
   if (control()) control()->consume_memory(0, machine().memory(0).value.free - 32 * page());
   auto const room = machine().memory(0);
   ASSERT_OK(room.is);
@@ -328,6 +330,7 @@ TEST_P(memory, m13_bytes_die_with_the_last_mapping_after_the_release) {
   EXPECT_OK(machine().unreserve(at.value, 2 * bytes));
 }
 
+// The next call does not see its error.
 TEST_P(memory, m14_a_refused_call_changes_nothing) {
   auto const s = stream(0);
   auto const e = event(0);
@@ -361,7 +364,7 @@ TEST_P(memory, m14_a_refused_call_changes_nothing) {
     SCOPED_TRACE(i);
     EXPECT_SAYS(code::invalid, refused[i]());
     EXPECT_EQ(census(), alive_before);
-    if (!on_cuda()) {  // on CUDA other processes may take memory meanwhile
+    if (!on_cuda()) {  // there others may take room meanwhile
       EXPECT_EQ(room(), free_before);
     }
     EXPECT_OK(machine().query_stream(0, s));
@@ -455,7 +458,7 @@ TEST_P(memory, m16_one_call_grants_to_several_devices_or_to_none) {
   }
 }
 
-// Memory of device 0 whose first word is 3, and memory of device 1, which may get access to it.
+// Memory of device 0 that begins with a 3, and some of device 1, which may be let in.
 class granted_memory : public memory {
  protected:
   void SetUp() override {

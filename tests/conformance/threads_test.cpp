@@ -1,5 +1,5 @@
-// Rule M18 of docs/simulated-machine.md, on every machine: any
-// thread may call, and its current device stays the same.
+// Rule M18 of docs/simulated-machine.md, on every machine:
+// any thread may call, and finds its own current device afterwards.
 #include <algorithm>
 
 #include "tests/conformance/kernels.h"
@@ -10,7 +10,8 @@ namespace {
 
 class threads : public conformance {
  protected:
-  // Makes every call of the driver interface except make_current. None may change the thread's device.
+  // Every call of the seam on that device but make_current, and what it takes to make them, each checked to
+  // leave the thread's device alone.
   void call_everything(int d) {
     int const mine = current_device();
     auto const left_alone = [&](char const* call) {
@@ -82,6 +83,7 @@ class threads : public conformance {
 };
 WEIR_CONFORMANCE(threads);
 
+// It has none afterwards either.
 TEST_P(threads, m18_a_thread_without_a_device_may_call_everything) {
   elsewhere([&] { call_everything(0); });
 }
@@ -111,7 +113,8 @@ TEST_P(threads, m18_refused_calls_leave_it_too) {
   EXPECT_EQ(current_device(), mine);
 }
 
-// A driver may reuse a handle at once. The new stream is empty, and old work does not hold it.
+// Handles may come back at once. What is under one then is another stream:
+// empty, and not held by what the first still has to do.
 TEST_P(threads, m18_a_stream_under_a_reused_handle_is_another) {
   auto const first = machine().create_stream(0, stream_kind::independent, 0);
   ASSERT_OK(first.is);

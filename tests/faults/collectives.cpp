@@ -1,4 +1,5 @@
-// Multi-device programs: every collective, two training steps, a communicator that outlives its runtime.
+// Programs in which devices work together:
+// every collective, two steps of training, a communicator that is kept too long.
 // Threads: one plays all ranks.
 #include <array>
 #include <cstdint>
@@ -54,7 +55,7 @@ std::string all_collectives() {
   return seen;
 }
 
-// A linear model with two outputs, trained with momentum on two devices that share gradients.
+// A linear model of two outputs, trained by momentum on two devices that share their gradients.
 std::string two_training_steps() {
   constexpr int n = 2;
   auto ranks = communicator::create_all(devices(n));
@@ -104,7 +105,7 @@ std::string two_training_steps() {
 }
 
 namespace {
-std::vector<communicator> kept;  // outlives its runtime
+std::vector<communicator> kept;  // longer than their runtime
 }
 
 std::string communicator_outlives_its_runtime() {

@@ -1,20 +1,21 @@
-// The host heap of a test: operator new counts allocations and fails on request.
+// The host's heap of a test: operator new counts, and fails when it is told to.
 // Threads: the count is of the process; failing is ordered for the calling thread alone.
 #pragma once
 #include <cstdint>
 
 namespace weir::faults::heap {
 
-std::int64_t live() noexcept;  // blocks not yet deleted
+std::int64_t live() noexcept;  // blocks that were not deleted yet
 
-// The k-th allocation of this thread from now (1 is the next, 0 none) and `more` after it throw bad_alloc.
+// The k-th allocation of this thread from now, and `more` after it, throw bad_alloc.
+// k = 1 is the next; 0: none.
 void fail(std::uint64_t k, std::uint64_t more) noexcept;
 inline constexpr std::uint64_t without_end = ~std::uint64_t{0};
-// Returns: the number of refused allocations since fail().
+// Returns: how many allocations were refused since fail().
 std::uint64_t stop() noexcept;
-std::uint64_t asked() noexcept;  // this thread's allocations so far, except in pauses
+std::uint64_t asked() noexcept;  // allocations of this thread so far, those of pauses left out
 
-// Between pause() and go_on() this thread's allocations neither count nor fail. Pauses nest.
+// Between the two this thread's allocations neither count nor fail. They nest.
 void pause() noexcept;
 void go_on() noexcept;
 struct paused {

@@ -1,4 +1,5 @@
-// Memory shared with another process, both sides in one: send, open, release, send again.
+// Memory shared with another process, both sides of it in one:
+// what is sent, opened, released, and sent again.
 // Threads: one.
 #include "peer/share/exports.h"
 #include "runtime/base/os_socket.h"

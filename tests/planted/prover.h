@@ -1,4 +1,4 @@
-// The random programs of the prover, each judged by all its checks.
+// What the prover runs: kinds of random programs, each judged by all the checks it knows.
 // Threads: each program's own.
 #pragma once
 #include <cstdint>

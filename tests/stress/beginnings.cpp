@@ -1,4 +1,5 @@
-// Several threads create parts at their first use, and runtimes come and go beside a lasting one.
+// What is made at its first use, by several threads at once;
+// and runtimes that come and go beside one that goes on.
 // Threads: as programs.h.
 #include <array>
 #include <memory>
@@ -16,7 +17,7 @@
 namespace weir::tests {
 namespace {
 
-std::atomic<void*> a_block{nullptr};  // read and written relaxed, so it orders nothing
+std::atomic<void*> a_block{nullptr};  // that there is one is heard of without any order
 
 void use_first(runtime& own, unsigned how) {
   runtime_guard const in(own);
@@ -25,7 +26,7 @@ void use_first(runtime& own, unsigned how) {
   if (how & 128) (void)find_block(a_block.load(std::memory_order_relaxed));
   if (auto* const made = how & 512 ? own.get().part_if_made<memory::device_memory>() : nullptr)
     (void)made->owner(a_block.load(std::memory_order_relaxed));
-  if (how & 256) (void)stream(d).id();  // created and ended at once, with memory or without
+  if (how & 256) (void)stream(d).id();  // which ends at once, whether there is memory or not
   device_guard const on(d);
   std::array<std::uint32_t, 64> words{};
   switch (how / 2 % 8) {
@@ -98,7 +99,8 @@ std::string first_uses_in_threads(std::uint64_t seed, std::chrono::nanoseconds t
   return all.run();
 }
 
-// Threads allocate small blocks and cache where these lie, while another enters and leaves its runtime.
+// Small blocks by threads that remember where such lie, while others' memory is entered and left beside them;
+// and while all is to be noted, now and then.
 std::string worlds_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   crowd all(seed, time);
   runtime own{simulated{.devices = 1, .memory = 16_MiB}};
@@ -138,7 +140,8 @@ std::string worlds_in_threads(std::uint64_t seed, std::chrono::nanoseconds time)
   return books_after(own);
 }
 
-// Each thread records its blocks in its own history, and one thread reads all histories meanwhile.
+// What happens to blocks is written down by each thread for itself,
+// and read by one of them while the others write.
 std::string history_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   crowd all(seed, time);
   runtime own{simulated{.devices = 1, .memory = 16_MiB}};

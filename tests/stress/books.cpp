@@ -1,4 +1,4 @@
-// Leftovers after a program of real threads.
+// What is left when a program of real threads has ended.
 // Threads: one.
 #include "runtime/core/parts.h"
 #include "runtime/memory/device/device_memory.h"

@@ -1,4 +1,4 @@
-// Bytes of a multiplicative generator: equal for equal salts on every machine.
+// The bytes of one multiplicative generator: equal for equal salts on every machine.
 #include "tests/support/pattern.h"
 
 namespace weir::test {

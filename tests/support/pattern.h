@@ -1,4 +1,5 @@
-// Bytes that distinguish places and copies. Compiled with the library's optimisation, unlike the tests.
+// Bytes that tell one place, and one copy, from another.
+// Compiled with the library's optimisation, which tests' own code is not.
 // Threads: any.
 #pragma once
 #include <cstddef>
@@ -8,7 +9,7 @@
 
 namespace weir::test {
 
-// Compares with memcmp, because vector's byte-wise comparison is slow without optimisation.
+// A vector of std::byte is compared byte by byte, which takes long where nothing is optimised.
 struct bytes_of_host : std::vector<std::byte> {
   using std::vector<std::byte>::vector;
   friend bool operator==(bytes_of_host const& a, bytes_of_host const& b) {
@@ -16,7 +17,7 @@ struct bytes_of_host : std::vector<std::byte> {
   }
 };
 
-// n bytes determined by `salt`.
+// n bytes that follow from `salt` alone.
 bytes_of_host pattern(std::size_t n, std::uint64_t salt);
 
 }  // namespace weir::test
