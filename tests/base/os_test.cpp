@@ -1,4 +1,4 @@
-// The calls behind which the system lies.
+// Tests of the operating-system layer.
 // Threads: one, and a child.
 #include "runtime/base/os.h"
 
@@ -73,7 +73,7 @@ TEST(os, memory_is_what_host_and_control_groups_leave) {
   EXPECT_FALSE(memory_available(root.c_str()));
   write("proc/meminfo", "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    800 kB\n");
   is(1000 << 10, 800 << 10);
-  // Version 2: no limit of one's own, one above; file caches are given up.
+  // cgroup version 2: the group has no limit, its parent has one. File caches count as free.
   write("proc/self/cgroup", "0::/a/b\n");
   write("sys/fs/cgroup/a/b/memory.max", "max\n");
   write("sys/fs/cgroup/a/b/memory.current", "100000\n");
@@ -86,7 +86,7 @@ TEST(os, memory_is_what_host_and_control_groups_leave) {
   write("sys/fs/cgroup/a/b/memory.max", "300000\n");
   write("sys/fs/cgroup/a/b/memory.current", "350000\n");
   is(300'000, 0);
-  // Version 1, of a container that sees its group at the top.
+  // cgroup version 1, in a container that sees its group at the top.
   write("proc/self/cgroup", "9:name=systemd:/\n4:cpu,memory:/../../c\n0::/\n");
   write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
   write("sys/fs/cgroup/memory/memory.usage_in_bytes", "400000\n");
@@ -125,7 +125,7 @@ TEST(os, each_core_is_named_by_one_allowed_processor) {
   if (cores.empty()) GTEST_SKIP() << "the system does not say which processors are one core";
   EXPECT_LE(cores.size(), static_cast<std::size_t>(usable_processors()));
   EXPECT_EQ(std::set<int>(cores.begin(), cores.end()).size(), cores.size());
-  base::thread([&] {  // whose processors are its own affair
+  base::thread([&] {  // a thread, because its affinity changes
     for (int const one : cores) {
       ASSERT_TRUE(run_this_thread_on({one}));
       EXPECT_EQ(processors_of_cores(), std::vector<int>{one});

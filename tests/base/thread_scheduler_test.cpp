@@ -1,5 +1,4 @@
-// Host threads that a seeded machine switches: who runs is chosen, and chosen again;
-// who cannot go on is passed over.
+// The thread scheduler of a seeded machine chooses a runnable thread at each switch point.
 // Threads: those of a relay, which are the subject. WEIR_TEST_SEED replays one.
 #include "simulator/threads/thread_scheduler.h"
 
@@ -21,9 +20,9 @@ namespace {
 using base::thread_scheduler;
 
 tests::seeds orders(std::uint64_t n) { return {"relay", n}; }
-bool many(tests::seeds const& s) { return s.count() >= 100; }  // enough to say in how many something is found
+bool many(tests::seeds const& s) { return s.count() >= 100; }  // enough runs for a statement about frequency
 
-// A seeded machine with one device and the relay of its host threads.
+// A seeded machine with one device, and its thread scheduler.
 struct rig {
   explicit rig(std::uint64_t seed)
       : made(driver::sim::make(
@@ -104,7 +103,7 @@ TEST(hosts, a_lock_is_held_by_one_and_a_race_without_it_is_found) {
 }
 
 int initialised = 0;
-template <int N>  // a static is made once in a process: each run has its own
+template <int N>  // a static is initialised once a process: each run has its own
 int a_static(base::mutex& busy, base::mutex& quiet_one) {
   static int const value = [&] {
     { base::lock_guard a_switch_point(quiet_one); }
@@ -136,7 +135,6 @@ TEST(hosts, threads_wait_for_a_static_that_another_thread_makes) {
   }
 }
 
-// Time jumps when no thread can go on.
 TEST(hosts, a_waiter_goes_on_when_notified_else_time_jumps) {
   for (auto const seed : orders(200)) {
     rig r(seed);
@@ -172,7 +170,7 @@ TEST(hosts, a_waiter_goes_on_when_notified_else_time_jumps) {
   }
 }
 
-// No seed: a thread goes on until it waits, then the first that can; of those that wait the last is woken.
+// No seed: runs a thread until it waits, then the first runnable one. Wakes the last waiting thread.
 struct in_order final : base::schedule_choices {
   int next(int now, std::span<int const>) noexcept override { return now; }
   int instead(int, std::span<int const> can) noexcept override { return can.front(); }
@@ -241,7 +239,7 @@ TEST(hosts, objects_of_a_body_end_on_its_own_thread) {
   EXPECT_EQ(ended_by, 1);
 }
 
-// A thread that does not join is reported on stderr alone.
+// A thread that is never joined is reported on stderr only.
 TEST(hosts, an_endless_wait_is_reported_to_its_thread) {
   base::mutex m;
   base::condition never;
@@ -303,7 +301,7 @@ TEST(hosts, a_circle_of_locks_is_named_and_unwound) {
   }
 }
 
-// A value of a thread whose end takes a lock, as the end of a thread's caches does.
+// A thread's value whose destructor takes a lock, like that of a thread's caches.
 base::mutex taken_at_the_end, taken_behind_it;
 struct ends_with_locks {
   ~ends_with_locks() {
@@ -322,7 +320,7 @@ TEST(hosts, a_run_past_its_points_ends_despite_a_held_lock) {
          [&] {
            base::lock_guard hold(taken_at_the_end);
            while (!r.threads.over()) base::switch_point();
-           base::yield_thread();  // the other one goes on, and the lock is not there yet
+           base::yield_thread();  // the other thread runs, and the lock is still held
          }});
   EXPECT_EQ(r.why_over.rfind("the run does not end", 0), 0u) << r.why_over;
 }
@@ -431,7 +429,7 @@ TEST(hosts, a_thread_told_of_standstill_waits_until_notified) {
            EXPECT_TRUE(r.threads.wait_for_others(changed, hold, why));
          },
          [&] {
-           base::unique_lock hold(m);  // the other one has it until it waits again
+           base::unique_lock hold(m);  // the other thread holds it until it waits again
            asked_again.wait(hold, [&] { return told; });
            changed.notify_all();
          }});
@@ -466,7 +464,7 @@ TEST(hosts, a_lock_that_a_thread_outside_holds_is_waited_for) {
     base::lock_guard hold(m);
     held = true;
     while (!wanted) std::this_thread::yield();
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the other one comes to the lock meanwhile
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // meanwhile the other thread reaches the lock
     given_back = true;
   });
   while (!held) std::this_thread::yield();

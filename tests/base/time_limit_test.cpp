@@ -1,4 +1,4 @@
-// Waits with a limit, up to the longest there is.
+// Waits with a time limit, up to the longest one.
 // Threads: as each test says.
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -41,7 +41,7 @@ TEST(time_limit, an_unlimited_wait_ends_with_its_event) {
   condition changed;
   bool there = false;
   unique_lock hold(m);
-  thread other([&] {  // cannot go on before the wait has begun
+  thread other([&] {  // starts only after the wait has begun
     unique_lock const held(m);
     there = true;
     changed.notify_all();

@@ -1,4 +1,4 @@
-// A checker before a simulated machine, spoken to call by call.
+// A checker in front of a simulated machine, driven call by call.
 // Threads: one.
 #pragma once
 #include <gtest/gtest.h>

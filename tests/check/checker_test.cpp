@@ -1,5 +1,4 @@
-// The checker before a machine, call by call:
-// order, memory seen through two mappings, blocks' lives, pages, what is left behind.
+// The checker, call by call: order, memory seen through two mappings, block lifetimes, pages, leaks.
 // Threads: one, but where a test says so.
 #include <sys/mman.h>
 
@@ -277,7 +276,7 @@ TEST_F(checker, a_pinned_source_changed_in_flight_is_reported) {
   EXPECT_EQ(kinds(), (all{kind::source_changed})) << text();
 }
 
-// It may also change beside the copied bytes.
+// The host may also change bytes beside the copied ones.
 TEST_F(checker, a_pinned_source_may_change_after_completion) {
   address const x = memory();
   auto const s = stream();

@@ -1,5 +1,4 @@
-// Two judges of order that share no code, asked the same questions: whenever weir's clocks say ordered or
-// complete, the checker's graph says so, under random programs on many seeds.
+// In random programs, if weir's clocks say ordered or complete, so does the checker's own graph.
 // Threads: one.
 #include <gtest/gtest.h>
 

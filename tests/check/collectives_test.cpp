@@ -1,5 +1,4 @@
-// Collectives before the checker: programs that are right,
-// and those that touch a buffer while a collective uses it.
+// Correct collectives under the checker, and programs that touch a buffer while a collective uses it.
 // Threads: one. It gives the parts of all ranks, which a simulated machine allows.
 #include "peer/collective/group.h"
 #include "runtime/base/call_site.h"
@@ -17,7 +16,7 @@ constexpr size_t bytes = count * 4;
 std::vector<communicator> two_ranks() { return communicator::create_all(std::vector<device>{device(0), device(1)}); }
 stream_ref line(int rank) { return default_stream(device(rank)); }
 
-// The program's own streams, a buffer a rank, and a collective between them.
+// Streams of the program, one buffer a rank, and a collective between the ranks.
 struct two {
   std::vector<communicator> ranks = two_ranks();
   buffer in[2] = {buffer(bytes, {.on = device(0)}), buffer(bytes, {.on = device(1)})};
@@ -44,8 +43,7 @@ struct two {
 
 std::string at_line(int n) { return "collectives_test.cpp:" + std::to_string(n); }
 
-// Rank 0's part waits for rank 1's, whose stream waits for rank 0's:
-// the circle, with its lines, the same in every runtime.
+// Rank 0's part waits for rank 1's, whose stream waits for rank 0's. Every run reports the same cycle.
 TEST(collectives, a_cycle_through_two_ranks_is_printed) {
   using scheduling = simulated::scheduling;
   std::string const after[] = {
@@ -177,7 +175,7 @@ TEST(collectives, inputs_may_be_read_but_not_written_beside_it) {
   expect_one(found([&] { run(false); }), "race", {"all_gather at", "reads them"});
 }
 
-// The communicator marks the block for its stream, so that it may be given back at once.
+// The communicator marks the block for its stream, so the program may free it at once.
 TEST(collectives, a_buffer_freed_under_a_collective_waits_for_it) {
   expect_none(found([] {
     two p;
@@ -190,8 +188,7 @@ TEST(collectives, a_buffer_freed_under_a_collective_waits_for_it) {
   }));
 }
 
-// NCCL's work is given past the driver: what it touches is declared after each call.
-// Here the same is declared for bare work.
+// NCCL bypasses the driver interface, so weir declares the bytes after each call. This work does too.
 struct as_nccl {
   explicit as_nccl(stream_ref s) : on(streams::clock_of(s)) {}
   void call(peer::collective_request const& r, source_location at = source_location::current()) const {

@@ -1,5 +1,4 @@
-// Captures and graphs before the checker:
-// parts of a graph against each other, launches against everything else.
+// Graphs under the checker: their parts against each other, and launches against all other work.
 // Threads: one.
 #include <sys/mman.h>
 
@@ -23,7 +22,6 @@ struct graphs : bench {
     return ready.value;
   }
   void launch(executable_handle g, stream_handle on) { EXPECT_TRUE(machine->launch_graph(0, on, g).ok()); }
-  // What is captured writes x.
   executable_handle writer() {
     begin(s);
     write(s, x);

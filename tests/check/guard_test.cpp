@@ -1,5 +1,4 @@
-// Device memory of a guarded machine is within reach of work that declares it,
-// while it runs, and of nobody else.
+// On a guarded machine, only running work that declared device memory can access it.
 // Threads: one, and the machine's.
 #include "runtime/core/parts.h"
 #include "streams/stream/context.h"
@@ -17,7 +16,7 @@ namespace {
 using how = simulated::scheduling;
 
 struct guarded : ::testing::TestWithParam<how> {
-  // which guards
+  // the checker guards memory
   runtime rt{simulated{.devices = 2, .memory = 64_MiB, .schedule = GetParam(), .seed = 7}, {.check_races = true}};
   runtime_guard const in{rt};
 };
@@ -44,8 +43,7 @@ TEST_P(guarded, work_reads_and_writes_its_declared_ranges) {
   expect_none(race_reports());
 }
 
-// Regression: the end of one reader closed the bytes to the other for a moment,
-// which AddressSanitizer took for a touch too many.
+// Regression: the end of one reader closed the bytes to the other, and AddressSanitizer reported the access.
 TEST_P(guarded, concurrent_readers_keep_the_bytes_open) {
   stream s, t;
   buffer x(64 << 10);
@@ -77,6 +75,7 @@ TEST_P(guarded, memory_that_comes_back_is_guarded_again) {
   *static_cast<char volatile*>(x.data()) = 1;
 }
 
+constexpr int stray_launch = __LINE__ + 3;
 void work_touches_another_block() {
   buffer x(8_MiB), y(8_MiB);
   launch(current_stream(), {writes(x)}, on_gpu, [p = y.data<char>() + 4_MiB] { *static_cast<char volatile*>(p) = 1; });
@@ -107,7 +106,7 @@ void a_race_and_then_an_exception() {
   synchronize();
 }
 
-// Under AddressSanitizer the process ends by its own report.
+// Under AddressSanitizer the process ends with the sanitizer's own report.
 TEST_P(guarded_death, races_found_before_the_end_are_printed) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   if (!by_the_byte) {
@@ -129,11 +128,12 @@ TEST_P(guarded_death, an_undeclared_access_of_work_is_named) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH(work_touches_another_block(),
                by_the_byte ? "use-after-poison"
-                           : "work .launch at guard_test.cpp:82 on stream 1 of gpu:0. touched 0x[0-9a-f]+, memory of "
-                             "gpu:0, in byte 4194304 of block 2.*reads.p., writes.p.");
+                           : "work .launch at guard_test.cpp:" + std::to_string(stray_launch) +
+                                 " on stream 1 of gpu:0. touched 0x[0-9a-f]+, memory of gpu:0, in byte 4194304 of "
+                                 "block 2.*reads.p., writes.p.");
 }
 
-// Work given past weir's own look at what is a block: the third of its kind is too late.
+// Work that bypasses weir's own check for live blocks.
 struct passed_by {
   passed_by() : rt(runtime::current()), line(streams::clock_of(current_stream())) {}
   void write(void* p, size_t bytes) {
@@ -153,7 +153,6 @@ struct passed_by {
   clock::stream_clock& line;
 };
 
-// The next block at that place is a new one.
 TEST_P(guarded, work_given_before_a_free_goes_on) {
   stream s;
   stream_guard const home{s.ref()};
@@ -180,7 +179,7 @@ void work_touches_a_block_given_back(size_t too_far) {
   auto* const p = x.data<char>();
   by.write(p, 1000);
   x.reset();
-  by.write(p + 1000 - too_far, too_far);  // given too late, though its place has not been taken by anybody
+  by.write(p + 1000 - too_far, too_far);  // enqueued after the free, although no other block has this place
   synchronize();
 }
 

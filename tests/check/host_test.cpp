@@ -1,5 +1,4 @@
-// The host that uses pinned memory before its copies are done:
-// found by the call it makes, or by the page it touches.
+// Finds host uses of pinned memory before its copies complete, by the call or by the touched page.
 // Threads: one; the machine's besides.
 #include <signal.h>
 #include <sys/mman.h>
@@ -22,7 +21,7 @@ enum class waits { no, for_the_stream, for_the_stamp, for_an_event, for_the_devi
 constexpr waits all_waits[] = {waits::for_the_stream, waits::for_the_stamp, waits::for_an_event, waits::for_the_device,
                                waits::for_a_query};
 
-// A copy to pinned memory, a wait or none, and what the host does then.
+// A copy to pinned memory, a wait or none, then the host's use.
 void fetch_then(waits how, int& copied_at, std::function<void(buffer const&)> const& use) {
   stream s;
   stream_guard const home{s.ref()};
@@ -69,9 +68,7 @@ TEST(host_uses, only_wrong_bytes_vary_with_the_seed) {
   EXPECT_LT(wrong, 50);
 }
 
-// weir waits for the copy by itself, where a program may not rely on it:
-// the checker then reads bytes that a shield still covers.
-// The host is still kept away from it.
+// weir waits for this copy, and the checker then reads bytes that are still protected from the host.
 TEST(host_uses, the_checker_may_read_a_shielded_source) {
   auto const run = [](bool early) {
     stream home, other;
@@ -93,7 +90,7 @@ TEST(host_uses, the_checker_may_read_a_shielded_source) {
   expect_one(found_without_threads([&] { run(true); }), "host too early", {"bytes 0-4095 of pinned block 1"});
 }
 
-// Each is given a pinned tensor that a copy still writes, or reads.
+// Each call gets a pinned tensor that a copy still writes or reads.
 struct tensor_use {
   char const* name;
   char const* operation;
@@ -161,7 +158,7 @@ TEST(host_uses, copies_and_fills_of_host_memory_are_host_uses) {
     std::vector<char> pageable(size);
     s.wait(other);
     copy(s, to.data(), x.data(), size, non_blocking);
-    if (how == 0) copy(pageable.data(), to.data(), size);  // both of the host: waits for `other` alone
+    if (how == 0) copy(pageable.data(), to.data(), size);  // a copy within the host waits for `other` only
     if (how == 1) copy(to.data(), pageable.data(), size);
     if (how == 2) fill(to.data(), std::byte{1}, size);
     if (how == 3) (void)pin_memory(std::as_bytes(std::span(to.data<char>(), size)));
@@ -201,7 +198,7 @@ TEST(host_uses, a_host_function_behind_the_copy_is_in_order) {
   }));
 }
 
-// The page. A machine with threads opens it while its engine is there: who comes then is not seen. ----------
+// Page protection. A machine with threads opens a page for its engine, and misses accesses meanwhile. ---
 
 using floats = std::vector<float, pinned_allocator<float>>;
 
@@ -282,7 +279,7 @@ void open_the_page(int, siginfo_t* info, void*) {
   ::mprotect(reinterpret_cast<void*>(at / size * size), size, PROT_READ | PROT_WRITE);
 }
 
-// A handler that the program installs later is not called for pages that weir took away.
+// weir protects no page while a handler of the program is installed.
 TEST(host_uses, no_page_is_guarded_under_the_programs_own_handler) {
   handled = 0;
   expect_none(found_without_threads([] {
@@ -337,8 +334,7 @@ TEST(host_uses, copies_through_weirs_own_slots_are_in_order) {
   }));
 }
 
-// A ring of slots in one buffer: the span of all is taken while a copy to one slot is under way.
-// They are seen by their pages.
+// A ring of slots in one buffer: the host takes a span of all slots during a copy to one of them.
 TEST(host_uses, an_idle_slot_may_be_read_the_others_are_seen) {
   auto const run = [](size_t read) {
     stream s;
@@ -375,8 +371,7 @@ TEST(host_uses, a_pinned_range_is_open_once_it_is_unpinned) {
   }));
 }
 
-// The first and the last page hold what lies beside the range,
-// perhaps of the heap that the report is made with.
+// The first and last page also hold bytes outside the range, perhaps of the heap that the report needs.
 TEST(host_uses, a_pinned_range_is_watched_on_its_whole_pages) {
   std::vector<std::byte> own(5 * size + 200);
   auto const run = [&](size_t at) {
@@ -393,8 +388,7 @@ TEST(host_uses, a_pinned_range_is_watched_on_its_whole_pages) {
   expect_none(found([&] { run(0); }));
 }
 
-// What a kernel touches of pinned memory beyond its declared uses,
-// on machines that run it inside driver calls.
+// Kernels touch pinned memory outside declared uses, on machines that run kernels inside driver calls.
 TEST(undeclared_use, a_pinned_read_of_a_kernel_names_its_launch) {
   int launched = 0;
   auto const run = [&](bool right) {
@@ -420,7 +414,7 @@ TEST(undeclared_use, a_pinned_read_of_a_kernel_names_its_launch) {
   }
 }
 
-// A page at the end of a pinned range is the heap's, too: kernels allocate there, and so does what runs them.
+// The heap shares the page at the end of a pinned range: kernels and the code that runs them allocate there.
 TEST(undeclared_use, work_may_use_the_heap_beside_a_pinned_range) {
   expect_none(found([] {
     std::vector<std::vector<std::byte>> own(20, std::vector<std::byte>(size + 8));
@@ -428,7 +422,7 @@ TEST(undeclared_use, work_may_use_the_heap_beside_a_pinned_range) {
     for (auto& one : own) {
       try {
         pins.push_back(std::make_unique<registered_host_memory>(one));
-      } catch (invalid_use const&) {}  // a page that is its neighbour's as well
+      } catch (invalid_use const&) {}  // the page is pinned with its neighbour
     }
     stream s;
     stream_guard const home{s.ref()};

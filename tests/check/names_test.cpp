@@ -1,4 +1,4 @@
-// What reports call a stream: the same in all of them, and by the number that stream::id() counts.
+// Every report calls a stream by the same name, with the number that stream::id() counts.
 // Threads: one.
 #include "runtime/core/parts.h"
 #include "tests/check/programs.h"
@@ -7,7 +7,7 @@
 namespace weir::check_tests {
 namespace {
 
-// Of the first runtime of a process `before` is 0.
+// `before` is 0 for the first runtime of a process.
 std::string named(stream const& s, std::uint64_t before) {
   return "stream " + std::to_string(s.id() - before) + " of gpu:" + std::to_string(s.ref().device().index());
 }
@@ -19,7 +19,7 @@ TEST(names, a_race_and_a_cycle_name_a_stream_by_its_id) {
     stream const first;
     std::uint64_t const before = first.id() - 1;
     auto& machine = rt.get().machine();
-    // as the library makes some that it keeps to itself
+    // a stream that the library would keep to itself
     auto const of_nobody = machine.create_stream(0, driver::stream_kind::independent, 0).value;
     auto ranks = communicator::create_all(std::vector<device>{device(0), device(1)});
     stream const s{device(0)}, t{device(1)}, other{device(0)};

@@ -1,5 +1,4 @@
-// Programs for the checker: run on each kind of simulated machine,
-// under many seeds, and what was found in them.
+// Runs programs under the checker on each kind of simulated machine and many seeds, and returns its findings.
 // Threads: one.
 #pragma once
 #include <gtest/gtest.h>
@@ -17,7 +16,6 @@ namespace weir::check_tests {
 
 inline auto const on_gpu = [](CUstream_st*) { FAIL() << "there is no GPU here"; };
 
-// Work that reads or writes what it declares.
 inline void write(stream_ref s, void* p, size_t bytes, source_location at = source_location::current()) {
   launch(
       s, {writes(p, bytes)}, on_gpu,
@@ -36,7 +34,7 @@ inline void read(stream_ref s, void* p, size_t bytes, source_location at = sourc
 }
 
 using program = std::function<void()>;
-inline bool by_hand = false;  // the machine of the program that runs now moves only by hand
+inline bool by_hand = false;  // the running program's machine moves only by hand
 
 inline std::vector<race_report> found_in(simulated like, program const& run) {
   runtime rt{like, {.check_races = true}};
@@ -52,7 +50,7 @@ inline std::string texts(std::vector<race_report> const& all) {
   return text;
 }
 
-// What is found on a machine that moves by hand (nothing moves), and on fifty seeded ones: the same.
+// Requires the same findings on a stepped machine, where nothing moves by itself, and on fifty seeded ones.
 inline std::vector<race_report> found_without_threads(program const& run) {
   using how = simulated::scheduling;
   simulated like{.devices = 2, .memory = 64_MiB, .schedule = how::stepped, .seed = 1};
@@ -65,11 +63,11 @@ inline std::vector<race_report> found_without_threads(program const& run) {
   return once;
 }
 
-// And on one with threads.
+// As above, and on a machine with threads.
 inline std::vector<race_report> found(program const& run) {
   auto const once = found_without_threads(run);
 #if defined(__SANITIZE_THREAD__)
-  if (!once.empty()) return once;  // a race of the program is one of the threads that run its work, too
+  if (!once.empty()) return once;  // a race of the program is also a race of the threads that run its work
 #endif
   EXPECT_EQ(texts(found_in({.devices = 2, .memory = 64_MiB}, run)), texts(once)) << "threads";
   return once;

@@ -1,5 +1,4 @@
-// What the checker finds in programs, each beside its twin that is right;
-// the report does not depend on the machine's order.
+// Races, each beside a correct twin. The report does not depend on the machine's order.
 // Threads: one, but where a test makes more.
 #include <cstdlib>
 #include <cstring>
@@ -13,7 +12,7 @@ namespace {
 
 constexpr size_t size = 4096;
 
-// Memory is looked at page by page; the report is of what both uses have in common.
+// The checker looks page by page. The report names all bytes that both uses share.
 TEST(races, of_many_pages_name_all_bytes_of_both_uses) {
   auto const all = found([&] {
     stream a, b;
@@ -128,8 +127,7 @@ TEST(races, only_completion_that_the_host_asked_for_orders) {
   for (int how = 1; how <= 4; ++how) expect_none(found([&] { run(how); }));
 }
 
-// A poll's answer orders, whether or not the program looks at it, for that cannot be known:
-// reported where it was no, and only there.
+// A poll's yes orders, even if the program ignores it. Only runs with the answer no are reported.
 TEST(races, an_ignored_poll_excuses_the_runs_where_it_was_yes) {
   std::string first;
   int excused = 0;
@@ -154,10 +152,9 @@ TEST(races, an_ignored_poll_excuses_the_runs_where_it_was_yes) {
   EXPECT_LT(excused, 50);
 }
 
-// What one host thread has seen complete orders what all of them give later, for they may have told each
-// other: reported where both had given their work before either had seen its own complete, and only there. Of
-// the two that was given first is named first.
-// Reported where both gave work before either saw its own complete.
+// If one host thread sees work complete, later work of all threads is ordered,
+// because one may have informed another. A race needs both enqueues before either
+// completion is seen. The report names the earlier work first.
 TEST(races, unordered_host_threads_are_reported_in_some_runs) {
   int excused = 0, reported = 0;
   unsigned lines[2] = {};
@@ -204,8 +201,7 @@ TEST(races, unordered_host_threads_are_reported_in_some_runs) {
   EXPECT_EQ(said.size(), 2u) << "one of each order, and no other words";
 }
 
-// The source of a copy is looked at when the copy is seen complete. Who changes it may not have come by then.
-// Reported where the change came before the copy was seen complete.
+// The checker compares a source when the copy is seen complete, and so reports only changes before that.
 TEST(races, a_source_changed_by_an_unordered_function_is_seen) {
   auto const run = [](std::uint64_t seed, bool right, bool& in_between) {
     return found_in({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed}, [&] {

@@ -1,7 +1,7 @@
-// Random programs judged by the checker and by an oracle that keeps every operation and searches the graph of
-// what comes before what: no race is missed, none is made up, and every seed of the machine gives the same
-// reports. The programs begin with WEIR_TEST_BASE_SEED. Each runs on WEIR_TEST_SEEDS/30 machines, at least 5
-// (6000 by hand: 200 of them); WEIR_TEST_SEED runs one program.
+// The checker judges random programs, and so does an oracle that keeps every operation and searches the graph
+// of their order. The checker must miss no race and invent none, with the same reports for every seed of the
+// machine. WEIR_TEST_BASE_SEED is the first program. Each program runs on WEIR_TEST_SEEDS/30 machines, at
+// least 5 (with 6000, on 200); WEIR_TEST_SEED runs one program.
 // Threads: one.
 #include <bitset>
 #include <random>
@@ -11,7 +11,7 @@
 namespace weir::check_tests {
 namespace {
 
-constexpr std::size_t grain = 64, grains = 16, block_count = 4;  // bytes; a range is of whole grains
+constexpr std::size_t grain = 64, grains = 16, block_count = 4;  // bytes; a range consists of whole grains
 constexpr int line_count = 5;  // streams: three of gpu:0, its default stream, one of gpu:1
 constexpr int programs = 24;   // of each kind
 
@@ -31,19 +31,18 @@ struct operation {
     synchronize_stream,
     synchronize_event
   } is = what::launch;
-  int on = 0;                    // whose line; of synchronize_event: nobody's
-  int other = 0;                 // line or event
+  int on = 0;                    // its stream; unused for synchronize_event
+  int other = 0;                 // stream or event
   std::vector<touched> uses;
 };
 using listing = std::vector<operation>;
 
 bool of_gpu_1(int line) { return line == line_count - 1; }
 
-// Who comes before whom: an edge from each operation to what it comes straight after;
-// the answer is found by walking back.
+// The order of operations: an edge from each operation to its direct predecessors. A query walks back.
 class oracle {
  public:
-  // The operation as the next of the program: its number.
+  // Appends an operation. Returns: its number.
   int add(operation const& o) {
     using enum operation::what;
     int const me = static_cast<int>(before_.size());
@@ -51,7 +50,7 @@ class oracle {
     auto const edge = [&](int from) {
       if (from >= 0) edges.push_back(from);
     };
-    edge(host_);  // all that the host gives comes after what it saw complete
+    edge(host_);  // work that the host enqueues follows what it saw complete
     switch (o.is) {
       case synchronize_stream: edge(last_[o.on]); break;
       case synchronize_event: edge(event_[o.other]); break;
@@ -89,8 +88,7 @@ class oracle {
     }
     return meet && !comes_before(first, later);
   }
-  // Of each grain the first operation that races there with an earlier one:
-  // until then a checker knows all there is to know of it.
+  // For each grain, the first operation that races. Up to there a checker knows everything about it.
   std::set<int> first_to_race() const {
     std::set<int> all;
     for (int block = 0; block < static_cast<int>(block_count); ++block) {
@@ -136,7 +134,7 @@ class author {
 
  private:
   int below(int n) { return static_cast<int>(draw_() % static_cast<unsigned>(n)); }
-  // Blocks 0 and 1 are gpu:0's, 2 is gpu:1's, 3 is pinned: anybody's.
+  // Blocks 0 and 1 belong to gpu:0, block 2 to gpu:1. Block 3 is pinned: every stream may use it.
   touched some_use(int line, bool writes) {
     int const block = of_gpu_1(line) ? 2 + below(2) : below(3) == 2 ? 3 : below(2);
     std::size_t const from = static_cast<std::size_t>(below(grains));
@@ -186,7 +184,7 @@ class author {
     known_.add(o);
     all_.push_back(std::move(o));
   }
-  // One who waits, by name, for every stream whose work meets this one's.
+  // A careful program waits for each stream whose work conflicts with `o`.
   void wait_for_all(operation const& o) {
     for (int i = 0; i < static_cast<int>(all_.size()); ++i) {
       oracle then = known_;
@@ -207,7 +205,7 @@ class author {
   oracle known_;
 };
 
-// The program as a user of weir would have written it: operation i stands in line i + 1 of program.cpp.
+// The program as weir's user would write it: operation i is at line i + 1 of program.cpp.
 void perform(listing const& all) {
   using enum operation::what;
   stream a, b, c, far(device(1));
@@ -249,7 +247,7 @@ std::uint64_t number(char const* name, std::uint64_t otherwise) {
   return text ? std::strtoull(text, nullptr, 10) : otherwise;
 }
 
-// Returns: how many were reported.
+// Returns: the number of reports.
 std::size_t judge(listing const& all, std::vector<race_report> const& found) {
   oracle truth;
   for (operation const& o : all) (void)truth.add(o);

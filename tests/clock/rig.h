@@ -1,5 +1,4 @@
-// Clocks over a stepped machine, behind a driver that lets a test look on from inside a call,
-// as another thread would.
+// Clocks over a stepped machine. A driver in between runs hooks inside its calls, as another thread would.
 // Threads: one.
 #pragma once
 #include <atomic>
@@ -16,7 +15,7 @@ class watched : public driver::fault_injector {
   using fault_injector::fault_injector;
   std::function<void()> in_record, after_record, in_wait, in_query, after_asking;  // called once each, then gone
   bool under_capture = false;
-  bool moves = false;  // a stepped machine says that it moves by itself: the test's hooks are what moves it
+  bool moves = false;  // claims that the machine moves by itself: the hooks move it
   std::atomic<int> asked_for_captures{0};
 
   bool moves_by_itself() const noexcept override { return moves || fault_injector::moves_by_itself(); }
@@ -47,7 +46,7 @@ class watched : public driver::fault_injector {
   }
 };
 
-// A facade that no test enters: runtime::impl needs one to name.
+// runtime::impl needs a facade to name. No test enters this one.
 inline weir::runtime& some_runtime() {
   static auto* const r = new weir::runtime(
       simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped, .seed = 1});

@@ -1,5 +1,5 @@
-// The clocks' invariants, each from inside the driver call where a defect would show;
-// and what refused calls leave behind.
+// The clocks' invariants, each checked inside the driver call where
+// a defect would show, and the state after refused calls.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -13,7 +13,7 @@ using driver::code;
 
 struct timelines : testing::Test, rig {
   void TearDown() override { EXPECT_EQ(all.validate(), std::vector<std::string>{}); }
-  std::ptrdiff_t events() const {  // that the driver has
+  std::ptrdiff_t events() const {  // live in the driver
     auto const alive = control->census();
     return std::count_if(alive.begin(), alive.end(), [](std::string const& what) { return what.find("event") == 0; });
   }
@@ -26,7 +26,7 @@ TEST_F(timelines, a_record_increments_next_before_the_driver_call) {
   machine->in_record = [&] { inside = a.now(); };
   auto const f = a.fence();
   EXPECT_EQ(f.value, before);
-  EXPECT_GT(inside.n, f.value.n);  // so that what another thread gives now is not taken for covered
+  EXPECT_GT(inside.n, f.value.n);  // else another thread's work from now on would count as covered
   drain(a);
   EXPECT_TRUE(all.poll(before).value);
   EXPECT_FALSE(all.complete(inside));
@@ -49,7 +49,7 @@ TEST_F(timelines, a_waiter_merges_after_the_drivers_wait_returned) {
 TEST_F(timelines, a_fence_carries_the_frontier_before_its_record) {
   auto &a = stream(), &b = stream(), &c = stream();
   stamp const s = a.now();
-  // another thread's wait, between the record and its return
+  // another thread's wait between the record and its return
   machine->after_record = [&] { EXPECT_TRUE(b.wait(s).ok()); };
   stamp const f = b.fence().value;
   EXPECT_TRUE(c.wait(f).ok());
@@ -73,7 +73,7 @@ TEST_F(timelines, done_only_grows_and_names_fences_that_were_begun) {
   work(a);
   EXPECT_TRUE(a.synchronize().ok());
   stamp const now = a.now();
-  EXPECT_FALSE(all.complete(now));  // it may stand for work another thread gives meanwhile
+  EXPECT_FALSE(all.complete(now));  // another thread may still enqueue work under this stamp
   EXPECT_FALSE(a.query().value && all.complete(a.now()));
   EXPECT_TRUE(all.complete(now));
   work(a);
@@ -94,7 +94,6 @@ TEST_F(timelines, a_complete_fence_completes_all_before_it) {
   EXPECT_TRUE(stream(1).covers(s));
 }
 
-// It passes through streams and devices, and costs no call once known.
 TEST_F(timelines, order_is_transitive_and_free_once_known) {
   auto &a = stream(0), &b = stream(1), &c = stream(0);
   stamp const s = a.now();
@@ -141,7 +140,7 @@ TEST_F(timelines, a_wait_uses_the_oldest_fence_that_covers_the_stamp) {
   EXPECT_FALSE(b.covers(a.now()));
 }
 
-// A later fence covers what is left out.
+// A later fence covers the fences that were dropped.
 TEST_F(timelines, the_list_of_fences_is_bounded) {
   auto &a = stream(), &b = stream();
   std::vector<stamp> stamps;
@@ -188,12 +187,12 @@ TEST_F(timelines, driver_events_are_used_again) {
   EXPECT_LE(events(), 4);
 }
 
-// The next take destroys it.
+// Taking the next event destroys the exported one.
 TEST_F(timelines, an_exported_event_is_not_reused) {
   for (int i = 0; i < 10; ++i) all.take_event(0, driver::event_kind::order_only).value->give_away();
   EXPECT_EQ(events(), 1);
   EXPECT_TRUE(stream().fence().ok());
-  EXPECT_EQ(events(), 1);  // its own
+  EXPECT_EQ(events(), 1);  // the stream's own
 }
 
 TEST_F(timelines, an_answer_of_an_event_recorded_again_is_ignored) {
@@ -202,7 +201,7 @@ TEST_F(timelines, an_answer_of_an_event_recorded_again_is_ignored) {
   auto const event = all.take_event(0, driver::event_kind::order_only).value;
   stamp const s = a.now();
   auto const first = a.record(event).value;
-  machine->in_query = [&] {  // another thread records it on an idle stream while this one is about to ask
+  machine->in_query = [&] {  // another thread records the event on an idle stream just before the query
     EXPECT_TRUE(idle.record(event, first).ok());
     drain(idle);
   };
@@ -222,7 +221,7 @@ TEST_F(timelines, a_wait_for_an_event_recorded_again_is_repeated) {
   work(b);
   drain(idle);
   drain(b);
-  EXPECT_FALSE(b.query().value);  // it waits for a
+  EXPECT_FALSE(b.query().value);  // it waits for `a`
   drain(a);
   drain(b);
   EXPECT_TRUE(b.query().value);
@@ -272,7 +271,7 @@ TEST_F(timelines, a_stream_retired_without_a_fence_is_waited_for) {
   machine->fail_call("synchronize_stream", 1, code::failed);
   all.retire(b);
   EXPECT_FALSE(all.poll(never).value);
-  EXPECT_TRUE(all.synchronize(never).ok());  // the whole device can tell
+  EXPECT_TRUE(all.synchronize(never).ok());  // a device synchronization answers
   EXPECT_TRUE(all.complete(never));
 }
 
@@ -360,7 +359,6 @@ TEST_F(timelines, the_loss_is_put_to_the_right_device) {
   EXPECT_FALSE(all.lost(0));
 }
 
-// It asks before and after the record, and before the wait.
 TEST_F(timelines, a_wait_asks_about_captures_around_the_record) {
   auto &a = stream(0), &b = stream(1);
   int const before = machine->asked_for_captures;
@@ -408,7 +406,7 @@ TEST_F(timelines, each_is_found_by_its_id_until_its_runtime_ends) {
       ids.push_back(t.id());
       last = t.now();
     }
-    EXPECT_EQ(stream().wait(last).what, code::invalid);  // another runtime's
+    EXPECT_EQ(stream().wait(last).what, code::invalid);  // belongs to another runtime
   }
   for (auto id : ids) EXPECT_EQ(find(id), nullptr);
   EXPECT_TRUE(all.complete(last));
@@ -416,7 +414,7 @@ TEST_F(timelines, each_is_found_by_its_id_until_its_runtime_ends) {
   EXPECT_EQ(find(~0ull), nullptr);
 }
 
-// Every refusal of every call of a small scenario: a typed answer, the invariants, and the same again works.
+// Refuses every call of a small scenario once. Each gives a typed error, invariants hold, and a retry works.
 TEST_F(timelines, any_call_refused_once_leaves_the_scenario_working) {
   auto scenario = [](rig& r, stream_clock& a, stream_clock& b) {
     r.work(a);
@@ -438,8 +436,7 @@ TEST_F(timelines, any_call_refused_once_leaves_the_scenario_working) {
   }
 }
 
-// Every fence knows of many streams, so that judging takes long enough for a record to meet it.
-// Another thread records meanwhile.
+// Every fence knows many streams, so that the check takes long enough to overlap another thread's record.
 TEST_F(timelines, invariants_are_judged_at_one_moment) {
   auto& a = stream();
   for (int i = 0; i < 200; ++i) EXPECT_TRUE(a.wait(stream().now()).ok());

@@ -1,5 +1,4 @@
-// Questions about captures that CUDA's documentation leaves open:
-// what exactly spoils one, and what an event is afterwards.
+// Captures where CUDA's documentation is silent: what spoils one, and its events' later state.
 // Threads: one, and others that are joined at once.
 #include "tests/conformance/probe.h"
 

@@ -1,5 +1,4 @@
-// Rule M17 of docs/simulated-machine.md, on every machine:
-// what a capture keeps, what spoils it, and how it ends.
+// Rule M17 of docs/simulated-machine.md, on every machine: contents, spoiling and end of captures.
 // Threads: one.
 #include "tests/conformance/rig.h"
 
@@ -18,7 +17,7 @@ class capture : public conformance {
     EXPECT_OK(is.is);
     return is.value;
   }
-  // Ends a capture that is whole, and throws away what it kept.
+  // Ends a capture that must be whole, and discards its graph.
   void expect_whole(stream_handle s, int device = 0) {
     auto const kept = machine().end_capture(device, s);
     EXPECT_OK(kept.is);
@@ -27,7 +26,7 @@ class capture : public conformance {
     }
     EXPECT_FALSE(is_captured(s));
   }
-  // All it is given is refused, so is its end, and afterwards the stream serves as before.
+  // Work on a spoiled capture is refused, as is its end. Afterwards the stream works as before.
   void expect_spoiled(stream_handle s, block const& b) {
     EXPECT_SAYS(code::not_permitted, machine().fill(0, s, b.words(), 1, 4, 1));
     EXPECT_TRUE(is_captured(s));
@@ -98,7 +97,7 @@ TEST_P(capture, m17_a_capture_forks_and_joins_by_events) {
     EXPECT_FALSE(is_captured(u));
     EXPECT_OK(machine().wait(0, s, never));
     log(0, t, 2);
-    EXPECT_OK(machine().record(0, t, e));  // again: whoever waits from now on waits for this
+    EXPECT_OK(machine().record(0, t, e));  // again: later waits are for this record
     EXPECT_OK(machine().wait(0, u, e));
     log(0, u, 3);
     EXPECT_OK(machine().record(0, u, f));
@@ -113,7 +112,6 @@ TEST_P(capture, m17_a_capture_forks_and_joins_by_events) {
   EXPECT_EQ(logged(), (std::vector<std::uint32_t>{1, 2, 3, 4, 1, 2, 3, 4}));
 }
 
-// Such a call is refused.
 TEST_P(capture, m17_a_query_sync_or_legacy_use_spoils_the_capture) {
   auto const s = stream(0, stream_kind::blocking), other = stream(0);
   auto const e = event(0), outside = event(0);
@@ -201,9 +199,8 @@ TEST_P(capture, m17_an_end_with_an_unjoined_stream_is_refused) {
   EXPECT_EQ(logged(), (std::vector<std::uint32_t>{4, 4, 4, 4}));
 }
 
-// w1: work on stream 1. r0a: event a is recorded on stream 0.
-// x1a: stream 1 waits for event a. The capture is stream 0's.
-// Nothing else has to.
+// w1: work on stream 1. r0a: event a is recorded on stream 0. x1a: stream 1 waits for event a. Stream 0 began
+// the capture. Only captured work must join.
 TEST_P(capture, m17_all_captured_work_must_join_before_the_end) {
   struct one {
     char const* words;
@@ -313,7 +310,7 @@ TEST_P(capture, m17_a_capture_ends_where_it_began) {
     ASSERT_OK(machine().begin_capture(0, s, mode));
     log(0, s, 1);
     elsewhere([&] { EXPECT_SAYS(mode == capture_mode::relaxed ? code::ok : code::not_permitted, end(s)); });
-    if (is_captured(s)) end(s);  // whole, spoiled or gone: no machine promises which
+    if (is_captured(s)) end(s);  // whole, spoiled or gone: the machine decides
     EXPECT_FALSE(is_captured(s));
   }
   ASSERT_OK(machine().begin_capture(0, s, capture_mode::global));
@@ -332,8 +329,8 @@ TEST_P(capture, m17_a_capture_ends_where_it_began) {
   EXPECT_EQ(logged(), std::vector<std::uint32_t>{3});
 }
 
-// The control of the next test: calls that do not go through the seam spoil exactly the captures that CUDA
-// says they do.
+// Control of the next test: calls that bypass the driver
+// interface spoil exactly the captures that CUDA documents.
 TEST_P(capture, m17_unsafe_calls_past_the_seam_spoil_by_mode) {
   auto const s = stream(0), other = stream(0);
   auto const outside = event(0);

@@ -1,7 +1,6 @@
-// What CUDA does where its documentation is silent:
-// prints a table of answers, from which the simulated machine is corrected.
+// Prints CUDA's behaviour where its documentation is silent, to correct the simulated machine.
 // Threads: one, and one more for calls that may block.
-// Each group of questions runs in a process of its own, for some end a GPU.
+// Each group of questions runs in its own process, because some of them lose a GPU.
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -359,7 +358,7 @@ int main(int argc, char** argv) {
       if (std::strcmp(g.name, argv[1]) == 0) {
         g.ask();
         std::fflush(stdout);
-        std::_Exit(0);  // a lost context may not survive its own teardown
+        std::_Exit(0);  // a lost context may not survive its teardown
       }
     }
     std::printf("unknown group %s\n", argv[1]);

@@ -1,5 +1,4 @@
-// How much may be given to a stream that does not move before a call waits for room,
-// and whom such a call holds up.
+// How many operations a stalled stream accepts before a call blocks, and which streams that call holds up.
 // Threads: as probe.h.
 #include <vector>
 
@@ -9,9 +8,9 @@ namespace weir::conformance::probe {
 namespace {
 
 constexpr int most = 5000;
-using give = std::function<int(int)>;  // the k-th operation; 0 or an error
+using give = std::function<int(int)>;  // enqueues the k-th operation. Returns: 0 or an error
 
-// Gives operations on another thread until `most` are given or one has not returned for 300 ms.
+// Enqueues operations on another thread, until `most` are enqueued or one does not return for 300 ms.
 class filling {
  public:
   filling(gpu const& g, give f) : thread_([this, &g, f = std::move(f)] {
@@ -43,7 +42,7 @@ class filling {
   std::thread thread_;
 };
 
-// What the questions give.
+// Objects that the questions enqueue work with.
 struct kit {
   gpu const g{0};
   pages const p{0};
@@ -114,7 +113,7 @@ void depth() {
   ask(k, "host function", [&](int) { return k.call_host(s); });
   ask(k, "the mix: 2 kernels, 3 copies, memset, record, wait, host function", [&](int i) { return k.mix(s, i); });
   ask(k, "the mix without host functions", [&](int i) { return k.mix(s, i / 8 * 9 + i % 8); });
-  for (int n : {2, 8, 32}) {  // one gate holds all: the others wait for the first one's event
+  for (int n : {2, 8, 32}) {  // one gate holds all: the other streams wait for the first one's event
     std::vector<CUstream> all{s};
     while (static_cast<int>(all.size()) < n) all.push_back(k.g.stream());
     held h(k.g, s);

@@ -1,5 +1,4 @@
-// Rule M17 of docs/simulated-machine.md, on every machine:
-// what a graph does when it is launched, and how long it lives.
+// Rule M17 of docs/simulated-machine.md, on every machine: what a launched graph does, and how long it lives.
 // Threads: one.
 #include "tests/conformance/rig.h"
 
@@ -73,7 +72,7 @@ TEST_P(graphs, m17_a_launch_is_one_operation_of_its_stream) {
   EXPECT_OK(machine().record(0, other, e));
   EXPECT_OK(machine().wait(0, s, e));
   log(0, s, 3);
-  EXPECT_OK(machine().launch_graph(0, t, first));  // t was captured once: that is over
+  EXPECT_OK(machine().launch_graph(0, t, first));  // t's capture is over
   finish(0, t);
   EXPECT_EQ(logged(), (std::vector<std::uint32_t>{9, 2, 9}));
   EXPECT_SAYS(code::not_ready, machine().query_event(e));
@@ -83,7 +82,7 @@ TEST_P(graphs, m17_a_launch_is_one_operation_of_its_stream) {
   EXPECT_EQ(logged(), (std::vector<std::uint32_t>{9, 2, 9, 1, 2, 3}));
 }
 
-// Those of two executables are not.
+// Launches of two executables are not ordered.
 TEST_P(graphs, m17_launches_of_one_executable_are_ordered) {
   auto const a = stream(0), b = stream(0), c = stream(0);
   auto const once = captured(0, a, [&] { log(0, a, 1); });

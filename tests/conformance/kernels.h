@@ -1,5 +1,4 @@
-// The few kernels the conformance suite needs on GPUs. Each answers a cudaError as int;
-// -1 in a build without a toolkit.
+// Kernels of the conformance suite on GPUs. Returns: a cudaError as int; -1 in a build without a toolkit.
 // Threads: any. The calling thread's CUDA device must be the stream's.
 #pragma once
 #include <cstddef>
@@ -10,7 +9,7 @@ struct CUevent_st;
 
 namespace weir::conformance {
 
-struct device_log {  // in pinned memory, so that the host can look while a stream is held
+struct device_log {  // pinned, so that the host can read it while a stream is held
   static constexpr std::uint32_t capacity = 4000;
   std::uint32_t count;
   std::uint32_t at[capacity];
@@ -20,10 +19,10 @@ int launch_append(CUstream_st*, device_log*, std::uint32_t x);
 int launch_store(CUstream_st*, std::uint32_t* to, std::uint32_t value);
 int launch_relay(CUstream_st*, std::uint32_t* to, std::uint32_t const* from);                       // *to = *from
 int launch_fill(CUstream_st*, std::uint32_t* to, std::uint32_t first, std::size_t count);           // to[i] = first + i
-int launch_crash(CUstream_st*);  // the sticky kind: CUDA error 700
+int launch_crash(CUstream_st*);  // CUDA error 700, which is sticky
 int launch_spin(CUstream_st*, long long clocks);
 int query_event(CUevent_st*);  // in the calling thread's own capture mode
-int current_device();  // the calling thread's; -1: none was chosen
-int load_kernels();  // so that no first launch stands in a measured place
+int current_device();  // of the calling thread; -1: none
+int load_kernels();  // so that no first launch falls into a measured interval
 
 }  // namespace weir::conformance

@@ -1,5 +1,4 @@
-// Rule M6 of docs/simulated-machine.md, on every machine:
-// whom the legacy stream waits for, and who waits for it.
+// Rule M6 of docs/simulated-machine.md, on every machine: waits of and for the legacy stream.
 // Threads: one.
 #include <algorithm>
 
@@ -22,7 +21,7 @@ class legacy_stream : public conformance {
       finish(0, s);
     }
   }
-  // x was logged, and what it was given after does not matter.
+  // x is in the log, and earlier entries do not matter.
   bool has(std::uint32_t x) {
     auto const all = logged();
     return std::find(all.begin(), all.end(), x) != all.end();
@@ -70,7 +69,7 @@ TEST_P(legacy_stream, m6_a_legacy_operation_orders_two_streams) {
   auto const a = stream(0, stream_kind::blocking), b = stream(0, stream_kind::blocking);
   auto& g = hold(0, a);
   log(0, a, 1);
-  log(0, b, 2);  // before the legacy operation: not held
+  log(0, b, 2);  // enqueued before the legacy operation: not held
   finish(0, b);
   EXPECT_EQ(last(1), std::vector<std::uint32_t>{2});
   log(0, legacy, 3);
@@ -81,7 +80,7 @@ TEST_P(legacy_stream, m6_a_legacy_operation_orders_two_streams) {
   g.open();
   finish(0, b);
   finish(0, per_thread);
-  auto all = last(4);  // the two that come last have no order
+  auto all = last(4);  // the last two have no order
   std::sort(all.begin() + 2, all.end());
   EXPECT_EQ(all, (std::vector<std::uint32_t>{1, 3, 4, 5}));
 }
@@ -111,7 +110,7 @@ TEST_P(legacy_stream, m6_independent_streams_and_legacy_do_not_wait) {
   EXPECT_TRUE(has(5));
 }
 
-// What the legacy stream waits for holds them.
+// The record also waits for a held blocking stream.
 TEST_P(legacy_stream, m6_a_legacy_record_covers_blocking_streams) {
   auto const s = stream(0), b = stream(0, stream_kind::blocking), c = stream(0, stream_kind::blocking);
   auto const e = event(0), f = event(0);

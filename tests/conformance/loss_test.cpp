@@ -1,4 +1,4 @@
-// Rules M7, M11, M15 and M16 where a device is lost: on GPUs each in a process of its own.
+// Rules M7, M11, M15 and M16 for a lost device. On GPUs each test runs in its own process.
 #include "tests/conformance/rig.h"
 
 namespace weir::conformance {
@@ -6,8 +6,8 @@ namespace {
 
 class loss : public conformance {
  protected:
-  // gpu:0 is lost while a gate holds what work of gpu:1, on `behind` and before `f`, waits for:
-  // that work and its event are owed for ever.
+  // Loses gpu:0 while a gate holds work there. Work of gpu:1 on
+  // `behind`, and event `f` after it, wait for that work for ever.
   struct owed {
     stream_handle behind, idle;
     event_handle f;
@@ -124,7 +124,6 @@ TEST_P(loss, m15_host_memory_is_pinned_as_long_as_any_device_lives) {
   EXPECT_SAYS(code::lost, machine().pin(more, 4096));
 }
 
-// Its event never completes.
 TEST_P(loss, m7_m15_pending_work_is_dropped_and_never_complete) {
   if (!alone()) return;
   auto const s = stream(0), culprit = stream(0);
@@ -269,7 +268,7 @@ TEST_P(loss, m11_work_on_unmapped_addresses_loses_its_device) {
   EXPECT_SAYS(code::lost, machine().synchronize_stream(0, s));
 }
 
-// Unless the unmap waited for it.
+// Or the unmap waits for the work.
 TEST_P(loss, m11_held_work_on_unmapped_pages_loses_its_device) {
   if (!alone()) return;
   auto const s = stream(0);
@@ -285,7 +284,7 @@ TEST_P(loss, m11_held_work_on_unmapped_pages_loses_its_device) {
   };
   std::thread other;
   if (seeded()) {
-    unmap();  // does not wait while a gate is closed
+    unmap();  // does not wait for a closed gate
   } else {
     other = std::thread(unmap);
     for (int i = 0; i < 100 && !unmapped; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));

@@ -1,5 +1,5 @@
-// Rules M9 to M14 and M16 of docs/simulated-machine.md, on every machine:
-// places, pages, bytes, refusals, peers.
+// Rules M9 to M14 and M16 of docs/simulated-machine.md, on
+// every machine: places, pages, bytes, refusals, peers.
 #include <sys/mman.h>
 
 #include <cstring>
@@ -179,7 +179,7 @@ TEST_P(memory, m11_a_reservation_is_aligned_as_asked) {
   EXPECT_SAYS(code::invalid, machine().reserve(page(), 3 * page()).is);
 }
 
-// Or the unmap waited for it.
+// Or the unmap waits for the work.
 TEST_P(memory, m11_work_before_a_remap_hits_the_new_page) {
   auto const s = stream(0);
   auto const b = conformance::memory(0);
@@ -198,7 +198,7 @@ TEST_P(memory, m11_work_before_a_remap_hits_the_new_page) {
   };
   std::thread other;
   if (seeded()) {
-    remap();  // does not wait while a gate is closed
+    remap();  // does not wait for a closed gate
   } else {
     other = std::thread(remap);
     for (int i = 0; i < 50 && !remapped; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -267,7 +267,6 @@ TEST_P(memory, m12_two_mappings_of_one_handle_share_bytes) {
   EXPECT_OK(machine().unreserve(second.value, page()));
 }
 
-// They survive unmap and map.
 TEST_P(memory, m13_bytes_belong_to_the_handle) {
   auto const b = conformance::memory(0);
   write(b, 77, 100);
@@ -302,10 +301,9 @@ TEST_P(memory, m13_a_released_handle_lives_until_its_last_unmap) {
   EXPECT_OK(machine().unreserve(at.value, 2 * page()));
 }
 
-// More than there is room for, each given back before the next is made:
-// in both orders, and with two mappings.
+// Creates more than fits, freed each time: the release comes before, between or after two unmaps.
 TEST_P(memory, m13_bytes_die_with_the_last_mapping_after_the_release) {
-  // fresh bytes take time to make up
+  // fewer fresh bytes, because the machine takes time to make them up
   if (control()) control()->consume_memory(0, machine().memory(0).value.free - 32 * page());
   auto const room = machine().memory(0);
   ASSERT_OK(room.is);
@@ -330,7 +328,6 @@ TEST_P(memory, m13_bytes_die_with_the_last_mapping_after_the_release) {
   EXPECT_OK(machine().unreserve(at.value, 2 * bytes));
 }
 
-// The next call does not see its error.
 TEST_P(memory, m14_a_refused_call_changes_nothing) {
   auto const s = stream(0);
   auto const e = event(0);
@@ -364,7 +361,7 @@ TEST_P(memory, m14_a_refused_call_changes_nothing) {
     SCOPED_TRACE(i);
     EXPECT_SAYS(code::invalid, refused[i]());
     EXPECT_EQ(census(), alive_before);
-    if (!on_cuda()) {  // there others may take room meanwhile
+    if (!on_cuda()) {  // on CUDA other processes may take memory meanwhile
       EXPECT_EQ(room(), free_before);
     }
     EXPECT_OK(machine().query_stream(0, s));
@@ -458,7 +455,7 @@ TEST_P(memory, m16_one_call_grants_to_several_devices_or_to_none) {
   }
 }
 
-// Memory of device 0 that begins with a 3, and some of device 1, which may be let in.
+// Memory of device 0 whose first word is 3, and memory of device 1, which may get access to it.
 class granted_memory : public memory {
  protected:
   void SetUp() override {

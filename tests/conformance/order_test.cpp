@@ -1,5 +1,4 @@
-// Rules M1 to M8 of docs/simulated-machine.md, on every machine:
-// what is ordered, what blocks, what is complete.
+// Rules M1 to M8 of docs/simulated-machine.md, on every machine: order, blocking and completion.
 #include <chrono>
 #include <numeric>
 #include <thread>
@@ -18,7 +17,6 @@ std::vector<std::uint32_t> count_to(std::uint32_t n) {
 class order : public conformance {};
 WEIR_CONFORMANCE(order);
 
-// Each piece sees the bytes of the one before.
 TEST_P(order, m1_a_stream_runs_its_work_in_order) {
   auto const s = stream(0);
   auto const b = memory(0);
@@ -58,7 +56,7 @@ TEST_P(order, m1_fills_of_every_width_write_exactly_their_bytes) {
   EXPECT_SAYS(code::invalid, machine().fill(0, s, b.words(), 0, 4, SIZE_MAX / 2));
 }
 
-// 250 operations: what CUDA takes of every kind before a call waits for room, with some to spare.
+// About 250 operations: CUDA accepts more of every kind before a call waits for room.
 constexpr std::uint32_t rounds_under_250 = 27;
 
 TEST_P(order, m2_no_enqueueing_call_waits_for_device_work) {
@@ -133,10 +131,10 @@ TEST_P(order, m3_a_wait_takes_the_last_record_at_its_call) {
 TEST_P(order, m3_a_record_takes_the_stream_as_it_is_now) {
   auto const a = stream(0), b = stream(0);
   auto const e = event(0);
-  auto& first = hold(0, a);  // so that the event is still to come when it is waited for
+  auto& first = hold(0, a);  // so that the event is incomplete when a stream waits for it
   log(0, a, 1);
   EXPECT_OK(machine().record(0, a, e));
-  auto& g = hold(0, a);  // behind the record: whoever waits for the event must not wait for this
+  auto& g = hold(0, a);  // after the record: a wait for the event must not wait for this gate
   log(0, a, 3);
   EXPECT_OK(machine().wait(0, b, e));
   log(0, b, 2);
@@ -149,7 +147,6 @@ TEST_P(order, m3_a_record_takes_the_stream_as_it_is_now) {
   EXPECT_EQ(logged(), (std::vector<std::uint32_t>{1, 2, 3}));
 }
 
-// A wait for it does nothing.
 TEST_P(order, m4_an_event_never_recorded_is_complete) {
   auto const s = stream(0);
   auto const e = event(0);
@@ -185,7 +182,7 @@ TEST_P(order, m4_destroying_a_pending_object_cancels_nothing) {
   EXPECT_EQ(logged(), (std::vector<std::uint32_t>{1, 2, 3}));
 }
 
-// Through streams, devices, and a host that saw completion.
+// Order passes through streams, devices, and a host that saw completion.
 TEST_P(order, m5_order_is_transitive) {
   NEED_DEVICES(2);
   auto const a = stream(0), b = stream(1), c = stream(0), d = stream(1);
@@ -224,7 +221,7 @@ struct seen_inside {
   std::vector<status> answers;
 };
 
-// It runs in order and may call no driver.
+// A host function runs in order and may not call the driver.
 TEST_P(order, m7_a_host_function_holds_its_stream) {
   auto const s = stream(0);
   auto const e = event(0);
@@ -264,7 +261,7 @@ TEST_P(order, m7_a_host_function_separates_earlier_from_later_work) {
   log(0, other, 1000);  // the first of its kind may block
   finish(0, other);
   std::vector<std::uint32_t> at_entry, at_exit;
-  std::atomic<bool> inside{false}, leave{seeded()};  // a seeded machine runs it inside one of this thread's calls
+  std::atomic<bool> inside{false}, leave{seeded()};  // a seeded machine runs it inside a call of this thread
   auto const soon = [](std::atomic<bool> const& flag) {
     auto const end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
     while (!flag && std::chrono::steady_clock::now() < end) std::this_thread::yield();

@@ -1,5 +1,4 @@
-// The questions that need two GPUs: what one GPU's work holds up on the other,
-// and what is copied without access.
+// Questions that need two GPUs: how one GPU's work blocks the other, and which copies work without access.
 // Threads: as probe.h.
 #include "tests/conformance/probe.h"
 

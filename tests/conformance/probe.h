@@ -1,4 +1,4 @@
-// What the questions to CUDA are asked with: GPUs, pages, held streams, and calls that may never come back.
+// Tools for questions to CUDA: GPUs, pages, held streams, and calls that may never return.
 // Threads: one asks; a call that may block is made on another.
 #pragma once
 #include <sys/mman.h>
@@ -98,11 +98,11 @@ struct pages {  // one handle of one page, mapped and granted to its device
   std::uint32_t* words() const { return reinterpret_cast<std::uint32_t*>(at); }
 };
 
-struct held {  // a stream that waits for a word; its GPU is current afterwards
+struct held {  // a stream that waits for a word. Leaves its GPU current
   std::uint32_t volatile* word = nullptr;
   held(gpu const& g, CUstream s) {
     g.use();
-    static std::uint32_t* words = nullptr;  // made once: that call itself may wait for what is held already
+    static std::uint32_t* words = nullptr;  // allocated once: the allocation itself may wait for held streams
     static int next = 0;
     if (!words) {
       void* p = nullptr;
@@ -118,7 +118,7 @@ struct held {  // a stream that waits for a word; its GPU is current afterwards
   void open() { *word = 1; }
 };
 
-// Makes the call on another thread while `h` is closed, for 300 ms at most; then opens it.
+// Makes the call on another thread while `h` is closed, for at most 300 ms, then opens `h`.
 inline bool waits(char const* question, gpu const& g, held& h, std::function<CUresult()> const& call,
                   bool open_after = true) {
   std::atomic<bool> done{false};
@@ -142,7 +142,7 @@ inline bool waits(char const* question, gpu const& g, held& h, std::function<CUr
   return waited;
 }
 
-// A call that may never come back: its thread is left behind then.
+// For a call that may never return: its thread is then left behind.
 inline bool comes_back(char const* question, gpu const& g, std::function<CUresult()> call) {
   struct state { std::atomic<bool> done{false}; CUresult r = CUDA_SUCCESS; };
   auto const s = std::make_shared<state>();
@@ -165,7 +165,7 @@ inline std::uint32_t word_at(gpu const& g, std::uint32_t* at) {
   return *static_cast<std::uint32_t*>(p);
 }
 
-// The groups of other files.
+// Groups in other files.
 void depth();
 void depth_others();
 void unmap_peers();

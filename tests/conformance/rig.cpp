@@ -1,4 +1,4 @@
-// Making machines, streams, memory, gates and logs for the conformance suite, and taking them back.
+// Creation and destruction of machines, streams, memory, gates and logs for the conformance suite.
 // Threads: as rig.h says.
 #include "tests/conformance/rig.h"
 
@@ -24,7 +24,7 @@ struct gpus {
   driver::opened found = driver::open_cuda();
 };
 gpus& the_gpus() {
-  static auto* const once = new gpus;  // one for the process: contexts are slow to make
+  static auto* const once = new gpus;  // one a process, because contexts are slow to create
   return *once;
 }
 
@@ -198,8 +198,7 @@ std::uint32_t* conformance::pinned(std::size_t bytes) {
 gate& conformance::hold(int device, stream_handle s) {
   auto const made = machine_->hold(device, s);
   EXPECT_OK(made.is);
-  // A seeded machine knows the threads it schedules;
-  // there a wait for a closed gate is seen by the machine itself.
+  // A seeded machine needs no watchdog: it sees a wait for a closed gate itself.
   return gates_.emplace_back(*machine_, made.value, !seeded());
 }
 
@@ -272,7 +271,7 @@ void conformance::thread_scheduler(int device, stream_handle s, std::uint32_t* t
 void conformance::crash(int device, stream_handle s) {
   crashed_ = true;
   if (on_cuda()) {
-    if (lives(device, s)) {  // else it went with another device's fault
+    if (lives(device, s)) {  // else another device's fault has lost it
       EXPECT_OK(run(device, s, {}, [] {}, [](CUstream_st* native) { return launch_crash(native); }));
     }
     EXPECT_SAYS(code::lost, machine_->synchronize_stream(device, s));

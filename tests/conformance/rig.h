@@ -1,5 +1,4 @@
-// What a conformance test stands on: one machine, simulated or of GPUs,
-// with gates and logs to prove order by.
+// The fixture of conformance tests: one machine, simulated or of GPUs, with gates and logs that prove order.
 // Threads: a test and its gates' watchdogs; nothing here is shared between tests but the GPUs.
 #pragma once
 #include <gtest/gtest.h>
@@ -33,16 +32,15 @@ using driver::status;
 using driver::stream_handle;
 using driver::stream_kind;
 
-struct choice {  // of a machine to test
+struct choice {  // a machine to test
   enum class of : std::uint8_t { threads, seeded, cuda } kind = of::threads;
   std::uint64_t seed = 0;
 };
 std::string name_of(choice const&);
 inline void PrintTo(choice const& c, std::ostream* out) { *out << name_of(c); }
-std::vector<choice> every_machine();  // seeds: WEIR_TEST_SEED alone, or a few
+std::vector<choice> every_machine();  // seeds: WEIR_TEST_SEED only, or a few
 
-// A stream held closed. Opens at the latest when it is destroyed, or after 2 s by a watchdog:
-// that fails the test.
+// Holds a stream. Its destructor opens it; a watchdog opens it after 2 s and fails the test.
 class gate {
  public:
   gate(driver::driver&, gate_handle, bool watched);
@@ -62,7 +60,7 @@ class gate {
   std::thread watchdog_;
 };
 
-// Device memory: pages mapped at addresses of their own, granted to their device.
+// Device memory: pages mapped at their own addresses, accessible to their device.
 struct block {
   int device = -1;
   address at = 0;
@@ -79,40 +77,40 @@ class conformance : public testing::TestWithParam<choice> {
   driver::driver& machine() noexcept { return *machine_; }
   bool on_cuda() const noexcept { return GetParam().kind == choice::of::cuda; }
   bool seeded() const noexcept { return GetParam().kind == choice::of::seeded; }
-  // How many devices the test can have, opened. Skip when it is too few: use NEED_DEVICES.
+  // Opens n devices. Returns: false if the machine has fewer. To skip then, use NEED_DEVICES.
   bool have_devices(int n);
   std::size_t page() const noexcept { return page_; }
 
-  // What is made by these is taken back at the end of the test.
+  // The fixture destroys these at the end of the test.
   stream_handle stream(int device, stream_kind = stream_kind::independent);
   event_handle event(int device, event_kind = event_kind::order_only);
   block memory(int device);
   block memory(int device, std::size_t bytes);
-  std::uint32_t* pinned(std::size_t bytes);  // host memory, page-locked, zero
+  std::uint32_t* pinned(std::size_t bytes);  // page-locked and zeroed
   gate& hold(int device, stream_handle);
-  // what `what` gives streams, ready to be launched there
+  // the captured work of `what`, ready to launch
   executable_handle captured(int device, stream_handle, std::function<void()> const& what);
 
-  // Work of one step, given to the stream.
+  // One operation each, enqueued on the stream.
   void log(int device, stream_handle, std::uint32_t x);
   std::vector<std::uint32_t> logged();
   void store(int device, stream_handle, std::uint32_t* to, std::uint32_t value);
   void thread_scheduler(int device, stream_handle, std::uint32_t* to, std::uint32_t const* from);
-  void crash(int device, stream_handle);  // the device is lost when this has run
+  void crash(int device, stream_handle);  // once it has run, the device is lost
   bool lives(int device, stream_handle);        // whether the device is not lost
   void a_device_will_be_lost() noexcept { crashed_ = true; }
 
-  void elsewhere(std::function<void()> const& body);  // on another thread, to its end
-  // A call past the seam that is unsafe while streams are captured: false when it was refused.
+  void elsewhere(std::function<void()> const& body);  // runs on another thread; waits for its end
+  // A call past the driver interface that captures forbid. Returns: false if it was refused.
   bool unsafe_call(event_handle);
 
-  void finish(int device, stream_handle);  // waits for all work given so far
+  void finish(int device, stream_handle);  // waits for all work enqueued so far
   bool becomes(code, std::function<status()> const& ask);  // within 2 s
-  std::uint32_t read(block const& b, std::size_t word = 0);  // on a stream of its own: what ordered work left there
+  std::uint32_t read(block const& b, std::size_t word = 0);  // reads on its own stream the bytes that ordered work left
   void write(block const& b, std::uint32_t value, std::size_t word = 0);
 
-  // A lost device stays lost for the life of the process. On GPUs the test runs again in a process of its
-  // own, and this answers false in the process that shall not do it.
+  // A lost device stays lost until the process ends. On GPUs the test therefore runs again in its own
+  // process. Returns: false in the process that must not run it.
   bool alone();
 
   driver::sim::controls* control() noexcept { return control_; }

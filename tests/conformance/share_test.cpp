@@ -1,4 +1,4 @@
-// Rule M19 of docs/simulated-machine.md, on every machine: memory that others may map.
+// Rule M19 of docs/simulated-machine.md, on every machine: memory that other processes may map.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -9,8 +9,7 @@ namespace {
 
 class share : public conformance {
  protected:
-  // A mapping of its own of that handle, granted to the device.
-  // What is made is taken back at the end of the test.
+  // Maps the handle at its own address, accessible to the device. The fixture unmaps it.
   block mapped(int device, memory_handle h, std::size_t bytes) {
     auto const at = machine().reserve(bytes, page());
     EXPECT_OK(at.is);
@@ -48,7 +47,7 @@ TEST_P(share, m19_an_import_shows_the_same_bytes_and_keeps_them) {
   EXPECT_EQ(read(theirs), 71u);
   write(theirs, 72, 5);
   EXPECT_EQ(read(mine, 5), 72u);
-  // Who made it has it no more.
+  // The memory outlives its exporter's handle.
   unmap(mine);
   EXPECT_OK(machine().release(h.value));
   EXPECT_EQ(read(theirs), 71u);
@@ -75,7 +74,7 @@ TEST_P(share, m19_other_files_are_refused) {
   EXPECT_SAYS(code::invalid, machine().import_handle(0, page(), -1).is);
 }
 
-// At the latest when it is mapped.
+// The machine refuses it at the latest when it is mapped.
 TEST_P(share, m19_an_import_of_another_size_is_refused) {
   NEED_DEVICES(1);
   auto const h = machine().create_shared(0, page());

@@ -1,5 +1,5 @@
-// Rule M18 of docs/simulated-machine.md, on every machine:
-// any thread may call, and finds its own current device afterwards.
+// Rule M18 of docs/simulated-machine.md, on every machine: any
+// thread may call, and its current device stays the same.
 #include <algorithm>
 
 #include "tests/conformance/kernels.h"
@@ -10,8 +10,7 @@ namespace {
 
 class threads : public conformance {
  protected:
-  // Every call of the seam on that device but make_current, and what it takes to make them, each checked to
-  // leave the thread's device alone.
+  // Makes every call of the driver interface except make_current. None may change the thread's device.
   void call_everything(int d) {
     int const mine = current_device();
     auto const left_alone = [&](char const* call) {
@@ -83,7 +82,6 @@ class threads : public conformance {
 };
 WEIR_CONFORMANCE(threads);
 
-// It has none afterwards either.
 TEST_P(threads, m18_a_thread_without_a_device_may_call_everything) {
   elsewhere([&] { call_everything(0); });
 }
@@ -113,8 +111,7 @@ TEST_P(threads, m18_refused_calls_leave_it_too) {
   EXPECT_EQ(current_device(), mine);
 }
 
-// Handles may come back at once. What is under one then is another stream:
-// empty, and not held by what the first still has to do.
+// A driver may reuse a handle at once. The new stream is empty, and old work does not hold it.
 TEST_P(threads, m18_a_stream_under_a_reused_handle_is_another) {
   auto const first = machine().create_stream(0, stream_kind::independent, 0);
   ASSERT_OK(first.is);

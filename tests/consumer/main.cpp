@@ -1,4 +1,4 @@
-// On every device: host to device, a kernel on a stream of its own, back to the host; every value is checked.
+// On every device: copies to it, runs a kernel on its own stream, copies back, checks every value.
 // Threads: one.
 #include <cstdio>
 #include <exception>

@@ -1,4 +1,4 @@
-// One loop body for both machines: nvcc makes it a kernel, the host compiler a loop.
+// One loop body for both kinds of device: nvcc makes it a kernel, the host compiler a loop.
 // Threads: as weir::parallel_for.
 #include "scale.h"
 

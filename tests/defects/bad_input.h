@@ -1,5 +1,4 @@
-// A simulated machine given bad input: what must be thrown, that nothing was lost,
-// and the good program that must still work.
+// Bad input to a simulated machine: checks the exception, leaks, and that a good program still works.
 // Threads: one.
 #pragma once
 #include <gtest/gtest.h>
@@ -23,7 +22,7 @@ struct bad_input : testing::Test {
   std::optional<runtime> rt{std::in_place, simulated{.devices = 3, .memory = 64_MiB}, options{.pinned_limit = 16_MiB}};
   std::optional<runtime_guard> in{std::in_place, *rt};
 
-  // What is held, byte for byte, on every device and of pinned memory.
+  // Bytes in use, on every device and of pinned memory.
   static std::vector<std::int64_t> held() {
     std::vector<std::int64_t> all;
     auto const add = [&](memory_statistics const& s) {
@@ -39,7 +38,7 @@ struct bad_input : testing::Test {
     return all;
   }
 
-  // The same good program every time: every byte there and back through the default streams of two devices.
+  // A fixed good program: copies bytes there and back through the default streams of two devices.
   static void works_on() {
     for (int d = 0; d < 2; ++d) {
       std::vector<unsigned char> out(100'000), back(out.size());
@@ -54,8 +53,7 @@ struct bad_input : testing::Test {
     }
   }
 
-  // f throws an Error that names operation and remedy and says each of the parts,
-  // and what is held stays the same.
+  // f throws an Error with operation, remedy and each of the parts. Memory in use stays the same.
   template <class Error>
   static void refused(std::function<void()> const& f, said_parts parts, unsigned line = __builtin_LINE()) {
     judge([&] {

@@ -1,5 +1,4 @@
-// Bad arguments, item by item: devices, addresses, sizes,
-// streams of other devices, ends of blocks, no memory left.
+// Bad arguments: devices, addresses, sizes, streams of other devices, block ends, no memory.
 // Threads: one.
 #include "tests/defects/bad_input.h"
 
@@ -247,7 +246,7 @@ TEST_F(bad_input, another_devices_stream) {
   stream s0{0}, s1{1}, s2{2};
   {
     device_guard on{1};
-    void* const p = allocate(s0, 1000);  // the stream says where
+    void* const p = allocate(s0, 1000);  // the device is the stream's
     EXPECT_EQ(find_block(p)->on, device(0));
     EXPECT_EQ(current_device(), device(1));
     record_stream(p, s1);
@@ -274,7 +273,7 @@ TEST_F(bad_input, another_devices_stream) {
   refused<invalid_use>([&] { (void)timed.elapsed_time(timed1); }, {"elapsed_time", "gpu:0", "gpu:1"});
   refused<invalid_use>([&] { (void)e.elapsed_time(timed); }, {"elapsed_time", "start"});
   refused<invalid_use>([&] { (void)timed.elapsed_time(event{{.timing = true}}); }, {"elapsed_time", "never recorded"});
-  s1.ref().wait(e);  // waits across devices are fine
+  s1.ref().wait(e);  // waits across devices are valid
   refused<not_supported>([&] { external_stream f(0, reinterpret_cast<CUstream_st*>(64)); },
                          {"external_stream", "gpu:0"});
   refused<not_supported>([&] { (void)s0.ref().native(); }, {"native"});
@@ -357,7 +356,6 @@ TEST_F(bad_input, device_and_host_out_of_memory) {
   refused<out_of_memory>([] { buffer b(size_t{1} << 60, {.on = cpu}); }, {});
 }
 
-// Nothing is held then.
 TEST_F(bad_input, an_exception_of_a_callback_comes_through) {
   auto const ours = on_out_of_memory([](memory_report const&) -> bool { throw std::runtime_error("mine"); });
   auto const before = held();

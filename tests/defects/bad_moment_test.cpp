@@ -1,5 +1,4 @@
-// Bad moments: guards out of order, owners that outlive their runtime, runtimes mixed,
-// streams gone or shared, odd environments.
+// Guards out of order, owners past their runtime, mixed runtimes, ended or shared streams, odd environments.
 // Threads: one, but where a test says so.
 #include <atomic>
 #include <cstdlib>
@@ -27,7 +26,6 @@ TEST_F(bad_moment, guards_out_of_order_and_on_another_thread) {
   b.reset();
   EXPECT_EQ(current_device(), device(0));
   EXPECT_EQ(current_stream(1), default_stream(1));
-  // Made on a thread that is gone.
   std::unique_ptr<device_guard> orphan;
   std::thread([&] {
     runtime_guard g{*rt};
@@ -36,7 +34,7 @@ TEST_F(bad_moment, guards_out_of_order_and_on_another_thread) {
   orphan.reset();
   EXPECT_EQ(current_device(), device(0));
   auto early = std::make_unique<stream_guard>(s1);
-  { stream gone = std::move(s1); }  // the guarded stream is given back first
+  { stream gone = std::move(s1); }  // destroys the guarded stream first
   early.reset();
   EXPECT_EQ(current_device(), device(0));
 }

@@ -1,5 +1,4 @@
-// What tests of ends and forks stand on: one of everything that can be held,
-// and processes that end with exit status 7.
+// For tests of process ends and forks: one owner of every kind, and processes that end with exit status 7.
 // Threads: as each test says.
 #pragma once
 #include <gtest/gtest.h>
@@ -15,8 +14,7 @@
 #include "weir/tensor.h"
 
 #if defined(__SANITIZE_THREAD__)
-// The sanitizer lets every process that has had threads sleep for a second when it ends:
-// forty children outlast any alarm.
+// By default ThreadSanitizer delays a process end by a second: forty children outlast any alarm.
 extern "C" inline __attribute__((used, visibility("default"))) char const* __tsan_default_options() {
   return "atexit_sleep_ms=0";
 }
@@ -24,7 +22,7 @@ extern "C" inline __attribute__((used, visibility("default"))) char const* __tsa
 
 namespace weir {
 
-struct belongings {  // one of everything that can be held
+struct belongings {  // one owner of every kind
   std::optional<buffer> block, page, plain;
   tensor t, view;
   std::optional<stream> s;
@@ -49,7 +47,7 @@ struct belongings {  // one of everything that can be held
     list = {};
   }
 };
-inline belongings of_program;  // made before any runtime, destroyed after its end is known
+inline belongings of_program;  // constructed before any runtime, destroyed after weir has seen the process end
 
 inline void sleep_ms(int n) { std::this_thread::sleep_for(std::chrono::milliseconds(n)); }
 

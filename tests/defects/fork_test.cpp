@@ -1,6 +1,5 @@
-// Forks of a process that uses weir: the child is refused everything by name, may give back what it holds,
-// and ends; the parent's memory is as it was.
-// On whatever machine WEIR_DEVICES names, simulated when it is not set.
+// Forks of a process that uses weir. The child gets typed errors, may free its owners, and ends; the parent's
+// memory stays as it is. WEIR_DEVICES chooses the machine; default: simulated.
 // Threads: as each test says. One that hangs is killed by its alarm.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -27,7 +26,7 @@ namespace {
 
 struct forks : own_process {};
 
-// The exit status of a child; a signal is 100 and more.
+// Exit status of a child; 100 + signal if a signal ended it.
 int ended(pid_t child) {
   int status = -1;
   if (::waitpid(child, &status, 0) != child) return -1;
@@ -66,7 +65,6 @@ int forked_child_uses_everything() {
   return untyped;
 }
 
-// The child ends cleanly.
 TEST_F(forks, after_use_refuses_the_child_everything) {
   EXPECT_CLEAN_END({
     of_program.fill();
@@ -80,7 +78,7 @@ TEST_F(forks, after_use_refuses_the_child_everything) {
     ::waitpid(child, &status, 0);
     if (!WIFEXITED(status)) std::_Exit(1);
     if (WEXITSTATUS(status) != 0) std::_Exit(2);
-    of_program.s->ref().synchronize();  // the parent works on
+    of_program.s->ref().synchronize();  // the parent still works
     buffer b(1000);
     if (of_program.t.cpu().data<float>()[0] != 1) std::_Exit(3);
     std::exit(7);
@@ -156,7 +154,7 @@ TEST_F(forks, the_childs_error_says_so) {
   });
 }
 
-struct patterns {  // bytes of the parent's that a child must not change
+struct patterns {  // bytes of the parent that a child must not change
   buffer block{100'000}, page = pinned(50'000);
   patterns() {
     fill(block.data(), std::byte{0x5a}, block.size());
@@ -190,15 +188,14 @@ TEST_F(forks, leaves_the_parents_bytes_alone) {
       }
       if (ended(child) != 0) std::_Exit(1);
       if (!p.as_they_were()) std::_Exit(2);
-      buffer next(100'000);  // what the child freed is not free here
+      buffer next(100'000);  // a free in the child must not free the block here
       if (next.data() == p.block.data()) std::_Exit(3);
     }
     std::exit(7);
   });
 }
 
-// A page that a child shares would be copied at the parent's next write, away from where the engine reads.
-// The device sees what the parent writes afterwards.
+// At a write after a fork the system would copy a shared page, and the engine would read the old one.
 TEST_F(forks, keeps_pinned_writes_of_the_parent_visible) {
   EXPECT_CLEAN_END({
     buffer page = pinned(50'000);
@@ -211,7 +208,7 @@ TEST_F(forks, keeps_pinned_writes_of_the_parent_visible) {
     if (child == 0) {
       char c = 0;
       ::close(hold[1]);
-      std::_Exit(::read(hold[0], &c, 1) == 0 ? 0 : 1);  // lives until the parent has looked
+      std::_Exit(::read(hold[0], &c, 1) == 0 ? 0 : 1);  // stays alive until the parent has looked
     }
     std::memset(page.data(), 2, page.size());
     copy(block.data(), page.data(), page.size());
@@ -226,7 +223,7 @@ TEST_F(forks, keeps_pinned_writes_of_the_parent_visible) {
   });
 }
 
-// A driver in which one thread stands still inside a call, with whatever locks its callers hold.
+// Stops one thread inside a call, while its callers hold their locks.
 class standing : public driver::fault_injector {
  public:
   using fault_injector::fault_injector;
@@ -291,7 +288,7 @@ std::unique_ptr<driver::driver> some_machine() {
   return driver::sim::make({.devices = 2, .memory = 256_MiB}).machine;
 }
 
-// Another thread is in the middle of its first use of everything, inside `call`, when the process forks.
+// The process forks while another thread's first use of every feature is inside `call`.
 int forks_while_another_thread_is_inside(std::string_view call) {
   auto owned = std::make_unique<standing>(some_machine());
   auto* const machine = owned.get();
@@ -318,9 +315,8 @@ int forks_while_another_thread_is_inside(std::string_view call) {
   };
   int of_child = child_ends();
 #ifdef __SANITIZE_ADDRESS__
-  // AddressSanitizer's allocator may be forked with a lock held, of a thread of the machine that was just
-  // starting, and the child waits for ever in `new`. By now these threads rest; the one that stands still
-  // stands, so that weir's own locks are as they were.
+  // At the fork a starting thread may hold AddressSanitizer's lock, and the child hangs in `new`. A second
+  // fork succeeds. The stopped thread still stands, so weir's own locks are unchanged.
   if (of_child == 100 + SIGALRM) of_child = child_ends();
 #endif
   machine->go_on();

@@ -1,6 +1,5 @@
-// Every public call that can throw names the line that called it, whatever is wrong: the arguments, the
-// environment, the device, the process. The lists are include/weir/*.h, call by call. Not here, because the
-// standard library stands between: operator<< of a tensor, and pinned_allocator in a container.
+// Every public call that can throw names its caller's line. The lists cover include/weir/*.h, except
+// operator<< of a tensor and pinned_allocator in a container, which the standard library calls.
 // Threads: one.
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -33,7 +32,7 @@ struct named_call {
 #define MAKE(...) \
   named_call { #__VA_ARGS__, [&] { __VA_ARGS__; } }
 
-// Those that threw nothing, or from elsewhere, a line each.
+// The calls that threw nothing, or from another line, one a line.
 std::string wrong_among(std::vector<named_call> const& calls) {
   std::string wrong;
   for (named_call const& one : calls) {
@@ -52,8 +51,7 @@ std::string wrong_among(std::vector<named_call> const& calls) {
   return wrong;
 }
 
-// What asks for the thread's runtime. Each fails where there is none and none can be made,
-// and in a forked child.
+// Calls that need the thread's runtime. Each fails if no runtime can be created, and in a forked child.
 std::vector<named_call> of_the_current_runtime() {
   static unsigned char host[64];
   static std::ostringstream out;
@@ -117,7 +115,7 @@ TEST_F(locations, a_wrong_environment_is_reported_at_its_first_use) {
   }
 }
 
-// A second runtime and its belongings, to be used in the wrong place.
+// A second runtime with objects, for use in the wrong place.
 struct elsewhere {
   runtime rt{simulated{.devices = 2, .memory = 64_MiB}};
   std::optional<buffer> block;
@@ -285,7 +283,6 @@ TEST(lost_device, a_refusal_has_the_callers_line) {
   }));
 }
 
-// One that was never used: the first call opens it.
 TEST(lost_device, the_first_use_of_one_has_the_callers_line) {
   auto const refused_first = [](std::vector<named_call> const& calls) {
     std::string wrong;

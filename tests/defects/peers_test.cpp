@@ -1,5 +1,5 @@
-// The defects that users reported of other allocators, one test each where weir could have it too:
-// docs/peers-defects.md has the list, with the tests that stand elsewhere. Each names its report.
+// Defects that users reported of other allocators, one test each where weir could have them. Each names its
+// report. docs/peers-defects.md lists all, with the tests in other files.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -19,8 +19,7 @@ namespace {
 using tests::memory_bench;
 constexpr source_location at{"a test", "a test", 1};
 
-// In front of the machine: inside the calls that may wait for devices or for other calls,
-// another thread is played.
+// Runs another thread's actions inside calls that may wait for devices or other calls.
 struct crowded final : weir::driver::fault_injector {
   using fault_injector::fault_injector;
   std::function<void()> other_thread;
@@ -29,7 +28,7 @@ struct crowded final : weir::driver::fault_injector {
 
   weir::driver::result<weir::driver::device_info> info(int device) override {
     auto i = fault_injector::info(device);
-    i.value.maps = maps;  // without: segments only, as cudaMalloc and cudaFree have it
+    i.value.maps = maps;  // false: segments only, like cudaMalloc and cudaFree
     return i;
   }
   weir::driver::result<weir::driver::memory_handle> create(int device, std::size_t bytes) override {
@@ -103,7 +102,7 @@ struct peers : ::testing::Test {
   clock::stream_clock& b = bench.stream(0);
 };
 
-// CUB takes every answer of an event but "not ready" for completion, errors too.
+// CUB takes every answer except "not ready" for completion, errors too.
 TEST_F(peers, a_question_that_is_refused_is_no_completion) {
   for (auto const code : {driver::code::failed, driver::code::out_of_memory, driver::code::invalid}) {
     for (char const* const call : {"query_event", "record", "create_event"}) {
@@ -128,8 +127,8 @@ TEST_F(peers, a_question_that_is_refused_is_no_completion) {
   }
 }
 
-// RMM's arena, CUB and DALI key what they keep by the raw handle (rmm#2252 mends the pool alone):
-// a stream ends, another gets its handle.
+// RMM's arena, CUB and DALI key their memory by the raw handle (rmm#2252 fixes the pool
+// only). A new stream may get the handle of an ended one.
 TEST_F(peers, a_reused_stream_handle_takes_over_nothing_in_use) {
   auto const foreign = [&](driver::stream_handle h) -> clock::stream_clock& {
     return bench.clocks().make(0, h, clock::life::foreign);
@@ -142,7 +141,7 @@ TEST_F(peers, a_reused_stream_handle_takes_over_nothing_in_use) {
   give(p);
   bench.clocks().retire(old);
   ASSERT_TRUE(bench.machine().destroy_stream(0, first.value).ok());
-  clock::stream_clock& heir = foreign(first.value);  // what a driver may do; the clocks are told the same
+  clock::stream_clock& heir = foreign(first.value);  // the driver may reuse the handle; the clocks get it again
   EXPECT_FALSE(bench.clocks().complete(old.now()));
   EXPECT_FALSE(heir.covers(old.now()));
   EXPECT_NE(take(heir, 300'000), p);
@@ -151,13 +150,13 @@ TEST_F(peers, a_reused_stream_handle_takes_over_nothing_in_use) {
   sound();
 }
 
-// rmm#841, #850: the wait is for the stream's latest event, and all that was given since is waited for too.
-// The first fence after the free.
+// rmm#841, #850: the wait is for the stream's latest event, and so covers all
+// later work. weir waits for the first fence after the free.
 TEST_F(peers, a_wait_for_freed_memory_uses_the_next_fence) {
   give(take(a, 3 << 20));
   auto const fence = a.fence();
   ASSERT_TRUE(fence.ok());
-  busy(a);  // long work, given later
+  busy(a);  // later, long work
   ASSERT_TRUE(a.fence().ok());
   ASSERT_NE(take(b, 3 << 20), nullptr);
   EXPECT_EQ(device().statistics().waits_inserted, 1u);
@@ -170,7 +169,7 @@ TEST_F(peers, a_wait_for_freed_memory_uses_the_next_fence) {
   sound();
 }
 
-// RMM's arena synchronizes with the stream when another one frees; CCCL's buffer::set_stream synchronizes.
+// RMM's arena synchronizes if another stream frees; CCCL's buffer::set_stream synchronizes.
 TEST_F(peers, giving_back_marking_and_handing_over_never_wait) {
   std::vector<void*> all;
   for (std::size_t bytes : {40, 700, 9000, 70'000, 300'000}) {
@@ -188,7 +187,7 @@ TEST_F(peers, giving_back_marking_and_handing_over_never_wait) {
   sound();
 }
 
-// Paddle#38195, pytorch#68906: an event is made and destroyed for every use of a block on another stream.
+// Paddle#38195, pytorch#68906: each use of a block on another stream creates and destroys an event.
 TEST_F(peers, a_thousand_uses_elsewhere_make_few_events) {
   for (int i = 0; i < 1000; ++i) {
     void* const p = take(a, 100'000);
@@ -201,8 +200,8 @@ TEST_F(peers, a_thousand_uses_elsewhere_make_few_events) {
   sound();
 }
 
-// pytorch#108367, #68906, rmm#1887: driver calls that wait are made with the allocator's lock held,
-// and every other thread waits too.
+// pytorch#108367, #68906, rmm#1887: driver calls that wait are made
+// under the allocator's lock, so every other thread waits too.
 TEST_F(peers, a_driver_call_of_one_thread_delays_no_other_thread) {
   clock::stream_clock& mine = bench.stream(0);
   give(take(mine, 30'000));
@@ -231,7 +230,7 @@ TEST_F(peers, a_driver_call_of_one_thread_delays_no_other_thread) {
   sound();
 }
 
-// pytorch#183501, #71745: one list of events for all streams: behind one that does not come, ninety GB stay.
+// pytorch#183501, #71745: one event list for all streams. Behind one incomplete event, 90 GB stay pending.
 TEST_F(peers, a_wait_for_one_stream_delays_none_for_another) {
   auto const gate = bench.machine().hold(0, b.handle());
   clock::stream_clock& c = bench.stream(0);
@@ -242,7 +241,7 @@ TEST_F(peers, a_wait_for_one_stream_delays_none_for_another) {
   busy(b), busy(c);
   give(held), give(done);
   pinned().deallocate(held_pinned, at), pinned().deallocate(done_pinned, at);
-  (void)bench.clocks().poll(c.now());  // the fence of both
+  (void)bench.clocks().poll(c.now());  // a fence for both blocks
   while (bench.control->step(0, c.handle())) {}
   EXPECT_EQ(take(a, 1 << 20), done);
   EXPECT_EQ(pinned().allocate(2 << 20, 0, at), done_pinned);
@@ -251,8 +250,8 @@ TEST_F(peers, a_wait_for_one_stream_delays_none_for_another) {
   sound();
 }
 
-// vllm#52951, Megatron-LM#6885, triton#11720:
-// a stream for every batch, and each leaves what it had behind: 32 GiB.
+// vllm#52951, Megatron-LM#6885, triton#11720: a new stream for
+// every batch, and the memory of each stays cached: 32 GiB.
 TEST_F(peers, streams_that_come_and_go_leave_no_memory_behind) {
   for (int i = 0; i < 40; ++i) {
     auto const made = bench.machine().create_stream(0, driver::stream_kind::independent, 0);
@@ -268,12 +267,12 @@ TEST_F(peers, streams_that_come_and_go_leave_no_memory_behind) {
   sound();
 }
 
-// pytorch#50925, cutorch#710, nccl#48: cudaFree waits for all devices,
-// so a rank's kernel that waits for the next rank's never ends.
+// pytorch#50925, cutorch#710, nccl#48: cudaFree waits for all devices, so
+// a rank's kernel that waits for the next rank never ends.
 struct peers_without_mapping : peers {
   peers_without_mapping() : peers(false, simulated::scheduling::seeded) {}
 };
-// It waits for a rank that this thread has still to serve.
+// A synchronization would wait for a rank that this thread has not yet served.
 TEST_F(peers_without_mapping, memory_is_kept_under_a_collective) {
   give(take(b, 3 << 20));
   ASSERT_TRUE(bench.clocks().synchronize(b.now()).ok());
@@ -290,16 +289,16 @@ TEST_F(peers_without_mapping, memory_is_kept_under_a_collective) {
   sound();
 }
 
-// In front of the machine: which devices were made usable, which on a GPU takes half a gigabyte of each.
+// Records the opened devices. On a GPU each open device costs half a gigabyte.
 struct counting final : weir::driver::fault_injector {
   using fault_injector::fault_injector;
   std::set<int> opened;
   weir::driver::status open(int device) override { return opened.insert(device), fault_injector::open(device); }
 };
 
-// A context on device 0 for whoever asked for another (pytorch#3477, #10832, #195256, torchcomms#777):
-// questions and new threads open nothing, work opens the device that it names,
-// and a guard's end does not open what it goes back to.
+// pytorch#3477, #10832, #195256, torchcomms#777: a use of another device creates a context on
+// device 0. In weir, queries and new threads open nothing, work opens only its own device, and the
+// end of a guard does not open the device that it restores.
 TEST(peers_of_a_device, nothing_is_opened_on_an_unused_device) {
   auto owned = std::make_unique<counting>(driver::sim::make({.devices = 4, .memory = 64 << 20}).machine);
   auto& seen = *owned;

@@ -1,5 +1,5 @@
-// Ends of processes and forks with everything still in use: nothing hangs, nothing crashes, errors are typed.
-// On whatever machine WEIR_DEVICES names, simulated when it is not set.
+// Process ends and forks with everything in use: no hang, no crash, typed
+// errors. WEIR_DEVICES chooses the machine; default: simulated.
 // Threads: as each test says. Each end is a process of its own; one that hangs is killed by its alarm.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ struct at_the_end {  // a destructor that still uses weir
   ~at_the_end() { run(); }
 };
 
-// Any of weir's calls may be refused at the end; none may crash or hang.
+// At process end any call may fail; none may crash or hang.
 void use_everything() {
   auto const tried = [](auto f) {
     try {
@@ -102,7 +102,7 @@ TEST_F(process_end, by_abort_with_work_in_flight) {
   }, testing::KilledBySignal(SIGABRT), "");
 }
 
-// The driver was torn down before our statics: every call answers so from some moment on.
+// The driver is torn down before weir's statics: from some moment on every call answers `unloading`.
 TEST_F(process_end, an_early_end_of_the_driver_is_harmless) {
   EXPECT_CLEAN_END({
     auto owned = std::make_unique<driver::fault_injector>(driver::sim::make({.devices = 2, .memory = 64_MiB}).machine);
@@ -129,16 +129,15 @@ TEST_F(process_end, an_early_end_of_the_driver_is_harmless) {
 }
 
 #if defined(WEIR_PLUGIN)
-// Two things would keep the plugin loaded whatever weir does: gcc's unique symbols, which plugin.map hides,
-// and the destructors of values of living threads, weir's own and the caller's, of which this leaves none.
-// What stays then does because weir asked.
+// gcc's unique symbols (hidden by plugin.map) and destructors of living threads' values also keep a library
+// loaded. Here neither exists: only weir keeps the library loaded.
 TEST_F(process_end, a_library_with_weir_unloads_only_when_unused) {
   if (::access(WEIR_PLUGIN, R_OK) != 0) GTEST_SKIP() << "no " << WEIR_PLUGIN << " here";
   EXPECT_CLEAN_END({
     auto const loaded = [] { return ::dlopen(WEIR_PLUGIN, RTLD_NOW | RTLD_NOLOAD) != nullptr; };
     void* const unused = ::dlopen(WEIR_PLUGIN, RTLD_NOW | RTLD_LOCAL);
     if (!unused || ::dlclose(unused) != 0) std::_Exit(1);
-    if (loaded()) std::_Exit(2);  // else what follows could not fail
+    if (loaded()) std::_Exit(2);  // else the test could not fail
     void* const library = ::dlopen(WEIR_PLUGIN, RTLD_NOW | RTLD_LOCAL);
     auto const touch = reinterpret_cast<int (*)()>(::dlsym(library, "touch_weir"));
     int answer = -1;
@@ -159,7 +158,7 @@ TEST_F(process_end, a_library_that_holds_weir_may_be_closed) {
       auto const use = reinterpret_cast<int (*)()>(::dlsym(library, "use_weir"));
       if (!use || use() != 0) std::_Exit(2);
       if (::dlclose(library) != 0) std::_Exit(3);
-      sleep_ms(20);  // its threads and its work in flight go on
+      sleep_ms(20);  // threads and queued work of the library go on
     }
     std::exit(7);
   });
@@ -213,7 +212,7 @@ TEST_F(process_end, by_exit_while_other_threads_use_everything) {
 
 TEST_F(process_end, static_destructors_may_use_the_default_runtime) {
   EXPECT_CLEAN_END({
-    static at_the_end before{use_everything};  // destroyed after the end is known
+    static at_the_end before{use_everything};  // destroyed after weir has seen the process end
     of_program.fill();
     static at_the_end after{use_everything};
     std::exit(7);

@@ -1,5 +1,4 @@
-// Each freedom of docs/simulated-machine.md, made certain where that is possible:
-// what it does, and what it never does.
+// Each freedom of docs/simulated-machine.md, forced where possible: what it does and never does.
 // Threads: one.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -50,7 +49,6 @@ struct bench {
   controls* control;
 };
 
-// Streams may share a connection to the device; another stream's wait blocks it.
 TEST(sim_freedoms, a_wait_blocks_other_work_on_its_connection) {
   bench b({.devices = 2, .memory = 1_MiB, .schedule = scheduling::stepped, .connections = 1});
   auto const s = b.stream(), t = b.stream(), far = b.stream(1);
@@ -109,9 +107,7 @@ TEST(sim_freedoms, while_a_gate_is_closed_no_stream_shares) {
   EXPECT_TRUE(b.machine->open_gate(gate.value).ok());
 }
 
-// Two parts that wait for each other, and a wait that puts one of them behind what stands behind the other: a
-// deadlock that only shared connections have.
-// An unwise wait is a deadlock with a name.
+// A wait puts a part behind work that stands behind the other part: a deadlock with shared connections.
 TEST(sim_freedoms, a_part_holds_its_connection_until_all_have_come) {
   for (int connections : {0, 1}) {
     bench b({.devices = 2, .memory = 1_MiB, .schedule = scheduling::stepped, .connections = connections});
@@ -141,7 +137,7 @@ TEST(sim_freedoms, a_part_holds_its_connection_until_all_have_come) {
   }
 }
 
-// At the latest to the call that waits.
+// At the latest, the call that waits reports it.
 TEST(sim_freedoms, an_error_surfaces_at_a_later_call) {
   std::set<int> after;
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
@@ -215,7 +211,7 @@ TEST(sim_freedoms, only_one_host_function_is_under_way) {
   EXPECT_GT(waited, 50);
 }
 
-// Other processes come and go.
+// Other processes allocate and free memory.
 TEST(sim_freedoms, memory_may_be_refused_although_there_is_room) {
   int refused = 0;
   std::set<std::size_t> rooms;
@@ -254,9 +250,8 @@ TEST(sim_freedoms, addresses_are_refused_although_there_are_some) {
   EXPECT_GT(refused, 5);
 }
 
-// Each call that may block takes that freedom at some seed, counts it,
-// and all work that can move has run then.
-// Every call but those that enqueue or ask.
+// Each call that may block, thus every call except enqueues and queries, takes that freedom under some seed
+// and counts it. All work that can run has then run.
 TEST(sim_freedoms, calls_that_may_block_sometimes_run_all_work) {
   using calls = std::vector<std::pair<char const*, std::function<bool(bench&)>>>;
   event_handle from{}, to{};

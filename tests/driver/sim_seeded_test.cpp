@@ -1,5 +1,4 @@
-// The simulated machine run by a seed: it takes every freedom a device has,
-// and the same seed takes the same ones.
+// The seeded simulated machine takes every freedom of a device, and the same seed takes the same ones.
 // Threads: one.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -24,7 +23,7 @@ work task(std::function<void()> body) {
           new held(std::move(body))};
 }
 
-// A machine of one program, and pinned words for it.
+// A machine for one program, with pinned words.
 struct bench {
   explicit bench(std::uint64_t seed, scheduling how = scheduling::seeded, int devices = 2) {
     auto m = make({.devices = devices, .memory = 16_MiB, .schedule = how, .seed = seed});
@@ -345,8 +344,7 @@ TEST(sim_seeded, parts_that_wait_for_each_other_meet) {
   }
 }
 
-// Random programs of logs, records, waits and host waits:
-// whatever the schedule, the log obeys the order of an obvious graph search.
+// Random programs of logs, records and waits. Each log must follow the order that a graph search finds.
 TEST(sim_seeded, random_programs_run_in_an_order_their_waits_allow) {
   constexpr std::size_t most = 128;
   using before = std::bitset<most>;
@@ -358,7 +356,7 @@ TEST(sim_seeded, random_programs_run_in_an_order_their_waits_allow) {
       constexpr std::size_t streams = 5, events = 4;
       std::vector<stream_handle> s;
       std::vector<event_handle> e;
-      std::array<before, streams> done_before{};  // ops ordered before the next of this stream
+      std::array<before, streams> done_before{};  // operations ordered before the stream's next one
       std::array<before, events> recorded{};
       before host;
       std::vector<before> wants;

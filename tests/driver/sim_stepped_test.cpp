@@ -1,4 +1,4 @@
-// The simulated machine moved by hand, and the controls every simulated machine has.
+// The stepped simulated machine, and the controls of every simulated machine.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -174,8 +174,8 @@ TEST_F(sim_stepped, misuse_of_addresses_changes_nothing) {
   ASSERT_TRUE(machine->map(at, 128_KiB, h).ok());
   auto const before = control->census();
   std::vector<status> const refused{
-      machine->map(at, 128_KiB, h),                                // there is a mapping
-      machine->map(at + 64_KiB, 128_KiB, h),                       // over its second half
+      machine->map(at, 128_KiB, h),                                // already mapped
+      machine->map(at + 64_KiB, 128_KiB, h),                       // its second half is already mapped
       machine->map(at + 128_KiB, 64_KiB, h),                       // part of a handle
       machine->map(at + 192_KiB, 128_KiB, h),                      // past the reservation
       machine->map(at + 128_KiB + 4096, 128_KiB, h),               // not aligned
@@ -183,10 +183,10 @@ TEST_F(sim_stepped, misuse_of_addresses_changes_nothing) {
       machine->unmap(at, 64_KiB),
       machine->unmap(at + 64_KiB, 64_KiB),
       machine->unmap(at + 128_KiB, 128_KiB),
-      machine->unreserve(at, 256_KiB),                             // something is mapped
+      machine->unreserve(at, 256_KiB),                             // still mapped
       machine->unreserve(at, 128_KiB),
       machine->grant(at, 64_KiB, 0),                               // part of a mapping
-      machine->grant(at, 256_KiB, 0),                              // and what is not mapped
+      machine->grant(at, 256_KiB, 0),                              // partly unmapped
       machine->release(memory_handle{77}),
       machine->release_segment(0, at),
       machine->pin(reinterpret_cast<void*>(at), 4096),             // device memory
@@ -273,7 +273,7 @@ TEST_F(sim_stepped, a_call_refused_as_lost_loses_its_device_for_good) {
   EXPECT_TRUE(machine->query_stream(1, b).ok());
 }
 
-// One call of each name. Returns: its status.
+// One call of each name.
 std::vector<std::pair<std::string_view, std::function<status(driver&)>>> every_call() {
   constexpr stream_handle s = stream_handle::none;
   constexpr event_handle e = event_handle::none;

@@ -1,4 +1,4 @@
-// A machine of two devices that is run by threads, and what its tests give it to do.
+// A simulated machine of two devices run by threads, and work for it.
 // Threads: machine, control and logged(), any.
 #pragma once
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ struct pages_of_host {
   void* at;
 };
 
-// Work from a lambda, counted until it is dropped.
+// Work from a lambda. `drops` counts its destruction.
 struct task {
   std::function<void()> body;
   std::atomic<int>* drops;
@@ -58,7 +58,6 @@ class sim_threads : public ::testing::Test {
     std::lock_guard lock(mutex);
     return seen;
   }
-  // A mapped and granted range.
   address map(int device, std::size_t bytes) {
     address const at = machine->reserve(bytes, 2_MiB).value;
     memory_handle const h = machine->create(device, bytes).value;

@@ -1,4 +1,4 @@
-// The simulated machine run by threads.
+// The simulated machine with threads.
 // Threads: tests wait for each other through gates, logs and synchronize, never by time.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -29,7 +29,7 @@ TEST_F(sim_threads, a_held_stream_runs_nothing_and_then_all_in_order) {
     want.push_back(i);
   }
   EXPECT_EQ(machine->query_stream(0, s).what, code::not_ready);
-  EXPECT_FALSE(control->run());  // all that could move has
+  EXPECT_FALSE(control->run());  // all runnable work has run
   EXPECT_TRUE(logged().empty());
   EXPECT_NE(control->stuck().find("held by gate"), std::string::npos) << control->stuck();
   ASSERT_TRUE(machine->open_gate(gate.value).ok());
@@ -55,7 +55,6 @@ TEST_F(sim_threads, a_wait_takes_the_current_record_across_devices) {
   EXPECT_EQ(machine->record(1, b, e).what, code::invalid);
 }
 
-// Pageable bytes are refused.
 TEST_F(sim_threads, copies_between_pinned_and_device_memory) {
   pages_of_host host(4_MiB);
   ASSERT_TRUE(machine->pin(host.at, host.bytes).ok());
@@ -129,15 +128,14 @@ TEST_F(sim_threads, an_ungranted_access_loses_its_device_only) {
   EXPECT_EQ(machine->query_stream(1, waits).what, code::lost) << "it waits for what never comes";
   EXPECT_EQ(machine->query_stream(1, other).what, code::lost) << "a call said that the device is lost";
   EXPECT_EQ(ran, 0);
-  // the host may see the loss before the worker that met it has dropped the rest
+  // the host may see the loss before the worker has dropped the remaining work
   for (int i = 0; i < 20000 && drops < 4; ++i) ::usleep(100);
   EXPECT_EQ(drops, 4);
   ASSERT_EQ(control->findings().size(), 1u);
   EXPECT_NE(control->findings()[0].find("not granted"), std::string::npos) << control->findings()[0];
 }
 
-// The soak met it: whose error came first, the lost device's or "failed" of another whose stream stood behind
-// it, was the threads' choice.
+// Regression: timing chose the error, `lost`, or `failed` of the device that waits for the lost one.
 TEST_F(sim_threads, a_wait_behind_a_device_that_is_lost_answers_lost) {
   auto const s = stream(0), behind = stream(1);
   auto const e = event(0), f = event(1);
@@ -160,7 +158,6 @@ TEST_F(sim_threads, a_wait_behind_a_device_that_is_lost_answers_lost) {
   machine->open_gate(gate.value);
 }
 
-// Its own device is lost, too.
 TEST_F(sim_threads, a_call_waiting_for_room_behind_a_loss_returns) {
   auto const s = stream(0), behind = stream(1);
   auto const e = event(0);
@@ -201,7 +198,7 @@ TEST_F(sim_threads, a_call_waiting_for_room_ahead_of_a_loss_gets_it) {
   machine->open_gate(gate.value);
   giving.join();
   EXPECT_TRUE(said.ok());
-  while (logged().size() < 600) std::this_thread::yield();  // all of what comes before the wait runs
+  while (logged().size() < 600) std::this_thread::yield();  // everything before the wait runs
   EXPECT_EQ(machine->query_stream(1, behind).what, code::lost);
   machine->open_gate(never.value);
 }
@@ -279,7 +276,7 @@ TEST_F(sim_threads, a_loss_ends_waits_for_room) {
   EXPECT_LT(given, 1100);
 }
 
-// As NVIDIA's driver: both give up memory that any queued work may use.
+// Both wait until no queued work can use the memory, as NVIDIA's driver does.
 TEST_F(sim_threads, work_not_ready_waits_for_a_recheck_or_other_work) {
   struct part {
     std::atomic<bool> go{false}, ran{false};
@@ -337,7 +334,7 @@ TEST_F(sim_threads, a_forked_child_is_refused_and_the_parent_goes_on) {
 }
 
 driver* outlives_exit = nullptr;
-// Registered before any machine is made: runs after the process was marked as ending.
+// Registered before any machine exists: runs after the process is marked as ending.
 [[maybe_unused]] int const registered = std::atexit([] {
   if (!outlives_exit) return;
   bool const refused = outlives_exit->query_event(event_handle{1}).what == code::unloading &&
@@ -345,9 +342,8 @@ driver* outlives_exit = nullptr;
   ::_exit(refused ? 7 : 1);
 });
 
-// Regression: threads were made when there was work,
-// and who waited for work that nobody would do waited for ever.
-// Once it opens it has all that it needs.
+// Regression: threads were created at the first work, so a host could wait for ever for work without a
+// thread. A device that opens has all its threads.
 TEST(sim_process, a_device_without_threads_does_not_open) {
   static int left;
   for (int k = 1; k <= 5; ++k) {
@@ -363,7 +359,7 @@ TEST(sim_process, a_device_without_threads_does_not_open) {
       EXPECT_EQ(m.machine->create_stream(d, stream_kind::independent, 0).is.what, code::invalid) << "it is not open";
       EXPECT_TRUE(m.machine->open(d).ok());
     }
-    left = 1000;  // the next that is asked for would be made, and none is
+    left = 1000;  // a further thread would be allowed, but none is requested
     EXPECT_EQ(refused, 1) << "thread " << k;
     int ran = 0;
     for (int d = 0; d < 2; ++d) {
@@ -403,7 +399,7 @@ TEST(sim_process, streams_keep_their_order_among_many_threads) {
       auto const b = machine.create_stream((h + 1) % 4, stream_kind::independent, -1).value;
       auto const to_b = machine.create_event(h, event_kind::order_only).value;
       auto const to_a = machine.create_event((h + 1) % 4, event_kind::order_only).value;
-      int count = 0;  // written by both streams: only the events keep them apart
+      int count = 0;  // written by both streams: only events order them
       struct step {
         int* count;
         int want;

@@ -1,4 +1,4 @@
-// The pipeline of files: every byte, and what it says when a file ends early or takes no more. Threads: one.
+// The pipeline of files: every byte, and its errors when a file ends early or takes no more. Threads: one.
 #include "examples/pipeline/pipeline.h"
 
 #include <gtest/gtest.h>
@@ -74,7 +74,6 @@ TEST_F(files, a_byte_that_changed_on_disk_is_seen_by_the_checksum) {
   EXPECT_NE(checksum_of_restored(s.output), o.checksum);
 }
 
-// The memory comes back.
 TEST_F(files, a_file_that_shrinks_is_named_with_the_byte) {
   settings s{.input = make(100'000), .output = folder / "out", .batch = 4096, .depth = 2};
   s.progress = [&](std::size_t, std::size_t) { std::filesystem::resize_file(s.input, 50'000); };
@@ -100,7 +99,7 @@ TEST_F(files, an_unopenable_file_is_named) {
             std::string::npos);
 }
 
-// By any name; the input stays.
+// An alias by any name is refused, and the input stays unchanged.
 TEST_F(files, an_output_that_is_the_input_is_refused) {
   auto const input = make(10'000);
   auto const was = all_of(input);

@@ -1,5 +1,5 @@
-// Every row and sentence of the articles' experiments is as it must be;
-// and one that is not is told. Threads: those of the topics.
+// Every row and sentence of the articles' experiments holds, and a row that fails is reported.
+// Threads: those of the topics.
 #include <gtest/gtest.h>
 
 #include <sstream>
@@ -18,7 +18,7 @@ constexpr bool sanitized = false;
 #endif
 
 settings small(std::ostream& out) {
-  // A block of 64 MiB goes back to the system at once; smaller ones the C library may keep.
+  // The C library returns a block of 64 MiB to the system at once; it may keep smaller ones.
   return {.out = out,
           .part = 64,
           .touched_part = sanitized ? 64u : 16u,
@@ -44,14 +44,14 @@ TEST(seeds_table, an_unexpected_row_is_reported_and_counted) {
   t.row("right", {exactly(2 << 20), held_for(2 << 20)}, "");
   EXPECT_EQ(t.failures(), 0) << said.str();
   t.row("wrong", {exactly(1 << 20), held_for(1 << 20)}, "");
-  EXPECT_EQ(t.failures(), 1) << said.str();  // what is reserved may be a few pages more
+  EXPECT_EQ(t.failures(), 1) << said.str();  // reserved bytes may exceed the expectation by a few pages
   EXPECT_NE(said.str().find("NOT AS IT MUST BE: allocated 2097152 B"), std::string::npos) << said.str();
   t.holds(false, "water flows up");
   EXPECT_EQ(t.failures(), 2);
   EXPECT_NE(said.str().find("NOT TRUE: water flows up"), std::string::npos);
 }
 
-// Each gradient against what the loss does when that number is moved a little.
+// Compares each gradient with the difference quotient of the loss.
 TEST(seeds_tape, gradients_are_the_slopes_of_the_loss) {
   weir::runtime machine{weir::simulated{.devices = 1, .memory = 64_MiB}};
   weir::runtime_guard const in(machine);
@@ -70,7 +70,7 @@ TEST(seeds_tape, gradients_are_the_slopes_of_the_loss) {
     for (std::int64_t i = 0; i < p.values.numel(); ++i) {
       float& number = p.values.host<float>()[static_cast<std::size_t>(i)];
       float const was = number, step = 1e-2f;
-      weir::tensor const h = weir::matmul(a, b);  // detached in the loss: it does not move along
+      weir::tensor const h = weir::matmul(a, b);  // detached in the loss, so it stays fixed
       auto const slope_at = [&](float v) {
         number = v;
         weir::tensor const moved = weir::matmul(a, b);

@@ -1,5 +1,5 @@
-// The trainer trains: the same losses on any number of devices,
-// the same bits on all of them, checkpoints that go on.
+// The trainer gives the same losses on any number of devices, the
+// same bits on each of them, and resumes from checkpoints.
 #include "examples/trainer/table.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 namespace trainer {
 namespace {
 
-// Sentences of a small grammar, so that there is something to learn.
+// Sentences of a small grammar, which a model can learn.
 std::string some_text(std::size_t bytes) {
   char const* const subjects[] = {"the stream", "a block", "the fence", "an arena", "the device", "a thread"};
   char const* const verbs[] = {"waits for", "holds", "frees", "covers", "copies", "records"};
@@ -32,7 +32,7 @@ class trained : public testing::Test {
   void SetUp() override {
     std::filesystem::create_directories(folder_);
     std::ofstream(folder_ / "text") << some_text(60'000);
-    // On GPUs when asked for; else four simulated devices.
+    // GPUs if WEIR_DEVICES requests them; else four simulated devices.
     char const* const devices = std::getenv("WEIR_DEVICES");
     if (!devices || std::string(devices) != "cuda") machine_.emplace(weir::simulated{.devices = 4, .memory = 1 << 30});
     if (machine_) guard_.emplace(*machine_);
@@ -67,13 +67,13 @@ class trained : public testing::Test {
   settings with_;
 };
 
-// One global batch; the same bits on all replicas.
+// Each run trains on the same global batch, and all replicas hold the same bits.
 TEST_F(trained, losses_are_equal_on_1_2_and_4_devices) {
   run const one = train_on(1);
   ASSERT_EQ(one.losses.size(), 50u);
   EXPECT_NEAR(one.losses[0], std::log(static_cast<double>(with_.shape.vocabulary)), 1.0);
   EXPECT_LT(one.losses.back(), 0.7 * one.losses[0]);
-  EXPECT_GE(one.out.buckets, 3);  // else nothing is reduced behind the backward pass
+  EXPECT_GE(one.out.buckets, 3);  // else no reduction overlaps the backward pass
   for (int const n : {2, 4}) {
     if (n > devices()) GTEST_SKIP() << "there are " << devices() << " devices";
     run const several = train_on(n);
@@ -86,7 +86,6 @@ TEST_F(trained, losses_are_equal_on_1_2_and_4_devices) {
   }
 }
 
-// They take less memory.
 TEST_F(trained, recomputed_activations_give_the_same_bits) {
   with_.shape.layers = 9, with_.shape.hidden = 64, with_.batch = 256, with_.steps = 6;
   auto const peak_of = [&](int replicas) {
@@ -100,8 +99,7 @@ TEST_F(trained, recomputed_activations_give_the_same_bits) {
   auto const again = peak_of(1), again_on_several = peak_of(several);
   EXPECT_EQ(again.first, kept.first);
   EXPECT_EQ(again_on_several.first, kept_on_several.first);
-  // Of nine activations five stay: each third one, and the last two.
-  // One stretch of three is made again at a time.
+  // Five of nine activations stay: every third and the last two. Backward recomputes three at a time.
   EXPECT_LE(again.second + 3 * 256 * 64 * sizeof(float), kept.second);
 }
 
@@ -128,7 +126,7 @@ TEST_F(trained, halves_train_as_floats_do) {
     run const halves = train_on(devices() >= 2 ? 2 : 1);
     EXPECT_TRUE(halves.out.agree());
     EXPECT_NE(halves.out.fingerprints[0], whole.out.fingerprints[0]) << "nothing was rounded";
-    // A half has 8 or 11 digits: the course is another one, the way is the same.
+    // A half has 8 or 11 significant bits: losses differ, but the trend is the same.
     EXPECT_NEAR(halves.losses[0], whole.losses[0], 0.01 * whole.losses[0]) << weir::name_of(type);
     EXPECT_NEAR(halves.losses.back(), whole.losses.back(), 0.1 * whole.losses.back()) << weir::name_of(type);
     EXPECT_NEAR(halves.out.validation_loss, whole.out.validation_loss, 0.1 * whole.out.validation_loss)
@@ -144,7 +142,7 @@ TEST_F(trained, halves_train_as_floats_do) {
 TEST_F(trained, a_step_that_overflows_is_skipped_on_all_replicas) {
   with_.how.type = weir::float16;
   with_.steps = 20;
-  with_.rate = 1e30f;  // the first step that counts drives the parameters off, and no gradient is finite after it
+  with_.rate = 1e30f;  // the first counted step makes the parameters diverge; every later gradient is not finite
   with_.momentum = 0;
   with_.save_file = folder_ / "model";
   run const r = train_on(devices() >= 2 ? 2 : 1);
@@ -161,7 +159,7 @@ TEST_F(trained, the_table_names_the_memory_taken) {
   with_.shape.vocabulary = t.vocabulary();
   std::vector<row> const rows = compare_ways(with_, t, 1);
   ASSERT_EQ(rows.size(), 6u);
-  // three layers' in the backward pass, batches; a library's workspace
+  // three layers of the backward pass, batches, and a library's workspace
   std::int64_t const more = 3 * 512 * 128 * 4 + (2 << 20) + (weir::runtime::current().is_simulated() ? 0 : 64 << 20);
   for (row const& r : rows) {
     EXPECT_GE(r.peak, r.expected()) << r.way;
@@ -200,9 +198,8 @@ TEST_F(trained, a_checkpoint_goes_on_where_it_was_written) {
   with_.steps = 50;
   run const rest = train_on(1, &read);
   ASSERT_EQ(rest.losses.size(), 30u);
-  // The rate follows the number of steps asked for, which differed in the first half: near, not equal.
+  // The learning rate depends on the number of steps, which differed in the first half.
   EXPECT_NEAR(rest.losses.back(), whole.losses.back(), 0.25);
-  // From the same checkpoint the same bits, every time.
   EXPECT_EQ(train_on(1, &read).out.fingerprints, rest.out.fingerprints);
 }
 

@@ -1,7 +1,6 @@
-// A host far ahead of its device: small blocks are taken and written on one stream, read on another and given
-// back, and nobody asks how far that is. What waits in slots is waited for on the device before memory grows
-// with the distance; a slot serves again when it was read; and behind a stream that carries collectives,
-// whose other part may come last of all, nothing is put.
+// A host far ahead of its device: small blocks are written on one stream, read on another, and freed. Before
+// memory grows, weir waits on the device for pending slots, but never behind a stream that carries
+// collectives, because their other part may come last.
 // Threads: one.
 #pragma once
 #include <memory>
@@ -25,7 +24,7 @@ class far_ahead {
     o.device_waits = options::wait_policy::before_growth;
     o.fence_interval = fence_;
     simulated like{.devices = 1, .memory = 8_MiB};
-    if (carries_) like.connections = 1 << 20;  // parts that share one hold each other up: the program's fault
+    if (carries_) like.connections = 1 << 20;  // parts on one connection may block each other: the program's fault
     bench_ = &t.bench(like, o);
     home_ = &t.stream(0), user_ = &t.stream(0);
     user_->set_carries_collectives(carries_);
@@ -48,8 +47,7 @@ class far_ahead {
   using arrived = std::shared_ptr<bool>;
   static constexpr std::size_t page = 64 << 10;
 
-  // A part of a collective: on the stream that carries it,
-  // held until the other one has come, on the blocks' own.
+  // A part of a collective. On the carrying stream it waits for the other part, on the home stream.
   void give_part(bool (*ready)(void*), void (*run)(void*)) {
     clock::stream_clock& on = ready ? *user_ : *home_;
     driver::work w{run, [](void* p) { delete static_cast<arrived*>(p); }, new arrived(other_part_)};
@@ -71,9 +69,8 @@ class far_ahead {
     if (!gone) device.deallocate(p, marks_ ? nullptr : user_, source_location::current());
   }
 
-  // At most so many blocks lie beyond two fences' worth, wherever the device is: those left to who still uses
-  // them, and what a run of a slab has beside them, in whole pages; more where a thread gathers 64 before it
-  // sends them home, one lot after the other.
+  // Beyond two fences' worth, at most so many blocks are reserved, wherever the device is: deferred frees,
+  // and the rest of a slab's run, in whole pages. A thread that gathers 64 frees before a flush needs more.
   void look_at_memory() {
     auto const most = static_cast<std::size_t>(bench_->on(0).statistics().reserved_bytes.all.peak),
                beyond = bytes_ * (marks_ ? 96 : 224) + 4 * page;

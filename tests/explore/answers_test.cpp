@@ -1,6 +1,5 @@
-// Small programs on two streams under every answer a machine may give: all programs of four calls, and longer
-// ones by seed. All the host learns about a device are answers: whether it was asked too early.
-// Streams move no earlier than they must.
+// Small programs on two streams under every answer of a machine: all programs of four calls, and longer ones
+// by seed. An answer says only whether the host asked too early. Streams move no earlier than they must.
 // Threads: one. See explore.h for the environment.
 #include <gtest/gtest.h>
 
@@ -14,11 +13,11 @@ namespace {
 
 using tests::trial;
 
-constexpr std::size_t block_bytes = 40'000;  // a page has room for one
+constexpr std::size_t block_bytes = 40'000;  // a page holds one block
 
 class program {
  public:
-  // The device has three pages. Requires: what is drawn is known before the machine is asked anything.
+  // The device has three pages. Requires: the calls are drawn before the first call of the machine.
   program(trial& t, std::vector<std::uint32_t> calls) : t_(t), bench_(t.bench({.devices = 1, .memory = 3 * 65'536})) {
     for (auto*& l : lines_) l = &t.stream(0);
     for (std::uint32_t c : calls) {
@@ -118,10 +117,10 @@ class program {
 };
 
 TEST(explore_answers, all_programs_of_four_calls_keep_their_bytes) {
-  // Under sanitizers, where few seeds are asked for, of three.
+  // Three calls under sanitizers, where few seeds are requested.
   std::size_t const calls_each = tests::number_from_environment("WEIR_TEST_SEEDS", 1000) < 1000 ? 3 : 4;
   auto const runs = tests::explore_all({.name = "short_programs", .runs = 1'000'000}, [&](trial& t) {
-    // the first is on the first stream: the other way is the same program
+    // the first call is on the first stream, by symmetry
     std::vector<std::uint32_t> calls{2 * t.draw(program::kinds / 2)};
     while (calls.size() < calls_each) calls.push_back(t.draw(program::kinds));
     program p(t, calls);

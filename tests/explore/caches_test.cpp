@@ -1,5 +1,5 @@
-// What threads keep of small blocks, under every order of threads that a tape can say; in builds that switch
-// at atomics also in the midst of the ways without a lock.
+// Thread caches under every order of threads that a tape can express. Builds with switch
+// points at atomics also switch inside the lock-free paths.
 // Threads: those of each run, switched by its tape. See explore.h for the environment.
 #include <gtest/gtest.h>
 
@@ -11,15 +11,14 @@
 namespace weir {
 namespace {
 
-// How often says something of many runs only: one that is replayed may meet none.
-// Under a checker every call takes the lock.
+// Only many runs show frequencies: one run may use no lock-free path. A checker's runs use none.
 bool meets_the_quick_ways(std::uint64_t runs_made) {
   return runs_made >= 50 && base::has_process_wide_fence() && !std::getenv("WEIR_CHECK_RACES");
 }
 
-// Nor doubled or miscounted, while caches are shut, emptied and left behind.
+// Nor doubled or miscounted, while caches are closed, drained and left behind.
 TEST(explore_caches, no_slot_is_lost_while_caches_are_emptied) {
-  // with a point at each atomic a run takes longer, and says more
+  // with switch points at atomics a run takes longer and covers more
   std::uint64_t const runs = tests::points_at_atomics ? 150 : 400;
   auto const made = tests::explore_program("caches", runs);
   using tests::cache_program;

@@ -1,6 +1,5 @@
-// Captures among host threads: streams are captured, forked and joined by some threads while others work,
-// take memory and give it back; graphs are launched several times, anywhere; every byte of every block is
-// checked, by weir's clocks and by the checker.
+// Captures among host threads, with forks and joins, while others work, allocate and free. Graphs are
+// launched several times, anywhere. weir's clocks and the checker check every byte.
 // Threads: those of a run.
 #pragma once
 #include <cstring>
@@ -12,10 +11,10 @@
 
 namespace weir::tests {
 
-// What a capture keeps must be right whenever its graph is launched: all that the program relies on inside is
-// an order made inside, or a wait that weir answered with "ok", which can only mean "complete".
-// Everything else is ordered at the launch.
-// Requires: its machine is made with a checker before it, as programs.h has it.
+// A captured graph must be right whenever it is launched. Inside, the program relies
+// only on order made inside, or on a wait that weir answered with "ok", which can only
+// mean "complete". It orders everything else at the launch.
+// Requires: its machine is made with a checker in front, as in programs.h.
 class captures_among_threads {
  public:
   explicit captures_among_threads(trial& t)
@@ -23,7 +22,7 @@ class captures_among_threads {
     for (int i = 0, n = 2 + static_cast<int>(t.draw(3)); i < n; ++i) lines_.push_back({&t.stream(0)});
     t.among_threads(3, 8, [this](int n) {
       own_event mine;
-      int const steps = n == 3 ? 1 : n;  // the simplest is short: so are tapes that need no more of this thread
+      int const steps = n == 3 ? 1 : n;  // the simplest draw is short, and so are tapes that need little of this thread
       for (int k = 0; k < steps && !t_.failed(); ++k) t_.draw(3) == 2 ? capture(mine) : step(mine);
     });
     if (!t.failed()) end();
@@ -35,18 +34,18 @@ class captures_among_threads {
     std::size_t bytes;
     unsigned char value;
     int home, written_on;      // streams
-    std::vector<int> readers;  // that may still read it, ordered behind the write
+    std::vector<int> readers;  // streams that may still read it, ordered after the write
   };
   struct lane {
     clock::stream_clock* line;
-    int users = 0;          // threads that give it work now
-    bool captured = false;  // then nobody but the capturing thread does
+    int users = 0;          // threads that enqueue work on it now
+    bool captured = false;  // then only the capturing thread enqueues work
   };
-  struct own_event {  // a thread's, recorded again and again, inside captures and outside
+  struct own_event {  // of one thread, recorded repeatedly inside and outside captures
     clock::event_ref event{};
     clock::fence_ref last{};
   };
-  // What one thread gives work to; nobody begins a capture there meanwhile.
+  // Streams that one thread enqueues work on. Meanwhile no thread begins a capture on them.
   class entered {
    public:
     entered(captures_among_threads& of, std::vector<int> const& lines) : of_(of) {
@@ -84,7 +83,7 @@ class captures_among_threads {
     unsigned char* at;
     std::size_t bytes;
     unsigned char value;        // set, add: this
-    std::optional<unsigned char> expected;  // what stands there before; none: the same in all bytes
+    std::optional<unsigned char> expected;  // previous value; none: any value, the same in all bytes
     trial* t;
     char const* where;
   };
@@ -107,8 +106,8 @@ class captures_among_threads {
   void write(block const& b, int s) { give_job(s, b, job::kind::set, b.value, {}, ""); }
   void read(block const& b, int s, char const* where) { give_job(s, b, job::kind::look, 0, b.value, where); }
 
-  // Returns: whether it is so. Requires: `after` is entered. A captured stream is fenced by nobody, so what
-  // it was given before may stay out of reach; if weir says that it is ordered, it is.
+  // Requires: `after` is entered. Returns: whether the order holds. No fence can be recorded on a captured
+  // stream, so its earlier work may stay unreachable; but if weir says ordered, it is.
   bool order(int before, int after) {
     if (before == after) return true;
     entered const there(*this, {before});
@@ -140,7 +139,7 @@ class captures_among_threads {
       return std::nullopt;
     }
   }
-  void drop(block const& b) {  // gives no work: its home may be captured, by anybody
+  void drop(block const& b) {  // enqueues nothing, because any thread may be capturing its home
     t_.say("frees a block of ", b.home, " written on ", b.written_on);
     memory().deallocate(b.at, b.written_on != b.home && t_.coin() ? &line(b.written_on) : nullptr,
                         source_location::current());
@@ -223,7 +222,7 @@ class captures_among_threads {
       default: return asked(bench_.clocks().poll(behind_events_[t_.draw(2)]).is, "poll behind an event", false);
     }
   }
-  // Whoever asks about a captured stream may be refused, and has spoiled nothing.
+  // weir may refuse a query of a captured stream, which spoils nothing.
   void asked(driver::status s, char const* what, bool entered_it) {
     if (entered_it || s.what != driver::code::not_permitted) must(s, what);
   }
@@ -236,16 +235,16 @@ class captures_among_threads {
   };
   struct captured_block {
     block b;
-    int writer = -1;               // member that wrote it last inside
-    std::vector<int> readers{};    // members, since then
-    bool used = false, written = false, complete = false;  // complete: all that was done to it before
-    std::optional<unsigned char> value{};                  // known inside
+    int writer = -1;               // the member that wrote it last, inside
+    std::vector<int> readers{};    // members that read it since
+    bool used = false, written = false, complete = false;  // complete: all earlier work on it is
+    std::optional<unsigned char> value{};                  // if known inside
   };
   struct recording {
-    std::vector<int> members;  // the first is where it began
+    std::vector<int> members;  // the first began the capture
     std::vector<captured_block> blocks{};
     std::vector<part> parts{};
-    std::set<int> worked{};    // must be joined
+    std::set<int> worked{};    // must join
   };
 
   bool reserve(int s) {
@@ -311,7 +310,7 @@ class captures_among_threads {
 
   void work_inside(recording& r, int m, own_event& mine) {
     r.worked.insert(m);
-    if (r.blocks.empty()) {  // of nothing, so that the fork has work
+    if (r.blocks.empty()) {  // empty, so that the fork has work
       return must(machine().enqueue(0, line(m).handle(), {}, {[](void*) {}, nullptr, nullptr}), "enqueue");
     }
     std::size_t const k = t_.draw(static_cast<std::uint32_t>(r.blocks.size()));
@@ -341,14 +340,14 @@ class captures_among_threads {
     r.parts.push_back(p);
   }
 
-  // Order known before the capture is not for its graph: an "ok" now means that all of it is complete.
+  // An "ok" now means complete, because order known before the capture does not hold for its graph.
   void rely_inside(recording& r, int m) {
     auto b = take();
     if (!b) return;
     std::vector<int> users = b->readers;
     users.push_back(b->written_on);
     for (int u : users) {
-      // its own: no question
+      // a member's own block needs no query
       if (std::find(r.members.begin(), r.members.end(), u) != r.members.end()) return give(std::move(*b));
       auto const is = line(m).wait(line(u).now());
       if (is.what != driver::code::not_permitted) must(is, "wait inside for what is outside");
@@ -430,7 +429,7 @@ class captures_among_threads {
   }
 
   void end() {
-    auto& all = *blocks_.lock();  // nobody else is left
+    auto& all = *blocks_.lock();  // all other threads have ended
     for (auto& b : all) {
       if (order(b.written_on, b.home)) read(b, b.home, "at the end");
     }
@@ -453,7 +452,7 @@ class captures_among_threads {
   memory_bench& bench_;
   std::vector<lane> lines_;
   base::guarded<std::vector<block>> blocks_;
-  clock::stamp behind_events_[2];  // that events of threads cover
+  clock::stamp behind_events_[2];  // covered by events of threads
 };
 
 }  // namespace weir::tests

@@ -1,5 +1,4 @@
-// Captures among host threads: graphs are right whenever and wherever they are launched,
-// and nobody beside spoils a capture.
+// Captures among host threads: every launch of a graph is right, and no other thread spoils a capture.
 // Threads: those of each run, switched by its tape. See explore.h for the environment.
 #include <gtest/gtest.h>
 
@@ -8,7 +7,7 @@
 namespace weir {
 namespace {
 
-constexpr std::uint64_t parts = 2;  // so that processors share them
+constexpr std::uint64_t parts = 2;  // for parallel runs
 class explore_captures : public ::testing::TestWithParam<std::uint64_t> {};
 
 TEST_P(explore_captures, every_byte_is_right_among_threads) {

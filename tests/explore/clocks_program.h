@@ -1,6 +1,5 @@
-// The clocks among threads: stamps taken, fences recorded, waits and polls at the same time as others do the
-// same. Whenever the clocks say "ordered" or "complete", the ledger of what reached the machine must have a
-// path; what they promise to know, they must say.
+// Threads take stamps, record fences, wait and poll concurrently. If the clocks say ordered or complete, the
+// ledger must have a path. The clocks must say what they promise to know.
 // Threads: those of a run.
 #pragma once
 #include "tests/explore/explore.h"
@@ -15,7 +14,7 @@ inline ledger& ledger_of(driver::driver& m) {
   throw std::logic_error("no ledger stands before the machine");
 }
 
-// Requires: its machines are made with a ledger before them, as programs.h has it.
+// Requires: its machines are made with a ledger in front, as in programs.h.
 class clocks_among_threads {
  public:
   explicit clocks_among_threads(trial& t)
@@ -34,18 +33,18 @@ class clocks_among_threads {
   struct taken {
     clock::stamp s;
     std::size_t stream;
-    int tail;  // the last operation of its stream then
+    int tail;  // the stream's last operation at that time
   };
   struct shared_event {
     clock::event_ref event;
     clock::fence_ref last;
     std::size_t stream = 0;
-    bool busy = false;  // being recorded by some thread
+    bool busy = false;  // a thread is recording it
   };
 
   std::size_t some_line() { return t_.draw(static_cast<std::uint32_t>(lines_.size())); }
   std::size_t take(std::size_t i) {
-    // One step: what was given to the stream so far, by the machine's account and by the clocks'.
+    // One scheduling step: the stream's work so far, by the ledger and by the clocks.
     clock::stamp const s = lines_[i]->now();
     stamps_.push_back({s, i, book_.tail(lines_[i]->handle())});
     return stamps_.size() - 1;
@@ -126,7 +125,7 @@ class clocks_among_threads {
     }
   }
 
-  // Nobody else runs between an answer and its judgement.
+  // No other thread runs between an answer and its check.
   void check() {
     for (int n = 0; n < 3 && !stamps_.empty(); ++n) {
       std::size_t const k = t_.draw(static_cast<std::uint32_t>(stamps_.size())), i = some_line();

@@ -1,4 +1,4 @@
-// The clocks among threads: what they say is so, by the account of what reached the machine.
+// Clocks among threads, checked against the ledger of driver calls.
 // Threads: those of each run, switched by its tape. See explore.h for the environment.
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 namespace weir {
 namespace {
 
-constexpr std::uint64_t parts = 2;  // so that processors share them
+constexpr std::uint64_t parts = 2;  // for parallel runs
 class explore_clocks : public ::testing::TestWithParam<std::uint64_t> {};
 
 TEST_P(explore_clocks, order_and_completion_are_true_among_threads) {

@@ -1,5 +1,4 @@
-// Work of random programs: a block is filled with one value on a stream,
-// or looked at there whether it still holds it.
+// Work of random programs on a stream: fills a block with one value, or checks that it still has it.
 // Threads: any; the work runs where the machine runs it.
 #pragma once
 #include <cstring>
@@ -10,7 +9,7 @@ namespace weir::tests {
 
 enum class filled : std::uint8_t { now, still };
 
-// otherwise: what the run fails with when it no longer is.
+// otherwise: the failure if the value is gone.
 inline void give_filled(trial& t, clock::stream_clock& line, filled how, void* p, std::size_t bytes,
                         unsigned char value, char const* otherwise = "somebody wrote into a block in use") {
   struct job {

@@ -1,5 +1,4 @@
-// What explores is itself looked at: it finds what is planted, says where, makes it short,
-// and replays it to the same hash.
+// Tests of the explorer: it finds a planted failure, reports and shrinks it, and replays it to the same hash.
 // Threads: those of each run.
 #include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
@@ -74,7 +73,7 @@ TEST(tape, a_file_is_read_back_and_errors_are_named) {
 TEST(shrink, leaves_only_what_the_failure_needs) {
   tape::numbers first(200, 0);
   for (std::size_t i = 0; i < first.size(); ++i) first[i] = static_cast<std::uint32_t>(i * 7 % 50);
-  auto const fails = [](tape::numbers& n) {  // a 40 and, anywhere behind it, something above 12
+  auto const fails = [](tape::numbers& n) {  // a 40 and, anywhere after it, a number above 12
     auto const at = std::find(n.begin(), n.end(), 40u);
     return at != n.end() && std::any_of(at + 1, n.end(), [](auto v) { return v > 12; });
   };
@@ -83,9 +82,9 @@ TEST(shrink, leaves_only_what_the_failure_needs) {
   EXPECT_TRUE(fails(few)) << "also when it was stopped early";
 }
 
-// Two threads add to a number, and look at it before another switch point.
+// Two threads increment a number, with a switch point between read and write.
 void lost_update(trial& t) {
-  for (std::uint32_t n = t.draw(8); n > 0; --n) t.draw(100);  // chatter
+  for (std::uint32_t n = t.draw(8); n > 0; --n) t.draw(100);  // irrelevant draws
   static base::mutex between;
   int number = 0;
   t.bench();
@@ -109,7 +108,7 @@ TEST(explore, a_shrunk_tape_fails_again_with_the_same_hash) {
   EXPECT_LE(f.at, 20u);
   EXPECT_EQ(f.at, f.runs);
   EXPECT_EQ(f.shrunk_what, "an update was lost");
-  EXPECT_LE(f.shrunk.size(), 24u);  // 17 at most from 400 first seeds
+  EXPECT_LE(f.shrunk.size(), 24u);  // 17 at most, over 400 first seeds
   tape t(f.seed, f.shrunk);
   trial one(o, t);
   lost_update(one);

@@ -1,5 +1,4 @@
-// Several host threads, streams and devices: blocks are taken, written, marked, handed from thread to thread,
-// copied and given back, and every byte is checked when a stream gets there.
+// Threads allocate, write, mark, hand over, copy and free blocks. Stream work checks every byte.
 // Threads: those of a run.
 #pragma once
 #include <cstring>
@@ -27,10 +26,10 @@ class memory_among_threads {
     std::size_t bytes;
     unsigned char value;
     int home, written_on;       // streams
-    std::vector<int> readers;   // that may still read it, ordered behind the write
+    std::vector<int> readers;   // streams that may still read it, ordered after the write
   };
   static memory_bench& start(trial& t) {
-    std::size_t const capacity = std::size_t{4} << (16 + t.draw(3));  // four pages and more
+    std::size_t const capacity = std::size_t{4} << (16 + t.draw(3));  // four pages or more
     int const devices = 1 + static_cast<int>(t.draw(2));
     return t.bench({.devices = devices, .memory = capacity}, drawn_policies(t));
   }
@@ -69,7 +68,7 @@ class memory_among_threads {
     if (before != after) must(line(after).wait(line(before).now()), "wait");
   }
 
-  // A block that no other thread has; it comes back to all, or not.
+  // A block that no other thread has. The caller may put it back.
   std::optional<block> take() {
     auto all = blocks_.lock();
     if (all->empty()) return std::nullopt;
@@ -169,7 +168,7 @@ class memory_among_threads {
   }
 
   void end() {
-    auto& all = *blocks_.lock();  // nobody else is left
+    auto& all = *blocks_.lock();  // all other threads have ended
     for (auto const& b : all) {
       order(b.written_on, b.home);
       read(b, b.home, "at the end");

@@ -1,5 +1,4 @@
-// Memory among host threads, streams and devices:
-// every byte of every block is its owner's, under every order that a tape can say.
+// Memory among threads, streams and devices: bytes survive every order that a tape can express.
 // Threads: those of each run, switched by its tape. See explore.h for the environment.
 #include <gtest/gtest.h>
 
@@ -8,11 +7,11 @@
 namespace weir {
 namespace {
 
-constexpr std::uint64_t parts = 4;  // so that processors share them
+constexpr std::uint64_t parts = 4;  // for parallel runs
 class explore_memory : public ::testing::TestWithParam<std::uint64_t> {};
 
 TEST_P(explore_memory, every_byte_is_right_among_threads) {
-  // with a point at each atomic a run takes longer, and says more
+  // with switch points at atomics a run takes longer and covers more
   tests::explore_program("memory_among_threads", tests::points_at_atomics ? 5000 : 14'000, GetParam(), parts);
 }
 INSTANTIATE_TEST_SUITE_P(seeds, explore_memory, ::testing::Range<std::uint64_t>(0, parts));

@@ -1,5 +1,5 @@
-// Threads that take pinned blocks, copy from and into them by the short way, and free them, each other's too,
-// while there is room for just so many and unused pages go after a while.
+// Threads allocate pinned blocks, copy from and into them by the fast path, and free their own and each
+// other's. Memory is just enough, and idle pages are freed after a while.
 // Threads: those of each run.
 #pragma once
 #include <cstring>
@@ -15,8 +15,7 @@ class pinned_among_threads {
  public:
   explicit pinned_among_threads(trial& t) : t_(t), threads_(2 + t.draw(2)), alike_(t.coin(60)) {
     weir::options o;
-    // With one in the slot nobody need ever go without.
-    // Of 2 MiB the first one takes all, and has room for the others.
+    // Room for a block a thread and the slot, or 2 MiB, which the first block maps for all.
     o.pinned_limit = t.coin() ? 2_MiB : (static_cast<std::size_t>(threads_) + 1) * largest;
     bench_ = &t.bench({.devices = 1, .memory = 1_MiB}, o);
     pool_ = &bench_->core.part<streams::pinned_memory>();
@@ -63,10 +62,10 @@ class pinned_among_threads {
     for (std::uint32_t n = 1 + t_.draw(3); n > 0; --n) {
       copy(line, there, p, bytes);
       give_filled(t_, line, filled::still, there, bytes, value, "somebody wrote into a pinned block in use");
-      if (t_.coin(30)) copy(line, p, there, bytes);  // the same bytes, later
+      if (t_.coin(30)) copy(line, p, there, bytes);  // writes the same bytes, later
     }
     bench_->on(0).deallocate(there, nullptr, source_location::current());
-    if (t_.coin()) std::swap(p, *slot_.lock());  // another's goes instead
+    if (t_.coin()) std::swap(p, *slot_.lock());  // frees another thread's block instead
     if (p) pool_->deallocate(p, source_location::current());
   }
 
@@ -80,7 +79,7 @@ class pinned_among_threads {
 
   trial& t_;
   int const threads_;
-  bool const alike_;  // all blocks are of one size
+  bool const alike_;  // all blocks have one size
   memory_bench* bench_;
   streams::pinned_memory* pool_;
   std::vector<clock::stream_clock*> lines_;

@@ -1,5 +1,5 @@
-// Policies of reuse, as a tape draws them: two of three runs have the defaults.
-// A new option of reuse is drawn here and in tests/model/policies.h.
+// Policies of reuse drawn from a tape: two of three runs have the defaults. Draw a
+// new option of reuse here and in tests/model/policies.h.
 // Threads: none.
 #pragma once
 #include "tests/explore/explore.h"

@@ -1,4 +1,4 @@
-// Threads that take blocks of a share_pool, write them and give them back, while there is room for one each.
+// Threads allocate, write and free blocks of a share_pool that has room for one block each.
 // Threads: those of each run.
 #pragma once
 #include <memory>
@@ -29,7 +29,7 @@ class pool_among_threads {
       });
     }
     t_.join();
-    auto& all = *kept_.lock();  // nobody else is left
+    auto& all = *kept_.lock();  // all other threads have ended
     for (auto& b : all) peer::exports::give_back(std::move(b));
     if (t_.failed()) return;
     for (auto* line : lines_) {
@@ -49,8 +49,8 @@ class pool_among_threads {
     try {
       b = peer::shared_pool::allocate(pool_, line, bytes, source_location::current());
     } catch (out_of_memory const& e) {
-      // Each has one at most, and what was given back is waited for:
-      // of one handle for all a block may leave no hole that is wide enough.
+      // Each thread has at most one block, and weir waits for
+      // freed ones. In one handle a hole may be too small.
       if (keeps_ || apart_) t_.fail(std::string("there is room, and memory is refused: ") + e.what());
       return;
     }
@@ -62,8 +62,8 @@ class pool_among_threads {
 
   trial& t_;
   int const threads_;
-  bool const keeps_;    // each takes one, and nobody gives it back meanwhile
-  bool apart_ = false;  // a handle for each
+  bool const keeps_;    // each thread allocates one block and keeps it
+  bool apart_ = false;  // each block has a handle of its own
   memory_bench* bench_;
   std::shared_ptr<peer::shared_pool> pool_;
   std::vector<clock::stream_clock*> lines_;

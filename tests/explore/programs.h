@@ -1,5 +1,4 @@
-// The programs that tapes are kept of, by name:
-// a tape of one is replayed by its test, and by the prover under planted defects.
+// The programs that have tapes, by name, for their tests and for the prover under planted defects.
 // Threads: each program's own.
 #pragma once
 #include <stdexcept>
@@ -61,7 +60,7 @@ inline constexpr explored explored_programs[] = {
     {"pinned", [](trial& t) { pinned_among_threads(t).run(); }},
 };
 
-// Throws: std::runtime_error where there is no such program.
+// Throws: std::runtime_error if there is no such program.
 inline explored const& explored_program(std::string_view name) {
   for (auto const& p : explored_programs) {
     if (p.name == name) return p;
@@ -69,7 +68,7 @@ inline explored const& explored_program(std::string_view name) {
   throw std::runtime_error("no program \"" + std::string(name) + "\" is explored (tests/explore/programs.h)");
 }
 
-// The test: so many runs by seed, after its tapes.
+// The test: the program's tapes, then so many runs by seed.
 inline std::uint64_t explore_program(std::string_view name, std::uint64_t runs, std::uint64_t part = 0,
                                      std::uint64_t parts = 1) {
   auto const& p = explored_program(name);
@@ -78,7 +77,7 @@ inline std::uint64_t explore_program(std::string_view name, std::uint64_t runs, 
   return explore(o, p.run);
 }
 
-// One run, and which check saw what is wrong with it.
+// One run, and the check that found its failure.
 inline verdict judged_run(explored const& p, driver::sim::tape& tape) {
   explore_options const options = p.options();
   trial one(options, tape);

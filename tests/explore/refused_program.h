@@ -1,6 +1,5 @@
-// Threads that take, write and give back device memory while calls of its driver are refused: program,
-// schedule and refusals are of one tape. Whoever is refused hears it as an error of weir's, nobody's bytes
-// are touched, and afterwards all memory is there again.
+// Threads use device memory while driver calls are refused, all drawn from one tape. A refused call throws
+// weir's error, no block's bytes change, and in the end all memory is available.
 // Threads: those of each run.
 #pragma once
 #include <algorithm>
@@ -47,7 +46,7 @@ class refused_among_threads {
 
   clock::stream_clock& some_line() { return *lines_[t_.draw(static_cast<std::uint32_t>(lines_.size()))]; }
 
-  // Of those that weir alone makes here: so many calls from the k-th on.
+  // Refuses calls from the k-th on, of those that only weir makes here.
   void refuse_some() {
     static constexpr std::array<std::string_view, 10> names{
         "create",         "map",          "grant",  "unmap",       "release",
@@ -77,7 +76,7 @@ class refused_among_threads {
     }
     clock::stream_clock* user = t_.coin() ? &some_line() : nullptr;
     give_filled(t_, line, filled::now, p, bytes, value);
-    if (user && !user->wait(line.now()).ok()) user = nullptr;  // refused: it may not use the block then
+    if (user && !user->wait(line.now()).ok()) user = nullptr;  // refused: it may not use the block
     give_filled(t_, user ? *user : line, filled::still, p, bytes, value);
     try {
       device.deallocate(p, user, source_location::current());

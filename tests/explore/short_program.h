@@ -1,5 +1,5 @@
-// Threads that take, write and give back device memory while there is just enough of it for all of them: none
-// may ever go without, and nobody else writes what one has.
+// Threads allocate, write and free device memory that is just enough for all. No
+// allocation may fail, and no thread writes another's block.
 // Threads: those of each run.
 #pragma once
 #include <vector>
@@ -8,15 +8,15 @@
 
 namespace weir::tests {
 
-// Each holds one block at a time, which fits into its share of the device, but on streams of its own: what
-// one has cached, another needs, and where pages are mapped all of it can be had back. So it can where they
-// are not, if all blocks are alike: a segment that holds one has room for any other. Where they differ, a
-// small one keeps a large segment from those who need it whole.
+// Each thread holds one block at a time, within its share of the device, on streams of its own. Other threads
+// need what a stream has cached. With mapped pages, weir can get all of it back. Without, it can if all
+// blocks are alike, because every segment then fits every block. Otherwise a small block may keep a large
+// segment from a thread that needs all of it.
 class short_among_threads {
  public:
   explicit short_among_threads(trial& t)
       : t_(t), threads_(2 + static_cast<int>(t.draw(2))), maps_(t.coin(80)), alike_(!maps_ && t.coin(60)) {
-    bool const one_has_most = !alike_ && t.coin(70);  // then a page that another one has on its way is missed at once
+    bool const one_has_most = !alike_ && t.coin(70);  // then a page in transit in another thread is missed at once
     std::size_t room = 0;
     for (int k = 0; k < threads_; ++k) {
       lanes_.push_back({{},
@@ -78,7 +78,7 @@ class short_among_threads {
 
   trial& t_;
   int const threads_;
-  bool const maps_, alike_;  // alike: all blocks are of one size
+  bool const maps_, alike_;  // alike: all blocks have one size
   memory_bench* bench_ = nullptr;
   std::vector<lane> lanes_;
 };

@@ -1,4 +1,4 @@
-// Programs of several host threads, each small enough that one rule alone is at stake.
+// Programs of several host threads, each small enough to test one rule.
 // Threads: those of each run.
 #pragma once
 #include <cstring>
@@ -11,8 +11,7 @@
 
 namespace weir::tests {
 
-// A crew of two, two threads that submit, finish and cancel whole tasks and such in pieces: every byte
-// arrives, and everybody comes back.
+// Two threads submit, finish and cancel tasks, whole or cut, to a crew of two. Every call returns.
 inline void crew_among_threads(trial& t) {
   (void)t.bench();
   auto workers = std::make_shared<streams::copy_workers>(2);
@@ -37,8 +36,7 @@ inline void crew_among_threads(trial& t) {
   workers->stop();
 }
 
-// One thread takes, writes and gives back on its stream;
-// another takes on its own what that left, writes and reads it.
+// Two threads allocate, write and free on streams of their own, and so reuse each other's memory.
 inline void memory_given_back_among_threads(trial& t) {
   auto& bench = t.bench({.devices = 1, .memory = 512 << 10});
   clock::stream_clock* const lines[] = {&t.stream(0), &t.stream(0)};
@@ -67,7 +65,7 @@ inline void memory_given_back_among_threads(trial& t) {
   }
 }
 
-// Two threads put one stream behind two others: both orders are known then.
+// Two threads make one stream wait for two others. Afterwards it knows both orders.
 inline void knowledge_among_threads(trial& t) {
   auto& bench = t.bench();
   clock::stream_clock& waiter = t.stream(0);
@@ -86,8 +84,7 @@ inline void knowledge_among_threads(trial& t) {
   }
 }
 
-// Threads write down where blocks begin and end, each other's too, and one gathers what they wrote: it never
-// sees an end whose beginning is not there yet, though logs are read one after the other.
+// Threads record begins and ends of any thread's blocks. A reader never sees an end without its begin.
 inline void history_among_threads(trial& t) {
   (void)t.bench();
   constexpr std::uint32_t of = 4'000'000'000;  // no runtime has this number
@@ -126,7 +123,7 @@ inline void history_among_threads(trial& t) {
   t.join();
   while (end_one()) {}
   book.stop();
-  std::map<std::uintptr_t, std::pair<int, int>> seen;  // beginnings, ends
+  std::map<std::uintptr_t, std::pair<int, int>> seen;  // begins, ends
   for (auto const& e : book.events(of, 0)) ++(e.what == observe::action::alloc ? seen[e.at].first : seen[e.at].second);
   for (std::uintptr_t at = 1, newest = all.lock()->newest; at <= newest; ++at) {
     if (seen[at] != std::pair(1, 1))

@@ -1,6 +1,5 @@
-// One rule among threads at a time: what is given back, what two waits say at once, who is woken, what is
-// written down. And that every committed tape is one of a program that is explored:
-// each test replays its own before it draws.
+// One rule among threads at a time: frees, concurrent waits, notifications, history. Each test replays its
+// tapes before it draws, and every committed tape belongs to an explored program.
 // Threads: those of each run, switched by its tape. See explore.h for the environment.
 #include <gtest/gtest.h>
 
@@ -20,7 +19,7 @@ TEST(explore_threads, what_two_threads_wait_for_is_known_of_both) {
 TEST(explore_threads, an_end_is_never_gathered_before_its_start) { tests::explore_program("history", 500); }
 TEST(explore_threads, every_wait_for_the_crew_ends) { tests::explore_program("crew", 500); }
 
-// Nor is it refused where there is room.
+// Nor is an allocation refused while there is room.
 TEST(explore_threads, pinned_memory_is_safe_under_copies) {
   tests::explore_program("pinned", 120);
 }
@@ -29,7 +28,7 @@ TEST(explore_threads, a_host_far_ahead_reuses_small_blocks) {
   tests::explore_program("far_ahead", 60);
 }
 TEST(explore_threads, a_refusal_costs_no_memory_or_bytes) { tests::explore_program("refused", 400); }
-// Nor does it refuse one where there is room.
+// Nor does a pool refuse a buffer while there is room.
 TEST(explore_threads, a_pool_gives_no_range_twice) {
   tests::explore_program("pool", 60);
 }

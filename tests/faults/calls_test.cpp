@@ -1,6 +1,5 @@
-// Every call of the driver refused in turn, with each status it may answer, alone, with those after it, and
-// for good. WEIR_TEST_SEEDS=n tries n/8 failures of each scenario, all of them when there are no more;
-// WEIR_TEST_SEED=s tries that one again.
+// Refuses every driver call in turn, with each possible status: alone, with later calls, and for good.
+// WEIR_TEST_SEEDS=n tries n/8 failures of each scenario, at most all; WEIR_TEST_SEED=s repeats one.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -59,8 +58,7 @@ TEST_P(failing_calls, leave_all_whole_and_the_scenario_runs) {
 INSTANTIATE_TEST_SUITE_P(of, failing_calls, ::testing::ValuesIn(scenarios().begin(), scenarios().end()),
                          [](auto const& info) { return info.param.name; });
 
-// Once more, with a checker before the driver that refuses: what was refused must not count as done, so
-// nobody is told of a race that is none, or of pages taken from work that never was.
+// Again under a checker: a refused call must not count as done, or the checker makes false reports.
 std::vector<scenario> looked_on() {
   std::vector<scenario> all(scenarios().begin(), scenarios().end());
   for (auto& s : all) s.with.check_races = true;
@@ -108,7 +106,7 @@ TEST(contracts, every_status_of_every_call_was_injected) {
               static_cast<unsigned long long>(injected), table_of_pairs().size(), scenarios().size());
 }
 
-// docs/failing-calls.md has the pairs between two marks. WEIR_WRITE_DOCS=1 writes them there.
+// Compares the table with docs/failing-calls.md; WEIR_WRITE_DOCS=1 writes it there.
 TEST(contracts, are_in_the_document) {
   std::string const path = WEIR_DOCS "/failing-calls.md", mark = "<!-- pairs -->\n";
   std::ifstream in(path);

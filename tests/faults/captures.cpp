@@ -1,4 +1,4 @@
-// A program that captures what it gives to two streams, and launches it twice.
+// A program that captures work of two streams and launches it twice.
 // Threads: one.
 #include <array>
 #include <vector>
@@ -17,7 +17,7 @@ using driver::graph_handle;
 
 constexpr source_location at{"a capture", "captures.cpp", 1};
 
-// What the driver would not take back yet: asked again at the next run, and at the runtime's end.
+// Handles that the driver refused to destroy. Tried again at the next run and at the runtime's end.
 class leftovers {  // a part of the runtime
  public:
   explicit leftovers(runtime::impl& r) : machine_(r.machine()) { graphs_.reserve(16), executables_.reserve(16); }
@@ -40,7 +40,7 @@ class leftovers {  // a part of the runtime
   std::vector<executable_handle> executables_;
 };
 
-class capture {  // under way while it lives
+class capture {  // lasts until its destructor
  public:
   capture(runtime::impl& r, stream_ref on) : runtime_(r), line_(streams::clock_of(on)) {
     require(r.machine().begin_capture(0, line_.handle(), driver::capture_mode::global), "begin_capture", "a stream", "",
@@ -92,7 +92,7 @@ void add_one(stream_ref s, buffer const& b) {
   launch(s, {updates(b)}, [](CUstream_st*) {}, [=] { for (std::size_t i = 0; i < n; ++i) ++bytes[i]; });
 }
 
-// x + 1 on a; y = the first bytes of x on b, and beside it other bytes of x on a; then y + 1 on a.
+// x + 1 on a; y = the first bytes of x on b, while a fills other bytes of x; then y + 1 on a.
 graph_handle captured_fork_and_join(runtime::impl& r, stream_ref a, stream_ref b, buffer const& x, buffer const& y) {
   capture under_way(r, a);
   if (!a.is_capturing()) return under_way.end();

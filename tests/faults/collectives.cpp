@@ -1,5 +1,4 @@
-// Programs in which devices work together:
-// every collective, two steps of training, a communicator that is kept too long.
+// Multi-device programs: every collective, two training steps, a communicator that outlives its runtime.
 // Threads: one plays all ranks.
 #include <array>
 #include <cstdint>
@@ -55,7 +54,7 @@ std::string all_collectives() {
   return seen;
 }
 
-// A linear model of two outputs, trained by momentum on two devices that share their gradients.
+// A linear model with two outputs, trained with momentum on two devices that share gradients.
 std::string two_training_steps() {
   constexpr int n = 2;
   auto ranks = communicator::create_all(devices(n));
@@ -105,7 +104,7 @@ std::string two_training_steps() {
 }
 
 namespace {
-std::vector<communicator> kept;  // longer than their runtime
+std::vector<communicator> kept;  // outlives its runtime
 }
 
 std::string communicator_outlives_its_runtime() {

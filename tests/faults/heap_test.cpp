@@ -1,7 +1,5 @@
-// Every allocation of the host's heap refused in turn, alone, with a few after it, and for good: nothing ends
-// the process, nothing is lost, and the scenario then runs.
-// WEIR_TEST_SEEDS=n tries n/8 failures of each scenario, all of them when there are no more;
-// WEIR_TEST_SEED=s tries that one again.
+// Refuses every host allocation in turn: alone, with a few after it, and for good. The process survives,
+// nothing leaks, and the scenario then works. Seeds: as in calls_test.cpp.
 // Threads: one.
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -53,7 +51,7 @@ TEST_P(failing_heap, leaves_all_whole_and_the_scenario_runs) {
 INSTANTIATE_TEST_SUITE_P(of, failing_heap, ::testing::ValuesIn(scenarios().begin(), scenarios().end()),
                          [](auto const& info) { return info.param.name; });
 
-// Where the seed switches threads, each switch needs memory: there these do not fail.
+// Under a seed each thread switch allocates, so such allocations do not fail; system threads let them fail.
 std::vector<scenario> that_wait() {
   std::vector<scenario> all;
   for (auto s : scenarios()) {
@@ -67,13 +65,13 @@ std::vector<scenario> that_wait() {
 INSTANTIATE_TEST_SUITE_P(with_threads, failing_heap, ::testing::ValuesIn(that_wait()),
                          [](auto const& info) { return info.param.name; });
 
-// Regression: submit() threw, out of a host function too.
+// Regression: submit() threw, even out of a host function.
 TEST(a_crew_without_memory, copies_all_that_it_was_given) {
   using streams::copy_workers;
   for (std::uint64_t const more : {std::uint64_t{0}, heap::without_end}) {
     std::string const from(200, 'x');
     std::string to(200, '-');
-    std::vector<copy_workers::task> tasks(200);  // more than a queue takes without memory
+    std::vector<copy_workers::task> tasks(200);  // more than a queue holds without allocating
     copy_workers crew(0);
     for (std::size_t i = 0; i < tasks.size(); ++i) {
       tasks[i] = {&to[i], &from[i], 1};
@@ -86,8 +84,7 @@ TEST(a_crew_without_memory, copies_all_that_it_was_given) {
   }
 }
 
-// Regression: what was to become a stream's memory was not freed when its arena had no memory ("three streams
-// left one block of the heap": allocation 66 and 2 after it), for the arena promised not to throw.
+// Regression: an arena whose constructor promised not to throw leaked its heap when it had no memory.
 TEST(an_arena_without_memory, frees_its_own_pages) {
   struct alignas(64) holder {
     memory::arena inside;
@@ -104,7 +101,7 @@ TEST(an_arena_without_memory, frees_its_own_pages) {
   }
 }
 
-// What the driver refuses to take back at that moment is given back later.
+// If the driver refuses to release memory now, weir releases it later.
 TEST(shared_memory_without_memory, is_given_back_in_the_end) {
   if (std::getenv("WEIR_CHECK_RACES")) GTEST_SKIP() << "the checker does not go on without memory";
   runtime own(simulated{.devices = 1, .memory = 64_MiB});
@@ -149,7 +146,7 @@ TEST(a_pool_without_memory, frees_what_it_holds_once_there_is_some) {
   }
 }
 
-// Segments that are dropped: the last few stay, for a thread that may be asking about them.
+// Segments without memory are dropped; the last few stay for threads that may still look them up.
 TEST(segments_without_memory, are_dropped_all_the_same) {
   tests::memory_bench bench({.devices = 1, .memory = 1_MiB});
   auto info = bench.machine().info(0).value;
@@ -168,8 +165,7 @@ TEST(segments_without_memory, are_dropped_all_the_same) {
   }
 }
 
-// A block that the books of what lies beside the allocators' memory had no memory for is not taken for one
-// that was given back.
+// If there is no memory to note a block in external_memory, its whole handle counts as in use.
 TEST(books_without_memory, hold_all_of_a_handle_for_in_use) {
   runtime own(simulated{.devices = 1, .memory = std::size_t{64} << 20});
   observe::external_memory books(own.get());
@@ -187,9 +183,7 @@ TEST(books_without_memory, hold_all_of_a_handle_for_in_use) {
   EXPECT_EQ(known.bytes, 500u);
 }
 
-// A use of a pinned block that there was no memory to note:
-// nobody can know when it is over, so the block serves nobody any more.
-// Their use could not be noted for want of memory.
+// If there is no memory to record a use of a pinned block, its end is unknown, so the block is never reused.
 TEST(pinned_blocks, with_an_unrecorded_use_are_never_reused) {
   enum class noted { all, not_all_streams, not_all_stamps };
   for (noted const how : {noted::all, noted::not_all_streams, noted::not_all_stamps}) {
@@ -199,7 +193,7 @@ TEST(pinned_blocks, with_an_unrecorded_use_are_never_reused) {
     void* const p = pool.allocate(bytes, 0, source_location::current());
     std::uint64_t refused = 0;
     std::vector<clock::stream_clock*> users;
-    for (int i = 0; i < 12; ++i) {  // more than nearly all blocks need, for which there is room at once
+    for (int i = 0; i < 12; ++i) {  // more than most blocks need, which have room reserved
       clock::stream_clock& user = *users.emplace_back(&bench.stream(0));
       ASSERT_TRUE(bench.machine().enqueue(0, user.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
       heap::fail(how != noted::all, 0);
@@ -211,7 +205,7 @@ TEST(pinned_blocks, with_an_unrecorded_use_are_never_reused) {
     std::vector<void*> others{pool.allocate(bytes, 0, source_location::current())};
     EXPECT_NE(others[0], p) << "its streams are not done";
     for (clock::stream_clock* user : users) ASSERT_TRUE(bench.clocks().synchronize(user->now()).ok());
-    others.push_back(pool.allocate(32_MiB, 0, source_location::current()));  // a miss, which looks at what is done
+    others.push_back(pool.allocate(32_MiB, 0, source_location::current()));  // a miss, which polls completion
     EXPECT_EQ(pool.statistics().pending_bytes.all.current, how == noted::all ? 0 : static_cast<std::int64_t>(bytes));
     others.push_back(pool.allocate(bytes, 0, source_location::current()));
     EXPECT_EQ(others.back() == p, how == noted::all) << "all that is known of is done";
@@ -220,8 +214,7 @@ TEST(pinned_blocks, with_an_unrecorded_use_are_never_reused) {
   }
 }
 
-// What notes a block's use by a stream serves for other blocks once that one is given back,
-// which takes no memory.
+// After the free, a use's record serves other blocks. This needs no memory.
 TEST(pinned_uses, come_back_with_their_blocks) {
   tests::memory_bench bench({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped});
   auto& pool = bench.core.part<streams::pinned_memory>();
@@ -240,9 +233,8 @@ TEST(pinned_uses, come_back_with_their_blocks) {
   EXPECT_EQ(heap::live(), once);
 }
 
-// Regression: such a thread gave the baton back and then let go of what it was in its machine: with other
-// load beside it a trial's census saw that ("3 blocks of the heap are left").
-// Here it runs only when nobody else wants its processor.
+// Regression: such a thread handed on the baton before it dropped its state of the machine, and under load
+// the census of a trial saw that. Here the thread runs only when its processor is otherwise idle.
 TEST(kept_thread, owns_nothing_of_a_machine_that_went_on_alone) {
   struct in_turn final : base::schedule_choices {
     int next(int now, std::span<int const>) noexcept override { return now; }
@@ -273,9 +265,9 @@ TEST(kept_thread, owns_nothing_of_a_machine_that_went_on_alone) {
     }
     EXPECT_EQ(threads.join(), "");
   };
-  run();  // the threads are made, and kept
+  run();  // creates the threads, which are kept
   for (int i = 0; i < 5; ++i) {
-    ::usleep(1000);  // they come to their rest
+    ::usleep(1000);  // lets the threads come to rest
     std::int64_t const before = heap::live();
     run();
     EXPECT_EQ(heap::live(), before) << "run " << i;

@@ -1,8 +1,7 @@
-// A process is killed (SIGKILL) at its k-th call of the driver, of each scenario: it ends as one that was
-// killed does, at once, and of it nothing is left in the system: no file, no memory that has a name, no
-// process. What another process sees of it that shares memory with it: tests/peer/share_kill_test.cpp.
+// Kills a process (SIGKILL) at its k-th driver call of each scenario. It ends at once and leaves no file,
+// named memory or process. For sharing processes see tests/peer/share_kill_test.cpp.
 // Threads: one; the process that is killed has its own.
-// WEIR_TEST_SEEDS=n kills n/48 of each scenario; WEIR_TEST_SEED=s kills that one again.
+// WEIR_TEST_SEEDS=n kills n/48 of each scenario; WEIR_TEST_SEED=s repeats one.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -25,7 +24,7 @@ namespace {
 class killer final : public driver::fault_injector::watcher {
  public:
   explicit killer(std::uint64_t k) : left_(k) {}
-  void enters(call) noexcept override {  // the driver: what it has begun stays as it is
+  void enters(call) noexcept override {  // inside the driver: work that the call began stays as it is
     if (--left_ == 0) ::kill(::getpid(), SIGKILL);
   }
 
@@ -33,7 +32,7 @@ class killer final : public driver::fault_injector::watcher {
   std::uint64_t left_;
 };
 
-// In a process of its own: this case alone, told by its environment what to run.
+// Runs this case alone in its own process; the environment names the scenario.
 TEST(killed, in_a_process_of_its_own) {
   char const* const what = std::getenv("WEIR_KILL_SCENARIO");
   if (!what) GTEST_SKIP() << "the other cases start it";
@@ -49,7 +48,7 @@ TEST(killed, in_a_process_of_its_own) {
   }
 }
 
-// A folder for one process: its working one, and its temporary one.
+// Working and temporary folder of one process.
 class own_folder {
  public:
   own_folder() {
@@ -73,7 +72,7 @@ std::string named_memory_of(pid_t process) {
   return {};
 }
 
-// Returns: how it ended, in words.
+// Returns: how the process ended, in words.
 std::string ended(scenario const& s, std::uint64_t k, std::uint64_t machine) {
   std::vector<std::string> words = tests::environment_of_a_child();
   own_folder const in;
@@ -89,7 +88,7 @@ std::string ended(scenario const& s, std::uint64_t k, std::uint64_t machine) {
   char* const arguments[] = {self, filter, brief, nullptr};
   posix_spawnattr_t group;
   ::posix_spawnattr_init(&group);
-  ::posix_spawnattr_setflags(&group, POSIX_SPAWN_SETPGROUP);  // its own, so that whom it leaves behind is found
+  ::posix_spawnattr_setflags(&group, POSIX_SPAWN_SETPGROUP);  // its own group, to find processes that it leaves behind
   posix_spawn_file_actions_t silent;
   ::posix_spawn_file_actions_init(&silent);
   ::posix_spawn_file_actions_addopen(&silent, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
@@ -113,7 +112,7 @@ struct killed_at : ::testing::TestWithParam<scenario> {};
 TEST_P(killed_at, any_call_a_process_leaves_nothing_behind) {
   scenario const& s = GetParam();
   std::size_t const calls = undisturbed_once_warm(s, 1).calls.size();
-  drawn_failures chosen(calls, 36, 6);  // the start of a process, mostly
+  drawn_failures chosen(calls, 36, 6);  // mostly the start of a process
   while (chosen.next()) {
     std::uint64_t const k = 1 + chosen.index();
     ASSERT_EQ(ended(s, k, 1), "killed") << "call " << k << " of " << calls << "; WEIR_TEST_SEED=" << chosen.seed();

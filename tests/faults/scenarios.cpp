@@ -23,7 +23,6 @@ using scheduling = simulated::scheduling;
 
 std::string bytes_of(void const* p, std::size_t n) { return std::string(static_cast<char const*>(p), n); }
 
-// Adds one to each byte, on the device.
 void add_one(stream_ref s, buffer const& b) {
   auto* const at = b.data<unsigned char>();
   std::size_t const n = b.size();
@@ -61,7 +60,7 @@ std::string three_streams() {
     y.record_stream(b);
     add_one(b, y);
     z.set_stream(c);
-    fill(z.data(), std::byte{9}, z.size());  // on a
+    fill(z.data(), std::byte{9}, z.size());  // on stream a
     c.wait(a.record_event());
     add_one(c, z);
     copy(b, out.data(), y.data(), 4096, non_blocking);
@@ -85,7 +84,7 @@ std::string three_streams() {
   return bytes_of(out.data(), out.size());
 }
 
-// Small blocks and large ones until nothing is left, then less, then more again.
+// Allocates small and large blocks until memory is full, then frees some, then allocates again.
 std::string grow() {
   std::string seen;
   stream const other;
@@ -138,7 +137,7 @@ std::string pinned_blocks() {
     a.synchronize();
     for (auto const& host : blocks) seen += bytes_of(host.data(), 100);
   }
-  std::vector<int, pinned_allocator<int>> numbers(700'000, 3);  // another shape: idle pages go first
+  std::vector<int, pinned_allocator<int>> numbers(700'000, 3);  // another shape, so weir frees idle pages first
   copy(a, device.data(), numbers.data(), 4000, non_blocking);
   b.wait(a);
   buffer const out = pinned(4000);
@@ -148,7 +147,7 @@ std::string pinned_blocks() {
 
 std::string staged_both_ways() {
   std::size_t const n = 1'300'000;
-  // when nobody can be waited for, bytes may come until the runtime has ended
+  // if no wait is possible, bytes may arrive until the runtime has ended
   static std::vector<unsigned char> later(n);
   std::vector<unsigned char> from(n), to(n);
   for (std::size_t i = 0; i < n; ++i) from[i] = static_cast<unsigned char>(i * 7 + i / 251);
@@ -161,7 +160,7 @@ std::string staged_both_ways() {
   return bytes_of(to.data(), n) + bytes_of(later.data(), n);
 }
 
-// Devices 0 and 1 reach each other, 2 neither.
+// Devices 0 and 1 are linked; neither is linked to 2.
 std::string peers() {
   std::string seen;
   simulation::of(runtime::current()).disconnect(device(1), device(0));
@@ -197,11 +196,11 @@ std::string peers() {
   copy(on[0].data<char>() + 1, on[1].data<char>() + 1, 200'000);  // over the link
   copy(on[2].data(), on[0].data(), 200'000);                       // through pinned memory
   copy(on[1].data<char>() + 100'000, on[2].data(), 200'000);
-  for (int i = 0; i < 30; ++i) copy(on[1].data(), on[0].data(), 300'000, non_blocking);  // enough to be worth a grant
+  for (int i = 0; i < 30; ++i) copy(on[1].data(), on[0].data(), 300'000, non_blocking);  // enough to earn a grant
   try {
     enable_peer_access(device(1), {device(0)});
   } catch (not_supported const&) {}
-  on.emplace_back(400'000, buffer_options{.on = device(1)});  // in handles of its own
+  on.emplace_back(400'000, buffer_options{.on = device(1)});  // in its own handles
   copy(on[3].data(), on[0].data(), 300'000);
   unsigned char host[8];
   for (int d = 0; d < 4; ++d) {
@@ -212,8 +211,7 @@ std::string peers() {
   return seen;
 }
 
-// Small blocks that threads keep: of two streams, given back by the thread that took them and by another,
-// left behind by one that ends, and taken back from all when memory is short.
+// Small blocks in thread caches: freed by any thread, left by an ended one, drained when memory is short.
 std::string small_blocks_of_threads() {
   std::string seen;
   stream const a, b;
@@ -248,13 +246,13 @@ std::string small_blocks_of_threads() {
     seen += bytes_of(host, 4);
   }
   handed_over.clear();
-  buffer const large(900'000);  // what threads keep is in the way
+  buffer const large(900'000);  // thread caches hold memory that it needs
   some(a, 6);
   auto const n = memory_stats();
   return seen + std::to_string(n.allocation.all.current) + " " + std::to_string(n.requested_bytes.all.current);
 }
 
-// What a simulated machine has no answer to, and what it says of addresses that are not weir's.
+// Calls that a simulated machine does not support, and queries of addresses outside weir.
 std::string handles_and_places() {
   std::string seen;
   auto const unsupported = [&](auto ask) {

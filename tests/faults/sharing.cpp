@@ -1,5 +1,4 @@
-// Memory shared with another process, both sides of it in one:
-// what is sent, opened, released, and sent again.
+// Memory shared with another process, both sides in one: send, open, release, send again.
 // Threads: one.
 #include "peer/share/exports.h"
 #include "runtime/base/os_socket.h"

@@ -1,4 +1,4 @@
-// Counting and refusing behind os::refuse_by.
+// Counts and refuses system calls through os::refuse_by.
 // Threads: as system.h.
 #include "tests/faults/system.h"
 

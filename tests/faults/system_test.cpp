@@ -1,7 +1,6 @@
-// Every call of the system that may be refused is, in turn, alone, with a few after it, and for good: address
-// space, pages, files of the simulated devices, threads. Nothing ends the process, nothing is lost, and the
-// scenario then runs. WEIR_TEST_SEEDS=n tries n/8 failures of each scenario, all of them when there are no
-// more; WEIR_TEST_SEED=s tries that one again.
+// Refuses every refusable system call in turn (addresses, pages, files, threads):
+// alone, with a few after it, and for good. The process survives, nothing leaks,
+// and the scenario then works. Seeds: as in calls_test.cpp.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -34,7 +33,7 @@ TEST_P(refusing_system, leaves_all_whole_and_the_scenario_runs) {
   }
 }
 
-// On machines whose work is done by threads, memory lies in files that others made: those calls come here.
+// Machines with threads keep memory in files: these scenarios cover the calls for files.
 std::vector<scenario> with_threads() {
   std::vector<scenario> all(scenarios().begin(), scenarios().end());
   for (auto& s : all) {
@@ -80,7 +79,7 @@ TEST(system_contracts, every_call_was_refused_in_some_scenario) {
   std::printf("%d calls of the system, each refused\n", refused);
 }
 
-// What is asked once in a process is refused in one of its own, from the start.
+// Queries made once a process are refused from its start.
 TEST(a_process, runs_although_startup_queries_are_refused) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   auto const all_run = [] {
@@ -94,7 +93,7 @@ TEST(a_process, runs_although_startup_queries_are_refused) {
   EXPECT_EXIT(all_run(), ::testing::ExitedWithCode(0), "");
 }
 
-// The system refuses to open them.
+// The system refuses to open the pages.
 TEST(a_guarded_machine, loses_a_device_whose_pages_stay_closed) {
   runtime rt{simulated{
       .devices = 1, .memory = 4_MiB, .schedule = simulated::scheduling::seeded, .seed = 1, .protect_memory = true}};

@@ -1,4 +1,4 @@
-// Making a machine, spoiling a call, and looking at what is left.
+// Creates a machine, lets one call fail, and checks what is left.
 // Threads: as trial.h.
 #include "tests/faults/trial.h"
 
@@ -31,7 +31,7 @@ std::size_t entries(char const* folder) {
   return n;
 }
 
-struct left_behind {  // of the process, when no runtime lives
+struct left_behind {  // the process, when no runtime is live
   std::size_t files = entries("/proc/self/fd"), threads = entries("/proc/self/task");
   std::int64_t blocks = heap::live();
 };
@@ -48,7 +48,7 @@ class looking_on final : public driver::fault_injector::watcher {
   void refused(call c, code with) noexcept override {
     if (counts_) ++(*counts_)[static_cast<std::size_t>(c)][static_cast<std::size_t>(with)];
   }
-  // The machine has a heap of its own: what fails is weir's.
+  // The machine uses the heap too: only weir's allocations fail.
   void enters(call) noexcept override { heap::pause(); }
   void leaves(call c) noexcept override {
     constexpr std::array may_lose{call::synchronize_device, call::synchronize_stream, call::synchronize_event,
@@ -57,8 +57,8 @@ class looking_on final : public driver::fault_injector::watcher {
     if (driver::driver* const machine = asked ? ending_.load() : nullptr) look_at(*machine);
     heap::go_on();
   }
-  // A runtime ends: who waits then for a lost device in vain, or asks, loses its own,
-  // and nobody can be asked afterwards.
+  // The runtime ends. A wait or query then loses its device if it
+  // waits for a lost one in vain; later no query is possible.
   void ends(driver::driver& machine) noexcept { ending_.store(&machine); }
   std::vector<int> lost_at_the_end() const {
     std::vector<int> found;
@@ -81,13 +81,13 @@ class looking_on final : public driver::fault_injector::watcher {
   std::array<base::atomic<bool>, 8> lost_{};
 };
 
-// A part made before all others, and so the last to go before the machine, whose heap is its own.
+// Made first, so destroyed last before the machine, whose own allocations must not fail.
 struct heap_until_here {
   explicit heap_until_here(runtime::impl&) {}
   ~heap_until_here() { heap::stop(); }
 };
 
-// A runtime in use, and what its machine said at its end.
+// A runtime in use, and the findings of its machine at the end.
 class life {
  public:
   life(scenario const& s, std::uint64_t seed, looking_on& eyes)
@@ -102,7 +102,7 @@ class life {
     (void)parts().part<heap_until_here>();
     machine().watch(&eyes);
     if (auto* const checker = driver::check::control_of(parts().machine())) {
-      (void)checker->findings();  // nobody prints them then
+      (void)checker->findings();  // takes the findings, so that weir prints none
       checker->on_finding([reports = reports_](driver::check::finding const& f) { reports->push_back(f); });
     }
     control().at_end([left = left_](std::vector<std::string> const& census) { *left = census; });
@@ -125,8 +125,8 @@ class life {
     }
     return found;
   }
-  std::vector<driver::check::finding> const& reports() const { return *reports_; }  // of a checker, if one looks on
-  // Returns: what the machine still had.
+  std::vector<driver::check::finding> const& reports() const { return *reports_; }  // of a checker, if present
+  // Returns: the machine's census.
   std::vector<std::string> end() {
     if (own_) eyes_.ends(machine().inner());
     in_.reset();
@@ -145,7 +145,7 @@ class life {
 
 struct ending {  // of a run
   enum class kind : std::uint8_t { done, refused, lost, wrong } is = kind::done;
-  std::string text;  // the bytes, or what was thrown
+  std::string text;  // the bytes, or the exception's text
 };
 
 ending run(scenario const& s, bool heap_fails) {
@@ -169,7 +169,7 @@ ending run(scenario const& s, bool heap_fails) {
 }
 
 std::size_t count_pages(life& l, int device) {
-  empty_cache(device);  // a block that is handed on whole may be larger than a page
+  empty_cache(device);  // a block handed over whole may exceed a page
   std::size_t const page = l.machine().inner().info(device).value.granularity;
   std::vector<void*> all;
   try {
@@ -181,7 +181,7 @@ std::size_t count_pages(life& l, int device) {
 
 class judge {
  public:
-  judge() { wrong_.reserve(1 << 16); }  // before the heap's blocks are counted
+  judge() { wrong_.reserve(1 << 16); }  // before heap blocks are counted
   void hold(bool holds, std::string const& words) {
     if (!holds) wrong_ += words + "\n";
   }
@@ -205,7 +205,7 @@ void expect_sound(judge& j, life& l, std::string const& when) {
     if (!l.used(d)) continue;
     auto& memory = *r.part<memory::device_memory>().if_made(d);
     j.all_of(memory.validate(), when);
-    // Frees on a lost device are no-ops: its counts stand still.
+    // A free on a lost device does nothing, so its counters stay.
     if (!l.lost(d))
       j.hold(memory.statistics().allocated_bytes.all.current == 0,
              when + ": memory of device " + std::to_string(d) + " is still held");
@@ -236,12 +236,12 @@ void expect_working(judge& j, life& l, scenario const& s, expectation const& e) 
     try {
       synchronize(d);
       std::size_t const pages = count_pages(l, d);
-      // What streams of a lost device were using is held back for ever.
+      // Memory used by streams of a lost device is never free.
       j.hold(lost.empty() ? pages == e.pages[static_cast<std::size_t>(d)] : pages > 0,
              "device " + std::to_string(d) + " gives " + std::to_string(pages) + " pages of " +
                  std::to_string(e.pages[static_cast<std::size_t>(d)]));
     } catch (error const& other) {
-      // A stream that already waits for the lost device never moves again, and says so.
+      // A stream that waits for the lost device never moves again, and its calls say so.
       j.hold(!lost.empty(), "device " + std::to_string(d) + " does not work on: " + std::string(other.operation()) +
                                 ": " + std::string(other.operands()));
     }
@@ -252,8 +252,8 @@ void expect_working(judge& j, life& l, scenario const& s, expectation const& e) 
   }
 }
 
-// What may be left: of a lost device everything (nobody knows what its work still touches), what work behind
-// a wait for a lost device uses, and what the driver would not take back.
+// May be left: everything of a lost device, since its work may still use it; memory used by work behind a
+// wait for a lost device; handles that the driver refused to release.
 void expect_nothing_left(judge& j, std::vector<std::string> const& census, std::vector<int> const& lost,
                          std::uint64_t refused_to_take_back) {
   bool const stuck = !lost.empty() && std::any_of(census.begin(), census.end(), [](auto const& line) {
@@ -269,8 +269,8 @@ void expect_nothing_left(judge& j, std::vector<std::string> const& census, std::
   if (refused_to_take_back == 0) j.all_of(left, "left at the end");
 }
 
-// A scenario orders all that it does, whatever is refused.
-// Who waits for a lost device waits for what cannot come, and is told so.
+// A scenario orders its work whatever fails. A wait for a
+// lost device never ends, and the checker reports that.
 void expect_no_reports(judge& j, life const& l, std::vector<int> const& lost) {
   for (auto const& f : l.reports()) {
     j.hold(f.what == driver::check::finding::kind::stuck && !lost.empty(), "the checker found: " + f.text);
@@ -361,7 +361,7 @@ std::string try_again(scenario const& s, failure const& f, expectation const& e,
 
 namespace {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr std::uint64_t dearer = 6;  // a trial takes that many times as long
+constexpr std::uint64_t dearer = 6;  // a trial takes six times as long
 #else
 constexpr std::uint64_t dearer = 1;
 #endif
@@ -371,7 +371,7 @@ drawn_failures::drawn_failures(std::uint64_t all, std::uint64_t otherwise, std::
   std::uint64_t const only = tests::number_from_environment("WEIR_TEST_SEED", 0);
   otherwise /= dearer * fewer;
   std::uint64_t count = tests::number_from_environment("WEIR_TEST_SEEDS", otherwise);
-  // each takes as long as eight of the small programs that are counted elsewhere
+  // each trial takes as long as eight ordinary test programs
   if (std::getenv("WEIR_TEST_SEEDS")) count /= 8 * fewer;
   if (undisturbed_only() && !only) count = 0;
   seed_ = only ? only - 1 : tests::number_from_environment("WEIR_TEST_BASE_SEED", 0);
@@ -421,7 +421,7 @@ std::string try_out(scenario const& s, failure const& f, expectation const& e, p
       (void)system::stop();
       if (first.is == ending::kind::done) j.hold(first.text == e.bytes, "other bytes");
       j.hold(first.is != ending::kind::wrong, first.text);
-      // while the runtime ended: which they were nobody can be asked any more
+      // the device was lost during the runtime's end: which ones can no longer be queried
       if ((lost.empty() || f.call.more) && f.call.k && f.call.with == code::lost) {
         for (int d = 0; d < l.devices(); ++d) lost.push_back(d);
       }

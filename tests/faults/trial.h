@@ -1,4 +1,4 @@
-// A trial: one scenario, one failure, and everything that must hold afterwards.
+// A trial runs one scenario with one failure, then checks everything that must hold.
 // Threads: one; the failure may strike threads that the scenario makes.
 #pragma once
 #include <array>
@@ -16,20 +16,20 @@ namespace weir::faults {
 using driver::call;
 using driver::code;
 
-// How often each status was answered to each call in place of the driver's.
+// How often each status replaced the driver's answer, for each call.
 using pair_counts =
     std::array<std::array<std::uint64_t, static_cast<std::size_t>(driver::code_count)>, driver::call_count>;
 
 struct expectation {  // of an undisturbed run
   std::string bytes;
-  std::vector<call> calls;         // in order
+  std::vector<call> calls;
   std::uint64_t allocations = 0;   // of the host's heap
-  std::vector<os::call> system;    // the system's calls, in order
-  // a device: how many blocks of a page a fresh machine gives; devices that were not used have none
+  std::vector<os::call> system;
+  // blocks of one page that a fresh machine gives, for each device; 0 for unused devices
   std::vector<std::size_t> pages;
 };
 expectation undisturbed(scenario const&, std::uint64_t seed);
-expectation undisturbed_once_warm(scenario const&, std::uint64_t seed);  // what a process makes at first use is made
+expectation undisturbed_once_warm(scenario const&, std::uint64_t seed);  // after the process's first use
 
 struct failure {
   std::uint64_t seed = 1;  // of the machine
@@ -39,24 +39,22 @@ struct failure {
   std::string text() const;
 };
 
-// Returns: what did not hold, one line each. Empty: all did.
+// Returns: what failed, one line each; empty: nothing.
 std::string try_out(scenario const&, failure const&, expectation const&, pair_counts&);
-// The same up to three times: what the heap keeps for the process and the thread (a table that grows, a seat
-// that differs from the one before) is not there again.
+// try_out up to three times, because memory kept by process or thread is allocated only once.
 std::string try_again(scenario const&, failure const&, expectation const&, pair_counts&);
 
-// With a checker before every machine: it reports whoever is stuck behind a lost device,
-// so it judges undisturbed runs alone.
+// Under a checker no failures are tried: it reports each thread stuck behind a lost device.
 inline bool undisturbed_only() { return std::getenv("WEIR_CHECK_RACES") != nullptr; }
 
-// Which of `all` failures are tried: as many as WEIR_TEST_SEEDS says (fewer under sanitizers when it does
-// not), each once, from WEIR_TEST_BASE_SEED on, every one when that is enough; WEIR_TEST_SEED alone. A seed
-// names the same failure whatever the number.
+// Draws failures out of `all`: WEIR_TEST_SEEDS of them (default: `otherwise`, fewer under
+// sanitizers), from WEIR_TEST_BASE_SEED on, each once, or all. WEIR_TEST_SEED draws only
+// that one. A seed names the same failure for any number.
 class drawn_failures {
  public:
-  // fewer: a trial takes as long as that many
+  // fewer: a trial costs this many times the usual
   drawn_failures(std::uint64_t all, std::uint64_t otherwise, std::uint64_t fewer = 1);
-  bool next();  // false: no more
+  bool next();  // false: none left
   std::uint64_t seed() const noexcept { return seed_; }
   std::uint64_t index() const noexcept { return index_; }  // < all
 

@@ -1,7 +1,7 @@
 // Programs in which time passes or threads wait for each other: ranks that meet for collectives by copies
-// (copy_collectives_from), page-locked memory that goes back once nobody has used it for a while
-// (pinned_idle). Threads: a thread a rank, the caller the first, switched by the seed where it moves the
-// machine; else the system's.
+// (copy_collectives_from), and pinned pages that are returned after an idle time (pinned_idle).
+// Threads: a thread a rank, the caller the first, switched by
+// the seed where it moves the machine; else the system's.
 #include <atomic>
 #include <cstring>
 #include <exception>
@@ -22,9 +22,9 @@
 namespace weir::faults {
 namespace {
 
-// Runs part(k) of each k on a thread of its own, the first on the caller's, for what fails in the system and
-// the heap fails there alone. Whoever throws calls give_up(), which ends what the others wait for.
-// Throws: what was thrown first, when all have ended.
+// Runs part(k) on its own thread, the first on the caller's, because only there heap and system calls fail. A
+// thread that throws calls give_up(), which ends the others' waits.
+// Throws: the first exception, after all threads have ended.
 void on_threads(int n, std::function<void(int)> const& part, std::function<void()> const& give_up = [] {}) {
   runtime& in = runtime::current();
   std::atomic<bool> any{false};
@@ -54,7 +54,7 @@ void on_threads(int n, std::function<void(int)> const& part, std::function<void(
     });
     for (auto& t : all) t.join();
   } else {
-    heap::paused const quiet;  // who is switched at a lock needs memory for that, and is the machine's
+    heap::paused const quiet;  // the thread scheduler allocates for the machine at each switch
     auto machine = simulation::of(in);
     guarded([&] {
       for (int k = 1; k < n; ++k) machine.spawn("part " + std::to_string(k), [&, k] { guarded([&] { part(k); }); });
@@ -92,7 +92,7 @@ std::string collectives_by_copies() {
       fill(all->back().data(), std::byte(1 + d + (all == &parts ? 0 : n)), all->back().size());
       try {
         for (int other = 0; other < n; ++other) enable_peer_access(all->back().data(), device(other));
-      } catch (not_supported const&) {}  // by the carrier behind, then
+      } catch (not_supported const&) {}  // then by the carrier behind
     }
   }
   on_threads(
@@ -117,7 +117,7 @@ std::string collectives_by_copies() {
 
 std::string pinned_pages_go_back() {
   std::string seen;
-  on_threads(2, [&](int k) {  // beside another, so that time is the machine's
+  on_threads(2, [&](int k) {  // two threads, so that time is the machine's
     if (k != 0) return;
     auto ranks = communicator::create_all(devices(2));
     buffer const there(100'000, {.on = device(0)}), other(100'000, {.on = device(1)});
@@ -130,8 +130,8 @@ std::string pinned_pages_go_back() {
         copy(large.data(), there.data(), there.size());
         seen.append(large.data<char>(), 100);
       }
-      base::sleep_ns(4'000'000);  // longer than pinned_idle, and than it takes to look again
-      if (round == 1) {  // while a collective is under way they stay
+      base::sleep_ns(4'000'000);  // longer than pinned_idle and its polling interval
+      if (round == 1) {  // pages stay during a collective
         ranks[0].broadcast({there.data(), 1000, uint8}, 1);
         ranks[1].broadcast({other.data(), 1000, uint8}, 1);
       }
@@ -139,7 +139,7 @@ std::string pinned_pages_go_back() {
       copy(small.data(), there.data(), 100);
       seen.append(small.data<char>(), 100);
     }
-    seen += bytes_of(other.data(), 100);  // who waits for a lost device's part is told when it asks that device
+    seen += bytes_of(other.data(), 100);  // only a call on the waiting device reports the lost one
   });
   return seen;
 }

@@ -1,5 +1,5 @@
-// The same random calls, legal and not, to two machines: the kinds of their answers, their logs and their
-// bytes are the same. Seeds as tests/support/seeds.h says; WEIR_FUZZ_SECONDS=n stops after n seconds.
+// Plays the same random calls, legal and illegal, on two machines. Answers by kind, logs and bytes must
+// agree. Seeds: see tests/support/seeds.h; WEIR_FUZZ_SECONDS=n stops after n seconds.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -68,7 +68,7 @@ TEST(differential, stepped_and_seeded_answer_alike_for_every_seed) {
       });
 }
 
-// But for handles that came back.
+// Except calls with stale stream handles.
 TEST(differential, stepped_and_seeded_with_freedoms_answer_alike) {
   limits const may{.stale_streams = false};
   compare(
@@ -81,9 +81,9 @@ TEST(differential, stepped_and_seeded_with_freedoms_answer_alike) {
       });
 }
 
-// Machines with a defect. Each is found out by a short program.
+// Machines with a defect: a short program must find each of them.
 namespace drv = weir::driver;
-struct no_waits final : drv::fault_injector {  // streams wait for nothing
+struct no_waits final : drv::fault_injector {  // streams never wait
   using fault_injector::fault_injector;
   drv::status wait(int, drv::stream_handle, drv::event_handle) override { return {}; }
 };
@@ -97,7 +97,7 @@ struct launches_nothing final : drv::fault_injector {
   using fault_injector::fault_injector;
   drv::status launch_graph(int, drv::stream_handle, drv::executable_handle) override { return {}; }
 };
-struct keeps_spoiled final : drv::fault_injector {  // who asks a captured stream spoils nothing
+struct keeps_spoiled final : drv::fault_injector {  // a query of a captured stream spoils nothing
   using fault_injector::fault_injector;
   drv::status query_stream(int device, drv::stream_handle s) override {
     auto const captured = fault_injector::capturing(device, s);
@@ -129,20 +129,17 @@ void expect_found_out() {
 }
 
 TEST(differential, a_machine_without_waits_is_found) { expect_found_out<no_waits>(); }
-// By a short program.
 TEST(differential, a_legacy_stream_that_joins_none_is_found) {
   expect_found_out<nothing_joins_legacy>();
 }
-// By a short program.
 TEST(differential, a_machine_that_launches_nothing_is_found) {
   expect_found_out<launches_nothing>();
 }
-// By a short program.
 TEST(differential, a_machine_that_spoils_no_capture_is_found) {
   expect_found_out<keeps_spoiled>();
 }
 
-// That nothing differs says something only if it was asked.
+// Agreement proves nothing for calls that were never made.
 TEST(differential, programs_meet_their_purpose) {
   struct wanted {
     verb what;

@@ -1,4 +1,4 @@
-// Kernels, and whole captures: what is captured, spoiled, joined or not, and launched.
+// Kernels and whole captures: captured, spoiled, joined or not, launched.
 // Threads: as player.h says.
 #include <algorithm>
 #include <map>
@@ -8,13 +8,13 @@
 
 namespace weir::fuzz {
 namespace {
-// of each use, words; within so many words of an area, less than are compared
+// words of each use; all within the first `reach` words of an area, fewer than are compared
 constexpr std::size_t words = 500, reach = 15 << 10;
 }  // namespace
 
 std::string player::kernel_call(call const& c, stream_slot& s) {
   auto const [a, b, n, offset, d, twist] = c.with;
-  auto const all = usable(s.device);  // what it may not use would lose the device
+  auto const all = usable(s.device);  // access to any other area would lose the device
   if (all.size() < 2) return "-";
   area& to = *all[static_cast<std::size_t>(b) % all.size()];
   area& from = *all[static_cast<std::size_t>(n) % all.size()];
@@ -30,8 +30,7 @@ std::string player::kernel_call(call const& c, stream_slot& s) {
 
 namespace {
 
-// What two branches of a capture use, so that each byte has one history: a branch has what it used last, and
-// what the other used before they met.
+// One history for each byte: a branch uses what it used last, or the other branch before they met.
 struct branches {
   struct last {
     int branch, step;
@@ -101,7 +100,7 @@ std::string player::graph_call(call const& c, stream_slot& s) {
                                           static_cast<std::uint32_t>(twist), 4, words));
     }
   };
-  auto const refused = [&](std::uint32_t which) {  // some of it spoils the capture: then all is refused
+  auto const refused = [&](std::uint32_t which) {  // spoiled captures refuse all later calls
     switch (which) {
       case 0: return note("query", machine_.query_stream(s.device, s.handle));
       case 1: return note("synchronize", machine_.synchronize_stream(s.device, s.handle));
@@ -130,8 +129,7 @@ std::string player::graph_call(call const& c, stream_slot& s) {
         status const recorded = machine_.record(s.device, s.handle, fork);
         note("record", recorded);
         note("fork", machine_.wait(s.device, other.handle, fork));
-        // Of a spoiled capture nothing is recorded:
-        // the other stream stays outside of it, and what it were given would run at once.
+        // A spoiled capture records nothing, and the other stream's work would run at once.
         if (recorded.ok()) at.forked = at.step;
         break;
       }
@@ -159,7 +157,7 @@ std::string player::graph_call(call const& c, stream_slot& s) {
   if (!made.ok()) return said;
   std::uint32_t held_before = 0;
   bool launched = false;
-  // the second may be on another stream: it comes after the first by itself
+  // a later launch is ordered after the first, whatever its stream
   for (int launches = static_cast<int>(below(3)); launches > 0; --launches) {
     stream_slot& on = pair && below(2) != 0 ? other : s;
     int const me = static_cast<int>(&on - streams_.data());

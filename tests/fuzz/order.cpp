@@ -1,5 +1,4 @@
-// What keeps a program's outcome one: who used which bytes last,
-// and what is waited for before they are used, unmapped or read.
+// Keeps a program's outcome unique: waits for bytes' last use before they are used, unmapped or read.
 // Threads: as player.h says.
 #include <algorithm>
 #include <bit>
@@ -9,23 +8,23 @@
 
 namespace weir::fuzz {
 namespace {
-// bytes of each area that are used and looked at: machines differ in their pages
+// bytes of each area that are used and compared, because machines differ in their page sizes
 constexpr std::size_t compared = 60 << 10;
 }  // namespace
 
 player::where_to player::place(int n, int offset, int twist, std::size_t bytes) {
   switch (twist & 15) {
-    case 1: return {reinterpret_cast<address>(host_[0]) + 64, 0};  // pageable, or pinned by now
-    // perhaps nothing is mapped there
+    case 1: return {reinterpret_cast<address>(host_[0]) + 64, 0};  // pageable, or pinned meanwhile
+    // perhaps unmapped
     case 2: return {reservations_[0].alive ? reservations_[0].at + reservations_[0].bytes - unit_ : 64, 0};
-    case 3: return {~address{0} - 63, 0};  // runs past the end of all addresses
+    case 3: return {~address{0} - 63, 0};  // past the end of the address space
     case 4: return {64, 0};
     default: break;
   }
   if (areas_.empty()) return {reservations_[1].alive ? reservations_[1].at : 64, 0};
   area const& x = areas_[static_cast<std::size_t>(n) % areas_.size()];
   std::size_t const whole = std::min(x.bytes, compared), room = whole > bytes ? whole - bytes : 0;
-  // 5: over the end
+  // 5: past the end
   std::size_t const at = (twist & 15) == 5 && !ends_reservation(x)
                              ? x.bytes - bytes / 8 * 4
                              : static_cast<std::size_t>(offset) * 4 % (room + 4) / 4 * 4;
@@ -63,8 +62,7 @@ void player::given(stream_slot& s) {
   }
 }
 
-// Whether what the legacy stream was given keeps a blocking one that was given nothing since, and the other
-// way round, is the machine's choice.
+// A machine may let a legacy stream with held work block an unused blocking stream, and vice versa.
 std::uint32_t player::holds(stream_slot const& s) const {
   if (s.joins == stream_slot::kind::independent) return s.held;
   std::uint32_t all = s.held;
@@ -89,7 +87,7 @@ std::uint32_t player::order(std::vector<area*> const& all, int me) {
   for (area* x : all) {
     content& of = *x->of;
     if (of.stream == me) continue;
-    if (of.stream >= 0) {  // the legacy stream and a blocking one are ordered as they are: bytes will tell
+    if (of.stream >= 0) {  // the legacy stream and a blocking one are already ordered: the bytes must show it
       using kind = stream_slot::kind;
       stream_slot& last = streams_[static_cast<std::size_t>(of.stream)];
       bool const joined = (last.joins == kind::legacy && mine.joins == kind::blocking) ||
@@ -118,7 +116,7 @@ bool player::idle(area& x) {
   return of.held == 0 && (of.tail == driver::event_handle::none || machine_.synchronize_event(of.tail).ok());
 }
 
-// Fresh memory holds anything: before the first use, zero.
+// Fresh memory holds any bytes, so it is filled with zero before its first use.
 void player::first_bytes(area& x) {
   if (x.of->filled || x.granted == 0) return;
   int const by = std::countr_zero(x.granted);

@@ -1,4 +1,4 @@
-// Playing a program: the calls, and the order that keeps them comparable.
+// Plays a program: makes its calls, and orders them so that machines stay comparable.
 // Threads: as player.h says.
 #include "tests/fuzz/player.h"
 
@@ -22,8 +22,7 @@ auto& slot(Slots& all, int n) { return all[static_cast<std::size_t>(n) % all.siz
 }  // namespace
 
 std::string difference(program const& p, outcome const& a, outcome const& b) {
-  // A copy that runs past a mapping's end is refused, or overlaps its source and is not asked for: what lies
-  // behind is the machine's choice.
+  // A copy past a mapping is refused, or overlaps and is skipped: bytes beyond are the machine's choice.
   auto const as_good = [&](std::size_t i) {
     bool const copies = p[i].what == verb::copy || p[i].what == verb::copy_peer;
     return copies &&
@@ -47,8 +46,7 @@ player::player(driver::driver& m, limits may) : machine_(m), may_(may), unit_(m.
     own_.push_back(m.create_stream(d, driver::stream_kind::independent, 0).value);
   }
   for (int d = 0; d < may_.devices; ++d) {
-    // A device's first kernel (of no words, at null), and its first work on the legacy stream,
-    // may wait for all that is held.
+    // A device's first kernel and its first work on the legacy stream may wait for all held work.
     static_cast<void>(stir(m, d, own_[static_cast<std::size_t>(d)], 0, 0, 0, 0));
     legacy_of(d) = {driver::stream_handle::legacy, d, static_cast<int>(logs_.size()), true, true, 0,
                     stream_slot::kind::legacy,     0};
@@ -86,7 +84,6 @@ std::string player::settled(status s, std::uint32_t held) const {
   return held == 0 && (s.ok() || s.what == code::not_ready) ? "ok or not ready" : say(s);
 }
 
-// Mostly the right one.
 int player::device_of(int n, int right) const {
   int const twist = n >> 8 & 63;
   return twist == 1               ? -1
@@ -106,8 +103,7 @@ std::size_t player::size_of(int n, int twist) const {
   }
 }
 
-// Calls that wait for all work are made only while no gate is closed.
-// What was used last is done before its pages go.
+// Waits for all work need open gates. The last use of pages completes before they are unmapped.
 std::string player::memory_call(call const& c) {
   auto const [a, b, n, offset, d, twist] = c.with;
   range_slot& r = slot(reservations_, a);
@@ -294,7 +290,7 @@ std::string player::stream_call(call const& c) {
       s.alive = false;
       return say(said);
     }
-    // Whether the legacy stream's answer is about its own work alone is the machine's choice.
+    // A machine may let the legacy stream's answer include other streams' work.
     case verb::query_stream:
       return unusable(s) ? "-" : settled(machine_.query_stream(by, s.handle), right && !legacy ? s.held : 0);
     case verb::synchronize_stream:
@@ -369,7 +365,7 @@ std::string player::work_call(call const& c) {
   if (c.what == verb::kernel) return s.alive ? kernel_call(c, s) : "-";
   if (c.what == verb::graph) return s.alive ? graph_call(c, s) : "-";
   if (c.what == verb::hold) {
-    if (legacy) return "-";  // it would hold everybody
+    if (legacy) return "-";  // would hold every stream
     std::uint32_t const bit = 1u << static_cast<std::size_t>(b) % gates_.size();
     if (closed_ & bit) return "-";
     auto const made = machine_.hold(by, s.handle);
@@ -424,7 +420,7 @@ std::string player::work_call(call const& c) {
   if (c.what != verb::fill) {
     for (area* x : under(from.at, bytes)) touched.push_back(x);
   }
-  if (touched.size() == 2 && touched[0]->of == touched[1]->of) return "-";  // two mappings of the same bytes
+  if (touched.size() == 2 && touched[0]->of == touched[1]->of) return "-";  // mapped twice: the same bytes
   if (right) s.held |= order(touched, me), given(s);
   auto* const dst = reinterpret_cast<void*>(to.at);
   auto const* const src = reinterpret_cast<void const*>(from.at);

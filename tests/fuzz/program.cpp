@@ -1,4 +1,4 @@
-// Making, cutting down and printing programs.
+// Makes, shrinks and prints programs.
 #include "tests/fuzz/program.h"
 
 #include <algorithm>
@@ -68,8 +68,8 @@ program make_program(std::uint64_t seed) {
     for (int& x : c.with) x = below(1 << 16);
     p.push_back(c);
   };
-  // Most programs begin with something to work on; later calls take some of it away. In half of them it is
-  // one device's, and two streams of it, so that kernels and graphs have enough.
+  // Most programs start with objects to use, and later calls destroy some. Half have one device with two
+  // streams, to give kernels and graphs enough.
   if (below(2) != 0) {
     for (int d = 0; d < 2; ++d) {
       p.push_back({verb::create_stream, {d, 0, 0, 0, 0, below(1 << 16)}});
@@ -118,7 +118,7 @@ program shrink(program p, std::function<bool(program const&)> const& fails) {
     }
     if (chunk > 1 || !any) chunk /= 2;
   }
-  for (call& c : p) {  // and the simplest operands
+  for (call& c : p) {  // also simplifies operands
     for (int& x : c.with) {
       int const was = x;
       for (int simple : {0, was % 16, was % 256}) {

@@ -1,5 +1,5 @@
-// A program of seam calls, legal and illegal, made from a seed:
-// numbers only, so that it can be played on any machine and cut down.
+// A program of driver-interface calls, legal and illegal, made from a seed. It consists of numbers only, so
+// that any machine can play it and it can be shrunk.
 // Threads: none of its own.
 #pragma once
 #include <array>
@@ -21,13 +21,13 @@ std::string_view name_of(verb) noexcept;
 
 struct call {
   verb what{};
-  // what each picks is the player's: an object by its number, an offset, a twist that makes it illegal
+  // the player maps them to objects, offsets and illegal twists
   std::array<int, 6> with{};
 };
 using program = std::vector<call>;
 
 program make_program(std::uint64_t seed);
-// As many calls as can be left out while `fails` stays true are. Requires: fails(p).
+// Removes as many calls as possible while `fails` stays true. Requires: fails(p).
 program shrink(program p, std::function<bool(program const&)> const& fails);
 std::string text_of(program const&);
 

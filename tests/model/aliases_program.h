@@ -1,6 +1,5 @@
-// One block that grows again and again, in memory that may not grow beyond it: its handles move each time,
-// until they have left more ghosts than are kept, while the device has not come to the first of the work that
-// used them.
+// A block grows repeatedly in memory that must not exceed it. Its handles move each time and leave more
+// aliases than weir keeps, while the device has not reached the first work on them.
 // Threads: one. The seed chooses sizes, what lies between and whether a gate holds the device;
 // the machine's seed is the same.
 #pragma once

@@ -1,18 +1,18 @@
-// Random programs that leave survivors where they hurt:
-// what is reserved of a device stays within the bound at every step.
+// Random programs whose surviving blocks are placed badly:
+// reserved memory stays within the bound at every step.
 // Threads: one, or each step on one of several in turn, which have caches of their own; the machine's seed
 // chooses what its device does and when that is seen.
 //
-// Peaks are no lower than any level that was seen. In one run of three the history is written down: what it
-// says was mapped and unmapped since leads from nothing to what is mapped.
+// Peaks are at least every observed level. One run in three records the history: its maps
+// and unmaps must lead from nothing to the mapped memory.
 //
-// Bound: reserved <= max((1 + epsilon) x most in use + c, most covered), where in use is live, asked for just
-// now, and given back by other streams' users since all streams were last waited for: the program knows that
-// by itself, for what the allocator takes for pending may be complete. c is a page for each stream, of at
-// most 16, one for a block that begins and ends inside pages, and what the threads' caches may hold; covered
-// is what device_allocator::covered() says now and then, and whenever reserved has come past the first term.
-// To ask for covered or for statistics settles what is complete: it is done seldom. Where nothing waits it is
-// compared with what the driver's calls say: the handles mapped where blocks lie.
+// Bound: reserved <= max((1 + epsilon) x most in use + c, most unreclaimable). In use: bytes that are live,
+// just requested, or freed while other streams used them since all streams were last waited for. The program
+// counts them itself, because blocks that the allocator calls pending may be complete. c: a page for each
+// stream (at most 16), one for a block that begins and ends inside pages, and the capacity of the thread
+// caches. The program queries device_allocator::unreclaimable() at times, and whenever reserved exceeds the
+// first term. It queries seldom, because a query of unreclaimable bytes or statistics reclaims. If nothing is
+// pending, it compares unreclaimable bytes with the handles mapped under live blocks, by the driver's calls.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -28,7 +28,7 @@
 
 namespace weir::tests {
 
-// What is mapped where, by the driver's calls.
+// Tracks mappings by the driver's calls.
 class mapped_handles final : public driver::fault_injector {
  public:
   using fault_injector::fault_injector;
@@ -42,7 +42,7 @@ class mapped_handles final : public driver::fault_injector {
     if (s.ok()) mapped_.erase(mapped_.lower_bound(at), mapped_.lower_bound(at + bytes));
     return s;
   }
-  // Of the handles under [at, at + bytes), each once in `all`: their bytes.
+  // Adds the handles under [at, at + bytes) and their bytes to `all`.
   void under(std::uintptr_t at, std::size_t bytes, std::map<weir::driver::memory_handle, std::size_t>& all) const {
     auto m = mapped_.upper_bound(at);
     if (m != mapped_.begin()) --m;
@@ -57,7 +57,7 @@ class mapped_handles final : public driver::fault_injector {
 
 class bound_program {
  public:
-  // `on` runs a step, of a thread chosen by the number it is given.
+  // `on` runs a step on the thread with the given number.
   using runner = std::function<void(std::size_t, std::function<void()> const&)>;
   explicit bound_program(
       std::uint64_t seed, std::size_t threads = 1,
@@ -102,8 +102,8 @@ class bound_program {
   struct block {
     void* at;
     std::size_t bytes;
-    std::size_t taken = 0;        // bytes, of what was handed out for it
-    bool by_others = false;       // streams that its memory is not of
+    std::size_t taken = 0;        // bytes of the arena's block
+    bool by_others = false;       // its memory belongs to another stream, or one marked it
   };
   struct book {
     explicit book(bool o) : open(o) {
@@ -118,9 +118,9 @@ class bound_program {
   std::size_t below(std::size_t n) { return random_() % n; }
   memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench_->on(0)); }
   clock::stream_clock& any_line() { return *lines_[below(lines_.size())]; }
-  std::size_t size() {  // bytes
+  std::size_t size() {
     if (small_ && below(2)) return 1 + below(32 << 10);
-    // some come again and again
+    // some sizes repeat
     std::size_t const bytes = below(3) ? 1 + below(largest_) : (1 + below(8)) * largest_ / 8;
     return small_ ? bytes : bytes + (32 << 10);
   }
@@ -137,8 +137,8 @@ class bound_program {
     waiting_bytes_ = 0;
     look_at_unreclaimable();
   }
-  void look_at_unreclaimable() {  // Requires: nothing waits
-    if (small_) return;  // what threads keep is covered, too
+  void look_at_unreclaimable() {  // Requires: nothing is pending
+    if (small_) return;  // slots in thread caches are unreclaimable too
     std::map<driver::memory_handle, std::size_t> all;
     for (block const& b : live_) mapped_->under(reinterpret_cast<std::uintptr_t>(b.at), b.taken, all);
     std::size_t bytes = 0;
@@ -163,13 +163,13 @@ class bound_program {
     if (!idle_) work_on(s, live_.back());
     if (below(6) == 0) {
       clock::stream_clock& user = any_line();
-      (void)user.wait(s.now());  // what its memory held before is over for the user, too
+      (void)user.wait(s.now());  // so that the memory's earlier work precedes the user's work
       device().record_use(live_.back().at, user, source_location::current());
       live_.back().by_others |= &user != &s;
       work_on(user, live_.back());
     }
   }
-  // What was handed out, and that it waits no more: it is had again.
+  // Records the block's memory, and removes reused bytes from the pending ones.
   void note_taken(block& b, clock::stream_clock& by) {
     auto const at = reinterpret_cast<std::uintptr_t>(b.at);
     for (auto const& r : device().layout()) {
@@ -199,7 +199,7 @@ class bound_program {
     live_[i] = live_.back();
     live_.pop_back();
   }
-  // One stream takes some, gives all of it back, and is waited for: what it had serves the next.
+  // A stream allocates some blocks, frees them all, and is waited for. The next stream reuses the memory.
   void turn() {
     std::size_t const before = live_.size();
     for (std::size_t n = 1 + below(8); n-- > 0;) take();
@@ -211,14 +211,14 @@ class bound_program {
     switch (below(14)) {
       case 0: return complete();
       case 1: return (void)any_line().wait(any_line().now());
-      case 2: {  // all but every k-th: survivors lie apart
+      case 2: {  // keeps each k-th: survivors lie apart
         std::size_t const k = 2 + below(7);
         for (std::size_t i = live_.size(); i-- > 0;) {
           if (i % k) give(i);
         }
         return;
       }
-      case 3:  // those that lie where a page begins stay: each keeps a handle
+      case 3:  // keeps blocks at a page's start: each pins a handle
         for (std::size_t i = live_.size(); i-- > 0;) {
           if (reinterpret_cast<std::uintptr_t>(live_[i].at) % page) give(i);
         }
@@ -280,7 +280,7 @@ class bound_program {
       }
     }
   }
-  // What the history says of maps and unmaps leads from nothing to what is mapped.
+  // The history's maps and unmaps must lead from nothing to the mapped memory.
   void look_up() {
     using ranges = std::map<std::uintptr_t, std::size_t>;
     auto const merged = [](ranges const& from) {
@@ -317,13 +317,13 @@ class bound_program {
   runner const on_;
   std::mt19937_64 random_;
   double const epsilon_;
-  bool const small_, idle_, written_;  // small blocks too; no work but what marks need; the history is on
+  bool const small_, idle_, written_;  // with small blocks; no work except for marks; with history
   std::size_t largest_ = 0;
-  mapped_handles* mapped_ = nullptr;  // bench_'s
+  mapped_handles* mapped_ = nullptr;  // owned by bench_
   std::optional<memory_bench> bench_;
   std::vector<clock::stream_clock*> lines_;
   std::vector<block> live_;
-  // bytes, by address: given back by others' users since all streams were waited for
+  // bytes by address: freed while other streams used them, since all streams were waited for
   std::map<std::uintptr_t, std::size_t> waiting_;
   std::size_t taken_bytes_ = 0, waiting_bytes_ = 0, most_in_use_ = 0, most_unreclaimable_ = 0;
   std::array<std::array<std::int64_t, 3>, 8> seen_{};  // since peaks were reset

@@ -1,6 +1,5 @@
-// Blocks of two streams among host threads, small ones and such as are no slots: taken and given back by the
-// ways without a lock wherever these are open, also by threads that did not take them or name another stream
-// as the last to use them, while threads end, caches are shut and emptied, and memory is short.
+// Threads allocate and free slots and larger blocks of two streams, also each other's, without the lock where
+// possible. Meanwhile threads end, caches are closed and drained, and memory is short.
 // Threads: those of a run, one at a time; what they share here is plain for that reason.
 #pragma once
 #include <algorithm>
@@ -19,11 +18,10 @@ class cache_program {
   explicit cache_program(trial& t)
       : t_(t), bench_(t.bench({.devices = 1, .memory = 1 << 20})), lines_{&t.stream(0), &t.stream(0)} {}
 
-  inline static std::uint64_t quick = 0, slow = 0;  // calls of all runs so far, by the way they went
-  inline static std::uint64_t gathered = 0;         // of them: frees that name a stream, without the lock
+  inline static std::uint64_t quick = 0, slow = 0;  // calls of all runs so far, without and with the lock
+  inline static std::uint64_t gathered = 0;         // frees that name a stream, without the lock
 
-  // In one run of four all is written down meanwhile, which closes the ways without a lock:
-  // the book has the same blocks.
+  // One run in four records history, which closes the lock-free paths. The history must have the same blocks.
   void run() {
     struct book {
       explicit book(bool o) : open(o) {
@@ -48,10 +46,10 @@ class cache_program {
  private:
   memory::allocator& device() { return bench_.on(0); }
 
-  // few, so that threads soon keep some, or own the lock of the last
+  // few, so that threads soon cache some, or own the lock for the last
   static constexpr std::size_t sizes[] = {100, 1500, 40 << 10};
 
-  std::uintptr_t take(clock::stream_clock& line, std::size_t bytes) {  // 0: there was no memory
+  std::uintptr_t take(clock::stream_clock& line, std::size_t bytes) {  // Returns: 0 if there is no memory
     void* p = memory::fast_allocate(&line, bytes, 0);
     ++(p ? quick : slow);
     try {
@@ -60,7 +58,7 @@ class cache_program {
       return 0;
     }
     auto const at = reinterpret_cast<std::uintptr_t>(p);
-    // As the calls of the library do: before anybody else hears of the block, and may give it back.
+    // As the library does: before another thread learns of the block and may free it.
     observe::note(observe::action::alloc, p, bytes, line.id(), bench_.core.id(), 0, source_location::current());
     auto const above = live_.lower_bound(at);
     bool const apart = (above == live_.end() || at + bytes <= above->first) &&
@@ -70,10 +68,10 @@ class cache_program {
     return at;
   }
   void give(std::uintptr_t at) {
-    if (!live_.erase(at)) return;  // another thread was quicker
+    if (!live_.erase(at)) return;  // another thread freed it first
     auto* const p = reinterpret_cast<void*>(at);  // NOLINT(performance-no-int-to-ptr)
     observe::note(observe::action::free, p, 0, 0, 0, 0, source_location::current());
-    // who used it last; its home or the other one
+    // the last user: its home or the other stream
     clock::stream_clock* const user = t_.draw(3) == 2 ? lines_[t_.draw(2)] : nullptr;
     bool const gone = user ? memory::fast_deallocate_used(user, p) : memory::fast_deallocate(p);
     if (user) gathered += gone;
@@ -99,7 +97,7 @@ class cache_program {
   }
   void rare(clock::stream_clock& line) {
     if (t_.coin()) {
-      // sums of bytes are of different moments while others are in a call
+      // byte totals are inconsistent while other threads are in a call
       for (std::string const& what : device().validate()) {
         if (what.find("slot") != std::string::npos) t_.fail(what);
       }
@@ -139,7 +137,7 @@ class cache_program {
     counted("blocks by line", blocks, live_.size());
     counted("blocks by line, taken less given back", taken, live_.size());
   }
-  void end() {  // the threads are gone, and so are their caches
+  void end() {  // all threads and their caches have ended
     look();
     while (!live_.empty() && !t_.failed()) give(live_.begin()->first);
     if (t_.failed()) return;
@@ -157,8 +155,7 @@ class cache_program {
 
 inline void small_blocks_among_threads(trial& t) { cache_program(t).run(); }
 
-// A lock that threads hold by turns, by their own word where it is theirs and by the mutex where it is not:
-// one is inside at a time.
+// Threads share a biased lock, entered by the owner's word or by the mutex. Only one is inside at a time.
 inline void biased_lock_among_threads(trial& t) {
   struct shared {
     base::biased_mutex lock;
@@ -190,8 +187,7 @@ inline void biased_lock_among_threads(trial& t) {
   t.join();
 }
 
-// Threads mark the same slots, each for its stream, with the lock and without:
-// all marks are there afterwards.
+// Threads mark the same slots, each for its stream, with and without the lock. No mark is lost.
 inline void marks_among_threads(trial& t) {
   struct shared {
     memory::slab of;

@@ -1,5 +1,4 @@
-// Random collectives by weir's own copies against the obvious model:
-// a byte array a buffer, changed in program order.
+// Random collectives by weir's own copies against a byte array a buffer, changed in program order.
 // Threads: one a rank; the seeded machine chooses whose turn it is and what its devices do.
 #pragma once
 #include <random>
@@ -12,8 +11,7 @@
 
 namespace weir::tests {
 
-// Every rank does its part of all steps on its one stream;
-// the steps are collectives, and ranks that write or replace what they have.
+// Every rank does its part of all steps on one stream: collectives, writes and replacements of buffers.
 class chain_program {
  public:
   explicit chain_program(std::uint64_t seed)
@@ -72,7 +70,7 @@ class chain_program {
   }
 
  private:
-  // the last two: rank `root` its part, with that value
+  // write, replace: rank `root` changes its part to that value
   enum class kind : std::uint8_t { broadcast, scatter, gather, write, replace };
   struct step {
     kind what;
@@ -85,15 +83,15 @@ class chain_program {
   };
 
   std::size_t whole_bytes() const { return bytes_ * static_cast<std::size_t>(size_); }
-  // On the current stream, open to all: before the threads begin,
-  // or by a rank that may then go by the carrier behind.
+  // A buffer on the current stream that every rank may access. Made before the
+  // threads begin, or by a rank that may use the carrier behind.
   held fresh(std::size_t bytes, unsigned char value) {
     held one{buffer(bytes), test::bytes_of_host(bytes, std::byte{value})};
     fill(one.memory.data(), std::byte{value}, bytes);
     for (auto const& c : ranks_) {
       try {
         enable_peer_access(one.memory.data(), c.device());
-      } catch (not_supported const&) {}  // a link found wrong: by the carrier behind, then
+      } catch (not_supported const&) {}  // the link failed its trial: then by the carrier behind
     }
     return one;
   }

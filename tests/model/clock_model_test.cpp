@@ -1,5 +1,4 @@
-// Many random programs of the clocks; clock_program.h says what they do.
-// Seeds as tests/support/seeds.h says.
+// Many random programs of the clocks, see clock_program.h. Seeds: see tests/support/seeds.h.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -11,7 +10,7 @@ namespace {
 constexpr std::uint64_t parts = 5;
 class clock_model : public ::testing::TestWithParam<std::uint64_t> {};
 
-// In random programs; what must be known is known.
+// Known order must also be reported.
 TEST_P(clock_model, order_and_completion_agree_with_the_model) {
   tests::seeds const wanted("clock_model", 40'000, GetParam(), parts);
   std::uint64_t answers = 0, yes = 0;

@@ -1,8 +1,6 @@
-// Random programs of records, waits, polls and refusals on seeded machines: the clocks against a graph. A
-// driver in between writes down every operation that reaches the machine, in words of operations and edges
-// alone; whenever the clocks say "ordered" or "complete", the graph must have a path. What the clocks promise
-// to know, they must say. Inside calls of the driver other host threads are played: a random action runs
-// before or after the call itself.
+// Random programs of records, waits, polls and refusals check the clocks against a graph of all driver calls.
+// If the clocks say ordered or complete, the graph must have a path. The clocks must say what they promise to
+// know. Actions of other threads run inside driver calls, before or after the call itself.
 // Threads: one. WEIR_TEST_TRACE=1 prints what a program does.
 #pragma once
 #include <functional>
@@ -50,11 +48,11 @@ class clock_program {
     if (!wrong_.ok()) return wrong_;
     book_->other_threads = nullptr;
     book_->forget_orders();
-    // In the end everything completes, and the clocks find it out.
+    // In the end everything completes, and the clocks must find that out.
     for (std::size_t i = 0; i < stamps_.size() && wrong_.ok(); ++i) {
       clock::stamp const s = stamps_[i].s;
       auto const r = bench_.clocks().synchronize(s);
-      if (lost_ >= 0) continue;  // who waited for the lost device may never come to an end
+      if (lost_ >= 0) continue;  // waits for the lost device may never end
       if (!r.ok() || !bench_.clocks().complete(s)) fail(check::order, "in the end stamp", i, "is not complete");
     }
     judge();
@@ -67,20 +65,20 @@ class clock_program {
   struct taken {
     clock::stamp s;
     std::size_t stream;
-    int tail;     // the last operation of its stream then
-    known order;  // what its stream must have known then
+    int tail;     // the stream's last operation at that time
+    known order;  // stamps that its stream must have known then
   };
   struct line {
     clock::stream_clock* t;
     known order;   // stamps that must be covered
-    int tail = -1; // retired: its last operation; its handle may be another stream's by now
+    int tail = -1; // retired: its last operation; another stream may have its handle
   };
   struct user_event {
     clock::event_ref event;
     clock::fence_ref last;
     std::size_t stream = 0;
     known order;
-    bool busy = false;  // being recorded by another thread
+    bool busy = false;  // another thread is recording it
   };
 
   std::uint32_t draw(std::uint32_t n) {
@@ -115,7 +113,7 @@ class clock_program {
     stamps_.push_back({l.t->now(), i, retired ? l.tail : book_->tail(l.t->handle()), l.order});
     return stamps_.size() - 1;
   }
-  // All that must be known where stamp i is known: what its stream knew then, and its stream's older stamps.
+  // Stamps implied by stamp i: those that its stream knew then, and its stream's older ones.
   known closure(std::size_t i) const {
     known out = stamps_[i].order;
     for (std::size_t j = 0; j < stamps_.size(); ++j) {
@@ -178,7 +176,7 @@ class clock_program {
         say("fence on ", t.id());
         (void)t.fence();
         break;
-      case 9: case 10: {  // somebody's event, recorded again and again
+      case 9: case 10: {  // an event that is recorded repeatedly
         record_event(i, draw(3));
         break;
       }
@@ -196,7 +194,7 @@ class clock_program {
         }
         break;
       }
-      case 12: {  // ask the event, as event::query does
+      case 12: {  // query the event, as event::query does
         watched_ = static_cast<int>(draw(3));
         auto const& e = events_[watched_];
         if (!e.last || e.busy) break;
@@ -243,7 +241,6 @@ class clock_program {
     judge();
   }
 
-  // Somebody's event, recorded again and again.
   void record_event(std::size_t i, std::uint32_t which) {
     clock::stream_clock& t = *lines_[i].t;
     auto& e = events_[which];
@@ -272,12 +269,12 @@ class clock_program {
         (void)clocks.synchronize_device(device);
         break;
       }
-      case 1: {  // a registration ends, its stream too, and another begins: the handle may come again
+      case 1: {  // a registration and its stream end, another begins: the driver may reuse the handle
         std::size_t const i = some_stream();
         auto& t = *lines_[i].t;
         if (depth_ > 1 || t.alive() == clock::life::retired) break;
         say("retire ", t.id());
-        // who ends a registration gives the stream no more work
+        // no work follows on the stream, also by other threads
         auto others = std::exchange(book_->other_threads, nullptr);
         clocks.retire(t);
         book_->other_threads = std::move(others);
@@ -303,7 +300,7 @@ class clock_program {
     }
   }
 
-  // Soundness: what the clocks say has a path in the graph. Precision: what they promised to know, they say.
+  // Soundness: an answer has a path in the graph. Precision: the clocks say what they promise to know.
   void judge() {
     if (!wrong_.ok()) return;
     for (std::size_t k = 0; k < stamps_.size(); ++k) {
@@ -336,7 +333,7 @@ class clock_program {
   std::vector<taken> stamps_;
   known complete_;
   user_event events_[3];
-  int watched_ = -1;  // the event that was last waited for or asked
+  int watched_ = -1;  // the event last waited for or queried
   verdict wrong_;
   int depth_ = 0, lost_ = -1;
   std::uint32_t intrusions_ = 0;  // percent

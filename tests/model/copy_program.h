@@ -1,4 +1,4 @@
-// Random copies between all places against the obvious model: a byte array a place, changed in program order.
+// Random copies between all places against a simple model: a byte array a place, changed in program order.
 // Threads: one; the seeded machine chooses what its devices do.
 #pragma once
 #include <random>
@@ -8,8 +8,7 @@
 
 namespace weir::tests {
 
-// One chain of streams: each copy follows the one before, so the model is the program order;
-// what runs when is the seed's.
+// Each copy follows the one before, so program order is the model. The seed decides the timing.
 inline verdict run_copies(std::uint64_t seed) {
   using test::bytes_of_host;
   verdict wrong;
@@ -24,7 +23,7 @@ inline verdict run_copies(std::uint64_t seed) {
   stream_guard first(on[0]), second(on[1]);
   struct place {
     std::byte* at;
-    int device;  // -1: of the host
+    int device;  // -1: the host
     bytes_of_host model;
     bool pageable = false;
   };
@@ -58,7 +57,7 @@ inline verdict run_copies(std::uint64_t seed) {
     if (from.device < 0 && from.pageable) here_.synchronize();  // a pageable source is read during the call
     copy(here_, to.at + to_at, from.at + from_at, bytes, random() % 3 ? non_blocking : blocking::yes);
     std::copy_n(from.model.begin() + std::ptrdiff_t(from_at), bytes, to.model.begin() + std::ptrdiff_t(to_at));
-    if (random() % 4 == 0) {  // the host looks, in the midst of it
+    if (random() % 4 == 0) {  // the host looks meanwhile
       here_.synchronize();
       for (auto const& one : places) {
         if (one.device < 0 && std::memcmp(one.at, one.model.data(), n) != 0)

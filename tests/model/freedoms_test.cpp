@@ -1,7 +1,7 @@
-// Random programs of all that weir offers, on machines that take every freedom: bytes are right, errors have
-// their kinds, and no freedom is one that these programs never meet.
+// Random programs of all features, on machines that take every freedom. Bytes and kinds
+// of errors are right, and the programs meet every freedom.
 // Threads: one; the machine's seed chooses what its devices do.
-// Seeds as tests/support/seeds.h says.
+// Seeds: see tests/support/seeds.h.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -38,7 +38,7 @@ class program {
   }
 
   ~program() {
-    if (!lost_) attempt([&] { finish_all(); });  // copies may be on their way to memory of this program
+    if (!lost_) attempt([&] { finish_all(); });  // copies may still write memory of this program
   }
 
   void run(counts& taken) {
@@ -58,9 +58,9 @@ class program {
  private:
   struct block {
     buffer memory;
-    std::size_t last;          // the lane that used it last
+    std::size_t last;          // the last lane that used it
     std::vector<float> holds;
-    bool known = true;         // false: what wrote it was refused half way
+    bool known = true;         // false: its writer was refused half way
   };
 
   int below(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
@@ -68,8 +68,7 @@ class program {
   std::size_t lane_of(int device) { return static_cast<std::size_t>(device + devices * below(2)); }
   stream_ref on(std::size_t lane) { return lanes_[lane]; }
 
-  // Returns: whether it was done. Refused for want of memory is what the machine does;
-  // anything else is a failure.
+  // Returns: whether it succeeded. The machine may refuse memory; any other refusal fails the test.
   template <class F>
   bool attempt(F act) {
     try {
@@ -94,7 +93,7 @@ class program {
     return nullptr;
   }
 
-  void follow(block& b, std::size_t lane) {  // that lane uses it next
+  void follow(block& b, std::size_t lane) {  // the lane's next work uses it
     on(lane).wait(on(b.last));
     b.last = lane;
   }
@@ -130,12 +129,12 @@ class program {
                (to.known || n == to.holds.size());
   }
 
-  // A kernel of one device that reads and writes memory of another.
+  // A kernel of one device that accesses memory of another.
   void reach_over(block& b) {
     int const reader = (b.memory.info().on.index() + 1 + below(devices - 1)) % devices;
     try {
       enable_peer_access(b.memory.data(), device(reader));
-    } catch (not_supported const&) {  // no link, or one that was found out
+    } catch (not_supported const&) {  // no link, or one that failed its trial
       return;
     } catch (out_of_memory const&) {
       return;
@@ -160,7 +159,7 @@ class program {
     }
     std::vector<float> sum(static_cast<std::size_t>(n));
     std::array<std::size_t, devices> lanes{};
-    for (int d = 0; d < devices; ++d) {  // all of it before the first part: what comes after waits for that part
+    for (int d = 0; d < devices; ++d) {  // before the first part, because later work waits for that part
       auto const i = static_cast<std::size_t>(d);
       lanes[i] = lane_of(d);
       follow(*parts[i], lanes[i]);
@@ -225,7 +224,7 @@ class program {
       case 10:
         if (!a) return;
         std::swap(*a, blocks_.back());
-        blocks_.pop_back();  // freed behind whatever uses it
+        blocks_.pop_back();  // freed after all its uses
         return;
       default:
         attempt([&] {
@@ -235,7 +234,7 @@ class program {
     }
   }
 
-  // Work that fails: weir's calls go on until one hears of it, and then say what is lost.
+  // Work that fails. weir's calls go on until one learns of the loss and reports it.
   void fault() {
     lost_ = true;
     auto& line = streams::clock_of(on(0));

@@ -1,6 +1,5 @@
-// Small blocks from hand to hand: taken and written on one stream, read on another by whichever thread, and
-// given back several at a time as used there, by the way without the lock wherever it is open, while threads
-// end, caches are emptied and memory is short.
+// Small blocks are written on one stream, read on another by any thread, and freed in groups with that stream
+// named. Meanwhile threads end, caches are drained, and memory is short.
 // Threads: those of a run.
 #pragma once
 #include <algorithm>
@@ -24,7 +23,7 @@ class handed_over_among_threads {
     if (!t.failed()) end();
   }
 
-  inline static std::uint64_t gathered = 0, alone = 0;  // frees of all runs so far, by the way they went
+  inline static std::uint64_t gathered = 0, alone = 0;  // frees of all runs so far, without and with the lock
 
  private:
   struct block {
@@ -36,7 +35,7 @@ class handed_over_among_threads {
   struct read_by_two {
     explicit read_by_two(block const& of) : b(of) {}
     block b;
-    int next = 2, done = 0;  // the line that reads it next; how many have marked it
+    int next = 2, done = 0;  // the stream that reads it next; number of marks
   };
   struct look {
     trial* t;
@@ -66,7 +65,7 @@ class handed_over_among_threads {
     memory::remember_user(user);
   }
   void make_some() {
-    static constexpr std::size_t sizes[] = {9000, 20'000};  // a run has seven, or three: many calls miss
+    static constexpr std::size_t sizes[] = {9000, 20'000};  // a run has seven or three slots: many calls miss
     int const s = t_.draw(4) == 3;
     std::size_t const bytes = sizes[t_.draw(2)];
     for (std::uint32_t n = 1 + t_.draw(8); n > 0; --n) {
@@ -92,7 +91,7 @@ class handed_over_among_threads {
       all->resize(all->size() - n);
     }
     for (int home : {0, 1}) must(user.wait(line(home).now()), "wait");
-    // so that it is behind
+    // so that it lags
     for (std::uint32_t n = t_.draw(24); n > 0; --n)
       must(bench_.machine().enqueue(0, user.handle(), {}, {[](void*) {}, nullptr, nullptr}), "enqueue");
     for (block const& b : mine) {
@@ -101,7 +100,7 @@ class handed_over_among_threads {
         continue;
       }
       read(b, user);
-      // else it is marked for that stream, and the free names none
+      // else the block is marked for that stream
       clock::stream_clock* const named = b.value % 3 ? &user : nullptr;
       if (!named) mark(b, user);
       give_back(b, named);
@@ -113,7 +112,7 @@ class handed_over_among_threads {
     ++(quick ? gathered : alone);
     if (!quick) device().deallocate(b.at, named, source_location::current());
   }
-  // Two threads may mark the same block at once, each for its stream; the last gives it back.
+  // Two threads may mark one block at once, each for its stream. The last one frees it.
   void read_for_two() {
     std::shared_ptr<read_by_two> it;
     int reader = 0;
@@ -148,7 +147,7 @@ class handed_over_among_threads {
       case 1: return must(line(some_line()).wait(line(some_line()).now()), "wait");
       case 2: return void(device().empty_cache());
       default:
-        // sums of bytes are of different moments while others are in a call
+        // byte totals are inconsistent while other threads are in a call
         for (std::string const& what : device().validate()) {
           if (what.find("slot") != std::string::npos) t_.fail(what);
         }
@@ -169,7 +168,7 @@ class handed_over_among_threads {
 
   trial& t_;
   memory_bench& bench_;
-  clock::stream_clock* lines_[4];  // two that blocks are of, two that use them
+  clock::stream_clock* lines_[4];  // two home streams, two users
   base::guarded<std::vector<block>> blocks_;
   base::guarded<std::vector<std::shared_ptr<read_by_two>>> for_two_;
 };

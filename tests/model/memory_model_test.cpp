@@ -1,5 +1,4 @@
-// Many random programs of device memory; memory_program.h says what they do.
-// Seeds as tests/support/seeds.h says.
+// Many random programs of device memory, see memory_program.h. Seeds: see tests/support/seeds.h.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -8,7 +7,7 @@
 namespace weir {
 namespace {
 
-constexpr std::uint64_t parts = 8;  // so that each stays well within a test's time
+constexpr std::uint64_t parts = 8;  // to keep each within a test's time limit
 class memory_model : public ::testing::TestWithParam<std::uint64_t> {};
 
 TEST_P(memory_model, every_byte_of_every_block_is_right) {
@@ -26,15 +25,14 @@ TEST_P(memory_model, every_byte_of_every_block_is_right) {
     EXPECT_GT(ooms, wanted.count() / 10) << "the ladder is hardly ever climbed to its end";
   }
 }
-// Programs that once were not: a wait of weir's closed a circle of ranks through a third stream; blocks were
-// complete when memory was said to be out, for completion was seen only behind the rungs that look for it.
+// Regressions: a wait of weir closed a cycle of ranks, and out_of_memory came before completion was polled.
 TEST(memory_model_once_found, these_programs_are_right) {
   for (std::uint64_t const seed : {47'590u, 80'451u, 112'095u, 156'673u, 195'287u, 1'653'302'169u}) {
     tests::verdict const wrong = tests::memory_program(seed, false).run();
     EXPECT_TRUE(wrong.ok()) << wrong << "; seed " << seed;
   }
-  // `deterministic`: a new stream waited for what an ended one's blocks were used for,
-  // a collective that this thread had yet to join.
+  // With `deterministic`, a new stream waited for a collective that used an
+  // ended stream's blocks and that this thread had yet to join.
   tests::verdict const wrong = tests::memory_program(3'015'669'105).run();
   EXPECT_TRUE(wrong.ok()) << wrong;
 }

@@ -2,9 +2,8 @@
 // every byte of every block is checked.
 // Threads: one; the machine's seed chooses what its devices do.
 //
-// A program knows only what it declares itself: it fills a block on its home stream, orders another stream
-// behind that, by weir's clocks or by events weir never hears of, and reads there. Whether freed memory may
-// be used again is weir's to know.
+// A program relies only on its own order: it fills a block on its home stream, orders a reader after that, by
+// weir's clocks or by an event unknown to weir, and reads. The rest is weir's task.
 #pragma once
 #include <array>
 #include <cstring>
@@ -31,7 +30,7 @@ class memory_program {
     collectives_ = below(4) == 0;
     simulated like{
         .devices = devices_, .memory = capacity_, .schedule = simulated::scheduling::seeded, .seed = seed + 1};
-    // ranks of one device that share a connection may hold each other up: the program's fault
+    // ranks on one connection may block each other: the program's fault
     if (collectives_) like.connections = 1 << 20;
     maps_ = below(10) != 0;
     bool const watched = below(2) != 0;
@@ -63,12 +62,12 @@ class memory_program {
     }
     if (unkind_) bench_->control->clear_failures();
     if (wrong_.ok()) end();
-    if (wrong_.by == check::answers && !bench_->control->run()) {  // out of memory, for nothing ever completes
+    if (wrong_.by == check::answers && !bench_->control->run()) {  // out of memory because nothing ever completes
       wrong_ = {};
       wrong_.note(check::stuck, bench_->control->stuck());
     }
     if (auto const found = bench_->control->findings(); !found.empty()) {
-      if (wrong_.by == check::answers) wrong_ = {};  // a call on a device that work has lost is refused
+      if (wrong_.by == check::answers) wrong_ = {};  // expected: a call on a device that work has lost is refused
       wrong_.note(check_of(found.front()), found.front());
     }
     judge_by_checker();
@@ -85,8 +84,8 @@ class memory_program {
     std::size_t bytes;
     std::uint32_t pattern;
     int home;
-    int ordered;              // the stream that wrote it last
-    std::vector<int> readers; // streams that may still read it: ordered behind the write, not before the next one
+    int ordered;              // the stream of its last write
+    std::vector<int> readers; // streams that may still read it: ordered after the write, not before the next one
   };
   struct expected {
     memory_program* in;
@@ -103,7 +102,7 @@ class memory_program {
   driver::driver& machine() { return bench_->machine(); }
   void fail(check by, std::string what) { wrong_.note(by, std::move(what)); }
   template <class... Words>
-  void say(Words const&... words) const {  // WEIR_TEST_TRACE=1: what the program does
+  void say(Words const&... words) const {  // traces with WEIR_TEST_TRACE=1
     static bool const wanted = number_from_environment("WEIR_TEST_TRACE", 0) != 0;
     if (wanted) ((std::cout << ... << words) << '\n');
   }
@@ -143,7 +142,6 @@ class memory_program {
          "enqueue");
   }
 
-  // Reads all of it when stream s gets there.
   void look(piece_of_memory const& b, int s, char const* where) {
     if (b.bytes == 0) return;
     say("read ", static_cast<void const*>(b.at), " on ", s, ", ", where);
@@ -160,7 +158,7 @@ class memory_program {
          "enqueue");
   }
 
-  void refuse_some_call() {  // of those that only weir makes
+  void refuse_some_call() {  // a call that only weir makes
     static constexpr std::array<char const*, 6> names{"create", "map", "grant", "unmap", "release", "create_segment"};
     static constexpr std::array<driver::code, 3> codes{driver::code::failed, driver::code::out_of_memory,
                                                        driver::code::not_permitted};
@@ -168,14 +166,14 @@ class memory_program {
                                codes[static_cast<std::size_t>(below(3))]);
   }
 
-  void order(int before, int after) {  // what `before` was given so far, before what `after` is given next
+  void order(int before, int after) {  // earlier work of `before` precedes later work of `after`
     if (before == after) return;
     say(before, " before ", after);
     if (below(2)) {
       must(line(after).wait(line(before).now()), "wait");
       return;
     }
-    // weir never hears of this one
+    // an event unknown to weir
     auto const e = machine().create_event(device_of(before), driver::event_kind::order_only);
     must(e.is, "create_event");
     must(machine().record(device_of(before), line(before).handle(), e.value), "record");
@@ -250,7 +248,7 @@ class memory_program {
       look(*b, b->home, "on its home stream before its free");
     }
     if (b->ordered != b->home && below(2)) {
-      free_used(*b, b->ordered);  // also when it was marked: an exact last use
+      free_used(*b, b->ordered);  // also if marked: an exact last use
     } else if (!memory::fast_deallocate(b->at)) {
       on(device).deallocate(b->at, nullptr, source_location::current());
     }
@@ -276,7 +274,7 @@ class memory_program {
     }
   }
 
-  void use_elsewhere_once() {  // never marked: the free names the stream instead
+  void use_elsewhere_once() {  // not marked: the free names the stream
     piece_of_memory* const b = some_block();
     if (!b) return;
     int const t = some_line_of(device_of(b->home));
@@ -288,7 +286,7 @@ class memory_program {
     blocks_.pop_back();
   }
 
-  void copy_block() {  // on one device, or from one to the other
+  void copy_block() {  // within a device or between two
     piece_of_memory* const from = some_block();
     if (!from || from->bytes == 0) return;
     int const s = below(static_cast<int>(lines_.size())), here_is = device_of(from->home), there = device_of(s);
@@ -318,7 +316,7 @@ class memory_program {
     int const t = some_line_of(device_of(b->home));
     say("set_stream ", static_cast<void const*>(b->at), " from ", b->home, " to ", t);
     on(device_of(b->home)).set_stream(b->at, line(t), source_location::current());
-    b->home = b->ordered = t;  // ordered behind its home and all it was marked for
+    b->home = b->ordered = t;  // ordered after its home and all its marks
     b->readers.clear();
     look(*b, t, "on its new home stream");
   }
@@ -343,8 +341,7 @@ class memory_program {
     refused(at);
   }
 
-  // Two streams that wait for each other's parts:
-  // whatever orders one of them behind the other in between stands still for ever.
+  // Two streams wait for each other's parts. A wait of one for the other in between never ends.
   void give_part(int s) {
     using arrived = std::shared_ptr<int>;
     void (*const drop)(void*) = [](void* p) { delete static_cast<arrived*>(p); };
@@ -375,7 +372,7 @@ class memory_program {
     for (int i = 0, n = below(6); i < n && other_part_ && wrong_.ok(); ++i) below(3) ? allocate() : drop_block();
     give_the_other_part();
   }
-  // What is captured runs never; whatever weir does beside it must leave the capture whole.
+  // Captured work never runs. weir must not spoil the capture.
   void capture() {
     int const s = below(static_cast<int>(lines_.size()));
     driver::capture_mode const modes[] = {driver::capture_mode::global, driver::capture_mode::this_thread,
@@ -396,7 +393,7 @@ class memory_program {
     must(machine().destroy_graph(graph.value), "destroy_graph");
   }
 
-  void drop_block() {  // gives no work
+  void drop_block() {  // enqueues nothing
     piece_of_memory* const b = some_block();
     if (!b) return;
     say("free ", static_cast<void const*>(b->at), " of ", b->home);
@@ -411,7 +408,7 @@ class memory_program {
     must(made.is, "create_stream");
     lines_[static_cast<std::size_t>(i)] = &bench_->clocks().make(device, made.value, l);
   }
-  // A registration ends, its stream too, and another begins: the handle may come again.
+  // A registration and its stream end, another begins: the driver may reuse the handle.
   void replace_stream() {
     int const i = below(static_cast<int>(lines_.size()));
     if (line(i).alive() != clock::life::foreign) return;
@@ -513,11 +510,11 @@ class memory_program {
   verdict wrong_;
   bool maps_ = true, unkind_ = false, collectives_ = false, captured_ = false;
   std::shared_ptr<int> arrived_;   // parts of the newest collective
-  std::optional<int> other_part_;  // whose part of the collective is still to come
+  std::optional<int> other_part_;  // the stream of the missing part
   std::vector<piece_of_memory> blocks_;
   std::vector<clock::stream_clock*> lines_;
   std::optional<memory_bench> bench_;
-  driver::check::control* checker_ = nullptr;  // null: nobody watches
+  driver::check::control* checker_ = nullptr;  // null: no checker
 
  public:
   std::uint64_t allocations = 0, ooms = 0;

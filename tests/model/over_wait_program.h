@@ -1,5 +1,5 @@
-// Random programs where one stream needs the memory of another that has a fence right behind its last use and
-// work after that: the wait that weir inserts has to be for that fence, and covers nothing beyond.
+// Random programs in which one stream needs memory of another that has a fence right after its last use, and
+// work after that. weir's wait must be for that fence and cover nothing beyond.
 // Threads: one; on a stepped machine nothing is ever complete before somebody waits for it.
 #pragma once
 #include <random>
@@ -27,8 +27,8 @@ inline verdict run_over_wait(std::uint64_t seed) {
     driver::touch const all{reinterpret_cast<driver::address>(p), bytes, true};
     must(bench.machine().enqueue(0, s.handle(), {&all, p ? std::size_t{1} : 0}, {[](void*) {}, nullptr, nullptr}));
   };
-  // An external stream's frees are fenced by weir, which never hears of its work:
-  // from the moment that others have memory too.
+  // weir does not see an external stream's work. It fences
+  // the stream's frees as soon as another stream has memory.
   bool const foreign = seed % 3 == 0;
   clock::stream_clock& b = bench.stream(0);
   clock::stream_clock& a =

@@ -1,6 +1,5 @@
-// A program's blocks by their places, counted from the first address of their device: the same calls, on
-// machines whose devices move and are seen to move otherwise,
-// give the same places where options::deterministic is set.
+// With options::deterministic, a program's blocks get the same offsets in their
+// device's addresses on every machine, whatever its timing.
 // Threads: one. The program's seed chooses the calls,
 // the machine's when its devices move and what is seen of it.
 #pragma once
@@ -71,7 +70,7 @@ class places_program {
     device().record_use(b.at, s, at);
     work(s);
   }
-  void another_stream() {  // a registration ends, and another begins
+  void another_stream() {  // one registration ends, another begins
     std::size_t const i = below(lines_.size());
     for (std::size_t k = live_.size(); k-- > 0;) {
       if (live_[k].home == i) device().deallocate(live_[k].at, nullptr, at), live_[k] = live_.back(), live_.pop_back();
@@ -102,15 +101,14 @@ class places_program {
   int const steps_;
   std::mt19937_64 random_;
   memory_bench bench_;
-  std::size_t const most_;  // bytes of a block
+  std::size_t const most_;
   std::vector<clock::stream_clock*> lines_;
   std::vector<block> live_;
   std::vector<std::size_t> places_;
   verdict wrong_;
 };
 
-// The calls of one seed on two machines. One in eight has so little memory that the ladder climbs again and
-// again.
+// The calls of one seed on two machines. One in eight has so little memory that the ladder runs often.
 inline verdict run_places(std::uint64_t seed) {
   options const o{.fence_interval = seed % 3 == 0 ? std::size_t{1} : 0, .deterministic = true};
   bool const short_of_memory = seed % 8 == 5;

@@ -1,6 +1,5 @@
-// Of every three random programs one has other policies of reuse than the defaults,
-// chosen by its seed beside all else.
-// A new option of reuse is drawn here and in tests/explore/policies.h.
+// One random program in three has other policies of reuse than the defaults, chosen by its seed. Draw a new
+// option of reuse here and in tests/explore/policies.h.
 // Threads: none.
 #pragma once
 #include <cstdint>
@@ -15,7 +14,7 @@ inline void choose_policies(options& o, std::uint64_t seed) {
   o.poll_on_miss = at_random / 3 % 4 != 0;
   o.device_waits = static_cast<options::wait_policy>(at_random / 12 % 3);
   o.deterministic = o.device_waits == options::wait_policy::before_growth;
-  if (at_random / 108 % 2) o.fence_interval = 1;  // each free: a wait instead of growth finds its fence
+  if (at_random / 108 % 2) o.fence_interval = 1;  // each free: a wait before growth finds its fence
 }
 
 }  // namespace weir::tests

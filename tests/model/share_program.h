@@ -1,5 +1,5 @@
-// Random programs that lend buffers and open them, both sides in one process: an opened buffer holds what was
-// there when it was sent, until it is released; whatever else is made, dropped and written meanwhile.
+// Random programs that send and open buffers, both sides in one process. Until its release, an opened buffer
+// keeps the bytes that it had when sent, whatever other buffers do.
 // Threads: one; the seeded machine chooses what its devices do.
 #pragma once
 #include <algorithm>
@@ -38,7 +38,7 @@ class share_program {
   }
 
  private:
-  static constexpr std::size_t bytes = 5000, pool_bytes = 2_MiB;  // a handle of the pool, which may be cut in two
+  static constexpr std::size_t bytes = 5000, pool_bytes = 2_MiB;  // a pool's handle, which may hold two buffers
   struct lent {
     exportable_buffer memory;
     std::byte holds{};
@@ -48,7 +48,7 @@ class share_program {
     imported_buffer memory;
     std::byte holds{};
   };
-  struct reading {  // a copy on its way to the host
+  struct reading {  // a copy to the host
     buffer into;
     std::byte holds{};
     stamp done;
@@ -79,7 +79,7 @@ class share_program {
       wrong_.note(check::bytes, "an opened buffer holds others than when it was sent");
   }
 
-  void make() {  // written and sent, once or twice
+  void make() {  // written, and sent once or twice
     stream_guard const home(any());
     lent b{pooled_ ? pool_.allocate(below(4) ? pool_bytes : pool_bytes / 2) : exportable_buffer(bytes)};
     auto const& s = any();
@@ -92,7 +92,7 @@ class share_program {
     switch (below(7)) {
       case 0:
       case 1: make(); break;
-      case 2:  // written again, once nobody looks, and sent
+      case 2:  // without importers: written again and sent
         if (!lent_.empty() && on_its_way_.size() < 8) {
           auto& b = lent_[below(lent_.size())];
           if (b.memory.importers() > 0) break;
@@ -101,7 +101,7 @@ class share_program {
           send(b, s);
         }
         break;
-      case 3:  // dropped with work under way, and the next at once
+      case 3:  // freed with work in progress; a new one at once
         if (!lent_.empty()) {
           auto& b = lent_[below(lent_.size())];
           if (b.memory.importers() == 0) write(b, streams_[0]);
@@ -117,7 +117,7 @@ class share_program {
           on_its_way_.pop_front();
         }
         break;
-      default:  // read, and released while the copy is under way
+      default:  // read, and released during the copy
         if (!opened_.empty()) {
           auto& o = opened_[below(opened_.size())];
           auto const& s = any();
@@ -133,7 +133,7 @@ class share_program {
   }
 
   std::mt19937_64 random_;
-  bool const pooled_;  // of one program in four all buffers come from a pool
+  bool const pooled_;  // in one program of four all buffers come from a pool
   test::machine machine_;
   std::pair<int, int> ends_;
   share_channel owner_, importer_;

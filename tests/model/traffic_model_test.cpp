@@ -1,4 +1,4 @@
-// Many random programs of traffic; traffic_program.h says what they do. Seeds as tests/support/seeds.h says.
+// Many random programs of traffic, see traffic_program.h. Seeds: see tests/support/seeds.h.
 // Threads: one.
 #include "tests/model/traffic_program.h"
 #include "tests/support/memory_bench.h"

@@ -1,10 +1,9 @@
-// Random traffic between two devices and the host: pinned memory that comes and goes under copies, staged
-// copies whose source is written over as soon as the call returns,
-// kernels that read the other device's memory.
+// Random traffic between two devices and the host: pinned memory that is freed during copies, staged copies
+// whose source changes as soon as the call returns, and kernels that read the other device's memory.
 // Threads: one; the seeded machine chooses what its devices do.
 //
-// A place knows the streams that used it last, and whoever uses it next waits for them:
-// everything else is weir's to know.
+// A place knows the streams of its last uses, and the next
+// use waits for them. All other order is weir's task.
 #pragma once
 #include <algorithm>
 #include <iostream>
@@ -44,7 +43,7 @@ class traffic_program {
       for (auto const& f : checker->findings()) checked_.note(check_of(f.what), f.text);
     }
     auto const found = control().findings();
-    if (!found.empty() && wrong_.by == check::answers) wrong_ = {};  // a call on a device that work has lost is refused
+    if (!found.empty() && wrong_.by == check::answers) wrong_ = {};  // expected after work lost the device
     for (auto const& f : found) wrong_.note(check_of(f), f);
     wrong_.note(checked_.by, checked_.what);
     places_.clear();
@@ -62,11 +61,11 @@ class traffic_program {
     buffer own;
     int device;  // -1: pinned
     bytes_of_host model;
-    std::vector<int> users;  // streams that have used it since the last of them was waited for
+    std::vector<int> users;  // streams that used it since the last one was waited for
   };
 
   template <class... Words>
-  void say(Words const&... words) const {  // WEIR_TEST_TRACE=1: what the program does
+  void say(Words const&... words) const {  // traces with WEIR_TEST_TRACE=1
     static bool const wanted = std::getenv("WEIR_TEST_TRACE") != nullptr;
     if (wanted) ((std::cout << ... << words) << '\n');
   }
@@ -76,12 +75,12 @@ class traffic_program {
     auto const peers = below(4) == 0 ? simulated::links::none : simulated::links::all;
     return {.devices = 2, .memory = 32_MiB, .schedule = simulated::scheduling::seeded, .seed = seed, .peers = peers};
   }
-  options short_of_pinned(std::uint64_t seed) {  // then copies wait for slots, and pages come and go
+  options short_of_pinned(std::uint64_t seed) {  // so that copies wait for slots, and pages come and go
     options o;
     o.peer_access = seed % 4 == 2;
     opens_ = seed % 8 == 2;
     o.check_races = below(2) != 0;
-    // pinned blocks never move: half of what is held may lie in holes that are too small
+    // pinned blocks never move: half of the held memory may be holes that are too small
     if (below(4) == 0) o.pinned_limit = large_ ? 16 * n_ : 1_MiB;
     return o;
   }
@@ -106,7 +105,7 @@ class traffic_program {
     p.users.clear();
   }
 
-  void open_all() {  // before there is any
+  void open_all() {  // before the peer has any
     for (int d = 0; d < 2; ++d) {
       try {
         enable_peer_access(device(d), {device(1 - d)});
@@ -124,10 +123,10 @@ class traffic_program {
     auto bytes = some_bytes();
     auto b = pinned(n_);
     say("pinned ", b.data());
-    std::memcpy(b.data(), bytes.data(), n_);  // at once: nobody else has it
+    std::memcpy(b.data(), bytes.data(), n_);  // at once: the block is new
     places_.push_back({std::move(b), -1, std::move(bytes), {}});
   }
-  void drop(place* p) {  // with whatever is still under way
+  void drop(place* p) {  // even with work in progress
     if (!p || (p->device >= 0 && places_.size() < 4)) return;
     int const d = p->device;
     say("free ", where(*p), p->own.data());
@@ -143,7 +142,7 @@ class traffic_program {
     follow(s, to, true);
     follow(s, from, false);
     bool const slots = below(4) == 0 && to.device != from.device;
-    if (slots && from.device < 0) await(from);  // read during the call
+    if (slots && from.device < 0) await(from);  // it is read during the call
     say("copy ", where(to), to.own.data(), " <- ", where(from), from.own.data(), " on ", s, slots ? ", staged" : "");
     route_guard const by(slots ? copy_route::staged : copy_route::automatic);
     copy(on_[static_cast<std::size_t>(s)], to.own.data(), from.own.data(), n_, non_blocking);
@@ -159,7 +158,7 @@ class traffic_program {
     auto source = some_bytes();
     to.model = source;
     copy(on_[static_cast<std::size_t>(s)], to.own.data(), source.data(), n_, non_blocking);
-    std::fill(source.begin(), source.end(), std::byte{0xee});  // consumed when the call returns
+    std::fill(source.begin(), source.end(), std::byte{0xee});  // the call has read it
   }
   void fetch_pageable(place& from) {
     if (from.device < 0) return;
@@ -231,7 +230,7 @@ class traffic_program {
   }
 
   std::mt19937_64 random_;
-  bool opens_ = false;  // all memory to the peer, from the start
+  bool opens_ = false;  // all memory, to the peer
   bool const large_;
   std::size_t const n_;
   verdict wrong_, checked_;

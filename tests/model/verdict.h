@@ -1,4 +1,4 @@
-// What a random program found to be wrong, and which check saw it.
+// A random program's failure, and the check that found it.
 // Threads: a value.
 #pragma once
 #include <ostream>
@@ -11,19 +11,19 @@ namespace weir::tests {
 
 enum class check {
   none,
-  bytes,       // somebody reads other bytes than were written there for it
-  order,       // the clocks say ordered or complete, and the order of the driver's calls does not
-  stray,       // work touched memory that is not there, or not its device's to touch
-  stuck,       // the host waits, and nothing can move
+  bytes,       // a read found other bytes than its writer wrote
+  order,       // the clocks say ordered or complete, but the driver's calls do not
+  stray,       // work touched unmapped memory, or memory that its device may not access
+  stuck,       // the host waits, and no work can run
   invariants,  // validate()
-  census,      // what is left when all has ended
-  answers,     // a call was refused, or answered what its contract rules out
+  census,      // memory or handles left at the end
+  answers,     // a call was refused, or its answer breaks its contract
   race,        // the checker: nothing orders two uses of a byte
-  lifetime,    // the checker: memory is used, handed out or unmapped while others still use it
+  lifetime,    // the checker: memory is used, handed out or unmapped while other work uses it
   host,        // the checker: the host used pinned memory that a copy was using, or changed its source
-  over_wait,   // waits of weir's own cover more than they must
-  places,      // the same calls gave other places on another machine, and were promised not to
-  crash,       // the process ended, or did not come back
+  over_wait,   // weir's waits cover more than they must
+  places,      // the same calls gave other places on another machine, despite the promise
+  crash,       // the process crashed or hung
 };
 
 inline std::string_view name_of(check c) {
@@ -47,7 +47,7 @@ inline std::string_view name_of(check c) {
 }
 
 struct verdict {
-  check by = check::none;  // the first that saw something
+  check by = check::none;  // the first that failed
   std::string what{};
   bool ok() const { return by == check::none; }
   void note(check c, std::string words) {
@@ -58,10 +58,10 @@ struct verdict {
   }
 };
 
-// One of the machine's own findings: its first word says which check.
+// The check that a machine's finding belongs to, by its first word.
 inline check check_of(std::string_view finding) { return finding.starts_with("stuck") ? check::stuck : check::stray; }
 
-// One of the checker's, likewise.
+// Likewise for the checker.
 inline check check_of(driver::check::finding::kind k) {
   using enum driver::check::finding::kind;
   switch (k) {

@@ -1,9 +1,7 @@
-// A kernel that keeps to its blocks, or does not: for tools that look at every access (tools/gpu runs it
-// under compute-sanitizer with WEIR_CONF=nvtx_memory:1).
-//   overrun clean|small|large|freed    what the kernel does wrong: nothing; one word past a small block,
-//                                      whose page holds others; the same past a large one; a word of a block
-//                                      that was given back
-// Exit status: 0, whatever the kernel did; 2 for another word.
+// A kernel that stays in its blocks, or not: for tools that check every access (tools/gpu runs it under
+// compute-sanitizer with WEIR_CONF=nvtx_memory:1).
+// Usage: overrun clean|small|large|freed: no bad write; a word past a small or large block; a freed block.
+// Exit status: 0, whatever the kernel does; 2 for another argument.
 #include <cstdio>
 #include <cstring>
 
@@ -39,7 +37,7 @@ int main(int argc, char** argv) {
     if (freed) parallel_for(s, 1, {}, count_up{released});
     synchronize();
     std::printf("%s: done\n", what);
-  } catch (error const& e) {  // a tool that reports a kernel makes its device fail
+  } catch (error const& e) {  // a tool that reports a kernel loses its device
     std::printf("%s: %.*s\n", what, static_cast<int>(e.operands().size()), e.operands().data());
   }
   return 0;

@@ -266,8 +266,8 @@ bool refuse_one(rig& r, std::uint64_t k, int& absorbed) {
 TEST(stripes, any_call_refused_leaves_a_repeatable_copy) {
   int absorbed = 0;
   device const one[] = {1};
-  link_sharing_guard const lent(one);
   rig r({.devices = 2, .memory = 256_MiB});
+  link_sharing_guard const lent(one);
   r.round();
   for (std::uint64_t k = 1; refuse_one(r, k, absorbed); k += stride) {
     if (testing::Test::HasFailure()) return;

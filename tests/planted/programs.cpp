@@ -1,4 +1,4 @@
-// The programs of the model tests, as the prover takes them.
+// The programs of the model tests, for the prover.
 // Threads: as prover.h.
 #include "tests/explore/programs.h"
 #include "tests/model/bound_program.h"

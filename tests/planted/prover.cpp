@@ -1,5 +1,4 @@
-// The prover runs random programs against a library, sound or with a defect planted in it,
-// until a check sees something wrong.
+// Runs random programs against a library, sound or with a planted defect, until a check finds a failure.
 // Usage: planted_NAME --check CHECK --within N [--only] [--first RUN] [--of PROGRAM] [--tape FILE]...
 //                     a defect: found by CHECK within N runs, with --only by no other; CHECK may be several:
 //                     bytes,stray. --of: all runs are of that program, explored or of real threads. Tapes run
@@ -11,7 +10,7 @@
 //        planted_NAME --hashes N [--first RUN] [--of PROGRAM]
 //                     a line for each run: its program, its seed, and the hash of all choices, locks and
 //                     driver calls of its machines. tools/same_runs compares those of two builds
-// One line of what was found goes to stdout; the exit status says whether it is as stated.
+// Prints one line about what was found. The exit status says whether it is as stated.
 // Threads: the programs' own. They run in a child process, so that a crash is a finding too.
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -36,13 +35,13 @@ using weir::tests::check;
 using weir::tests::name_of;
 
 constexpr unsigned longest_run_s = 20;  // a run takes milliseconds
-constexpr std::chrono::milliseconds time_in_threads{100};  // of a program of real threads
+constexpr std::chrono::milliseconds time_in_threads{100};  // of a program with real threads
 
 struct found {  // shared with the child
-  std::uint64_t run = 0;      // the run that is under way, or that found it
-  std::uint64_t finds = 0;    // --only: by the stated check
+  std::uint64_t run = 0;      // current, or the one that found it
+  std::uint64_t finds = 0;    // --only: times that the stated check found it
   check by = check::none;
-  std::uint64_t tapes = 0, drifted = 0;  // that found it; the second by a neighbour
+  std::uint64_t tapes = 0, drifted = 0;  // tapes that found it; of them by a neighbour
   char program[160] = "";
   char what[400] = "";
 };
@@ -52,7 +51,7 @@ struct stated {
   std::uint64_t within = 1000, first = 1;
   bool only = false, hashes = false;
   std::vector<std::string> tapes{};
-  std::string of{};                         // the only program. Empty: each kind in turn
+  std::string of{};                         // the only program; empty: each in turn
   std::string folder{}, program{}, name{};  // of a tape to keep
   bool states(check c) const {
     return c == check::none ? by.empty()
@@ -70,8 +69,7 @@ check seen_by(std::string const& program, std::uint64_t seed, tape::numbers cons
   return v.by;
 }
 
-// A lock or a call more in the library moves all that comes after it on a tape:
-// one choice more, less or other may be what it was.
+// A change in the library shifts a tape: with one choice added, removed or changed it may fit again.
 bool a_neighbour_finds(stated const& s, weir::tests::tape_file const& f, found& out) {
   for (std::size_t i = f.draws.size() + 1; i-- > 0;) {
     auto longer = f.draws;
@@ -97,7 +95,7 @@ std::string defect_of(std::string const& tape_path) {  // PROGRAM-DEFECT.tape
   return tape_path.substr(from, tape_path.rfind('.') - from);
 }
 
-// Returns: whether all tapes said what they must.
+// Returns: whether every tape gave the stated result.
 bool run_tapes(stated const& s, found& out) {
   for (auto const& path : s.tapes) {
     std::snprintf(out.program, sizeof out.program, "%s", path.substr(path.rfind('/') + 1).c_str());
@@ -117,7 +115,6 @@ bool run_tapes(stated const& s, found& out) {
   return true;
 }
 
-// The run of that number.
 weir::tests::verdict made(stated const& s, std::uint64_t number, found& out) {
   auto const note = [&](char const* name, std::uint64_t seed) {
     std::snprintf(out.program, sizeof out.program, "%s %llu", name, static_cast<unsigned long long>(seed));
@@ -155,13 +152,13 @@ void run_all(stated const& s, found& out) {
     }
     if (!s.only || !as_stated) return;
     ++out.finds;
-    // That no other check sees it is looked at in this many runs; in all of them with WEIR_PLANTED_WHOLE=1.
+    // This many runs check that no other check finds it, or all of them with WEIR_PLANTED_WHOLE=1.
     if (out.run >= runs_for_the_others && !std::getenv("WEIR_PLANTED_WHOLE")) break;
   }
   if (seen_at) out.run = seen_at;
 }
 
-// A run that crashes or never ends ends the process: what is compared then differs too.
+// A run that crashes or hangs ends the process, which also makes outputs differ.
 int print_hashes(stated const& s) {
   for (std::uint64_t run = 0; run < s.within; ++run) {
     ::alarm(longest_run_s);
@@ -202,10 +199,10 @@ stated read(int argc, char** argv) {
   return s;
 }
 
-// draws: a longer tape leads elsewhere as soon as anything on its way changes
+// draws: a longer tape goes astray at any change on its way
 constexpr std::size_t longest_kept = 256;
 
-// Of five runs that find it, from seeds apart, that with the shortest tape. Returns: the exit status.
+// Of five finding runs, from distant seeds, keeps the shortest tape. Returns: the exit status.
 int keep(stated const& s) {
   auto const& program = weir::tests::explored_program(s.program);
   auto options = program.options();

@@ -1,4 +1,4 @@
-// What the prover runs: kinds of random programs, each judged by all the checks it knows.
+// The random programs of the prover, each judged by all its checks.
 // Threads: each program's own.
 #pragma once
 #include <cstdint>

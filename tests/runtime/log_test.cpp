@@ -1,5 +1,4 @@
-// The log: silent unless asked, a level tells what those before it tell,
-// and lines name device, stream and bytes.
+// The log is silent by default; a level includes those before it; lines name device, stream and bytes.
 // Threads: one.
 #include "weir/log.h"
 
@@ -31,7 +30,6 @@ struct log_lines : testing::Test {
   }
   ~log_lines() override { on_log({}); }
 
-  // Takes and gives back memory, asks for too much, and ends.
   std::uint64_t program(log_level level) {
     all.clear();
     runtime machine(simulated{.devices = 1, .memory = 64_MiB}, {.log = level});

@@ -1,4 +1,4 @@
-// WEIR_CONF and WEIR_DEVICES: what is understood, and what a person reads when it is not.
+// WEIR_CONF and WEIR_DEVICES: accepted values, and error texts for others.
 // Threads: one.
 #include "runtime/options/options.h"
 
@@ -112,7 +112,7 @@ TEST(options, an_unknown_key_is_refused_with_the_nearest_right_one) {
   EXPECT_TRUE(has(said, "Did you mean device_limit?")) << said;
 }
 
-// PyTorch's names are answered by weir's.
+// The error for an option of PyTorch names weir's option.
 TEST(options, a_distant_name_is_refused_without_a_guess) {
   std::string said = refused([] { parse_options("colour:red"); });
   EXPECT_TRUE(has(said, "no option is called \"colour\"") && has(said, "docs/options.md") && !has(said, "Did you mean"))
@@ -137,7 +137,7 @@ TEST(options, a_value_that_is_no_size_is_refused) {
   EXPECT_TRUE(has(refused([] { parse_options("device_limit"); }), "has no value"));
 }
 
-struct surroundings {  // variables of the process for the length of a test
+struct surroundings {  // environment variables for the duration of a test
   explicit surroundings(std::initializer_list<std::pair<char const*, std::string>> set) {
     for (char const* name : names) ::unsetenv(name);
     for (auto const& [name, value] : set) ::setenv(name, value.c_str(), 1);
@@ -232,12 +232,12 @@ TEST(options, a_file_that_is_none_is_refused_at_once) {
   std::filesystem::remove_all(folder);
 }
 
-// In a process of its own, whose first runtime it is.
+// Its runtime is the first of a process.
 struct first_runtime : testing::Test {
   first_runtime() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
 };
 
-// With the nearest one that the library reads.
+// The warning suggests the nearest variable that the library reads.
 TEST_F(first_runtime, unknown_variables_are_reported_once) {
   EXPECT_EXIT({
     ::setenv("WEIR_DEVICE", "sim", 1);
@@ -286,7 +286,7 @@ TEST_F(first_runtime, counting_unusable_gpus_says_why) {
     } catch (not_supported const& e) {
       std::fputs(e.what(), stderr);
     }
-    ::setenv("WEIR_DEVICES", "auto", 1);  // what a machine without GPUs has by itself
+    ::setenv("WEIR_DEVICES", "auto", 1);  // the default on a host without GPUs
     std::_Exit(device_count() == 4 && is_available() ? 0 : 3);
   }, testing::ExitedWithCode(0), "there is no usable GPU");
 }
@@ -335,7 +335,7 @@ TEST(options, numbers_of_tests_are_whole_or_the_test_ends) {
               testing::ExitedWithCode(2), "would test nothing");
 }
 
-struct visible_to {  // the environment, for one test
+struct visible_to {  // CUDA_VISIBLE_DEVICES for the duration of a test
   explicit visible_to(char const* list, char const* devices = "sim:4:1") {
     if (char const* const was = std::getenv("WEIR_DEVICES")) devices_before = was;
     ::setenv("CUDA_VISIBLE_DEVICES", list, 1);
@@ -363,7 +363,7 @@ TEST(options, simulated_devices_that_are_not_visible_are_not_there) {
   EXPECT_TRUE(has(refused([] { set_device(2); }), "gpu:2 of 2 devices"));
 }
 
-// A machine that was not asked for is whole.
+// If no machine is requested, CUDA_VISIBLE_DEVICES hides no simulated device.
 TEST(options, without_visible_devices_the_error_says_so) {
   {
     visible_to const none("", "sim:4:1");

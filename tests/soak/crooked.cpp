@@ -1,4 +1,4 @@
-// Counting what is given to each stream, noting what weir asks, and the lies.
+// Counts each stream's work, records weir's queries, and lies.
 // Threads: as the seam.
 #include "tests/soak/crooked.h"
 

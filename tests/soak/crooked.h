@@ -1,5 +1,4 @@
-// A driver in front of any other that looks on while weir decides about memory,
-// and lies to it when it is told to.
+// A driver in front of any other. It observes weir's decisions about memory, and lies to weir on request.
 // Threads: as the seam. What it notes belongs to the thread that asks.
 #pragma once
 #include <array>
@@ -15,15 +14,15 @@
 
 namespace weir::soak {
 
-// What it does not do although it says so. But for the last, only while weir decides about memory: the
-// program's own calls are honest, so whatever goes wrong is weir's trust in a decision.
+// A call that claims success without its effect. Except for the last, lies happen only while weir decides
+// about memory. The program's own calls are honest, so a failure shows that weir trusted a lie.
 enum class lie : std::uint8_t {
   none,
-  drops_waits,      // a stream that weir makes wait does not
-  answers_early,    // every event is said to be complete
-  records_nothing,  // an event stays as it was
-  returns_early,    // a wait of the host returns at once
-  skips_grants,     // now and then nobody may use the memory just mapped
+  drops_waits,      // a stream that weir makes wait does not wait
+  answers_early,    // every event counts as complete
+  records_nothing,  // an event is not recorded
+  returns_early,    // a host wait returns at once
+  skips_grants,     // memory just mapped is sometimes inaccessible
 };
 inline constexpr std::array all_lies{lie::drops_waits, lie::answers_early, lie::records_nothing, lie::returns_early,
                                      lie::skips_grants};
@@ -33,15 +32,15 @@ struct opened {
   std::unique_ptr<driver::driver> machine;
   std::string why;
 };
-opened open_machine();  // the one WEIR_DEVICES names. Throws: not_supported
+opened open_machine();  // the machine of WEIR_DEVICES. Throws: not_supported
 
 using stream_key = std::pair<int, driver::stream_handle>;  // device, stream
 
-// What weir asked while it decided about one block.
+// weir's queries during a decision about one block.
 struct noted {
-  struct wait { stream_key on; std::uint64_t covered; };  // operations of that stream that were given before its event
+  struct wait { stream_key on; std::uint64_t covered; };  // operations of that stream before its event
   std::vector<wait> waits;
-  int yes = 0;      // events that were complete
+  int yes = 0;      // complete events
   int created = 0;  // handles
 };
 
@@ -51,7 +50,7 @@ class crooked : public weir::driver::fault_injector {
 
   void arm() noexcept { armed_.store(true); }  // honest until then
 
-  class asking {  // while it lives this thread is inside a call in which weir decides about memory
+  class asking {  // marks this thread as inside a call in which weir decides about memory
    public:
     explicit asking(noted&) noexcept;
     ~asking();
@@ -61,7 +60,7 @@ class crooked : public weir::driver::fault_injector {
     noted* before_;
   };
 
-  std::uint64_t given(stream_key) const;  // operations given to that stream so far
+  std::uint64_t given(stream_key) const;  // operations enqueued on that stream so far
   std::uint64_t unmapped() const noexcept { return unmapped_.load(); }
   std::uint64_t mapped() const noexcept { return mapped_.load(); }
 

@@ -1,6 +1,5 @@
-// Proof by gates that memory whose last use is held goes to no stream that does not stand behind that gate,
-// and that it goes to one that does. On whatever machine WEIR_DEVICES names. Nothing here depends on time: a
-// watchdog opens what hangs and fails.
+// Memory whose last use a gate holds goes only to streams behind that gate, and does go to them. WEIR_DEVICES
+// chooses the machine. No test depends on time; a watchdog ends a hanging one.
 // Threads: a test and its watchdog.
 #include <gtest/gtest.h>
 
@@ -50,7 +49,6 @@ struct rig {
     watchdog.join();
     in.reset();
   }
-  // A stream with a tally of its own.
   struct lane {
     stream on;
     tally* found;
@@ -59,7 +57,7 @@ struct rig {
       stream_guard const here_(on);
       found = static_cast<tally*>(allocate(sizeof(tally)));
       fill(found, std::byte{0}, sizeof(tally));
-      // a kernel's first launch may wait for the device: not in a test
+      // no first launch in a test, because it may wait for the device
       auto* const some = static_cast<std::byte*>(allocate(512));
       stamp(on, some, 512, 1, 0);
       verify(on, some, 512, 1, 0, found);
@@ -70,7 +68,7 @@ struct rig {
     lane(lane const&) = delete;
   };
   void hold_(lane& l) { ASSERT_TRUE(keeper->hold(l.key.first, l.key.second).ok()); }
-  // Nothing a stream stands behind may have run: asked often enough for whoever was let through to be seen.
+  // Returns: whether the held stream stays incomplete over many queries.
   bool stays(lane& l) {
     for (int i = 0; i < 300; ++i) {
       if (keeper->query_stream(l.key.first, l.key.second).ok()) return false;
@@ -105,7 +103,7 @@ std::byte* block_on(lane& l, std::size_t bytes, noted* notes = nullptr) {
 }
 bool overlap(std::byte const* a, std::byte const* b, std::size_t bytes) { return a < b + bytes && b < a + bytes; }
 
-// So little that `big` is there once beside the tallies.
+// Room for the tallies and one `big`.
 options only_one(int lanes) { return {.device_limit = big + static_cast<std::size_t>(lanes) * 2_MiB}; }
 
 TEST(gate, held_memory_serves_its_own_stream_only) {
@@ -123,7 +121,7 @@ TEST(gate, held_memory_serves_its_own_stream_only) {
   EXPECT_EQ(r.keeper->closed(), 1u) << "the host waited";
   stamp(a.on, p, big, 3, 0);
   verify(a.on, p, big, 3, 0, a.found);
-  b.on.synchronize();  // not held: but gates are opened when a host waits
+  b.on.synchronize();  // not held, but a host wait opens gates
   EXPECT_EQ(r.mismatches({&a, &b}), 0u);
 }
 
@@ -215,14 +213,14 @@ TEST(gate, complete_memory_is_transferred_without_a_wait) {
   auto* const p = block_on(a, big);
   stamp(a.on, p, big, 1, 0);
   deallocate(p);
-  ASSERT_TRUE(r.keeper->inner().synchronize_stream(a.key.first, a.key.second).ok());  // behind weir's back
+  ASSERT_TRUE(r.keeper->inner().synchronize_stream(a.key.first, a.key.second).ok());  // without weir's knowledge
   noted notes;
   EXPECT_TRUE(overlap(p, block_on(b, big, &notes), big));
   EXPECT_TRUE(notes.waits.empty());
   EXPECT_GT(notes.yes, 0);
 }
 
-// Marked by record_stream, by a launch, or named when it is given back: three ways to say the same.
+// Three ways to declare another stream: record_stream, a launch, or the free.
 void used_elsewhere(int way) {
   rig r;
   lane home, user;
@@ -291,12 +289,12 @@ TEST(gate, pages_under_a_held_use_are_unmapped_when_it_is_done) {
 TEST(gate, the_source_of_a_held_peer_copy_is_not_reused) {
   rig r;
   if (device_count() < 2) GTEST_SKIP() << "needs 2 devices; there are " << device_count();
-  lane a(0), b(1), c(0);  // all made before anything is held: each waits for its stream
+  lane a(0), b(1), c(0);  // created before any hold, because each waits for its stream
   auto *const from = block_on(a, big), *const to = block_on(b, big);
   stamp(a.on, from, big, 1, 0);
   {
     stream_guard const there(b.on), here_(a.on);
-    copy(b.on, to, from, big, non_blocking);  // orders both streams; links are verified here
+    copy(b.on, to, from, big, non_blocking);  // orders both streams, and tests the link
     synchronize(0), synchronize(1);
     r.hold_(b);
     copy(b.on, to, from, big, non_blocking);
@@ -308,17 +306,17 @@ TEST(gate, the_source_of_a_held_peer_copy_is_not_reused) {
   EXPECT_FALSE(overlap(from, other, big));
   ASSERT_EQ(r.keeper->gates_of(b.key).size(), 1u) << "the host waited, so that nothing was held any more";
   r.keeper->open_all();
-  // behind weir's back
+  // without weir's knowledge
   for (lane* l : {&a, &b}) ASSERT_TRUE(r.keeper->inner().synchronize_stream(l->key.first, l->key.second).ok());
   EXPECT_TRUE(overlap(from, block_on(c, big), big))
       << "once the copy is done its source serves others before new memory does";
   EXPECT_EQ(r.mismatches({&a, &b}), 0u);
 }
 
-// Random programs: the oracle is the gatekeeper, which knows nothing of weir's clocks.
+// Random programs. The oracle is the gatekeeper, which does not use weir's clocks.
 struct memory_of_past {
   std::size_t bytes;
-  gatekeeper::gates behind;  // what its last uses stood behind when it was given back
+  gatekeeper::gates behind;  // the gates of its last uses at the free
 };
 
 void run_program(std::uint64_t seed, std::uint64_t& handed, std::uint64_t& waits, std::uint64_t& over_held) {
@@ -373,7 +371,7 @@ void run_program(std::uint64_t seed, std::uint64_t& handed, std::uint64_t& waits
       make();
     } else if (dice < 65) {
       drop(below(live.size()));
-    } else if (dice < 80) {  // used by another stream, which is ordered behind the home
+    } else if (dice < 80) {  // used by another stream, ordered after the home
       live_block& b = live[below(live.size())];
       lane& user = *lanes[below(4)];
       user.on.wait(b.home->on.ref());
@@ -397,8 +395,7 @@ TEST(gate, held_memory_goes_to_streams_behind_the_same_gates) {
   std::uint64_t const asked =
       one ? 1 : std::max<std::uint64_t>(tests::number_from_environment("WEIR_TEST_SEEDS", 400) / 20, 10);
   std::uint64_t handed = 0, waits = 0, over_held = 0, seed = first;
-  // Where work is soon done few waits are needed:
-  // more programs are drawn until one has come, twenty times as many at most.
+  // Fast work needs few waits: draws up to twenty times as many programs until one has come.
   auto const due = [&] {
     return seed < first + asked || (!one && (handed == 0 || waits == 0) && seed < first + 20 * asked);
   };

@@ -1,5 +1,4 @@
-// What stands behind which gate: a gate holds its stream,
-// a record takes what its stream stands behind, a wait adds that.
+// A gate holds its stream; a record stores its stream's gates; a wait adds them.
 // Threads: as gatekeeper.h says.
 #include "tests/soak/gatekeeper.h"
 

@@ -1,5 +1,4 @@
-// A driver in front of any other that knows which closed gates each stream stands behind,
-// from the seam's calls alone.
+// A driver in front of any other that tracks which closed gates each stream is behind, from calls alone.
 // Threads: as the seam.
 #pragma once
 #include <set>
@@ -8,7 +7,7 @@
 
 namespace weir::soak {
 
-// A host that would wait for a held stream opens all gates first: nothing else would.
+// A host wait for a held stream opens all gates first, because nothing else would.
 class gatekeeper final : public crooked {
  public:
   using gates = std::set<weir::driver::gate_handle>;
@@ -18,8 +17,8 @@ class gatekeeper final : public crooked {
   gates still_closed(gates const&) const;
   std::size_t closed() const;
   void open_all();
-  int host_waits() const noexcept { return host_waits_.load(); }  // begun, for which gates may have been opened
-  void keep_closed(bool yes) noexcept { keep_closed_.store(yes); }  // a waiting host waits: the test opens them
+  int host_waits() const noexcept { return host_waits_.load(); }  // started so far; each may have opened gates
+  void keep_closed(bool yes) noexcept { keep_closed_.store(yes); }  // a host wait then opens no gates: the test does
 
   weir::driver::result<weir::driver::gate_handle> hold(int device, weir::driver::stream_handle) override;
   weir::driver::status open_gate(weir::driver::gate_handle) override;

@@ -1,4 +1,4 @@
-// Starting and ending a soak, and the ledger: who had given back the memory that somebody is handed.
+// Start and end of a soak, and the ledger of freed memory with its last uses.
 // Threads: as soak.h says; the ledger has one lock.
 #include "tests/soak/soak.h"
 
@@ -17,7 +17,7 @@ namespace weir::soak {
 namespace {
 
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
-constexpr std::int64_t patience_ns = 90'000'000'000;  // without a single operation: stuck
+constexpr std::int64_t patience_ns = 90'000'000'000;  // without any operation: stuck
 
 template <class Map, class Key>
 auto overlapping(Map& all, Key at, std::size_t bytes) {
@@ -99,7 +99,7 @@ bool soak::enough() const {
   outcome const o = so_far();
   for (std::size_t i = 0; i < paths; ++i) {
     auto const p = static_cast<path>(i);
-    // who is refused has climbed the ladder
+    // a refused allocation has used the ladder
     if (p != path::ladder && possible(p, devices_) && o.times[i] < plan_.least) return false;
   }
   return true;
@@ -124,7 +124,7 @@ void soak::failed(std::string what, bool lost) {
   stop_.store(true);
 }
 
-// Requires: called before the block is given back, when all its uses have been given to their streams.
+// Requires: all uses are enqueued, and the block is not yet freed.
 void soak::gave_back(held const& h) {
   lane const& home = lane_of(h.worker, h.device, h.stream);
   freed f{h.bytes, home.key, {{home.key, machine_->given(home.key)}}};
@@ -147,7 +147,7 @@ void soak::handed_out(held const& h, stream_key home, noted const& notes) {
     bool const same = was.home == home && was.last_use.size() == 1;
     std::uint64_t beyond = 0;
     bool waited = false;
-    for (auto part = first; part != last; ++part) {  // a large block takes the memory of several
+    for (auto part = first; part != last; ++part) {  // a large block overlaps several
       for (auto const& w : notes.waits) {
         for (auto const& [key, position] : part->second.last_use) {
           if (w.on != key || w.covered < position) continue;

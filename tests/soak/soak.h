@@ -1,5 +1,4 @@
-// The soak: threads that allocate, stamp, share, copy, verify and free for minutes,
-// and what their run has to show.
+// Threads allocate, stamp, share, copy, verify and free for minutes, and must show a valid outcome.
 // Threads: a soak belongs to one; its workers are its own.
 #pragma once
 #include <array>
@@ -21,26 +20,26 @@
 
 namespace weir::soak {
 
-// The ways of memory that a valid run has taken often enough.
+// Paths of memory that a valid run takes often enough.
 enum class path : std::uint8_t {
-  same_stream,   // a block that its stream gave back serves that stream again
-  ordered,       // it serves another stream, which is known to come later: nothing is asked
-  polled,        // it serves another stream after the driver was asked and its last use was complete
-  device_wait,   // it serves another stream, which is made to wait for its last use
-  marked,        // given back while marked for streams that are not its home
-  other_thread,  // given back by another thread than it was given to
+  same_stream,   // a stream reuses its own freed block
+  ordered,       // another stream reuses it, known to be ordered after: no query
+  polled,        // another stream reuses it after a query found its last use complete
+  device_wait,   // another stream reuses it after a device wait for its last use
+  marked,        // freed while marked for other streams
+  other_thread,  // freed by another thread
   growth,        // new handles for one block
-  refused,       // out of memory after every rung of the ladder
-  ladder,        // an allocation that had to climb it
+  refused,       // out of memory after every step of the ladder
+  ladder,        // an allocation that used the ladder
   peer_up,       // copied to a device of higher ordinal
-  peer_down,     // and of lower
+  peer_down,     // or lower
   peer_read,     // read by a kernel of another device
   staged_in,     // pageable to device
   staged_out,    // device to pageable
   pinned_in,     // pinned to device
   pinned_out,    // device to pinned
-  pinned_reuse,  // a pinned block at an address that was given back
-  unmapped,      // handles given back to the driver
+  pinned_reuse,  // a pinned block at a freed address
+  unmapped,      // handles returned to the driver
   count,
 };
 inline constexpr std::size_t paths = static_cast<std::size_t>(path::count);
@@ -53,24 +52,24 @@ struct plan {
   std::uint64_t seed = 1, least = 1000;
   bool soon = false;             // ends when each path was taken `least` times
   lie told = lie::none;
-  std::size_t limit = 0;         // bytes a device; 0: what suits the machine
+  std::size_t limit = 0;         // bytes a device; 0: chosen for the machine
 };
 
 struct outcome {
   std::array<std::uint64_t, paths> times{};
   std::uint64_t launched = 0, reported = 0;  // verifications
-  std::uint64_t mismatches = 0;              // words, on devices and on the host
+  std::uint64_t mismatches = 0;              // words, on devices and host
   std::uint64_t operations = 0;
-  // for the blocks handed out behind a device wait: operations their waits covered beyond the last use
+  // allocations behind a device wait, and operations that their waits covered beyond the last use
   std::uint64_t waits = 0, over_wait = 0;
-  double seconds = 0, caught_after = -1;     // the first mismatch that was fetched, or the loss of a device
+  double seconds = 0, caught_after = -1;     // of the first mismatch, or the loss of a device
   int devices = 0;
   bool lost = false;
-  std::string machine, first_mismatch, failure;  // failure: what a worker threw
+  std::string machine, first_mismatch, failure;  // failure: a worker's exception
   bool clean() const noexcept { return mismatches == 0 && !lost && failure.empty() && launched == reported; }
 };
 
-// Runs it. `tick(share done, so far)` now and then. With a lie told it ends as soon as something is caught.
+// Runs the soak and calls `tick(share done, so far)` now and then. With a lie it ends at the first failure.
 class soak {
  public:
   explicit soak(plan);
@@ -98,14 +97,14 @@ class soak {
 
  private:
   friend class worker;
-  struct freed {  // what is known of memory that nobody holds
+  struct freed {  // freed memory
     std::size_t bytes = 0;
     stream_key home;
     std::vector<std::pair<stream_key, std::uint64_t>> last_use;
   };
 
   void start();
-  bool over();                  // sleeps a moment
+  bool over();                  // sleeps briefly
   double progress() const;
   outcome so_far() const;
   bool enough() const;

@@ -1,7 +1,7 @@
-// The soak as a program: the lies first, each in a process of its own, then the honest minutes, then one
-// table. With --soon it ends as soon as each path was taken often enough.
+// The soak as a program: first the lies, each in its own process, then the honest minutes, then one table.
+// With --soon it ends as soon as each path was taken often enough.
 //   soak [--minutes M | --seconds S] [--least N] [--soon 1] [--seed X] [--budget S] [--only LIE|none]
-// Exit status: 0 valid and clean, 1 not, 2 a wrong option. WEIR_DEVICES chooses the machine.
+// Exit status: 0 valid and clean, 1 not, 2 bad option. WEIR_DEVICES chooses the machine.
 #include <span>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -57,7 +57,7 @@ arguments read(int argc, char** argv) {
   return a;
 }
 
-// The process of one lie. Ends without taking anything back: the machine may be in any state.
+// Runs one lie in its own process. Ends without cleanup, because the machine may be in any state.
 [[noreturn]] void lie_here(arguments const& a, lie l) {
   plan p = a.of_run;
   p.told = l;

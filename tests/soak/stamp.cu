@@ -23,7 +23,7 @@ WEIR_HOST_DEVICE inline void pause(unsigned cycles, std::size_t lane) {
   while (clock64() - from < cycles) {}
   (void)lane;
 #else
-  if (lane != 0) return;  // the lanes of a simulated device run one after the other
+  if (lane != 0) return;  // a simulated device runs its lanes one after the other
   for (unsigned n = 0; n < cycles; ++n) asm volatile("");
 #endif
 }

@@ -1,4 +1,4 @@
-// What a soak has done, in a table of a screen.
+// The results of a soak, in a table that fits a screen.
 // Threads: any.
 #include <cstdio>
 

@@ -1,6 +1,5 @@
-// What a thread of the soak does. Every block is stamped with a number of its own before anybody uses it, and
-// the last that is done with it is a slow verification, given just before the block:
-// whoever gets the memory too early spoils that.
+// A thread of the soak. It stamps every block with its own number before its use. Its last work on a block is
+// a slow verification, enqueued just before the free: memory that is reused too early fails it.
 // Threads: one.
 #include "tests/soak/worker.h"
 
@@ -45,7 +44,7 @@ void worker::step() {
   if (++steps_ % 128 == 0) fetch();
   if (steps_ % 16 == 0) take_over();
   std::size_t const dice = below(1000);
-  // More is made than dropped, until a device has no room for more of mine.
+  // Allocates more than it frees, until its share of a device is full.
   if (mine_.empty() || dice < 420) return make();
   if (dice < 470) return check();
   if (dice < 590) return share();
@@ -113,7 +112,7 @@ void worker::verify_on(lane& on, held const& h, unsigned delay) {
   verify(*on.on, h.at, h.bytes, h.id, delay, on.found);
 }
 
-// The last use is under way, or has not even begun, when the block is given back.
+// At the free, the last use is in progress or has not begun.
 void worker::free_verified(held h) {
   if (h.worker == number_) verify_on(home_of(h), h, delay());
   give(std::move(h));
@@ -122,7 +121,7 @@ void worker::free_verified(held h) {
 void worker::make() {
   int const device = static_cast<int>(below(bytes_.size()));
   if (!has_room(device)) return drop();
-  // Now and then so much that others have to give way, or that it cannot be had.
+  // Sometimes so large that other blocks must go, or that no memory can serve it.
   bool const large = below(200) == 0;
   std::size_t const bytes = large ? in_.plan_.limit / 64 * (2 + below(60)) : some_bytes();
   auto h = take(device, static_cast<int>(below(static_cast<std::size_t>(in_.plan_.streams))), bytes);
@@ -139,8 +138,7 @@ void worker::check() {
   keep(std::move(h));
 }
 
-// Read on another stream of its device, which comes after all that the home was given.
-// Launch marks it; so does the call.
+// Reads on another stream of the device, ordered after the home. The launch marks the block.
 void worker::share() {
   held h = pick();
   lane& reader = lane_of(h.device, static_cast<int>(below(static_cast<std::size_t>(in_.plan_.streams))));
@@ -165,7 +163,7 @@ void worker::hand_over() {
   in_.inbox_[below(in_.inbox_.size())].push_back(std::move(h));
 }
 
-// What others handed over is read on a stream of this thread, then given back.
+// Reads blocks that other threads handed over on a stream of this thread, then frees them.
 void worker::take_over() {
   std::vector<held> all;
   {
@@ -200,7 +198,7 @@ void worker::to_peer() {
   in_.count(from.device < other ? path::peer_up : path::peer_down);
   to->id = from.id;
   verify_on(target, *to, delay());
-  if (below(2)) give(std::move(from));  // its bytes may not even be under way
+  if (below(2)) give(std::move(from));  // its bytes may still be waiting to be copied
   else keep(std::move(from));
   if (below(2) || !has_room(other)) give(std::move(*to));
   else keep(std::move(*to));
@@ -232,7 +230,7 @@ void worker::staged_in() {
   h->id = in_.next_id_.fetch_add(1);
   stamp_on_host(scratch_.data(), h->bytes, h->id);
   copy(*home_of(*h).on, h->at, scratch_.data(), h->bytes, non_blocking);
-  std::fill_n(scratch_.data(), h->bytes / 4, 0xdeadbeef);  // consumed when copy returns
+  std::fill_n(scratch_.data(), h->bytes / 4, 0xdeadbeef);  // the copy has read it when it returns
   in_.count(path::staged_in);
   keep(std::move(*h));
 }
@@ -272,7 +270,7 @@ void worker::unpin(buffer& b) {
   b.reset();
 }
 
-// The source is given back while the engine may not have begun to read it.
+// Frees the source although the engine may not have begun to read it.
 void worker::pinned_in() {
   int const device = static_cast<int>(below(bytes_.size()));
   auto h = take(device, static_cast<int>(below(static_cast<std::size_t>(in_.plan_.streams))), some_bytes());
@@ -304,8 +302,7 @@ void worker::pinned_out() {
   keep(std::move(h));
 }
 
-// One stream takes what a device has left, or much of it, and gives it back in use; another, which knows
-// nothing of that, wants the same at once: there is no other room.
+// A stream frees most of a device's memory in use. Another, not ordered after it, wants as much at once.
 void worker::crowd() {
   int const device = static_cast<int>(below(bytes_.size()));
   std::size_t const bytes = in_.plan_.limit / 64 * (1 + below(4)),
@@ -320,7 +317,7 @@ void worker::crowd() {
   };
   std::vector<held> all;
   while (all.size() < 8) {
-    auto h = in_use(from, all.empty() ? long_delay() : 0);  // who comes behind waits, too
+    auto h = in_use(from, all.empty() ? long_delay() : 0);  // later work waits too
     if (!h) break;
     all.push_back(std::move(*h));
   }
@@ -333,7 +330,7 @@ void worker::crowd() {
   }
 }
 
-// All of mine on a device, and what is cached there.
+// Frees this thread's blocks on a device, and the device's cached memory.
 void worker::empty() {
   int const device_ = static_cast<int>(below(bytes_.size()));
   std::vector<held> others;

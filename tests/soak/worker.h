@@ -1,4 +1,4 @@
-// One thread of the soak: what it holds and what it does next.
+// One thread of the soak: its blocks, and its next action.
 // Threads: one.
 #pragma once
 #include "tests/soak/soak.h"
@@ -8,7 +8,7 @@ namespace weir::soak {
 class worker {
  public:
   worker(soak& in, int number);
-  void run();  // until the soak stops; then gives everything back
+  void run();  // until the soak stops; then frees everything
 
  private:
   using held = soak::held;
@@ -32,18 +32,18 @@ class worker {
   void fetch();
 
   std::size_t below(std::size_t n) { return static_cast<std::size_t>(random_() % n); }
-  // Cycles. Now and then long: then much is given back, and asked for, while it is still in use.
+  // Cycles. Sometimes long, so that much memory is freed and requested while still in use.
   unsigned long_delay() const { return in_.simulated_ ? 50'000 : 2'000'000; }
   unsigned delay() { return static_cast<unsigned>(below(in_.simulated_ ? 3'000 : 100'000) * (below(12) ? 1 : 30)); }
   lane& lane_of(int device, int stream) { return in_.lane_of(number_, device, stream); }
   lane& home_of(held const& h) { return in_.lane_of(h.worker, h.device, h.stream); }
   std::size_t some_bytes();
   bool has_room(int device) const { return bytes_[static_cast<std::size_t>(device)] <= share_; }
-  // none: out of memory, and some of mine is given back
+  // none: out of memory; some of this thread's blocks are then freed
   std::optional<held> take(int device, int stream, std::size_t bytes);
   void give(held);
   void keep(held h);
-  held pick();  // out of mine_. Requires: there is one
+  held pick();  // from mine_. Requires: mine_ is not empty
   void verify_on(lane&, held const&, unsigned delay);
   void free_verified(held h);
   buffer pin(std::size_t bytes);
@@ -54,8 +54,8 @@ class worker {
   int const number_;
   std::mt19937_64 random_;
   std::vector<held> mine_;
-  std::vector<std::size_t> bytes_;  // held, by device
-  std::size_t share_ = 0;           // of a device's limit
+  std::vector<std::size_t> bytes_;  // in use, by device
+  std::size_t share_ = 0;           // part of a device's limit
   std::vector<std::uint32_t> scratch_;
   std::map<lane*, std::uint64_t> seen_;  // mismatches fetched so far
   std::uint64_t steps_ = 0;

@@ -1,5 +1,4 @@
-// What is made at its first use, by several threads at once;
-// and runtimes that come and go beside one that goes on.
+// Several threads create parts at their first use, and runtimes come and go beside a lasting one.
 // Threads: as programs.h.
 #include <array>
 #include <memory>
@@ -17,7 +16,7 @@
 namespace weir::tests {
 namespace {
 
-std::atomic<void*> a_block{nullptr};  // that there is one is heard of without any order
+std::atomic<void*> a_block{nullptr};  // read and written relaxed, so it orders nothing
 
 void use_first(runtime& own, unsigned how) {
   runtime_guard const in(own);
@@ -26,7 +25,7 @@ void use_first(runtime& own, unsigned how) {
   if (how & 128) (void)find_block(a_block.load(std::memory_order_relaxed));
   if (auto* const made = how & 512 ? own.get().part_if_made<memory::device_memory>() : nullptr)
     (void)made->owner(a_block.load(std::memory_order_relaxed));
-  if (how & 256) (void)stream(d).id();  // which ends at once, whether there is memory or not
+  if (how & 256) (void)stream(d).id();  // created and ended at once, with memory or without
   device_guard const on(d);
   std::array<std::uint32_t, 64> words{};
   switch (how / 2 % 8) {
@@ -99,8 +98,7 @@ std::string first_uses_in_threads(std::uint64_t seed, std::chrono::nanoseconds t
   return all.run();
 }
 
-// Small blocks by threads that remember where such lie, while others' memory is entered and left beside them;
-// and while all is to be noted, now and then.
+// Threads allocate small blocks and cache where these lie, while another enters and leaves its runtime.
 std::string worlds_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   crowd all(seed, time);
   runtime own{simulated{.devices = 1, .memory = 16_MiB}};
@@ -140,8 +138,7 @@ std::string worlds_in_threads(std::uint64_t seed, std::chrono::nanoseconds time)
   return books_after(own);
 }
 
-// What happens to blocks is written down by each thread for itself,
-// and read by one of them while the others write.
+// Each thread records its blocks in its own history, and one thread reads all histories meanwhile.
 std::string history_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   crowd all(seed, time);
   runtime own{simulated{.devices = 1, .memory = 16_MiB}};

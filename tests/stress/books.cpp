@@ -1,4 +1,4 @@
-// What is left when a program of real threads has ended.
+// Leftovers after a program of real threads.
 // Threads: one.
 #include "runtime/core/parts.h"
 #include "runtime/memory/device/device_memory.h"

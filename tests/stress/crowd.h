@@ -1,9 +1,8 @@
-// A crowd is several real threads that do one thing each, again and again,
-// until the time is over or one of them sees something wrong.
+// A crowd is several real threads that each repeat one action, until the time is over or one fails.
 // Threads: as each member says. Nothing here orders one member's steps before another's, so that the thread
 // sanitizer sees what the library orders.
 //
-// WEIR_STRESS_SECONDS=s: the time of each crowd, instead of half a second; such as 0.05 or 600.
+// WEIR_STRESS_SECONDS=s sets the time of each crowd (default 0.5), such as 0.05 or 600.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -19,7 +18,7 @@
 
 namespace weir::tests {
 
-// as WEIR_STRESS_SECONDS says. A value that is no positive number ends the program with status 2
+// From WEIR_STRESS_SECONDS. If that is no positive number, the program ends with status 2.
 std::chrono::nanoseconds stress_time();
 
 class crowd {
@@ -28,20 +27,20 @@ class crowd {
   explicit crowd(std::uint64_t seed, std::chrono::nanoseconds time = stress_time()) : seed_(seed), time_(time) {}
   crowd(crowd const&) = delete;
 
-  // Each step draws from the member's own numbers. An exception of a step is something wrong.
+  // Each step draws from its member's own numbers. An exception is a failure.
   void member(std::function<void(random&)> step) {
     member([this, step](random& r) {
       while (goes_on()) step(r);
     }, whole_life{});
   }
-  struct whole_life {};  // the member's own loop, which asks goes_on()
+  struct whole_life {};  // the member's own loop, which checks goes_on()
   void member(std::function<void(random&)> life, whole_life) { members_.push_back(std::move(life)); }
 
   bool goes_on() const noexcept { return !over_.load(std::memory_order_relaxed); }
-  void fail(std::string what);  // Threads: any. The first counts
+  void fail(std::string what);  // Threads: any. The first one counts
 
-  // All members begin together, and its time is over when all have ended. Returns: what was wrong; empty:
-  // nothing. Blocks: until all members have ended
+  // Starts all members together. Returns: the first failure;
+  // empty: none. Blocks: until all members have ended.
   std::string run();
 
  private:
@@ -51,14 +50,13 @@ class crowd {
   std::atomic<bool> over_{false};
   std::mutex lock_;
   std::condition_variable changed_;
-  std::string wrong_;  // under lock_, as what follows
+  std::string wrong_;  // under lock_, as the next two
   std::size_t there_ = 0, gone_ = 0;
   bool failed_ = false;
 };
 
-// A program of several crowds, one after the other, each on what it makes anew:
-// round(number) until the time is over or something is wrong.
-// Returns: what was wrong; empty: nothing
+// Several crowds in turn, each on new objects: round(number) until the time
+// is over or one fails. Returns: the failure; empty: none.
 template <class Round>
 std::string in_rounds(std::chrono::nanoseconds time, Round round) {
   auto const end = std::chrono::steady_clock::now() + time;
@@ -68,17 +66,16 @@ std::string in_rounds(std::chrono::nanoseconds time, Round round) {
 }
 
 void pause(std::chrono::nanoseconds) noexcept;  // without sleep
-// What this thread writes next others see a hundred nanoseconds later than they would: a write to memory that
-// no cache holds is before it in the processor's queue of writes. What it reads next waits for nothing. So a
-// fence that is missing between a write and a read shows soon.
+// Delays this thread's next writes by about a hundred nanoseconds, and not its
+// next reads: a write to uncached memory precedes them in the store buffer. A
+// missing fence between a write and a read then shows soon.
 void hold_back_writes() noexcept;
 
-// A place where members hand something over:
-// who takes it comes after who put it there, and that is all the order there is.
+// Passes an object between members. put() happens before take(), and nothing else is ordered.
 template <class T>
 class hand_over {
  public:
-  bool put(T* one) noexcept {  // false: the place is taken
+  bool put(T* one) noexcept {  // false: occupied
     T* none = nullptr;
     return at_.compare_exchange_strong(none, one, std::memory_order_release, std::memory_order_relaxed);
   }
@@ -90,9 +87,9 @@ class hand_over {
   alignas(64) std::atomic<T*> at_{nullptr};
 };
 
-// Marks the first and the last word of a block as its taker's own. Another taker of the same bytes is seen by
-// the first of the two that looks again; the thread sanitizer sees one that the library did not order behind
-// the return of the block. Requires: 16 B or more
+// Marks the first and last word of a block for its owner. If a block has two owners,
+// the first check after the second mark finds it. ThreadSanitizer finds an allocation
+// that is not ordered after the free. Requires: 16 B or more.
 class own_mark {
  public:
   own_mark() noexcept = default;

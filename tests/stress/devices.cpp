@@ -1,5 +1,5 @@
-// Several devices among real threads: copies between them while memory is opened to peers, ranks that reduce
-// until one is aborted, and buffers that are sent on several lines at once.
+// Several devices among real threads: copies while peer access is enabled, ranks that reduce until one is
+// aborted, and buffers sent over several channels at once.
 // Threads: as programs.h.
 #include <array>
 #include <memory>
@@ -16,8 +16,7 @@
 
 namespace weir::tests {
 
-// A new machine each time, so that its links are tried,
-// its routes chosen and its memory opened while others already copy.
+// A new machine each round, so that its links are tested, routes chosen and memory opened during copies.
 std::string peers_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   return in_rounds(time, [&](std::uint64_t round) -> std::string {
     runtime own{simulated{.devices = 3, .memory = 64_MiB}, {.peer_access = round % 2 == 1}};
@@ -59,8 +58,7 @@ std::string peers_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) 
   });
 }
 
-// Two ranks that reduce, each on a thread of its own,
-// and a third thread that aborts one of them sooner or later.
+// Two ranks reduce, each on its own thread, and a third thread aborts one of them.
 std::string ranks_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   runtime own{simulated{.devices = 2, .memory = 16_MiB}};
   return in_rounds(time, [&](std::uint64_t round) -> std::string {
@@ -100,9 +98,8 @@ std::string ranks_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) 
   });
 }
 
-// One pool for all members, and one buffer that was sent to each of them: they open it at once. Then each
-// sends buffers of its own on a line of its own, of which those of the pool share handles with the others';
-// what came is read and let go.
+// All members open one sent buffer, then send their own over their own channels. Buffers of the pool share
+// handles. Each receiver reads and releases them.
 std::string sharing_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   runtime own{simulated{.devices = 2, .memory = 128_MiB}};
   runtime_guard const in(own);
@@ -138,7 +135,7 @@ std::string sharing_in_threads(std::uint64_t seed, std::chrono::nanoseconds time
           auto const value = static_cast<std::byte>(k + 10);
           fill(mine.data(), value, bytes);
           to.send(mine, s);
-          // on its way; where it is of no pool, another member's trim() would take it
+          // in transit; without a pool, another member's trim() would free it
           if (pooled && r() % 2) mine.reset();
           open(value);
           if (r() % 8 == 0) (void)pool.trim();

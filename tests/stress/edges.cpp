@@ -1,5 +1,4 @@
-// One order at a time: what a thread finds without a hand-over, made by another one a moment before. That it
-// is there is heard of by a relaxed word.
+// One order at a time: a thread finds an object just made by another, through a relaxed word only.
 // Threads: as programs.h.
 #include <array>
 #include <stdexcept>
@@ -15,7 +14,7 @@
 namespace weir::tests {
 namespace {
 
-// Members that wait for each other, however long the machine takes: where one fails the others do, too.
+// Members that wait for each other without a time limit. If one fails, all fail.
 class waiting_members {
  public:
   explicit waiting_members(crowd& in) noexcept : in_(in) {}
@@ -44,8 +43,7 @@ class waiting_members {
 
 }  // namespace
 
-// Threads that a seed switches have no lock of the system's:
-// what one of them wrote the next one sees by the baton alone.
+// Seeded threads use no system lock: the baton alone orders their writes.
 std::string batons_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   return in_rounds(time / 10, [&](std::uint64_t round) -> std::string {
     runtime own{
@@ -70,8 +68,7 @@ std::string batons_in_threads(std::uint64_t seed, std::chrono::nanoseconds time)
   });
 }
 
-// Streams that another thread looks up, by numbers that are theirs now, or soon, and beside which a third one
-// makes its own: an entry of the directory, and a chunk of it that has none yet.
+// A thread looks up current and future streams while two others create directory entries and chunks.
 std::string directory_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   return in_rounds(time, [&](std::uint64_t round) -> std::string {
     runtime own{simulated{.devices = 1, .memory = 1_MiB}}, other{simulated{.devices = 1, .memory = 1_MiB}};
@@ -89,7 +86,7 @@ std::string directory_in_threads(std::uint64_t seed, std::chrono::nanoseconds ti
       };
       for (int i = 0; i < 1000; ++i) {
         std::uint64_t const id = made.emplace_back(0).id();
-        if (clock::detail::place(id).index < 4) show(id);  // waits where a chunk begins alone
+        if (clock::detail::place(id).index < 4) show(id);  // waits only at the start of a chunk
       }
       show(no_more);
     });
@@ -103,7 +100,7 @@ std::string directory_in_threads(std::uint64_t seed, std::chrono::nanoseconds ti
     };
     three.member([&](crowd::random&) {
       each(seen[0], [&](std::uint64_t id) {
-        (void)clock::find(id + 32);  // first: the entry of `id` has a release of its own
+        (void)clock::find(id + 32);  // first, because the entry of `id` has its own release
         clock::stream_clock const* const made = clock::find(id);
         if (made && made->device() != 0) all.fail("a stream is found whose device is another one");
       });
@@ -117,14 +114,13 @@ std::string directory_in_threads(std::uint64_t seed, std::chrono::nanoseconds ti
   });
 }
 
-// A runtime's addresses, and the memories of its streams one after the other,
-// which another thread finds by walking through all there are.
+// Another thread finds a runtime's addresses and the heaps of its streams by a walk through all of them.
 std::string memories_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   runtime other{simulated{.devices = 1, .memory = 1_MiB}};
   return in_rounds(time, [&](std::uint64_t round) -> std::string {
     crowd all(seed + round * 100, std::min<std::chrono::nanoseconds>(time, std::chrono::milliseconds(50)));
     waiting_members both(all);
-    // a block of the newest memory; null: it was looked for; `newest`: there is no other
+    // a block of the newest heap; null: it was looked up; `newest`: there is no other
     std::atomic<void*> newest{nullptr};
     hand_over<runtime> way;
     std::atomic<bool> over{false};
@@ -140,7 +136,7 @@ std::string memories_in_threads(std::uint64_t seed, std::chrono::nanoseconds tim
       show(default_stream(0));
       way.put(&own);
       std::vector<stream> streams;
-      for (int i = 0; i < 66; ++i) show(streams.emplace_back(0));  // more than are in one group
+      for (int i = 0; i < 66; ++i) show(streams.emplace_back(0));  // more than one group holds
       newest.store(&newest, std::memory_order_relaxed);
       both.await([&] { return over.load(std::memory_order_acquire); });
     });
@@ -166,8 +162,7 @@ std::string memories_in_threads(std::uint64_t seed, std::chrono::nanoseconds tim
   });
 }
 
-// Blocks of a stream whose registration has ended are given back by a thread that knows nothing of the stream
-// that has its memory since.
+// A thread frees blocks of an ended registration, unaware of the stream that now has its heap.
 std::string heirs_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   runtime own{simulated{.devices = 1, .memory = 16_MiB}};
   struct estate {
@@ -212,8 +207,8 @@ std::string heirs_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) 
   return books_after(own);
 }
 
-// A slab's first mark makes room for marks, while blocks of it that have none go back: a thread's cache is
-// soon full, and then marks are looked for.
+// A slab's first mark creates its marks, while unmarked blocks of
+// it are freed. A full thread cache then looks for marks.
 std::string marks_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   runtime own{simulated{.devices = 1, .memory = 16_MiB}};
   struct shared {
@@ -239,7 +234,7 @@ std::string marks_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) 
       both.await([&] { return back.take() != nullptr; });
       deallocate(one.block);
       synchronize(0);
-      empty_cache(0);  // the next round's slabs are new
+      empty_cache(0);  // so that the next round has new slabs
     }
     way.put(&the_end);
   });

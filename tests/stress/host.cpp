@@ -1,5 +1,5 @@
-// Page-locked memory and staged copies among real threads: blocks come and go while copies still read them,
-// others ask what they keep, and each byte that comes back is the one that went.
+// Pinned memory and staged copies among real threads: blocks are freed during copies, other threads query
+// statistics, and each byte arrives unchanged.
 // Threads: as programs.h.
 #include <algorithm>
 #include <memory>

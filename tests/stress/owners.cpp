@@ -1,6 +1,5 @@
-// Who owns what among real threads: caches of small blocks that others shut, and locks that one thread holds
-// by its own word alone. Both stand on a fence in every thread of the process, which no thread of a relay
-// needs: only real threads on real memory show that one is missing.
+// Thread caches that other threads close, and locks held by an owner's word. Both need a fence in every
+// thread of the process, which scheduled threads never need: only real ones show a missing fence.
 // Threads: as programs.h.
 #include "runtime/core/parts.h"
 #include "runtime/memory/device/device_memory.h"
@@ -10,12 +9,12 @@
 namespace weir::tests {
 namespace {
 
-// Blocks of one size and one stream that a member holds, each marked as its own.
+// A member's blocks of one size and stream, each with its mark.
 class held_blocks {
  public:
   held_blocks(crowd& in, stream_ref from, std::uint64_t member) : in_(in), from_(from), next_(member << 48) {}
   ~held_blocks() {
-    if (!in_.goes_on() && gave_up_) return;  // what is handed out twice is not given back twice
+    if (!in_.goes_on() && gave_up_) return;  // a block handed out twice must not be freed twice
     while (!held_.empty()) give(held_.size() - 1);
   }
   held_blocks(held_blocks const&) = delete;
@@ -50,15 +49,14 @@ class held_blocks {
 
 }  // namespace
 
-// Pairs of a small size by one thread; the same size by another, which holds a few; and a third that shuts
-// and empties the caches of both.
+// Two threads allocate and free one small size, and a third closes and drains their caches.
 std::string caches_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   runtime own{simulated{.devices = 1, .memory = 16_MiB}};
   runtime_guard const in(own);
   stream const s;
   crowd all(seed, time);
   std::size_t const bytes = std::size_t{64} << seed % 5;
-  void* const keeps_the_page = allocate(s, bytes);  // so that a cache is soon emptied, and again
+  void* const keeps_the_page = allocate(s, bytes);  // so that caches are drained often
   auto const enter = [&](auto life) {
     return [&, life](crowd::random& r) {
       runtime_guard const here_too(own);
@@ -79,8 +77,8 @@ std::string caches_in_threads(std::uint64_t seed, std::chrono::nanoseconds time)
   return wrong.empty() ? books_after(own) : wrong;
 }
 
-// Slabs of which the cells that nothing is in any more go back while others of their slots are still held,
-// and are then given back: on its way to its slab such a slot meets a granule that is no longer one slab's.
+// Empty cells of slabs are returned while other slots are held. When such a
+// slot is freed, its granule no longer belongs to one slab.
 std::string cells_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   runtime own{simulated{.devices = 1, .memory = 64_MiB}};
   runtime_guard const in(own);
@@ -113,9 +111,8 @@ std::string cells_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) 
   return wrong.empty() ? books_after(own) : wrong;
 }
 
-// Blocks above the slabs' sizes: one thread takes and gives back without a pause, so that it comes to own the
-// lock, and another one takes it from there now and then. The seed draws how seldom: an owner that is met too
-// early has to hold it ever so many times in a row for the next time.
+// Blocks above slab sizes: a busy thread comes to own the lock, and another revokes it, as rarely as the seed
+// draws. An early revocation raises the number of uses before the next ownership.
 std::string locks_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   runtime own{simulated{.devices = 1, .memory = 16_MiB}};
   runtime_guard const in(own);

@@ -1,4 +1,4 @@
-// The programs of real threads, by name: their tests run them, and the prover under planted defects.
+// The programs of real threads, by name, for their tests and for the prover under planted defects.
 // Threads: several, of the system's own. Each program ends when its time is over, or with what was wrong.
 #pragma once
 #include <ostream>
@@ -10,7 +10,7 @@
 
 namespace weir::tests {
 
-// Returns: what was wrong; empty: nothing.
+// Returns: the failure; empty: none.
 std::string caches_in_threads(std::uint64_t seed, std::chrono::nanoseconds = stress_time());
 std::string cells_in_threads(std::uint64_t seed, std::chrono::nanoseconds = stress_time());
 std::string locks_in_threads(std::uint64_t seed, std::chrono::nanoseconds = stress_time());
@@ -33,7 +33,7 @@ std::string marks_in_threads(std::uint64_t seed, std::chrono::nanoseconds = stre
 std::string memories_in_threads(std::uint64_t seed, std::chrono::nanoseconds = stress_time());
 std::string heirs_in_threads(std::uint64_t seed, std::chrono::nanoseconds = stress_time());
 
-// After all blocks of that device were given back and are complete. Returns: as a program
+// Requires: all blocks of that device are freed and complete. Returns: as a program.
 std::string books_after(runtime&, int device = 0);
 
 struct program_in_threads {
@@ -42,7 +42,7 @@ struct program_in_threads {
   friend std::ostream& operator<<(std::ostream& out, program_in_threads const& one) { return out << one.name; }
 };
 inline constexpr program_in_threads programs_in_threads[] = {
-    // first, as the next one: the directory of streams soon grows more seldom
+    // these two first: the directory of streams soon grows more rarely
     {"directory_in_threads", directory_in_threads},
     {"stamps_in_threads", stamps_in_threads},
     {"caches_in_threads", caches_in_threads},

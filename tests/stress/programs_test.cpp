@@ -1,5 +1,4 @@
-// Each program of real threads, for a while: nothing goes wrong. With the thread sanitizer:
-// nothing is read that was not published.
+// Runs each program of real threads for a while. ThreadSanitizer reports reads of unpublished data.
 // Threads: several.
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// What one thread is told of a stream's work, another one saw. Whoever is told that work is done reads what
-// it wrote, although nothing but the clocks orders it behind the thread that asked the driver.
+// One thread learns of a stream's completion that another one saw. It then reads that work's data, and only
+// the clocks order it after the thread that queried the driver.
 // Threads: as programs.h.
 #include <array>
 #include <bit>
@@ -16,8 +16,8 @@
 namespace weir::tests {
 namespace {
 
-// A stamp that is told without any order:
-// its two numbers, and a sum of them and of the turn, for what is heard may be of two turns.
+// A stamp passed without order: its two numbers, and a
+// checksum with the turn, because a reader may mix two turns.
 class told_stamp {
  public:
   void tell(stamp s, std::uint64_t turn) noexcept {
@@ -33,10 +33,9 @@ class told_stamp {
   }
 
  private:
-  // Each number is mixed before the next one comes: a stream and a turn that are both one higher must not
-  // make the sum of the ones before.
+  // Mixes each number before the next. Else a stream and a turn that both grow by one could keep the sum.
   static std::uint64_t sum(std::array<std::uint64_t, 2> const& words, std::uint64_t turn) noexcept {
-    std::uint64_t all = 0x2545f4914f6cdd1d;  // no turn of nothing has the sum 0
+    std::uint64_t all = 0x2545f4914f6cdd1d;  // so that turn 0 of zero words has no sum 0
     for (auto const w : {turn, words[0], words[1]}) all = (all ^ w) * 0x9e3779b97f4a7c15, all ^= all >> 29;
     return all;
   }
@@ -45,18 +44,18 @@ class told_stamp {
 
 }  // namespace
 
-// Streams are new, so that the directory of all streams grows, while others ask about them.
+// Streams are new, so the directory of streams grows while other threads query them.
 static std::string some_stamps(std::uint64_t seed, std::chrono::nanoseconds time) {
-  std::atomic<std::uint64_t> newest{1};  // of the streams, as far as was heard
+  std::atomic<std::uint64_t> newest{1};  // newest stream, as far as known
   runtime own{simulated{.devices = 1, .memory = 16_MiB}};
   struct turn_of {
     told_stamp told;
-    std::uint64_t words[8] = {};  // written by work of the stream
+    std::uint64_t words[8] = {};  // written by the stream's work
     std::array<std::atomic<std::uint64_t>, 2> read{};
   };
   std::vector<turn_of> places(8);
   crowd all(seed, time);
-  all.member([&](crowd::random& r) {  // gives the work, on streams that come and go; asks the driver now and then
+  all.member([&](crowd::random& r) {  // enqueues work on streams that come and go; sometimes queries the driver
     runtime_guard const in(own);
     std::vector<stream> streams;
     std::vector<std::uint64_t> turns(places.size(), 0);
@@ -91,7 +90,7 @@ static std::string some_stamps(std::uint64_t seed, std::chrono::nanoseconds time
       std::vector<std::uint64_t> turns(places.size(), 1);
       while (all.goes_on()) {
         for (std::size_t k = 0; k < places.size(); ++k) {
-          // where streams will be; no driver call in between
+          // numbers of future streams; no driver call in between
           (void)clock::find(newest.load(std::memory_order_relaxed) + r() % 64);
           turn_of& place = places[k];
           auto const s = place.told.heard(turns[k]);
@@ -105,14 +104,14 @@ static std::string some_stamps(std::uint64_t seed, std::chrono::nanoseconds time
     }, crowd::whole_life{});
   }
   runtime other{simulated{.devices = 1, .memory = 1_MiB}};
-  all.member([&](crowd::random&) {  // makes streams of another machine, which has no lock in common with that one
+  all.member([&](crowd::random&) {  // creates streams of another machine, which shares no lock with the first
     runtime_guard const in(other);
     std::vector<stream> streams;
     while (all.goes_on() && streams.size() < 150) streams.emplace_back(0);
   }, crowd::whole_life{});
   std::string wrong = all.run();
   runtime_guard const in(own);
-  synchronize(0);  // work of it may still be to come
+  synchronize(0);  // some work may still run
   return wrong;
 }
 
@@ -122,12 +121,11 @@ std::string stamps_in_threads(std::uint64_t seed, std::chrono::nanoseconds time)
   });
 }
 
-// One event that is recorded again and again, waited for,
-// asked about and waited for on the host, by several threads at once.
+// Several threads record, wait for, query and synchronize one event at once.
 std::string events_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   runtime own{simulated{.devices = 2, .memory = 16_MiB}};
   crowd all(seed, time);
-  std::array<event, 4> events;  // of the devices in turn
+  std::array<event, 4> events;  // on alternating devices
   std::vector<std::unique_ptr<stream>> streams;
   {
     runtime_guard const in(own);

@@ -1,7 +1,6 @@
-// Steps on one atomic that several threads make at once: none is lost, and what is given once is given to
-// one. The threads are the system's, as fast as they can, and those of a relay: with WEIR_SCHEDULE_ATOMICS
-// others of them go on between any two accesses of an atomic.
-// Seeds as tests/support/seeds.h says.
+// Concurrent steps on one atomic: none is lost, and each result goes to one thread. Threads are the system's,
+// or scheduled: with WEIR_SCHEDULE_ATOMICS these switch between any two atomic accesses.
+// Seeds: see tests/support/seeds.h.
 // Threads: several.
 #include <gtest/gtest.h>
 
@@ -42,8 +41,7 @@ simulated seeded(std::uint64_t seed, int devices = 1, std::size_t memory = 1_MiB
 }
 simulated const standing = machine_of(simulated::scheduling::stepped, 1);  // nothing moves
 
-// As many orders whatever WEIR_TEST_SEEDS says:
-// in some of them no thread is passed over between two accesses.
+// A fixed number of orders, whatever WEIR_TEST_SEEDS says: some of them never switch between two accesses.
 std::vector<std::uint64_t> orders() {
   constexpr std::uint64_t n = 20;
   std::uint64_t const one = tests::number_from_environment("WEIR_TEST_SEED", 0);
@@ -54,7 +52,7 @@ std::vector<std::uint64_t> orders() {
   return all;
 }
 
-// Threads that begin together: the system's, or those of a relay whose order a seed chooses.
+// Threads that start together: the system's, or scheduled ones in an order of a seed.
 class together {
  public:
   together() = default;
@@ -62,7 +60,6 @@ class together {
   bool in_order() const noexcept { return machine_.has_value(); }
   int times() const noexcept { return in_order() ? 60 : tests::sanitized ? 300 : 1000; }
 
-  // Each of so many threads makes a step so many times.
   template <class Step>
   void make(int threads, int n, Step step) {
     auto const life = [&](int me) {
@@ -119,9 +116,9 @@ std::size_t different(std::span<std::vector<T> const> all) {
   return static_cast<std::size_t>(std::unique(seen.begin(), seen.end()) - seen.begin());
 }
 
-// Of the system alone: what a relay stands on -------------------------------------------------------------
+// System threads only: the base of the thread scheduler ---------------------------------------------------
 
-constexpr int many = tests::sanitized ? 2000 : 50'000;  // of steps that take next to nothing
+constexpr int many = tests::sanitized ? 2000 : 50'000;  // for very short steps
 
 TEST(steps, atomic_values_come_out_once_and_additions_count) {
   base::atomic<int> at{0}, sum{0};
@@ -140,7 +137,7 @@ TEST(steps, atomic_values_come_out_once_and_additions_count) {
 TEST(steps, no_two_threads_have_one_id) {
   std::array<std::vector<std::uint64_t>, 2> ids;
   together().make(2, many, [&](int me) {
-    base::detail::end_thread_values();  // another thread from here on
+    base::detail::end_thread_values();  // makes this a new thread
     ids[static_cast<std::size_t>(me)].push_back(base::this_thread_id());
   });
   EXPECT_EQ(different<std::uint64_t>(ids), std::size_t{2 * many});
@@ -160,7 +157,7 @@ TEST(steps, concurrent_relays_are_all_counted) {
   EXPECT_EQ(base::detail::relays, before);
 }
 
-// Each way -------------------------------------------------------------------------------
+// Both kinds of threads ----------------------------------------------------------------------------------
 
 TEST(steps, no_two_streams_of_a_process_have_one_id) {
   each_way([](together& now) {
@@ -181,7 +178,7 @@ TEST(steps, fences_waits_questions_and_collectives_are_all_counted) {
       auto& line = *lines[me];
       auto const f = others[me]->fence();
       (void)line.wait(f.value);
-      (void)bench.clocks().poll(f.value);  // not complete: one question, and another one to the stream
+      (void)bench.clocks().poll(f.value);  // incomplete: one query of the event, one of the stream
       (void)line.query();
       lines[0]->count_collective();
     });
@@ -211,8 +208,7 @@ TEST(steps, a_memory_stays_listed_whatever_its_neighbours_are) {
   });
 }
 
-// Two mark a slot first, without the lock, and one that has it notes more of that slot.
-// Each takes back what it wrote.
+// Two threads mark a slot first, without the lock, and a lock holder adds more marks. Each removes its own.
 TEST(steps, a_slot_keeps_its_first_mark) {
   each_way([](together& now) {
     memory_bench bench(standing);
@@ -260,8 +256,7 @@ TEST(steps, one_asker_is_told_to_look_for_idle_memory) {
   });
 }
 
-// What a thread remembers of pinned blocks holds for a version: each block that is taken back, and each pool
-// that ends, makes another.
+// A thread's cache of pinned blocks holds for one version. Each freed block or ended pool changes it.
 TEST(steps, each_returned_pinned_block_changes_the_version) {
   each_way([](together& now) {
     memory_bench one(standing), other(standing);
@@ -327,7 +322,7 @@ TEST(steps, a_handle_that_two_threads_send_has_one_descriptor) {
   });
 }
 
-// Threads of a relay ----------------------------------------------------------------------------------------
+// Scheduled threads ---------------------------------------------------------------------------------------
 
 TEST(unordered_steps, a_device_has_one_default_stream) {
   for (auto const seed : orders()) {
@@ -351,7 +346,7 @@ std::pair<share_channel, share_channel> line_and_its_other_end() {
   return {share_channel(a, std::chrono::seconds(60)), share_channel(b, std::chrono::seconds(60))};
 }
 
-// Where the system does not compare descriptors, memory that came over the same line is the same.
+// If the system cannot compare descriptors, memory from the same channel counts as the same.
 TEST(unordered_steps, concurrent_lines_differ) {
   for (auto const seed : orders()) {
     runtime own(seeded(seed, 1, 16_MiB));
@@ -376,8 +371,8 @@ TEST(unordered_steps, concurrent_lines_differ) {
   }
 }
 
-// Two devices whose streams move nothing: the threads of the test run what they are given. Fences are
-// complete while the machine is said to be idle.
+// Two devices whose streams never run work: the test's threads
+// run it. If the machine is `idle`, all fences are complete.
 struct two_devices {
   struct keeps_work final : driver::fault_injector {
     using fault_injector::fault_injector;

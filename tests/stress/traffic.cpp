@@ -1,6 +1,5 @@
-// Blocks of many streams among real threads: streams begin and end with blocks of theirs in use, memory is
-// short, so that each takes what others left, threads free what others took and mark it for streams of
-// theirs, and others look on.
+// Blocks of many streams among real threads. Streams end with blocks in use, memory is short, and threads
+// free other threads' blocks or mark them for their own streams, while another one queries.
 // Threads: as programs.h.
 #include <array>
 #include <memory>
@@ -80,14 +79,14 @@ class traffic {
     };
     while (all_.goes_on()) {
       switch (r() % 16) {
-        case 0:  // another stream, among them; what the one before it has in use goes on
+        case 0:  // replaces a stream; its blocks stay in use
           streams[r() % streams.size()] = stream(0);
           break;
         case 1:
           if (streams.size() < 24) streams.emplace_back(0);
           else streams.erase(streams.begin() + 2, streams.end());
           break;
-        case 2: case 3:  // to whoever takes it
+        case 2: case 3:  // hand over
           if (!held.empty() && places_[r() % places_.size()].put(held.back().get()))
             (void)held.back().release(), held.pop_back();
           break;
@@ -98,7 +97,7 @@ class traffic {
         case 8:
           if (r() % 8) {
             (void)one().query();
-          } else {  // of a stream whose registration ends, and whose memory the next new one inherits
+          } else {  // a registration that ends; the next new stream inherits its heap
             external_stream const legacy(0, nullptr);
             take_from(legacy, 600);
           }
@@ -115,8 +114,7 @@ class traffic {
     while (!held.empty()) give_any();
   }
 
-  // What others may ask at any time; and addresses that may be a block, or none, or one again:
-  // that they were heard of orders nothing.
+  // Queries from any thread, also of addresses that may be no block or a new one. These order nothing.
   void look(crowd::random& r) {
     runtime_guard const in(own_);
     while (all_.goes_on()) {
@@ -142,16 +140,15 @@ class traffic {
 
 }  // namespace
 
-// A new machine each time: its streams are new then, and the lists of them grow.
+// A new machine each round, so that its streams are new and its lists grow.
 std::string traffic_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   return in_rounds(time, [&](std::uint64_t k) {
     return traffic(seed + k * 100, std::min<std::chrono::nanoseconds>(time, std::chrono::milliseconds(40))).run();
   });
 }
 
-// A stream that is new to all: two members take of it at once, mark the same blocks for streams of their own,
-// one close behind the other, so that it finds what the first mark of a slab made;
-// and the later one gives them back.
+// Two members use a new stream at once. They mark the same blocks for their own streams, the second closely
+// after the first, so that it meets what the first mark of a slab created. The second frees them.
 std::string fresh_streams_in_threads(std::uint64_t seed, std::chrono::nanoseconds time) {
   runtime own{simulated{.devices = 1, .memory = 64_MiB}};
   struct shared {
@@ -170,7 +167,7 @@ std::string fresh_streams_in_threads(std::uint64_t seed, std::chrono::nanosecond
     while (all.goes_on()) {
       shared one;
       one.on = std::make_unique<stream>(0);
-      std::size_t const sizes[] = {600, 5000, 9000, 20'000};  // the larger ones with few slots to a slab
+      std::size_t const sizes[] = {600, 5000, 9000, 20'000};  // the larger ones have few slots a slab
       std::size_t const bytes = sizes[r() % 4];
       if (r() % 4) {
         for (void*& p : one.blocks) p = allocate(*one.on, bytes);

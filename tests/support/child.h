@@ -1,4 +1,4 @@
-// The environment of a process that a test starts from its own program.
+// The environment of a child process that runs the test's own program.
 // Threads: any, as long as none changes the environment.
 #pragma once
 #include <unistd.h>
@@ -9,8 +9,7 @@
 
 namespace weir::tests {
 
-// This process's variables, without those by which GoogleTest runs a part of a program's tests:
-// the child has one test to run.
+// This process's variables, without those that make GoogleTest run a shard: the child has one test to run.
 inline std::vector<std::string> environment_of_a_child() {
   std::vector<std::string> all;
   for (char** at = environ; *at; ++at) {

@@ -1,4 +1,4 @@
-// Runs, searches, enumerations.
+// Runs, searches and enumerations of the explorer.
 // Threads: as explore.h says.
 #include "tests/explore/explore.h"
 
@@ -19,9 +19,9 @@ namespace {
 
 using driver::sim::tape;
 
-// While one lives this thread, and threads it makes, share a processor: handing on a baton from one to
-// another takes ten times as long. Each test program that runs takes one that no other has, if there is one:
-// a name of the system's says who has it.
+// Keeps this thread and its new threads on one processor, because a baton between two
+// processors takes ten times as long. Each running test program chooses a free processor
+// if there is one, and claims it with a system-wide name.
 class one_processor {
  public:
   one_processor() {
@@ -44,7 +44,7 @@ class one_processor {
 
  private:
   bool take(int processor) {
-    sockaddr_un at{};  // begins with a zero: it is nowhere in the file system, and gone with who has it
+    sockaddr_un at{};  // begins with a zero: an abstract name, which ends with its owner
     at.sun_family = AF_UNIX;
     int const length = std::snprintf(at.sun_path + 1, sizeof at.sun_path - 1, "weir-test-on-processor-%d", processor);
     name_ = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -189,7 +189,7 @@ struct explorer {
     return out;
   }
 
-  // The run of that seed again, written down; then as short as it gets.
+  // Records the failing run of that seed again, then shortens it.
   void shorten(found& f, tape::numbers draws) const {
     f.shrunk = shrink(std::move(draws), options.shrink_runs, [&](tape::numbers& candidate) {
       tape t(f.seed, candidate);
@@ -242,7 +242,6 @@ struct explorer {
     ADD_FAILURE() << text;
   }
 
-  // Returns: false: it failed.
   bool replay(std::string const& path) const {
     try {
       auto const file = tape_file::read(path);
@@ -262,7 +261,7 @@ struct explorer {
     return false;
   }
 
-  // Returns: false: the environment asked for one tape, and that was it.
+  // Returns: false if the environment named one tape, which has run.
   bool replay_all() const {
     if (options.part > 0) return !std::getenv("WEIR_TEST_TAPE");
     if (char const* const path = std::getenv("WEIR_TEST_TAPE")) {
@@ -282,7 +281,7 @@ struct explorer {
     return true;
   }
 
-  // Every tape that begins as `t` does. Returns: whether that was all.
+  // Runs every tape that begins like `t`. Returns: whether all were run.
   template <class Run>
   bool depth_first(std::uint64_t most, Run run_one) const {
     tape::numbers prefix;
@@ -330,7 +329,7 @@ std::uint64_t explore_all(explore_options const& o, body const& b) {
     if (r.wrong.empty()) return t.written();
     found f{runs, runs, 1, r.hash, r.wrong, explorer::taken(t), r.wrong, r.hash};
     e.report(f);
-    return std::vector<tape::choice>{};  // and no further
+    return std::vector<tape::choice>{};  // the search goes no further
   });
   EXPECT_TRUE(all) << o.name << ": " << runs << " runs were not all";
   std::cout << o.name << ": all " << runs << " tapes\n";

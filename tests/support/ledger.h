@@ -1,7 +1,6 @@
-// The ledger writes down every operation that reaches a machine, in words of operations and edges alone: what
-// the clocks say is judged by it, and it knows nothing of them.
+// Records each operation that reaches a machine, as operations and edges, to judge the clocks without them.
 // Threads: one at a time: a test's own, or those of a relay.
-// A call that does not wait and its line in the ledger are one step.
+// A call that does not wait and its entry in the ledger are one step.
 #pragma once
 #include <bitset>
 #include <functional>
@@ -12,27 +11,27 @@
 
 namespace weir::tests {
 
-// `before` of an operation holds all operations that come before it whatever the machine does.
+// `before` of an operation: all operations that precede it whatever the machine does.
 class ledger final : public driver::fault_injector {
  public:
   static constexpr std::size_t most = 1024;
   using set = std::bitset<most>;
   using fault_injector::fault_injector;
 
-  std::function<void()> other_threads;  // called around calls
+  std::function<void()> other_threads;  // called before and after calls
 
   std::size_t size() const { return ops_.size(); }
   int tail(weir::driver::stream_handle s) const {
     auto const at = tails_.find(s);
     return at == tails_.end() ? -1 : at->second;
   }
-  // Is `op` before whatever is given to `s` next?
+  // Whether `op` precedes the next work on `s`.
   bool ordered(int op, weir::driver::stream_handle s) const {
     if (op < 0 || seen_[static_cast<std::size_t>(op)]) return true;
     int const last = tail(s);
     return last == op || (last >= 0 && ops_[static_cast<std::size_t>(last)][static_cast<std::size_t>(op)]);
   }
-  // Has the host seen that `op` is complete?
+  // Whether the host has seen `op` complete.
   bool complete(int op) const { return op < 0 || seen_[static_cast<std::size_t>(op)]; }
 
   weir::driver::status enqueue(int device, weir::driver::stream_handle s, std::span<weir::driver::touch const> t,
@@ -66,7 +65,7 @@ class ledger final : public driver::fault_injector {
     if (r.ok()) see(tail(s));
     return r;
   }
-  // Calls that wait are no single step: what was there when they began is complete when they end.
+  // Waits are no single step: operations present at their begin are complete at their end.
   weir::driver::status synchronize_event(weir::driver::event_handle e) override {
     call_others();
     int const op = recorded(e);
@@ -103,7 +102,7 @@ class ledger final : public driver::fault_injector {
                                                                   int priority) override {
     step const one(*this, step::others::stay);
     auto const r = fault_injector::create_stream(device, k, priority);
-    if (r.ok()) {  // a handle may come again for another stream
+    if (r.ok()) {  // the driver may reuse the handle of an ended stream
       if (tail(r.value) >= 0) ended_.emplace_back(devices_[r.value], tail(r.value));
       devices_[r.value] = device;
       tails_.erase(r.value);
@@ -118,7 +117,7 @@ class ledger final : public driver::fault_injector {
   }
 
  private:
-  // While one lives no other thread of a relay runs; they may before and after.
+  // During a step no other scheduled thread runs; others may run before and after it.
   class step {
    public:
     enum class others : std::uint8_t { stay, are_called };
@@ -169,7 +168,7 @@ class ledger final : public driver::fault_injector {
   set seen_;
   std::map<weir::driver::stream_handle, int> tails_;
   std::map<weir::driver::stream_handle, int> devices_;
-  std::vector<std::pair<int, int>> ended_;  // device and last operation of streams whose handle came again
+  std::vector<std::pair<int, int>> ended_;  // device and last operation of ended streams whose handle was reused
   std::map<weir::driver::event_handle, int> records_;
 };
 

@@ -1,4 +1,4 @@
-// A runtime over a simulated machine of one's own choosing, with its controls at hand.
+// A runtime over a chosen simulated machine, with its controls.
 // Threads: as the machine.
 #pragma once
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace weir::tests {
 
-struct no_mapping final : weir::driver::fault_injector {  // a machine that cannot map: segments only
+struct no_mapping final : weir::driver::fault_injector {  // cannot map: segments only
   using fault_injector::fault_injector;
   weir::driver::result<weir::driver::device_info> info(int device) override {
     auto i = fault_injector::info(device);
@@ -44,7 +44,7 @@ struct memory_bench {
     m.machine = around(std::move(m.machine));
     return m;
   }
-  static runtime& facade() {  // what the parts hold on to; no test speaks to it
+  static runtime& facade() {  // for parts to refer to; no test uses it
     static auto* const r =
         new runtime(simulated{.devices = 1, .memory = 1 << 20, .schedule = simulated::scheduling::stepped, .seed = 1});
     return *r;

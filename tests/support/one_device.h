@@ -1,4 +1,4 @@
-// The objects of one device's memory on a stepped simulated machine, each to be tested without those above it.
+// The objects of one device's memory on a stepped simulated machine, to test each without the higher ones.
 // Threads: its test's thread.
 #pragma once
 #include "runtime/memory/device/completion_poller.h"
@@ -23,7 +23,7 @@ struct one_device {
   memory::alloc_request request(clock::stream_clock& home, std::size_t bytes, std::size_t alignment = 0) {
     return memory::alloc_request::make(of, home, bytes, alignment, at);
   }
-  // A block of pages that are new. Null: refused
+  // A block of new pages. Null: refused.
   void* grown(clock::stream_clock& home, std::size_t bytes) {
     void* out = nullptr;
     is = more.grow(heaps.of(home), request(home, bytes), out);
@@ -39,7 +39,7 @@ struct one_device {
     m.counts.freed(observe::size_pool::large, b.block->bytes, b.block->requested);
     m.blocks.give(*b.block, m.home.load()->now().n);
   }
-  // Work on that stream, complete when `step_all` has run it.
+  // Work on that stream, complete after `step_all`.
   void work(clock::stream_clock& on) {
     ASSERT_TRUE(bench.machine().enqueue(on.device(), on.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
   }

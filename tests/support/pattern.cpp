@@ -1,4 +1,4 @@
-// The bytes of one multiplicative generator: equal for equal salts on every machine.
+// Bytes of a multiplicative generator: equal for equal salts on every machine.
 #include "tests/support/pattern.h"
 
 namespace weir::test {

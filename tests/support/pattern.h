@@ -1,5 +1,4 @@
-// Bytes that tell one place, and one copy, from another.
-// Compiled with the library's optimisation, which tests' own code is not.
+// Bytes that distinguish places and copies. Compiled with the library's optimisation, unlike the tests.
 // Threads: any.
 #pragma once
 #include <cstddef>
@@ -9,7 +8,7 @@
 
 namespace weir::test {
 
-// A vector of std::byte is compared byte by byte, which takes long where nothing is optimised.
+// Compares with memcmp, because vector's byte-wise comparison is slow without optimisation.
 struct bytes_of_host : std::vector<std::byte> {
   using std::vector<std::byte>::vector;
   friend bool operator==(bytes_of_host const& a, bytes_of_host const& b) {
@@ -17,7 +16,7 @@ struct bytes_of_host : std::vector<std::byte> {
   }
 };
 
-// n bytes that follow from `salt` alone.
+// n bytes determined by `salt`.
 bytes_of_host pattern(std::size_t n, std::uint64_t salt);
 
 }  // namespace weir::test

@@ -1,4 +1,4 @@
-// What a person reads of a call that is wrong.
+// The error text of an invalid call.
 // Threads: any.
 #pragma once
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 
 namespace weir::test {
 
-// The words of the invalid_use that this throws; nothing, and a failure, where it throws none.
+// Returns: the text of the invalid_use that `call` throws; if it throws none, fails and returns "".
 template <class Call>
 std::string refused(Call call) {
   try {

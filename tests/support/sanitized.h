@@ -1,5 +1,4 @@
-// Whether this program is built with a sanitizer:
-// what only repeats is repeated less there, where everything takes ten times as long.
+// Whether this program has a sanitizer. Repetitions are then reduced, because each takes ten times as long.
 // Threads: a constant.
 #pragma once
 

@@ -1,5 +1,4 @@
-// Which seeds; the account of runs that is printed when all tests of a program are done.
-// tools/prove adds these lines up.
+// Chooses seeds, and prints the number of runs at a program's end. tools/prove adds up these lines.
 // Threads: as seeds.h says.
 #include "tests/support/seeds.h"
 

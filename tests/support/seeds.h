@@ -1,10 +1,9 @@
-// The seeds a test of random programs runs, and how many runs were made of them:
-// each test program says so at its end.
+// The seeds of a test of random programs, and the count of its runs. Each test program prints it at its end.
 // Threads: one at a time.
 //
-// WEIR_TEST_SEEDS=n: so many, instead of those the test asks for. WEIR_TEST_BASE_SEED=s: the first (./run
-// sets the commit's, and prints it). WEIR_TEST_SEED=s: that one alone. What is no whole number ends the
-// program with status 2: a test that ran nothing, or something else than was asked for, must not pass.
+// WEIR_TEST_SEEDS=n replaces the test's own number of seeds. WEIR_TEST_BASE_SEED=s sets the first (./run sets
+// and prints the commit's). WEIR_TEST_SEED=s runs only that one. If a value is no whole number, the program
+// ends with status 2, because a test that ran nothing or something else must not pass.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
@@ -12,12 +11,12 @@
 
 namespace weir::tests {
 
-// A whole number, or 0x and a hexadecimal one. Unset or empty: `otherwise`.
+// A whole number, also hexadecimal with 0x. Unset or empty: `otherwise`.
 std::uint64_t number_from_environment(char const* name, std::uint64_t otherwise);
 
-// for (auto const seed : seeds("copies", 2000)) …: a run is counted as its loop comes to it.
-// WEIR_TEST_SEEDS says how many instead; WEIR_TEST_MOST_SEEDS that there shall be no more than so many.
-// Of several parts each has its share; the first has what WEIR_TEST_SEED names.
+// for (auto const seed : seeds("copies", 2000)) …: counts a run as its loop reaches it.
+// WEIR_TEST_SEEDS sets another number, WEIR_TEST_MOST_SEEDS an upper limit. Each of several parts has
+// its share; the first part runs the seed of WEIR_TEST_SEED.
 class seeds {
  public:
   seeds(std::string program, std::uint64_t otherwise, std::uint64_t part = 0, std::uint64_t parts = 1);

@@ -1,8 +1,7 @@
-// Initialisers of function-local statics, among threads of a relay. The language's own guard puts whoever
-// meets a static that another thread is making to sleep in the system; where one thread runs at a time the
-// other then never goes on. So test programs have these in front of the language's calls: an initialiser is
-// one step of a relay, and if it has to wait all the same (for a lock), others that come to the static wait
-// as threads of a relay do. Linked into every test program, see cmake/weir_tests.cmake.
+// Guards of function-local statics for scheduled threads. The language's guard puts a thread that meets a
+// static under construction to sleep in the system, so that with one running thread the constructing one
+// never continues. Here an initialiser is one step of the scheduler, and threads wait for the static as
+// scheduled threads. Linked into every test program, see cmake/weir_tests.cmake.
 // Threads: any; those of no relay find the language's calls as they are.
 #include <algorithm>
 #include <vector>
@@ -12,7 +11,7 @@
 namespace weir::tests {
 namespace {
 
-using guard = long long;  // its first byte: the static is made
+using guard = long long;  // its first byte: the static is initialised
 
 using give_back_call = void(guard*);
 
@@ -21,7 +20,7 @@ struct maker {
   base::thread_scheduler* in;
   int number;  // of the thread
 };
-struct makers {  // threads of relays
+struct makers {  // scheduled threads
   std::vector<maker> all{};
   base::condition fewer{};
   auto find(guard* g) {
@@ -31,8 +30,8 @@ struct makers {  // threads of relays
 constinit base::mutex lock{base::quiet};
 constinit makers* now = nullptr;  // never destroyed
 
-// What comes before a thread of a relay asks the language. Requires: it is undivided: nothing here is a
-// switch point, for only the first run of a process comes here.
+// Makes a scheduled thread wait before it calls the language's guard. Nothing here is a switch point, because
+// only a process's first run gets here. Requires: no switch in between.
 void wait_for_others(guard* g, base::thread_scheduler* here) {
   base::unique_lock hold(lock);
   if (!now) now = new makers;
@@ -63,8 +62,8 @@ void give_back(guard* g, give_back_call* call) {
 extern "C" {
 using weir::tests::guard;
 
-// The linker's --wrap: calls of __cxa_guard_X come to __wrap___cxa_guard_X,
-// and __real___cxa_guard_X is the language's, wherever it lies.
+// The linker's --wrap redirects calls of __cxa_guard_X to
+// __wrap___cxa_guard_X; __real___cxa_guard_X is the language's.
 int __real___cxa_guard_acquire(guard*);
 void __real___cxa_guard_release(guard*);
 void __real___cxa_guard_abort(guard*);
@@ -74,7 +73,7 @@ int __wrap___cxa_guard_acquire(guard* g) {
   if (!here) return __real___cxa_guard_acquire(g);
   weir::base::detail::keep_baton(true);
   weir::tests::wait_for_others(g, here);
-  int const mine = __real___cxa_guard_acquire(g);  // no thread of this relay has it: one of none goes on by itself
+  int const mine = __real___cxa_guard_acquire(g);  // held by no thread of this scheduler; others continue by themselves
   if (mine) {
     weir::base::unique_lock hold(weir::tests::lock);
     try {

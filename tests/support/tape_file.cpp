@@ -1,4 +1,4 @@
-// Tapes as files, and how they become shorter.
+// Tape files, and how they are shortened.
 // Threads: any.
 #include <fstream>
 #include <sstream>
@@ -88,7 +88,7 @@ class shrinker {
   }
 
  private:
-  // What has to become less: draws first, then what they say.
+  // To be reduced: the number of draws first, then their values.
   std::size_t weight() const {
     std::size_t sum = 0;
     for (auto v : best_) sum += std::min<std::size_t>(v, 1000);
@@ -100,7 +100,7 @@ class shrinker {
     --left_;
     auto const old = weight();
     if (!fails_(candidate)) return false;
-    auto was = std::exchange(best_, std::move(candidate));  // what it really drew
+    auto was = std::exchange(best_, std::move(candidate));  // the values really drawn
     if (weight() < old) return true;
     best_ = std::move(was);
     return false;

@@ -1,4 +1,4 @@
-// Arithmetic on tensors of any layout, wherever they are, against loops over the model's positions.
+// Arithmetic on tensors of any layout and place, against loops over the model's positions.
 // Threads: one.
 #include <cmath>
 
@@ -18,7 +18,7 @@ class arithmetic : public on_devices {
     float& operator[](size_t i) { return values[static_cast<size_t>(v.m.at[i])]; }
     size_t size() const { return v.m.at.size(); }
   };
-  // A view of this shape in a storage that may be larger and in another order.
+  // A view of this shape, perhaps in a larger storage and in another order.
   sample random_sample(extents const& s, memory_of_tensor place) {
     bool const turned = s.size() > 1 && random.between(0, 1);
     extents order = s;
@@ -121,7 +121,7 @@ TEST_F(arithmetic, sums_of_any_length_are_those_of_exact_arithmetic) {
 }
 
 TEST_F(arithmetic, sums_of_many_small_numbers_lose_nothing) {
-  std::int64_t const n = 20'000'000;  // one float accumulator would stop at 2^24
+  std::int64_t const n = 20'000'000;  // a single float accumulator would stop at 2^24
   EXPECT_EQ(sum(ones({n})).item<float>(), static_cast<float>(n));
   EXPECT_NEAR(mean(full({n}, 0.1)).item<float>(), 0.1f, 1e-8);
 }

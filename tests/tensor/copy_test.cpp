@@ -1,4 +1,4 @@
-// Copies between any two tensors against element-by-element arithmetic on the host.
+// Copies between any two tensors, against element-by-element copies on the host.
 // Threads: one.
 #include "tensor/number.h"
 
@@ -30,14 +30,13 @@ class tensor_copy : public on_devices {
   }
 };
 
-// On any device, in any dtype.
 TEST_F(tensor_copy, any_view_to_any_other_of_the_same_shape) {
   for (int round = 0; round < 300; ++round) {
     model_view const all = model_view::whole(random_shape(random, 4, 6));
     dtype const from = random.one_of(dtypes), to = random.between(0, 1) ? from : random.one_of(dtypes);
     modelled const source =
         random_view({numbered(all, random.one_of(places), from, 3), all}, random, random.between(0, 3));
-    // A target of that shape within a larger storage, perhaps with its dimensions in another order.
+    // A target of that shape within a larger storage, perhaps with permuted dimensions.
     extents order = source.m.shape;
     for (auto& e : order) e += random.between(0, 2);
     bool const turned = order.size() > 1 && random.between(0, 1);
@@ -95,7 +94,6 @@ TEST_F(tensor_copy, gpu_means_the_current_device) {
   EXPECT_EQ(empty({1}, {.on = 0}).device(), device(0));
 }
 
-// It holds when the stream is done.
 TEST_F(tensor_copy, a_non_blocking_copy_to_the_host_is_pinned) {
   tensor const there = full({1 << 16}, 3).to(cpu, non_blocking);
   EXPECT_TRUE(there.is_pinned());
@@ -103,7 +101,6 @@ TEST_F(tensor_copy, a_non_blocking_copy_to_the_host_is_pinned) {
   for (float v : there.host<float>()) ASSERT_EQ(v, 3);
 }
 
-// The source may be overwritten and the target read.
 TEST_F(tensor_copy, between_devices_both_ends_are_ready_at_once) {
   for (int round = 0; round < 20; ++round) {
     tensor a = full({1 << 15}, round, {.on = 0}), b = zeros({1 << 15}, {.on = second});
@@ -123,7 +120,7 @@ TEST_F(tensor_copy, refusals_name_both_sides_and_change_nothing) {
   expect_refusal([&] { t.copy_(tensor()); }, {"source is undefined"});
 }
 
-// Beside each other is not.
+// Views beside each other do not overlap.
 TEST_F(tensor_copy, an_overlap_in_another_order_is_refused) {
   auto const values_of = [](tensor const& t) {
     tensor const h = t.contiguous().cpu();
@@ -151,7 +148,6 @@ TEST_F(tensor_copy, an_overlap_in_another_order_is_refused) {
   }
 }
 
-// Against a look at every byte.
 TEST_F(tensor_copy, views_share_elements_only_with_common_bytes) {
   std::mt19937 random(5);
   auto const below = [&](std::int64_t n) {
@@ -228,11 +224,11 @@ TEST(peer_view, operations_run_on_the_reader) {
   EXPECT_EQ(pinned.device(), weir::device(2));
 }
 
-// The memory stays until the reader is done.
+// The memory stays in use until the reader is done.
 TEST(peer_view, the_owners_stream_precedes_the_reader) {
   runtime machine{simulated{.devices = 2, .memory = 64_MiB}};
   runtime_guard const in(machine);
-  (void)ones({1}, {.on = 1}).peer_view(0);  // the link is tried
+  (void)ones({1}, {.on = 1}).peer_view(0);  // tests the link
   std::promise<void> written, read;
   auto const hold = [](device d, std::promise<void>& until) {
     launch_host(current_stream(d),

@@ -1,4 +1,4 @@
-// Products of matrices of any layout against three loops.
+// Matrix products of any layout, against three loops.
 // Threads: one.
 #include <cmath>
 
@@ -19,7 +19,7 @@ class tensor_matmul : public on_devices {
       return at[static_cast<size_t>(turned ? j * columns + i : i * columns + j)];
     }
   };
-  // Rows together, columns together, or gaps both ways; within something larger or not. All else is NaN.
+  // Contiguous rows or columns, or gaps in both, perhaps in a larger storage. Other elements are NaN.
   matrix random_matrix(std::int64_t rows, std::int64_t columns, memory_of_tensor place) {
     matrix m{{}, std::vector<float>(static_cast<size_t>(rows * columns)), rows, columns};
     for (float& v : m.at) v = random.number();
@@ -38,7 +38,6 @@ class tensor_matmul : public on_devices {
   }
 };
 
-// With and without what was there.
 TEST_F(tensor_matmul, any_layout_transposition_and_place) {
   for (int round = 0; round < 300; ++round) {
     auto const place = random.one_of(places);
@@ -51,7 +50,7 @@ TEST_F(tensor_matmul, any_layout_transposition_and_place) {
                  b = right ? random_matrix(n, k, place) : random_matrix(k, n, place);
     matrix c = random_matrix(m, n, place);
     double const beta = random.between(0, 1) ? 0 : 0.5;
-    if (beta == 0) c.t.fill_(NAN);  // must not matter
+    if (beta == 0) c.t.fill_(NAN);  // must have no effect
     std::vector<double> should(static_cast<size_t>(m * n));
     for (std::int64_t i = 0; i < m; ++i) {
       for (std::int64_t j = 0; j < n; ++j) {
@@ -91,7 +90,7 @@ TEST_F(tensor_matmul, columns_may_be_operand_and_target_if_apart) {
   EXPECT_THROW(matmul_out(across, left, right), invalid_use);
   EXPECT_THROW(matmul_out(right, left, right), invalid_use);
   EXPECT_THROW(matmul_out(below, left.slice(0, 0, 3), right), invalid_use);
-  EXPECT_NO_THROW(matmul_out(left, out, right));  // the target lies before the operands
+  EXPECT_NO_THROW(matmul_out(left, out, right));  // the target lies before the operands in memory
 }
 
 TEST_F(tensor_matmul, products_of_several_devices_at_once) {
@@ -136,7 +135,7 @@ TEST_F(tensor_matmul, halves_are_summed_in_float32_and_rounded_once) {
     matmul_out(out, x, y, how, beta);
     ASSERT_EQ(out.dtype(), to);
     tensor const is = out.to(float32).cpu();
-    // of the result's size, rounded once
+    // relative error of one rounding
     double const steps = to == float32 ? 1e-5 : type == float16 ? 0x1p-11 : 0x1p-8;
     for (std::int64_t i = 0; i < m; ++i) {
       for (std::int64_t j = 0; j < n; ++j) {

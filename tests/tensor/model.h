@@ -1,4 +1,4 @@
-// An obvious model of tensors: a view is the list of the storage positions of its elements.
+// A simple model of tensors: a view is the list of its elements' storage positions.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -42,7 +42,7 @@ inline shape shape_of(extents const& s) { return shape(std::span<std::int64_t co
 
 struct model_view {
   extents shape;
-  std::vector<std::int64_t> at;  // of each element, in row-major order: its position in the storage
+  std::vector<std::int64_t> at;  // each element's position in the storage, in row-major order
 
   static model_view whole(extents s) {
     model_view v{std::move(s), {}};
@@ -51,7 +51,7 @@ struct model_view {
     std::iota(v.at.begin(), v.at.end(), 0);
     return v;
   }
-  // The elements of a new shape, each from the old index that `from` makes of the new one.
+  // A view of shape `s` whose element at a new index is the old one at from(index).
   template <class F>
   model_view gathered(extents s, F from) const {
     model_view v{std::move(s), {}};
@@ -113,7 +113,7 @@ inline modelled random_view(modelled v, random_source& random, std::int64_t step
       case 1:
       case 2: {
         auto const from = random.between(0, v.m.shape[d]), to = random.between(from, v.m.shape[d]);
-        if (to > from || random.between(0, 7) == 0) v = v.sliced(d, from, to);  // mostly not empty
+        if (to > from || random.between(0, 7) == 0) v = v.sliced(d, from, to);  // seldom empty
         break;
       }
       default:
@@ -140,7 +140,7 @@ inline tensor_options options_at(memory_of_tensor p, dtype type = float32) {
   return {.dtype = type, .on = p.on, .kind = p.kind};
 }
 
-// On whatever machine there is; see WEIR_DEVICES.
+// On the machine of WEIR_DEVICES.
 class on_devices : public ::testing::Test {
  protected:
   std::uint64_t const seed = seed_of_test();
@@ -160,7 +160,7 @@ class on_devices : public ::testing::Test {
   }
 };
 
-// `call` throws a weir::error whose text has all these words, and which says what to do.
+// `call` throws a weir::error whose text contains all words and a remedy.
 template <class F>
 void expect_refusal(F call, std::vector<std::string> words) {
   try {

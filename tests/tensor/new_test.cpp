@@ -1,4 +1,4 @@
-// Tensors made like others, from lists and on storages; detach, normal_ and sin, against the obvious.
+// Tensors made like others, from lists and on storages; detach, normal_ and sin, against simple models.
 // Threads: one.
 #include <cmath>
 
@@ -19,7 +19,6 @@ class tensor_new : public on_devices {
   }
 };
 
-// Whatever the current device.
 TEST_F(tensor_new, new_ones_take_place_and_dtype_of_their_model) {
   for (auto const place : places) {
     for (dtype const type : {float32, float64, int64, uint8}) {
@@ -124,7 +123,7 @@ TEST_F(tensor_new, sine_of_any_view_is_that_of_its_elements) {
 
 TEST_F(tensor_new, a_storages_pinned_copy_can_be_read_as_a_tensor) {
   tensor const t = arange(100, {.on = cpu});
-  storage const pinned = t.slice(0, 10, 20).storage().pin_memory();  // all of it, as torch's
+  storage const pinned = t.slice(0, 10, 20).storage().pin_memory();  // all of the storage, as in torch
   EXPECT_EQ(pinned.kind(), memory_kind::pinned);
   EXPECT_EQ(pinned.nbytes(), t.nbytes());
   EXPECT_FALSE(pinned == t.storage());

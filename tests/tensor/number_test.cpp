@@ -1,5 +1,4 @@
-// Elements of the small float dtypes, against the definition:
-// the nearest representable number, ties to the even one.
+// Elements of the small float dtypes round to the nearest representable number, ties to even.
 // Threads: one.
 #include "tensor/number.h"
 
@@ -14,7 +13,6 @@ using namespace weir;
 
 namespace {
 
-// What 16 bits mean, from the definition of the format.
 double meaning(std::uint16_t bits, int exponent_bits, int fraction_bits) {
   int const bias = (1 << (exponent_bits - 1)) - 1, exponent = bits >> fraction_bits & ((1 << exponent_bits) - 1);
   int const fraction = bits & ((1 << fraction_bits) - 1);
@@ -25,7 +23,7 @@ double meaning(std::uint16_t bits, int exponent_bits, int fraction_bits) {
   return sign * std::ldexp((1 << fraction_bits) + fraction, exponent - bias - fraction_bits);
 }
 
-// The nearer of the two neighbours in the order of their bits.
+// The nearer of two neighbours in bit order.
 std::uint16_t nearest(float f, int exponent_bits, int fraction_bits) {
   auto const infinity = static_cast<std::uint16_t>(((1 << exponent_bits) - 1) << fraction_bits);
   auto const sign = static_cast<std::uint16_t>(std::signbit(f) ? 0x8000 : 0);
@@ -86,7 +84,7 @@ TEST(numbers, infinity_and_not_a_number_stay) {
   EXPECT_EQ(ops::bfloat16_of_float(inf), 0x7f80);
   EXPECT_TRUE(std::isnan(ops::float_of_float16(ops::float16_of_float(nan))));
   EXPECT_TRUE(std::isnan(ops::float_of_bfloat16(ops::bfloat16_of_float(nan))));
-  float low_bits_only;  // cutting it off would make an infinity
+  float low_bits_only;  // truncation would give an infinity
   std::uint32_t const bits = 0x7f800001u;
   std::memcpy(&low_bits_only, &bits, 4);
   EXPECT_TRUE(std::isnan(ops::float_of_bfloat16(ops::bfloat16_of_float(low_bits_only))));
@@ -110,7 +108,7 @@ TEST(numbers, kernels_read_and_write_halves_as_their_own_types) {
   tensor const halves = full({3}, 1.5, {.dtype = float16, .on = cpu}),
                brains = full({3}, 1.5, {.dtype = bfloat16, .on = cpu});
   for (float16_t& h : halves.host<float16_t>()) h = h * 2 + 1;
-  for (bfloat16_t& h : brains.host<bfloat16_t>()) h = 1.001f;  // 1: it has 8 digits
+  for (bfloat16_t& h : brains.host<bfloat16_t>()) h = 1.001f;  // rounds to 1, with 8 significant bits
   EXPECT_EQ(halves.to(float32).host<float>()[2], 4);
   EXPECT_EQ(brains.to(float32).host<float>()[2], 1);
   EXPECT_THROW((void)halves.data<bfloat16_t>(), invalid_use);

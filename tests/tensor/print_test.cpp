@@ -1,5 +1,4 @@
-// Tensors as text: what torch prints for the same values, letter by letter;
-// devices and dtypes have weir's names.
+// Tensors as text, exactly as torch prints the same values; devices and dtypes have weir's names.
 // Threads: one.
 #include <cmath>
 #include <limits>
@@ -72,7 +71,6 @@ TEST_F(tensor_print, beyond_a_thousand_elements_the_edges_are_shown) {
   EXPECT_EQ(text(arange(1001, {.dtype = int64, .on = cpu}).slice(0, 0, 1000)).find("..."), std::string::npos);
 }
 
-// The numbers in a text, in order.
 std::vector<std::int64_t> numbers_in(std::string const& s) {
   std::vector<std::int64_t> all;
   for (size_t i = 0; i < s.size();) {

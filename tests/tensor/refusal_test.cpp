@@ -1,4 +1,4 @@
-// Work on tensors when the machine refuses: typed errors, nothing lost, all usable afterwards.
+// Tensor operations when the machine refuses: typed errors, no leaks, everything usable afterwards.
 // Threads: one.
 #include "tests/tensor/model.h"
 #include "weir/collective.h"
@@ -9,7 +9,7 @@ using namespace weir::testing;
 
 namespace {
 
-// A little of everything. Returns: a number that depends on all of it.
+// Uses many operations. Returns: a number that depends on all of them.
 double scenario() {
   tensor a = arange(600).view({20, 30}), b = ones({30, 20}, {.on = 1});
   tensor const pinned = full({20, 20}, 2, {.on = cpu, .kind = memory_kind::pinned});
@@ -27,7 +27,7 @@ TEST(tensor_refused, each_refused_driver_call_is_a_typed_error) {
     runtime_guard const chosen{machine};
     return scenario();
   }();
-  // quiet: calls in a row whose refusal nobody saw: another way was found, or there are no more
+  // quiet: refused calls in a row that threw nothing, because weir used another path or no such call remained
   int refused = 0, quiet = 0;
   for (std::uint64_t k = 1; quiet < 30; ++k) {
     SCOPED_TRACE("call " + std::to_string(k));
@@ -36,7 +36,7 @@ TEST(tensor_refused, each_refused_driver_call_is_a_typed_error) {
     simulation const sim = simulation::of(machine);
     simulation::of(machine).fail_call("any", k);
     int threw = 0;
-    // the refusal may come in the second: the host's calls depend on what it sees done
+    // the refusal may come in a later run, because the host's calls depend on completion
     for (int run = 0; run < 3; ++run) {
       try {
         EXPECT_EQ(scenario(), should);
@@ -56,7 +56,6 @@ TEST(tensor_refused, each_refused_driver_call_is_a_typed_error) {
   EXPECT_GT(refused, 20) << "the scenario makes hardly any driver call";
 }
 
-// The host's stay as they are.
 TEST(tensor_refused, tensors_past_their_runtime_are_refused) {
   weir::runtime living{simulated{.devices = 2, .memory = size_t{1} << 26}};
   runtime_guard const outside{living};

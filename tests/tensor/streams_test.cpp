@@ -1,5 +1,4 @@
-// Tensors made, read on other streams and devices, copied to and fro and dropped in any order:
-// each holds what arithmetic says.
+// Tensors made, read on other streams and devices, copied and dropped in any order keep their values.
 #include <cmath>
 #include <functional>
 #include <optional>
@@ -12,8 +11,7 @@ using namespace weir::testing;
 
 namespace {
 
-// Every element of a tensor is its value;
-// tensors never change once made, so only memory given out too early can harm them.
+// Every element has one value and never changes, so only memory reused too early can damage it.
 struct known {
   tensor t;
   float value;
@@ -35,9 +33,9 @@ void random_program(std::uint64_t seed, simulated::scheduling how) {
       if (k.made_on) s.wait(*k.made_on);
       return k.t;
     };
-    auto const here = [&](known const& k) {  // on the stream's device, brought there if need be
+    auto const here = [&](known const& k) {  // on the stream's device, copied there if needed
       tensor const t = ready(k);
-      if (k.made_on && t.device().is_cpu()) k.made_on->synchronize();  // the host's memory is written by that stream
+      if (k.made_on && t.device().is_cpu()) k.made_on->synchronize();  // that stream writes the host's memory
       return t.to(s.device(), random.between(0, 1) ? blocking::yes : blocking::no);
     };
     auto const what = live.size() < 3 ? 0 : random.between(0, 7);
@@ -49,7 +47,7 @@ void random_program(std::uint64_t seed, simulated::scheduling how) {
       known const b = pick();
       if (live[i].t.shape() != b.t.shape() || live[i].value + b.value > 1e6f) continue;
       known sum{add(here(live[i]), here(b)), live[i].value + b.value, s};
-      // dropped while it is being read, and its place asked for
+      // dropped while it is read, and memory of its size requested
       if (random.between(0, 3) && live[i].made_on->device() == s.device()) {
         stream_guard const at_home{*live[i].made_on};
         extents const like(live[i].t.shape().begin(), live[i].t.shape().end());
@@ -64,7 +62,7 @@ void random_program(std::uint64_t seed, simulated::scheduling how) {
     } else if (what == 4) {
       known const a = pick();
       if (a.t.device().is_cpu()) continue;
-      // a copy to the host runs where the tensor is
+      // a copy to the host runs on the tensor's device
       stream_guard const there{streams[static_cast<size_t>(a.t.device().index())]};
       stream_ref const on = current_stream();
       on.wait(*a.made_on);
@@ -73,7 +71,7 @@ void random_program(std::uint64_t seed, simulated::scheduling how) {
       tensor const a = here(pick()), product = matmul(a, a, transposed::right);
       float const v = a.slice(0, 0, 1).slice(1, 0, 1).item<float>();
       if (v < 30) live.push_back({product, 700 * v * v, s});
-      // of another shape: dropped while it is computed
+      // if it has another shape: dropped while it is computed
       if (live.back().t.numel() != live.back().t.size(0) * 700) live.pop_back();
     } else {
       auto const i = static_cast<size_t>(random.between(0, static_cast<std::int64_t>(live.size()) - 1));

@@ -1,4 +1,4 @@
-// Views of tensors against lists of positions; and what is refused.
+// Views of tensors against lists of positions, and refused views.
 #include <array>
 #include <cmath>
 
@@ -120,7 +120,6 @@ TEST_F(tensor_view, the_last_view_gives_the_memory_back) {
   EXPECT_FALSE(find_block(p).has_value());
 }
 
-// Devices see it.
 TEST_F(tensor_view, borrowed_pinned_memory_is_kept_by_its_owner) {
   buffer const block = pinned(64);
   std::array<float, 16> own{};

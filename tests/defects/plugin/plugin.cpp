@@ -1,4 +1,4 @@
-// A library that holds weir: what a program loads, uses and closes while threads and work of weir's go on.
+// A library that contains weir. A program loads, uses and closes it while weir's threads and work go on.
 // Threads: one.
 #include <chrono>
 #include <optional>
@@ -12,8 +12,7 @@ std::optional<weir::buffer> kept;
 std::optional<weir::stream> on;
 }  // namespace
 
-// Makes a machine that does nothing and ends it:
-// no thread of weir's is left whose values' destructors keep the library loaded.
+// Creates and destroys an idle machine. No thread of weir remains whose destructors keep the library loaded.
 extern "C" __attribute__((visibility("default"))) int touch_weir() {
   try {
     weir::runtime const brief{weir::simulated{.devices = 1}};

@@ -1,5 +1,5 @@
-// What open_cuda answers with and without a usable GPU,
-// and that CUDA's results keep their meaning behind the seam.
+// open_cuda's answer with and without a usable GPU, and the
+// meaning of CUDA's results behind the driver interface.
 #include <gtest/gtest.h>
 
 #include "runtime/driver/driver.h"

@@ -1,4 +1,4 @@
-// What a memory report tells a person: sizes that add up, what was tried, and the remedy that fits the cause.
+// The text of a memory report: sizes that add up, the steps tried, and a remedy that fits the cause.
 // Threads: one.
 #include "weir/stats.h"
 

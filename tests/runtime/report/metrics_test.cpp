@@ -1,4 +1,4 @@
-// Prometheus' text: every family is announced once and its samples follow; states add up to what is reserved.
+// Prometheus text: every family is announced once, before its samples; states add up to reserved bytes.
 // Threads: one.
 #include "runtime/report/metrics.h"
 

@@ -1,6 +1,5 @@
-// The page in a browser: what it shows of a recording is what happened, and its parts answer wheel, drag,
-// click and keys. With Chromium on the PATH (Debian's package); skipped without. WEIR_TEST_EVENTS=1000000
-// tells what a million events cost.
+// The HTML page shows its recording and reacts to wheel, drag, click and keys. Needs Chromium on the PATH,
+// else skipped. WEIR_TEST_EVENTS=1000000 reports the cost of a million events.
 // Threads: one.
 #include "runtime/report/page.h"
 
@@ -25,7 +24,7 @@ constexpr source_location lines[] = {
     {"data/loader.cpp", "next<batch>", 64}, {"model/embedding.cpp", "lookup & scale", 8},
     {"tensor/ops.cpp", "softmax", 300}};
 
-// A program's recording, and what was live, pending and reserved after each of its entries.
+// A random recording, and live, pending and reserved bytes after each of its entries.
 struct made_up {
   explicit made_up(std::uint64_t seed, std::size_t entries) : random(seed) {
     snapshot.device = 1;
@@ -127,14 +126,14 @@ struct made_up {
   }
 };
 
-// The recording's second part only: what was there before is found from how memory is at the end.
+// The second part of the recording only. The page derives the earlier state from the final one.
 device_snapshot later_part(made_up const& p, std::size_t from) {
   device_snapshot d = p.snapshot;
   d.trace.erase(d.trace.begin(), d.trace.begin() + static_cast<std::ptrdiff_t>(from));
   return d;
 }
 
-// The entries of the trace as the page counts them: a free that is complete at once is one event.
+// The trace's entries as the page counts them: a free that completes at once is one event.
 std::string expected(made_up const& p, std::size_t from) {
   std::ostringstream out;
   out << "[";
@@ -152,12 +151,12 @@ std::string expected(made_up const& p, std::size_t from) {
   return out.str();
 }
 
-// Not under the checker: nothing here is a machine.
+// Not under the checker, because these tests use no machine.
 bool has_browser() {
   return !std::getenv("WEIR_CHECK_RACES") && std::system("command -v chromium > /dev/null 2>&1") == 0;
 }
 
-// What the page's own document says after `script` ran in it.
+// Returns: the page's document after `script` ran in it.
 std::string in_browser(std::string page, std::string const& script, char const* name, bool picture = false) {
   auto const folder = std::filesystem::temp_directory_path() / ("weir_page_" + std::to_string(getpid()));
   std::filesystem::create_directories(folder);
@@ -185,7 +184,7 @@ std::string in_browser(std::string page, std::string const& script, char const* 
   return from == out.npos ? "no answer" : out.substr(from + 17, to - from - 17);
 }
 
-// Each check is by another way than the page's own.
+// Each check computes its value in another way than the page.
 constexpr char const* checks = R"js(
 const check = (what, yes) => { if (!yes) failures.push(what); };
 const near = (a, b) => Math.abs(a - b) <= 1;

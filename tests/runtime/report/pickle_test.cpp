@@ -1,4 +1,4 @@
-// Pickle: the bytes of each opcode, and names for what was written before.
+// Pickle: the bytes of each opcode, and memo references to earlier values.
 // Threads: one.
 #include "runtime/report/pickle.h"
 

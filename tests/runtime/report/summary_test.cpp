@@ -1,4 +1,4 @@
-// The memory summary and torch's names for the counters.
+// The memory summary, and torch's names for the counters.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -62,7 +62,7 @@ TEST_F(worked, peaks_stay_and_totals_grow_until_they_are_reset) {
 
 TEST_F(worked, with_several_tallies_peaks_err_upward_as_stated) {
   ASSERT_TRUE(c.charge(std::size_t{1} << 40));
-  c.gave(std::size_t{1} << 40, 0);  // more than all of them have
+  c.gave(std::size_t{1} << 40, 0);  // more than all heaps have
   observe::heap_counters other;
   t.share(c.shared());
   other.share(c.shared());
