@@ -31,8 +31,8 @@ struct simulated {  // a machine inside this process; weir/sim.h steps, breaks a
     none,   // seeded: orders only
     all,    // also out of memory although memory is free, and links that corrupt bytes
   } nondeterminism = allowed::usual;
-  // Hardware queues that a device's streams share: work that cannot start yet blocks the streams behind it.
-  // 0: one for each stream; seeded: the seed decides.
+  // Hardware queues that a device's streams share in turn: work that cannot start yet blocks the streams
+  // behind it. 0: one for each stream; seeded: the seed decides.
   int connections = 0;
   // Makes device memory inaccessible, except to work that declares it, while that work runs. Host code that
   // touches it is named and the process ends; AddressSanitizer builds stop at the byte. options::check_races

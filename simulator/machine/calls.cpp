@@ -102,8 +102,8 @@ result<stream_handle> machine::create_stream(int device, stream_kind kind, int p
   base::lock_guard lock(all_.mutex);
   s->id = all_.next_stream++;
   if (all_.connections > 0)
-    s->connection = how_ == scheduling::seeded ? tape_.draw(all_.connections)
-                                               : static_cast<std::uint32_t>(s->id % all_.connections);
+    s->connection = connections_drawn_ ? tape_.draw(all_.connections)
+                                       : static_cast<std::uint32_t>(s->id % all_.connections);
   all_.devices[static_cast<std::size_t>(device)].live.push_back(s);
   return {fine, static_cast<stream_handle>(all_.streams.add(std::move(s)) + standing_streams)};
 }

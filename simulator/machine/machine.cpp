@@ -89,6 +89,7 @@ machine::machine(weir::simulated const& like, std::uint64_t seed, tape* lent, st
     all_.connections = static_cast<std::uint32_t>(like.connections);
   } else if (takes_.on(freedom::shared_connections) && tape_.coin(50)) {
     all_.connections = 1 + tape_.draw(4);
+    connections_drawn_ = true;
   }
   if (how_ == scheduling::seeded) all_.spreads = [this] { return tape_.coin(50); };
   executor_ = how_ == scheduling::threads   ? make_threaded_executor(all_)

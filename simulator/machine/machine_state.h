@@ -178,6 +178,7 @@ class machine final : public driver, public controls {
   tape own_tape_;
   tape& tape_;
   freedoms takes_;
+  bool connections_drawn_ = false;  // false: a given number, shared in turn, so that few streams never collide
   sim::memory pages_;
   queues all_;
   handle_table<graph> graphs_{handle_table<graph>::reuse::told_apart};

@@ -107,6 +107,23 @@ TEST(sim_freedoms, while_a_gate_is_closed_no_stream_shares) {
   EXPECT_TRUE(b.machine->open_gate(gate.value).ok());
 }
 
+// A program whose streams must not block each other gives a number that is at least theirs.
+TEST(sim_freedoms, given_connections_are_shared_in_turn) {
+  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+    bench b({.devices = 1, .memory = 1_MiB, .schedule = scheduling::seeded, .seed = seed, .connections = 8});
+    int ran = 0;
+    weir::driver::work never{[](void*) {}, nullptr, nullptr};
+    never.ready = [](void*) { return false; };
+    std::vector<stream_handle> s;
+    for (int i = 0; i < 8; ++i) s.push_back(b.stream(0));
+    ASSERT_TRUE(b.machine->enqueue(0, s[0], {}, never).ok());
+    weir::driver::work const counts{[](void* p) { ++*static_cast<int*>(p); }, nullptr, &ran};
+    for (int i = 1; i < 8; ++i) ASSERT_TRUE(b.machine->enqueue(0, s[static_cast<std::size_t>(i)], {}, counts).ok());
+    EXPECT_FALSE(b.control->run());
+    EXPECT_EQ(ran, 7) << "seed " << seed;
+  }
+}
+
 // A wait puts a part behind work that stands behind the other part: a deadlock with shared connections.
 TEST(sim_freedoms, a_part_holds_its_connection_until_all_have_come) {
   for (int connections : {0, 1}) {
