@@ -1,6 +1,5 @@
-// What the race check costs: the same calls without it and with it, on a simulated machine,
-// where the host's own cost shows.
-// Threads: one. --benchmark_filter=check
+// Overhead of the race checker: the same calls with and without it, on a simulated machine.
+// Threads: one. Select with --benchmark_filter=check
 #include <benchmark/benchmark.h>
 #include <malloc.h>
 
@@ -14,8 +13,8 @@ namespace {
 
 using namespace weir;
 
-// A step of a program: 9 launches of `uses` declared uses each over three streams in turn, a wait between
-// them, a block that comes and goes. The machine runs its work inside the calls.
+// One step of a program: 9 launches with `uses` declared uses each, alternating over three streams. Each
+// launch is followed by a wait. The machine runs its work inside the calls.
 struct program {
   static constexpr size_t bytes = 4096;
   static constexpr int launches = 9;
@@ -44,9 +43,9 @@ struct program {
   std::vector<stream> lines;
 };
 
-// range(0): checked; range(1): uses a launch.
+// range(0): with the checker or without; range(1): declared uses per launch.
 void launch_and_wait(benchmark::State& state) {
-  setenv("WEIR_SIM_GUARD", "0", 1);  // pages taken out of reach cost system calls: another matter
+  setenv("WEIR_SIM_GUARD", "0", 1);  // guard pages cost system calls, which this benchmark excludes
   program p(state.range(0) != 0);
   int steps = 0;
   for (auto _ : state) {
@@ -72,8 +71,7 @@ void allocate_and_free(benchmark::State& state) {
 }
 BENCHMARK(allocate_and_free)->Name("check/allocate_and_free")->ArgName("checked")->Arg(0)->Arg(1);
 
-// A fill is one driver call with one declared range:
-// what the checker adds to it is the cost of one checked operation.
+// A fill is one driver call with one declared range, so the difference is the cost of one checked operation.
 void one_fill(benchmark::State& state) {
   setenv("WEIR_SIM_GUARD", "0", 1);
   program p(state.range(0) != 0);
@@ -92,8 +90,7 @@ void one_fill(benchmark::State& state) {
 }
 BENCHMARK(one_fill)->Name("check/fill")->ArgName("checked")->Arg(0)->Arg(1);
 
-// What is kept of uses that are not known to be complete:
-// heap bytes for each range, with the checker less without.
+// Memory for uses that may be incomplete: heap bytes per range, with the checker minus without.
 void kept_of_ranges(benchmark::State& state) {
   constexpr std::size_t operations = 4096, bytes = 512;
   auto const ranges = static_cast<std::size_t>(state.range(0));

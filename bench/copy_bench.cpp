@@ -1,4 +1,4 @@
-// What weir::copy costs and carries for every pair of places, beside the driver's own call in the same run.
+// Host cost and throughput of weir::copy for every pair of memory kinds, beside the driver's own call.
 // Threads: one.
 #include <benchmark/benchmark.h>
 
@@ -19,7 +19,7 @@ constexpr size_t large = 256_MiB;
 bool two_devices() { return device_count() > 1; }
 void skip(benchmark::State& state) { state.SkipWithError("one device"); }
 
-// Many small ones: what the caller pays to enqueue one.
+// Host time to enqueue one small copy.
 template <class Enqueue>
 void enqueue_many(benchmark::State& state, stream_ref s, Enqueue enqueue) {
   int given = 0;
@@ -56,7 +56,7 @@ BENCHMARK(small_pinned_to_device_raw);
 BENCHMARK(small_pinned_to_device);
 BENCHMARK(small_pageable_to_device);
 
-// Large ones: bytes a second until they are there.
+// Throughput of large copies, in bytes per second until completion.
 template <class Copy>
 void carry(benchmark::State& state, stream_ref s, Copy one) {
   one();
@@ -90,7 +90,7 @@ void pageable_to_device(benchmark::State& state) {
   std::vector<std::byte> from(large, std::byte{1});
   carry(state, s, [&] { copy(s, to.data(), from.data(), large, non_blocking); });
 }
-void device_to_pageable(benchmark::State& state) {  // into memory that has been touched
+void device_to_pageable(benchmark::State& state) {  // the destination's pages have been touched
   stream s{device(0)};
   buffer from(large, {.on = device(0)});
   std::vector<std::byte> to(large, std::byte{1});
@@ -132,7 +132,7 @@ BENCHMARK(to_a_peer_not_granted)->UseRealTime();
 BENCHMARK(to_a_peer_granted)->UseRealTime();
 BENCHMARK(to_a_peer_through_pinned_memory)->UseRealTime();
 
-// A gibibyte of new pinned memory: mapped, touched, registered, and given back.
+// Allocates and frees 1 GiB of new pinned memory: mapping, touching and registration are included.
 void new_pinned_memory(benchmark::State& state) {
   auto& pool = runtime::current().get().part<streams::pinned_memory>();
   for (auto _ : state) {

@@ -1,4 +1,4 @@
-// What the seam's calls cost, on GPUs if there are any, else on the simulated machine.
+// Cost of the driver interface's calls, on GPUs if the machine has any, else on the simulated machine.
 // Threads: one.
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>
@@ -19,7 +19,7 @@ driver& machine() {
     for (int d = 0; d < own->device_count() && d < 2; ++d) {
       if (!own->open(d).ok()) std::abort();
     }
-    return own.release();  // lives as long as the process: contexts are slow to end
+    return own.release();  // never destroyed: destroying CUDA contexts is slow
   }();
   return *once;
 }
@@ -51,7 +51,7 @@ struct mapped {
   }
 };
 
-// Enqueues in runs short enough that no queue fills, and does not time the waiting.
+// Enqueues in batches that fill no queue. The synchronization between the batches is not timed.
 template <class Call>
 void enqueue(benchmark::State& state, stream_handle s, Call call) {
   int given = 0;
@@ -95,14 +95,14 @@ void driver_create_destroy_event(benchmark::State& state) {
 }
 void driver_copy_64_bytes(benchmark::State& state) {
   mapped const m(machine().info(0).value.granularity);
-  stream_and_event x;  // gone first: it waits for the work on m
+  stream_and_event x;  // destroyed before m: its destructor waits for the work on m
   enqueue(state, x.s, [&] {
     return machine().copy(0, x.s, reinterpret_cast<void*>(m.at), reinterpret_cast<void*>(m.at + 4096), 64);
   });
 }
 void driver_fill_64_bytes(benchmark::State& state) {
   mapped const m(machine().info(0).value.granularity);
-  stream_and_event x;  // gone first: it waits for the work on m
+  stream_and_event x;  // destroyed before m: its destructor waits for the work on m
   enqueue(state, x.s, [&] { return machine().fill(0, x.s, reinterpret_cast<void*>(m.at), 0, 4, 16); });
 }
 void driver_host_function(benchmark::State& state) {

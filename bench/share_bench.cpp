@@ -1,5 +1,5 @@
-// What sharing memory with another process costs, both sides in this one: making, sending, opening, telling.
-// Threads: one. --benchmark_filter=share
+// Cost of sharing memory with another process: create, send, open, signal. This process plays both ends.
+// Threads: one. Select with --benchmark_filter=share
 #include <benchmark/benchmark.h>
 
 #include "peer/share/exports.h"
@@ -16,7 +16,7 @@ struct both_ends {
   share_channel here{sockets.first}, there{sockets.second};
 };
 
-// A buffer that nobody had before, and its end: create, map, grant; unmap, release. range(0): bytes.
+// Creates, maps and grants new memory, then unmaps and releases it. range(0): bytes.
 void share_make(benchmark::State& state) {
   auto& lent = runtime::current().get().part<peer::exports>();
   for (auto _ : state) {
@@ -26,14 +26,14 @@ void share_make(benchmark::State& state) {
 }
 BENCHMARK(share_make)->Arg(2 << 20)->Arg(256 << 20)->Unit(benchmark::kMicrosecond)->UseRealTime();
 
-// One that was given back before.
+// Reuses memory that an earlier buffer returned.
 void share_make_again(benchmark::State& state) {
   exportable_buffer(2_MiB).reset();
   for (auto _ : state) exportable_buffer(2_MiB).reset();
 }
 BENCHMARK(share_make_again)->Unit(benchmark::kMicrosecond)->UseRealTime();
 
-// Sent, opened for the first time, released; the mapping goes. range(0): bytes.
+// Sends a buffer, opens it for the first time and releases it, which unmaps it. range(0): bytes.
 void share_open(benchmark::State& state) {
   both_ends line;
   auto const s = default_stream();
@@ -52,7 +52,7 @@ void share_open(benchmark::State& state) {
 }
 BENCHMARK(share_open)->Arg(2 << 20)->Arg(256 << 20)->Unit(benchmark::kMicrosecond)->UseRealTime()->Iterations(100);
 
-// Sent, opened where it is mapped already, released.
+// Sends a buffer that the receiver has mapped already; opens and releases it.
 void share_open_again(benchmark::State& state) {
   both_ends line;
   auto const s = default_stream();
@@ -64,7 +64,7 @@ void share_open_again(benchmark::State& state) {
 }
 BENCHMARK(share_open_again)->Unit(benchmark::kMicrosecond)->UseRealTime();
 
-// A number, said and heard, behind a stream that is done.
+// Latency of one signal, from call to receipt, on an idle stream.
 void share_signal(benchmark::State& state) {
   both_ends line;
   auto const s = default_stream();
