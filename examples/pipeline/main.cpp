@@ -1,8 +1,7 @@
-// pipeline: scrambles a file on a device, or restores it,
-// with all that can overlap overlapping, and proves every byte.
+// Scrambles or restores a file on a device with overlapped I/O, copies and kernels. Checks every byte.
 //   pipeline [--input FILE] [--output FILE] [--bytes N] [--batch BYTES] [--depth N]
-// Without --input a file of --bytes is made;
-// without --output, or with --check, what is written is restored and compared.
+// Without --input, the program creates a file of --bytes. Without --output, or with --check, it restores the
+// output and compares it with the input.
 #include <unistd.h>
 
 #include <charconv>
@@ -52,7 +51,7 @@ std::size_t number(char const* option, char const* text, std::size_t most = std:
   return value;
 }
 
-struct scratch {  // files that go with the program
+struct scratch {  // temporary files, removed on exit
   std::filesystem::path folder =
       std::filesystem::temp_directory_path() / ("weir-pipeline-" + std::to_string(::getpid()));
   scratch() { std::filesystem::create_directories(folder); }

@@ -1,5 +1,4 @@
-// What overlapped with what, as rows of digits:
-// one row a stage, one column a moment, the last digit of the batch that was there.
+// Draws which stages overlapped: a row per stage, a column per time step, the last digit of the active batch.
 #include <algorithm>
 #include <cstdio>
 
@@ -7,7 +6,7 @@
 
 namespace pipeline {
 
-// A few batches of the middle: the first fill the pipeline, the last empty it.
+// Shows a few batches of the middle: the first ones fill the pipeline, and the last ones drain it.
 std::string picture(std::vector<span> const& all, int columns) {
   if (all.empty()) return "";
   int last = 0;

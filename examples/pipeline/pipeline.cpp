@@ -1,5 +1,4 @@
-// The pipeline itself: files at both ends, three streams between them, as many batches under way as there are
-// slots, and a checksum of all words.
+// The pipeline: file input and output, three streams, as many concurrent batches as slots, and a checksum.
 #include "examples/pipeline/pipeline.h"
 
 #include <algorithm>
@@ -41,7 +40,7 @@ class source {
                                " does not say its size, as files of the kernel do: write it to a file first");
   }
   std::size_t size() const { return size_; }
-  // The last word is filled up with zeros.
+  // Pads the last word with zeros.
   void read(std::uint64_t* to, std::size_t bytes) {
     if (bytes % 8) to[bytes / 8] = 0;
     file_.read(reinterpret_cast<char*>(to), static_cast<std::streamsize>(bytes));
@@ -81,10 +80,10 @@ class sink {
   std::size_t at_ = 0;
 };
 
-struct lap {  // a stage of one batch, on its stream
+struct lap {  // start and end of one batch's stage, on that stage's stream
   weir::event from{{.timing = true}}, to{{.timing = true}};
 };
-struct under_way {  // a batch
+struct under_way {  // one batch in flight
   std::size_t bytes = 0;
   lap in, work, out;
   weir::stamp done;
@@ -96,7 +95,7 @@ void require_room(std::filesystem::path const& file, std::size_t bytes) {
   std::error_code failed;
   auto const there = std::filesystem::status(file, failed);
   bool const is_new = there.type() == std::filesystem::file_type::not_found;
-  if (!is_new && !std::filesystem::is_regular_file(there)) return;  // a device, say
+  if (!is_new && !std::filesystem::is_regular_file(there)) return;  // for example a device file
   std::size_t const replaced = is_new ? 0 : std::filesystem::file_size(file, failed);
   auto const disk = std::filesystem::space(is_new ? std::filesystem::absolute(file).parent_path() : file, failed);
   if (failed || bytes <= replaced || bytes - replaced <= disk.available) return;
@@ -114,7 +113,7 @@ outcome run(settings const& s) {
   require_room(s.output, from.size());
   sink to(s.output);
   weir::stream in, work, out;
-  std::vector<weir::buffer> sources, results;  // pinned: a slot for each batch under way
+  std::vector<weir::buffer> sources, results;  // pinned: a slot for each batch in flight
   std::vector<under_way> batches(from.size() / s.batch + (from.size() % s.batch ? 1 : 0));
   while (sources.size() < std::min(batches.size(), static_cast<std::size_t>(s.depth)))
     sources.push_back(weir::pinned(s.batch)), results.push_back(weir::pinned(s.batch));
@@ -139,7 +138,7 @@ outcome run(settings const& s) {
     if (s.progress) s.progress(written, o.bytes);
   };
   for (std::size_t i = 0; i < batches.size(); ++i) {
-    if (i >= sources.size()) write(i - sources.size());  // then its slots are free
+    if (i >= sources.size()) write(i - sources.size());  // frees the slots that this batch needs
     under_way& b = batches[i];
     b.bytes = std::min(s.batch, o.bytes - i * s.batch);
     std::size_t const words = words_of(b.bytes), slot = i % sources.size();
@@ -149,7 +148,7 @@ outcome run(settings const& s) {
     sum.add(words_in, words);
     o.spans.push_back({stage::read, static_cast<int>(i), at, now()});
 
-    // Blocks live as long as their names; what streams still do with them is weir's to wait for.
+    // weir delays the reuse of x and y until the streams have finished with them.
     std::optional<weir::stream_guard> on{in};
     weir::buffer const x(words * 8);
     b.in.from.record(in);
@@ -192,7 +191,7 @@ std::uint64_t checksum_of_restored(std::filesystem::path const& output) {
     std::size_t const bytes = std::min(left, part.size() * 8);
     from.read(part.data(), bytes);
     for (std::size_t i = 0; i < words_of(bytes); ++i) part[i] = scrambled(part[i], place++);
-    // what lay beyond the end was not written
+    // The bytes beyond the end of the file were not written.
     if (bytes % 8) part[bytes / 8] &= (std::uint64_t{1} << (bytes % 8 * 8)) - 1;
     sum.add(part.data(), words_of(bytes));
     left -= bytes;

@@ -1,5 +1,5 @@
-// A file through a device and into another file: read into pinned memory, copied in, scrambled, copied out,
-// written, with several batches under way at once on three streams.
+// Streams a file through a device: read into pinned memory, copy in, scramble, copy out, write. Several
+// batches are in flight at once on three streams.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -10,7 +10,7 @@
 namespace pipeline {
 
 enum class stage : std::uint8_t { read, copy_in, work, copy_out, write };
-struct span {  // milliseconds since the first batch was given
+struct span {  // milliseconds since the start of the first batch
   stage what;
   int batch;
   double from, to;
@@ -19,29 +19,28 @@ struct span {  // milliseconds since the first batch was given
 struct settings {
   std::filesystem::path input, output;
   std::size_t batch = std::size_t{4} << 20;  // bytes, a multiple of 8
-  int depth = 4;                             // batches under way at most
+  int depth = 4;                             // most batches in flight
   std::function<void(std::size_t done, std::size_t total)> progress{};
 };
 struct outcome {
   std::size_t bytes = 0;
-  std::uint64_t checksum = 0;  // of the input, as it was read
+  std::uint64_t checksum = 0;  // of the input as read
   double ms = 0;
   std::vector<span> spans;
 };
 
-// Throws: std::runtime_error (a file that cannot be opened, ends early or takes no more, with the byte; an
-// input that is no file of a known size; an output that is the input, by whatever name,
-// or has no room for it), weir's errors.
+// Throws: weir's errors; std::runtime_error with the byte offset if a file cannot be opened, ends early or is
+// full. Also std::runtime_error if the input has no known size, or if the output is the input or its disk has
+// too little room.
 outcome run(settings const&);
-// Of what the output was before it was scrambled. Throws: as run
+// Returns: the checksum of the output's words before they were scrambled. Throws: as run()
 std::uint64_t checksum_of_restored(std::filesystem::path const& output);
 
-// Throws: std::runtime_error, where the file's disk has less room than so many bytes,
-// before one of them is written
+// Throws: std::runtime_error if the file's disk has less than `bytes` of room. Checked before any write.
 void require_room(std::filesystem::path const& file, std::size_t bytes);
 
-// What overlapped with what: a row a stage, a column a moment,
-// in it the last digit of the batch that was there.
+// Returns: a text that shows which stages overlapped: a row per stage, a column per time step, and in each
+// cell the last digit of the active batch.
 std::string picture(std::vector<span> const&, int columns = 64);
 
 }  // namespace pipeline

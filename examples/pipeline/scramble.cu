@@ -1,4 +1,4 @@
-// One loop body for GPUs and for simulated devices.
+// The kernel body, compiled for GPUs and for simulated devices.
 #include "examples/pipeline/scramble.h"
 
 #include "weir/parallel_for.h"

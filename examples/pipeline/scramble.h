@@ -1,5 +1,4 @@
-// The work of the pipeline: each word of a file is mixed with a number that hangs on its place;
-// the same again restores it.
+// Scrambles words: each is mixed with a number derived from its index. Scrambling twice restores it.
 #pragma once
 #include <cstdint>
 
@@ -7,8 +6,8 @@
 
 namespace pipeline {
 
-// y[i] = x[i] mixed with place `first + i`, on the stream.
+// Enqueues y[i] = scrambled(x[i], first + i) for all i < words.
 void scramble(weir::stream_ref, std::uint64_t* y, std::uint64_t const* x, std::uint64_t first, std::size_t words);
-std::uint64_t scrambled(std::uint64_t word, std::uint64_t place);  // the same of one word, on the host
+std::uint64_t scrambled(std::uint64_t word, std::uint64_t place);  // the same for one word, on the host
 
 }  // namespace pipeline

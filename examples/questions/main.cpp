@@ -1,4 +1,4 @@
-// questions [NAME]…: answers to questions about memory, each by a small program; all of them without a name.
+// questions [NAME]…: runs the named programs, or all of them. Each answers a question about memory use.
 // Threads: one.
 #include <algorithm>
 #include <exception>

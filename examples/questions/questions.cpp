@@ -1,4 +1,4 @@
-// Each is a program as a newcomer would have it, and the one or two calls that answer.
+// Each program contains a common mistake or pattern, and the one or two calls that explain its memory use.
 // The documentation quotes these lines.
 #include "questions.h"
 
@@ -26,7 +26,7 @@ namespace {
 
 using namespace weir::literals;
 
-// Reserved and allocated: a training step's activations come and go.
+// Reserved and allocated memory: the activations of a training step come and go.
 void reserved(std::ostream& out) {
   weir::runtime machine(weir::simulated{.devices = 1, .memory = 16_GiB});
   weir::runtime_guard const in(machine);
@@ -49,7 +49,7 @@ std::vector<weir::buffer> load_weights() {
 weir::buffer make_cache() { return weir::buffer(700_MiB); }
 void step() { weir::buffer const scratch(300_MiB); }
 
-// Who holds it, by line of the program, now and when most was live.
+// Live memory by source line, now and at the peak.
 void holds(std::ostream& out) {
   weir::runtime machine(weir::simulated{.devices = 1, .memory = 16_GiB});
   weir::runtime_guard const in(machine);
@@ -61,14 +61,14 @@ void holds(std::ostream& out) {
   weir::stop_memory_history();
 }
 
-// Out of memory with 8 GiB free: something small lives on each page.
+// Out of memory although 8 GiB are free: each page holds a small live block.
 void oom(std::ostream& out) {
   weir::runtime machine(weir::simulated{.devices = 1, .memory = 16_GiB});
   weir::runtime_guard const in(machine);
   weir::stream s;
   std::vector<void*> blocks;
   for (size_t used = 0; used < 15_GiB; used += 1_MiB) blocks.push_back(weir::allocate(s, 1_MiB));
-  for (size_t i = 0; i < blocks.size(); i += 2) weir::deallocate(blocks[i]);  // every other one is kept
+  for (size_t i = 0; i < blocks.size(); i += 2) weir::deallocate(blocks[i]);  // every second block stays live
   try {
     weir::deallocate(weir::allocate(s, 3_GiB));
   } catch (weir::out_of_memory const& e) {
@@ -77,7 +77,7 @@ void oom(std::ostream& out) {
   for (size_t i = 1; i < blocks.size(); i += 2) weir::deallocate(blocks[i]);
 }
 
-// Which line: what appears and never vanishes.
+// A leak by source line: allocations that are never freed.
 void line(std::ostream& out) {
   weir::runtime machine(weir::simulated{.devices = 1, .memory = 16_GiB});
   weir::runtime_guard const in(machine);
@@ -85,14 +85,14 @@ void line(std::ostream& out) {
   weir::memory_tracker tracker(out);
   for (int i = 0; i < 2; ++i) {
     step();
-    losses.push_back(weir::buffer(4));     // a number for the log
-    kept.push_back(weir::buffer(20_MiB));  // and, by mistake, what it was computed from
+    losses.push_back(weir::buffer(4));     // a scalar for the log
+    kept.push_back(weir::buffer(20_MiB));  // and, by mistake, the tensor that it was computed from
     tracker.track();
   }
   weir::stop_memory_history();
 }
 
-// Given back, and still held: by which stream?
+// Freed memory that cannot be reused yet: which stream still uses it?
 void pending(std::ostream& out) {
   weir::runtime machine(
       weir::simulated{.devices = 1, .memory = 16_GiB, .schedule = weir::simulated::scheduling::stepped});
@@ -111,7 +111,7 @@ void pending(std::ostream& out) {
   copies.synchronize();
 }
 
-// Runs from here until it is told to finish.
+// A kernel that runs until the host tells it to finish.
 struct kernel {
   std::shared_ptr<std::atomic<int>> state = std::make_shared<std::atomic<int>>(0);
   void on(weir::stream_ref s, weir::buffer const& b) {
@@ -124,7 +124,7 @@ struct kernel {
   void finish() { *state = 2; }
 };
 
-struct own_folder {  // of this process alone, for a moment
+struct own_folder {  // a temporary directory of this process
   std::filesystem::path path;
   own_folder() {
     std::string name = (std::filesystem::temp_directory_path() / "weir-questions-XXXXXX").string();
@@ -139,13 +139,13 @@ struct own_folder {  // of this process alone, for a moment
   own_folder(own_folder const&) = delete;
 };
 
-// Is the copy overlapped? One that is, and one that is not.
+// Overlap of copies and kernels: one copy that overlaps and one that does not.
 void overlap(std::ostream& out) {
   weir::runtime machine(weir::simulated{.devices = 1, .memory = 16_GiB});
   weir::runtime_guard const in(machine);
   weir::stream compute, copies;
   weir::buffer const host(64_MiB, {.kind = weir::memory_kind::pinned}), batch(64_MiB), next(64_MiB);
-  weir::copy(copies, next.data(), host.data(), 64_MiB);  // memory of the host is slow when it is first touched
+  weir::copy(copies, next.data(), host.data(), 64_MiB);  // the first touch of host memory is slow
   weir::record_timeline();
   {
     weir::profile_range const r("side by side");
@@ -173,7 +173,7 @@ void overlap(std::ostream& out) {
   weir::stop_memory_history();
 }
 
-// What weir did meanwhile: its log.
+// What weir logs about its own decisions.
 void told(std::ostream& out) {
   weir::on_log([&out](weir::log_line const& l) { out << l.str().substr(21) << "\n"; });  // less the time of day
   {

@@ -1,5 +1,5 @@
-// Small programs about questions of memory, on simulated devices:
-// docs/where-did-my-memory-go.md shows what they print.
+// Small programs about questions of memory use, on simulated devices. docs/where-did-my-memory-go.md shows
+// their output.
 // Threads: one.
 #pragma once
 #include <ostream>

@@ -1,4 +1,4 @@
-// Workers fill slots in turn; a slot is filled again when the engine has read it.
+// Workers fill the slots in turn. A slot is refilled once the copy engine has read it.
 #include "examples/seeds/data_loader.h"
 
 namespace seeds {
@@ -34,7 +34,7 @@ void data_loader::work() {
       std::int64_t const batch = made_++;
       slot& mine = slots_[static_cast<std::size_t>(batch) % slots_.size()];
       in.unlock();
-      mine.read.synchronize();  // its copy before this one
+      mine.read.synchronize();  // the copy of the slot's previous batch
       std::span<float> const all = mine.at.host<float>();
       auto const width = static_cast<std::size_t>(with_.width);
       for (std::int64_t row = 0; row < rows(batch); ++row)
@@ -51,7 +51,7 @@ void data_loader::work() {
 }
 
 std::optional<weir::tensor> data_loader::send() {
-  if (sent_ == batches_) return std::nullopt;  // only this thread changes it
+  if (sent_ == batches_) return std::nullopt;  // only this thread writes sent_
   slot& next = slots_[static_cast<std::size_t>(sent_) % slots_.size()];
   {
     std::unique_lock in(mutex_);
@@ -76,7 +76,7 @@ std::optional<weir::tensor> data_loader::next() {
   std::optional<weir::tensor> const now = std::exchange(ahead_, std::nullopt);
   weir::current_stream().wait(ahead_there_);
   now->record_stream(weir::current_stream());
-  ahead_ = send();  // travels while this one is worked on
+  ahead_ = send();  // the copy overlaps the consumer's work on `now`
   return now;
 }
 

@@ -1,6 +1,5 @@
-// A data_loader makes batches with threads of its own, in pinned memory,
-// and copies each to the device while the one before is worked on.
-// Threads: one asks for batches; the workers are the loader's.
+// Makes batches in pinned memory with its own threads, and copies one batch to the device ahead of its use.
+// Threads: one consumer calls next(); the loader owns the workers.
 #pragma once
 #include <condition_variable>
 #include <functional>
@@ -18,20 +17,20 @@ class data_loader {
  public:
   struct options {
     std::int64_t samples, width, batch;  // the last batch may be smaller
-    int workers = 2, prefetch = 2;       // batches made beyond those that workers are at
+    int workers = 2, prefetch = 2;       // prefetch: full batches beyond those that workers fill
   };
-  // make(i, to): sample i, on a worker; what it throws comes out of next().
+  // make(i, to) writes sample i, on a worker thread. next() rethrows an exception of make.
   data_loader(options, std::function<void(std::int64_t, std::span<float>)> make);
   ~data_loader();
   data_loader(data_loader const&) = delete;
-  // On the current device; ordered before what the current stream is given next. Empty: that was the last.
-  // Blocks: until a worker has made it.
+  // Returns: the next batch on the current device, ordered before later work of the current stream; nullopt
+  // after the last one. Blocks: until a worker has filled the batch.
   std::optional<weir::tensor> next();
 
  private:
-  struct slot {  // of pinned memory; a worker's until it is ready, then the reader's until its copy is enqueued
+  struct slot {  // pinned; a worker owns it until it is ready, then the consumer until its copy is enqueued
     weir::tensor at;
-    weir::stamp read;  // by the copy engine
+    weir::stamp read;  // the copy that reads this slot
     bool ready = false;
   };
   void work();
@@ -48,7 +47,7 @@ class data_loader {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<slot> slots_;
-  std::int64_t made_ = 0, sent_ = 0;  // batches given out to workers, and to the device: made_ - sent_ <= slots
+  std::int64_t made_ = 0, sent_ = 0;  // batches handed to workers, and to the device: made_ - sent_ <= slots
   bool ends_ = false;
   std::exception_ptr failed_;
   std::vector<std::thread> workers_;

@@ -1,5 +1,4 @@
-// Topic 6: which device a tensor is on, by guards, by name and by what it is made of;
-// and an error that names its line.
+// Topic 6: choosing a tensor's device by guards, by name and by its source; errors that name a line.
 #include <cstdlib>
 #include <optional>
 #include <string>
@@ -61,13 +60,13 @@ void like_another(table& t) {
           "ones_like and zeros_like stay with what they are like");
 }
 
-// The same lines with and without a GPU: all that is asked is where to be.
+// The same code for the CPU and for a GPU: the device is a parameter.
 float anywhere(weir::device on) {
   weir::tensor const x = weir::ones({8, 42}, {.on = on}), net = weir::full({8, 42}, 0.5).to(on);
   return weir::sum(weir::mul(x, net)).item<float>();
 }
 
-class variable {  // of the environment, for a while
+class variable {  // sets an environment variable during its lifetime
  public:
   variable(char const* name, char const* value) : name_(name) {
     if (char const* const was = std::getenv(name)) before_ = was;
@@ -84,8 +83,8 @@ class variable {  // of the environment, for a while
   std::optional<std::string> before_;
 };
 
-// What a process started with CUDA_VISIBLE_DEVICES=2,0 finds. Simulated devices are looked for again here;
-// CUDA reads it once, as a process starts.
+// What a process sees that was started with CUDA_VISIBLE_DEVICES=2,0. Each new runtime enumerates simulated
+// devices again; CUDA reads the variable once per process.
 void chosen_by_the_environment(table& t) {
   variable const visible("CUDA_VISIBLE_DEVICES", "2,0"), simulated("WEIR_DEVICES", "sim:4:1");
   weir::runtime rt{weir::options{}};
@@ -96,10 +95,10 @@ void chosen_by_the_environment(table& t) {
                     weir::get_device_properties(0).uuid + " and gpu:1 is " + weir::get_device_properties(1).uuid);
 }
 
-// Work that fails when it runs, and which line is told. Always on simulated devices:
-// a real one would be lost for good.
+// An asynchronous failure, and the line that its error names. Always on simulated devices: the error would
+// make a GPU unusable for the rest of the process.
 struct told {
-  unsigned launched, named;  // lines
+  unsigned launched, named;  // line numbers
 };
 told late_error(bool launch_blocking) {
   weir::runtime rt{weir::simulated{.devices = 1, .memory = 64_MiB}, {.launch_blocking = launch_blocking}};

@@ -1,4 +1,4 @@
-// Topic 1: tensors of 1 GiB, named, moved, named anew and dropped; and the articles' tips for using less.
+// Topic 1: assigning, moving and dropping tensors of 1 GiB, and the articles' advice for saving memory.
 #include <numeric>
 #include <vector>
 
@@ -10,7 +10,7 @@ namespace {
 
 void a_to_e(table& t, std::int64_t g) {
   auto const one = [&](weir::device on) { return weir::zeros({g / 4}, {.on = on}); };
-  std::int64_t const off = g / 8;  // of the process: the system's own counting
+  std::int64_t const off = g / 8;  // tolerance for the system's count of process memory
   t.row("", {exactly(0), exactly(0)}, "");
   weir::tensor a = one(weir::gpu);
   t.row("a = zeros(1 GiB)", {exactly(g), held_for(g), between(-off, g / 2)}, "device +1 GB, and the context");
@@ -43,7 +43,7 @@ void a_to_e(table& t, std::int64_t g) {
   t.holds(weir::max_memory_allocated() == static_cast<std::size_t>(3 * g), "most allocated since is 3 GiB, not 4");
 }
 
-// The outputs of a layer are kept for its backward pass: so many of them at once.
+// A training step keeps each layer's output for its backward pass.
 std::int64_t kept_by_a_step(std::int64_t batch, std::int64_t width, int layers, weir::dtype type) {
   weir::reset_peak_memory_stats();
   auto const before = static_cast<std::int64_t>(weir::memory_allocated());
@@ -63,7 +63,7 @@ void tips(table& t) {
   t.holds(kept_by_a_step(batch, width / 2, layers, weir::float32) == whole / 2,
           "tip 4, a model of half the width: half of it");
 
-  std::vector<std::int64_t> const lengths = {500, 300, 220, 150, 90, 60, 40, 40};  // of sentences, in words
+  std::vector<std::int64_t> const lengths = {500, 300, 220, 150, 90, 60, 40, 40};  // words per sentence
   std::int64_t const all = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}), wide = 256;
   weir::tensor padded = weir::empty({static_cast<std::int64_t>(lengths.size()), lengths[0], wide});
   t.row("a batch of 8 sentences, padded to 500", {exactly(8 * 500 * wide * 4), range{}}, "pad_packed_sequence");

@@ -1,5 +1,5 @@
-// The experiments of five articles on PyTorch's device memory, with weir: `seeds`, or `seeds TOPIC…`.
-// Exit status: 0 when every row was as it must be.
+// Repeats the experiments of five articles on PyTorch's device memory: `seeds`, or `seeds TOPIC…`.
+// Exit status: 0 if every row is as expected.
 #include <chrono>
 #include <exception>
 #include <iostream>

@@ -1,4 +1,4 @@
-// Topic 8: page-locked memory, copies that do not wait, and a loader that uses both.
+// Topic 8: page-locked memory, asynchronous copies, and a data loader that uses both.
 #include <atomic>
 
 #include "examples/seeds/data_loader.h"
@@ -34,7 +34,7 @@ void kinds(table& t, std::int64_t bytes) {
               std::string(name_of(slow.by)));
 }
 
-// A machine that moves only when it is told to: what has not run is seen, not timed.
+// The stepped machine runs work only on request, so the test observes order instead of timing it.
 void hidden_behind_work(table& t) {
   weir::runtime rt{weir::simulated{.devices = 1, .memory = 64_MiB, .schedule = weir::simulated::scheduling::stepped}};
   weir::runtime_guard const in{rt};

@@ -1,4 +1,4 @@
-// Topic 9: one process, several GPUs: replicate, scatter, a thread a device, gather; and a fork.
+// Topic 9: several GPUs in one process: replicate, scatter, one thread per device, gather. And fork().
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 weir::tensor net(weir::tensor const& x, weir::tensor const& weights) { return weir::relu(weir::mul(x, weights)); }
 
-// nn.DataParallel's four steps.
+// The four steps of nn.DataParallel.
 weir::tensor data_parallel(weir::tensor const& x, weir::tensor const& weights, int devices, table& t) {
   std::int64_t const rows = x.size(0) / devices, part = rows * x.size(1) * 4;
   std::vector<weir::tensor> replicas, parts, outputs(static_cast<std::size_t>(devices));
@@ -31,7 +31,7 @@ weir::tensor data_parallel(weir::tensor const& x, weir::tensor const& weights, i
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     threads.emplace_back([&, i] {
       weir::runtime_guard const in(here);
-      outputs[i] = net(parts[i], replicas[i]);  // where they are, whatever the current device
+      outputs[i] = net(parts[i], replicas[i]);  // runs on the operands' device, not on the current one
     });
   }
   for (std::thread& one : threads) one.join();
@@ -47,7 +47,7 @@ bool same(weir::tensor const& a, weir::tensor const& b) {
   return x.shape() == y.shape() && std::memcmp(x.data(), y.data(), x.nbytes()) == 0;
 }
 
-// 0: the child was refused with a typed error, and the parent's memory is as it was.
+// Returns: 0 if the child got a typed error and the parent's memory is unchanged.
 int forked(weir::tensor const& of_parent) {
   float const before = weir::sum(of_parent).item<float>();
   pid_t const child = ::fork();
@@ -75,8 +75,8 @@ std::string refused(F f) {
   return {};
 }
 
-// What recomputing under data parallel must not do:
-// count a gradient as ready when its layer's forward pass runs again.
+// Recomputation in data-parallel training may mark a gradient as ready twice, because its layer's forward
+// pass runs again. The buckets reject that.
 void gradients_that_come_twice_or_never(table& t) {
   weir::device const only[] = {0};
   std::vector<weir::communicator> ranks = weir::communicator::create_all(only);
@@ -101,7 +101,7 @@ int several(settings const& with) {
   int const devices = std::min(4, weir::device_count());
   t.row("", {exactly(0), exactly(0)}, "", 0);
   weir::tensor const x = weir::randn({1024, 256}), weights = weir::randn({1, 256}), all = weir::empty({1024, 256});
-  // the same row for every sample
+  // The same row for every sample.
   for (std::int64_t i = 0; i < 1024; ++i) weir::tensor(all.slice(0, i, i + 1)).copy_(weights);
   weir::tensor const y = data_parallel(x, all, devices, t);
   t.row("gathered on gpu:0", {exactly((3 << 20) + 1024), range{}},

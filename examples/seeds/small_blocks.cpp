@@ -1,4 +1,4 @@
-// Topic 2: what a block of a few floats takes, and what a device that is full of them still has room for.
+// Topic 2: memory taken by a block of a few floats, and the room left on a device full of such blocks.
 #include <chrono>
 #include <cstdlib>
 #include <functional>
@@ -23,7 +23,7 @@ bool is_refused(std::size_t bytes) {
   }
 }
 
-// So many buffers; the pointers to them are memory of the process, 16 B each, as the articles' list is.
+// Returns: `count` buffers. Their handles take 16 B each of process memory, as the articles' list does.
 std::vector<weir::buffer> many(std::size_t count, std::size_t bytes) {
   std::vector<weir::buffer> all;
   all.reserve(count);
@@ -31,11 +31,11 @@ std::vector<weir::buffer> many(std::size_t count, std::size_t bytes) {
   return all;
 }
 
-// The article's many blocks, one float each, by the calls below the owning types; written by one kernel,
-// looked at by another. On simulated devices fewer, for each one is memory of the host.
+// The article's many blocks of one float, allocated by the raw calls. One kernel writes them and another
+// checks them. Simulated devices get fewer, because each block is host memory.
 void half_a_billion(settings const& with, table& t) {
   std::size_t const count = 541'000'000 / (with.on_gpus ? 1 : 64 * with.touched_part), parts = 4096;
-  // work must declare there what it touches, and these are too many to name
+  // The race checker requires declared uses, and these blocks are too many to declare.
   if (std::getenv("WEIR_CHECK_RACES")) return;
   if (with.on_gpus && weir::mem_get_info().free < 30 * count) {
     with.out << "  (a device with 16 GB free takes 541 million blocks)\n";
@@ -78,7 +78,7 @@ void half_a_billion(settings const& with, table& t) {
 }  // namespace
 
 int small_blocks(settings const& with) {
-  // A device with room for 4 GiB and not for 5, as the article's.
+  // A device with room for 4 GiB but not for 5, as in the article.
   std::size_t const part = with.part, g = 1_GiB / part, mi = (std::size_t{1} << 20) / part;
   machine const on(with, {.devices = 1, .memory = 9 * g / 2}, {.device_limit = 9 * g / 2});
   table t(with,

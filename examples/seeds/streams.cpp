@@ -1,5 +1,5 @@
-// Topic 7: the article's program whose second stream does not wait: wrong on a machine that takes what CUDA
-// leaves open, found by the checker whatever the machine takes, and right with one more line.
+// Topic 7: the article's program whose second stream does not wait. Its result is wrong under some legal
+// orders. The race checker finds the error under every order, and one more line corrects it.
 #include "examples/seeds/topics.h"
 #include "weir/tensor.h"
 
@@ -13,8 +13,11 @@ struct outcome {
   std::vector<weir::race_report> races;
 };
 
-// s = torch.cuda.Stream(); A = torch.empty((100, 100), device=cuda).fill_(1); with torch.cuda.stream(s): B =
-// torch.sum(A) The article draws A with normal_(0, 1); ones have a sum that everybody knows.
+// The article's program:
+//   s = torch.cuda.Stream()
+//   A = torch.empty((100, 100), device=cuda).normal_(0, 1)
+//   with torch.cuda.stream(s): B = torch.sum(A)
+// Here A is then filled with ones, so that its sum is known.
 outcome program(waits w) {
   weir::stream const s;
   weir::tensor a = weir::empty({100, 100});
@@ -37,7 +40,7 @@ outcome run(std::uint64_t seed, waits w) {
   return program(w);
 }
 
-// On its own machine, threads or a GPU; memory is looked at while A and B live.
+// On the topic's own machine, real or simulated. Measures memory while A and B live.
 void rows(table& t) {
   t.row("", {exactly(0), exactly(0)}, "");
   weir::stream const s;
@@ -69,7 +72,7 @@ int streams(settings const& with) {
     outcome const without = run(static_cast<std::uint64_t>(seed), waits::no),
                   waited = run(static_cast<std::uint64_t>(seed), waits::yes);
     wrong += without.sum != 10000;
-    // Both places: where A was filled, and where it was read.
+    // The report has both lines: the write of A and the read of A.
     reported += without.races.size() > 0 && without.races[0].first.line() != without.races[0].second.line() &&
                 without.races[0].text.find("streams.cpp:") != std::string::npos;
     if (text.empty() && !without.races.empty()) text = without.races[0].text;

@@ -1,4 +1,4 @@
-// What is measured, how it is printed, when a row is wrong.
+// Measurement, output and checks of the table.
 #include "examples/seeds/table.h"
 
 #include <unistd.h>
@@ -20,7 +20,7 @@ machine::machine(settings const& with, weir::simulated devices, weir::options o)
 namespace {
 std::int64_t own_memory() {
   std::int64_t all = 0, resident = 0, shared = 0;
-  std::ifstream("/proc/self/statm") >> all >> resident >> shared;  // pages
+  std::ifstream("/proc/self/statm") >> all >> resident >> shared;  // in pages
   return (resident - shared) * sysconf(_SC_PAGESIZE);
 }
 
@@ -70,7 +70,7 @@ moment table::row(std::string_view step, expected const& e, std::string_view saw
   judge("allocated", m.allocated, e.allocated);
   judge("reserved", m.reserved, e.reserved);
   if (with_.process_memory && before_) judge("process memory grew by", m.process - before_->process, e.process_grew);
-  // Nobody else is on a simulated device: what is used of it is what weir holds.
+  // A simulated device has no other users: its used memory is what weir reserves.
   if (!with_.on_gpus) judge("used", m.used, exactly(m.reserved));
   before_ = m;
   return m;

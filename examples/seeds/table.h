@@ -1,5 +1,4 @@
-// A table of what an experiment did to memory:
-// every figure is measured, every row says what it must be, and is judged.
+// A table of memory measurements: every row has an expected range and is checked against it.
 // Threads: one.
 #pragma once
 #include <cstdint>
@@ -16,17 +15,17 @@ using namespace weir::literals;
 
 struct settings {
   std::ostream& out;
-  bool on_gpus = false;         // else on simulated devices of this process
-  size_t part = 1;  // sizes and counts of blocks that nobody touches, and of devices: so-manieths of the articles'
-  // the same of blocks whose bytes are written: on simulated devices these are memory of the host
+  bool on_gpus = false;         // otherwise on simulated devices of this process
+  size_t part = 1;  // divides the articles' sizes and counts, for blocks that are not written
+  // The same for blocks that are written. On simulated devices these are host memory.
   size_t touched_part = 1;
-  bool process_memory = true;   // what the process holds is judged, too; a sanitizer's own memory would be in it
-  int seeds = 50;               // of seeded machines, each
-  // only the rows that an article says something about, and what is wrong; all else is judged in silence
+  bool process_memory = true;   // also checks the process's memory; sanitizers add to it
+  int seeds = 50;               // number of seeds for the seeded machines
+  // Prints only the rows that an article comments on, and failures. Checks all rows.
   bool brief = false;
 };
 
-// The devices that a topic runs on, current until it ends.
+// The devices of one topic. They are current during the object's lifetime.
 class machine {
  public:
   machine(settings const&, weir::simulated, weir::options);
@@ -39,37 +38,37 @@ class machine {
 
 struct moment {  // bytes
   std::int64_t allocated, reserved;
-  // resident memory of the process that is its own:
-  // neither files nor shared, as simulated devices' is; without what is page-locked
+  // Resident memory that is private to the process: no files, no shared memory (which simulated devices use)
+  // and no page-locked memory.
   std::int64_t process;
-  std::int64_t used;     // of the device, by all its users
+  std::int64_t used;     // of the device, by all processes
 };
 moment now(weir::device = weir::gpu);
 
-struct range {  // bytes, both ends in it
+struct range {  // bytes, inclusive
   std::int64_t least = INT64_MIN, most = INT64_MAX;
 };
 constexpr range exactly(std::int64_t bytes) { return {bytes, bytes}; }
 constexpr range between(std::int64_t least, std::int64_t most) { return {least, most}; }
 constexpr range near(std::int64_t bytes, std::int64_t off) { return {bytes - off, bytes + off}; }
-// What weir may hold of a device for so many live bytes at most: the default epsilon and a few pages.
+// The most that weir may reserve for so many live bytes, by the default epsilon and a few pages.
 constexpr range held_for(std::int64_t bytes) { return {bytes, bytes + bytes / 1000 * 27 + (8 << 20)}; }
 
 struct expected {
   range allocated;
   range reserved;
-  range process_grew = {};  // since the row before
+  range process_grew = {};  // since the previous row
 };
 
 class table {
  public:
   table(settings const&, std::string_view title, std::string_view article);
-  ~table();  // in brief: how many rows and sentences more there were
-  // Measures, prints and judges one row. saw: what the article says of PyTorch at this step.
+  ~table();  // in brief mode, prints how many checks were not shown
+  // Measures, prints and checks one row. saw: the article's observation of PyTorch at this step.
   moment row(std::string_view step, expected const&, std::string_view saw, weir::device = weir::gpu);
-  // A sentence under the rows that must be true.
+  // Prints a sentence under the rows and checks that its condition is true.
   void holds(bool, std::string_view sentence);
-  static std::string columns();  // what stands over them
+  static std::string columns();  // the header row
   int failures() const noexcept { return failures_; }
   int judged() const noexcept { return judged_; }
 

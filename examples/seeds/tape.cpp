@@ -1,4 +1,4 @@
-// Nodes, the pass back over them, and what each operation's gradient needs.
+// Nodes, the backward pass, and the values that each operation's gradient needs.
 #include "examples/seeds/tape.h"
 
 #include <algorithm>
@@ -25,12 +25,12 @@ weir::tensor const& saved::value() const {
 
 struct node {
   std::vector<std::shared_ptr<node>> from;  // null: a constant
-  gradients back;                           // holds what was saved; empty: a parameter, or released
+  gradients back;                           // holds the saved values; empty for a parameter and after release
   char const* name = "parameter";
   bool is_parameter = false;
   weir::tensor gradient;
 
-  // Each after all that use it.
+  // Topological order: a node follows all of its inputs.
   static void sort(std::shared_ptr<node> const& n, std::set<node*>& seen, std::vector<std::shared_ptr<node>>& order) {
     if (!n || !seen.insert(n.get()).second) return;
     for (auto const& f : n->from) sort(f, seen, order);
@@ -137,7 +137,7 @@ var checkpoint(std::function<var(var const&)> segment, var const& in) {
     no_grad const off;
     value = segment(in).value();
   }
-  // Parameters inside are not known here: the node is there for their sake even when `in` is a constant.
+  // The segment may use parameters that are not visible here, so a constant `in` needs a node too.
   var const reached = in.is_tracked() ? in : var::parameter(in.value());
   return made(std::move(value), {reached},
               [segment = std::move(segment), x = saved(in.value())](weir::tensor const& g) {

@@ -1,10 +1,10 @@
-// A tape: what was done to tensors is kept so that gradients can be found going backwards. As small as
-// torch's rules about memory allow.
+// Automatic differentiation with a tape: operations are recorded, and a backward pass computes gradients. It
+// implements the subset that PyTorch's memory rules need.
 // Threads: each thread has its own no_grad; one graph belongs to one thread at a time.
 //
-// A var is a value and, unless nothing asks for gradients, the node that made it. Nodes keep the values that
-// their gradient needs, and no others: a value goes when neither a var nor a node has it. The backward pass
-// lets go of them as it comes by.
+// A var is a value and, if a gradient is needed, the node that made it. A node saves exactly the values that
+// its gradient needs. A value is freed when no var and no node refers to it. The backward pass releases saved
+// values as it proceeds.
 #pragma once
 #include <functional>
 #include <memory>
@@ -14,7 +14,7 @@
 
 namespace seeds {
 
-// A value kept for later, and the version its storage had. Throws: invalid_use, when it was changed since
+// A saved value and its storage's version. Throws: invalid_use if the value was changed since
 class saved {
  public:
   explicit saved(weir::tensor const& t) : t_(t), version_(t.storage().version()) {}
@@ -31,7 +31,7 @@ class var {
   explicit var(weir::tensor constant) : value_(std::move(constant)) {}
   static var parameter(weir::tensor);  // requires_grad
   weir::tensor const& value() const noexcept { return value_; }
-  weir::tensor gradient() const;  // of a parameter; undefined: none yet
+  weir::tensor gradient() const;  // of a parameter; undefined before the first backward pass
   void clear_gradient();
   var detach() const { return var(value_); }
   bool is_tracked() const noexcept { return node_ != nullptr; }
@@ -45,21 +45,21 @@ class var {
   std::shared_ptr<node> node_;
 };
 
-// Memory is counted to the caller's line.
+// `source_location`: the line that the allocation is attributed to.
 var mul(var const&, var const&, weir::source_location = weir::source_location::current());
 var matmul(var const&, var const&, weir::source_location = weir::source_location::current());
 var sin(var const&, weir::source_location = weir::source_location::current());
 var mean(var const&, weir::source_location = weir::source_location::current());
 
 enum class graph : bool { released, retained };
-// Adds to the parameters' gradients. Throws:
-// invalid_use (nothing tracked; released before; a saved value was changed)
+// Adds to the parameters' gradients. Throws: invalid_use (no gradient is tracked; the graph was released; a
+// saved value was changed)
 void backward(var const& loss, graph = graph::released);
-// The segment's inner values are not kept but made again by the backward pass.
-// Whatever it uses beside `in` is parameters.
+// Does not keep the segment's intermediate values: the backward pass recomputes them. The segment may use
+// only `in` and parameters.
 var checkpoint(std::function<var(var const&)> segment, var const& in);
 
-class [[nodiscard]] no_grad {  // nothing is kept while one lives on this thread
+class [[nodiscard]] no_grad {  // disables recording on this thread
  public:
   explicit no_grad(bool tracking = false);
   ~no_grad();
@@ -68,6 +68,6 @@ class [[nodiscard]] no_grad {  // nothing is kept while one lives on this thread
  private:
   bool found_;
 };
-std::int64_t products_made();  // by forward passes of this thread: what recomputing costs
+std::int64_t products_made();  // matrix products of this thread's forward passes, to measure recomputation
 
 }  // namespace seeds

@@ -1,4 +1,4 @@
-// Topic 5: what a training step keeps, and when it lets go of it; and what is done to keep less.
+// Topic 5: the memory that a training step keeps, when it is freed, and how to keep less.
 #include <unistd.h>
 
 #include <cmath>
@@ -45,9 +45,9 @@ struct network {
 
 std::int64_t allocated() { return static_cast<std::int64_t>(weir::memory_allocated()); }
 std::int64_t peak() { return static_cast<std::int64_t>(weir::max_memory_allocated()); }
-constexpr std::int64_t scalars = 64 << 10;  // losses, sums on their way, and the slack of a peak
+constexpr std::int64_t scalars = 64 << 10;  // losses, partial sums and tolerance of a peak
 
-// How long the difference is, of the length of b.
+// Returns: the norm of a - b relative to the norm of b.
 double apart(std::vector<float> const& a, std::vector<float> const& b) {
   double off = a.size() == b.size() ? 0 : INFINITY, all = 1e-30;
   for (std::size_t i = 0; i < a.size() && i < b.size(); ++i) {
@@ -91,7 +91,7 @@ void steps(table& t, network& net, std::int64_t batch) {
   std::int64_t const base = before + activation;
   {
     var const loss = mean(net.forward(x));
-    // Of each layer what goes into the product and into the sine; the last output is nobody's.
+    // Each layer keeps the inputs of its product and of its sine. The last output has no consumer.
     t.row("8 layers, batch " + std::to_string(batch) + ": forward",
           {near(base + (2 * layers - 1) * activation, scalars), range{}}, "activations pile up");
     backward(loss);
@@ -102,7 +102,7 @@ void steps(table& t, network& net, std::int64_t batch) {
   weir::reset_peak_memory_stats();
   backward(mean(net.forward(x)));
   std::int64_t const plain = peak() - before;
-  // bytes: a product's workspace on a GPU, in every peak
+  // bytes: a GPU's workspace for products, part of every peak
   std::int64_t const library = weir::runtime::current().is_simulated() ? 0 : 32 << 20;
   net.clear_gradients();
   weir::reset_peak_memory_stats();
@@ -122,14 +122,13 @@ void steps(table& t, network& net, std::int64_t batch) {
   std::int64_t const accumulated = peak() - before;
   t.row("four steps of a quarter batch, accumulated", {near(base + parameters, scalars), range{}},
         "gradient accumulation");
-  // Rounded in another order, a number at relu's edge may come to lie on its other side: seen once in half a
-  // million, it moved the whole by 0.02 %.
+  // Four partial sums round differently from one, so the gradients agree only approximately.
   t.holds(accumulated - library < (plain - library) * 2 / 3 && apart(net.gradients(), right) < 0.01,
           "its peak is " + in_words(accumulated) + ", and the gradients are those of the whole batch but for rounding");
   net.clear_gradients();
 }
 
-// Parameters + batch x what a sample keeps.
+// Bytes: parameters + batch x activations kept per sample.
 void by_batch(table& t, network& net) {
   std::int64_t const before = allocated();
   std::int64_t last = 0;
@@ -166,7 +165,7 @@ void kept_losses(table& t, network& net, std::int64_t batch) {
   t.row("all_losses.append(loss.detach())", {near(before + activation, scalars), range{}}, "the losses alone");
 }
 
-// A file of parameters, onto a device that has them already.
+// Loads a file of parameters onto a device that holds the same parameters already.
 void loaded(table& t, network& net) {
   std::filesystem::path const path =
       std::filesystem::temp_directory_path() / ("weir_seeds_" + std::to_string(::getpid()));

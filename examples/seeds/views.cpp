@@ -1,5 +1,4 @@
-// Topic 3: tensors are ways to read a storage.
-// What shares one, what needs a new one, what a change in place does.
+// Topic 3: tensors are views of a storage: which operations share it, which copy, which change it in place.
 #include <string>
 
 #include "examples/seeds/tape.h"

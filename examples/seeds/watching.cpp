@@ -1,4 +1,4 @@
-// Topic 4: the counters of the articles under their names; a cache in pieces, told and mended.
+// Topic 4: the articles' memory counters; a fragmented cache, its report and its compaction.
 #include <vector>
 
 #include "examples/seeds/topics.h"
@@ -15,7 +15,7 @@ bool old_names_agree() {
 #pragma GCC diagnostic pop
 }
 
-// Blocks of that size until no more fit; every other one is then given back.
+// Allocates blocks of that size until `room` is full, then frees every second one.
 std::vector<weir::buffer> every_other(std::size_t bytes, std::size_t room) {
   std::vector<weir::buffer> all;
   for (std::size_t i = 0; i < room / bytes; ++i) all.emplace_back(bytes);
@@ -59,7 +59,7 @@ void fragmented(table& t, std::size_t room) {
           "out of memory, though twice that is free");
   }
   weir::empty_cache();
-  {  // No page is free as a whole: nothing can be moved, for nobody may move what lives.
+  {  // Each page holds a live block, so no page can be moved.
     std::vector<weir::buffer> rest = every_other(1_MiB, room);
     t.row("the same with 1 MiB blocks", {exactly(half), exactly(2 * half)}, "");
     std::string said;

@@ -1,5 +1,5 @@
-// The kernels: one source for GPUs and for simulated devices. They declare the addresses alone:
-// the blocks are too many to name.
+// The kernels, compiled for GPUs and for simulated devices. They declare only the array of addresses: the
+// blocks are too many to declare.
 #include "examples/seeds/write_through.h"
 
 #include "weir/copy.h"
@@ -12,7 +12,7 @@ struct writing {
   std::uint32_t* const* blocks;
   WEIR_HOST_DEVICE void operator()(std::size_t i) const { *blocks[i] = static_cast<std::uint32_t>(i); }
 };
-struct counting {  // a part of the blocks each
+struct counting {  // each thread checks one part of the blocks
   std::uint32_t* const* blocks;
   std::size_t count, part;
   std::uint32_t* wrong;

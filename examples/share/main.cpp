@@ -1,7 +1,7 @@
-// share: two processes, on two GPUs where there are two,
-// and one ring of buffers in the memory of the first; every word is checked.
+// Two processes, on two GPUs if available, share a ring of buffers in the first one's memory, and check it.
 //   share [--bytes N] [--buffers N] [--rounds N] [--timeout MS] [--kill writer|reader | --stop writer|reader]
-// With --kill or --stop one of them meets that half way, and the other has to notice within the timeout.
+// --kill and --stop kill or suspend one process after half of the rounds. The other process must detect that
+// within the timeout.
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -39,8 +39,7 @@ std::uint64_t number(std::string const& option, char const* text,
   return value;
 }
 
-// One of the two. Its exit status: 0, all was right; 3, the other one was gone;
-// 4, it said nothing for the whole timeout.
+// Runs one process. Returns: exit status 0, 3 if the other process is gone, or 4 after a timeout.
 int play(std::string const& role, share::settings const& s) try {
   bool const writes = role == "writer";
   auto const [sum, seconds] = writes ? share::write(line_of_child, s) : share::read(line_of_child, s);
@@ -75,7 +74,7 @@ std::string ending(int status) {
   return "exit " + std::to_string(WEXITSTATUS(status));
 }
 
-// Starts both, waits for both. A stopped one is killed once the other has ended.
+// Starts both processes and waits for both. Kills a suspended one after the other has ended.
 int run(std::vector<std::string> const& options, std::string const& victim, mishap meets) {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)

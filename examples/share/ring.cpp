@@ -1,5 +1,5 @@
-// The two ends of the ring. Each gives its device the next round before it waits for the one before: while a
-// message is on its way, both devices have work.
+// Both ends of the ring. Each enqueues the next round before it waits for the previous one, so both devices
+// have work while a message is in transit.
 #include "examples/share/ring.h"
 
 #include <signal.h>
@@ -36,13 +36,13 @@ outcome write(int socket, settings const& s) {
     ring.back().record_stream(work);
     line.send(ring.back(), work);
   }
-  line.set_timeout(s.timeout * 10);  // the other process may still be starting its device
+  line.set_timeout(s.timeout * 10);  // the other process may still initialize its device
   checksum sum(work, 0);
   weir::event written[2];  // of even rounds, of odd ones
   auto const began = std::chrono::steady_clock::now();
   for (std::uint64_t round = 0; round < s.rounds; ++round) {
     half_way(s, round);
-    if (round >= ring.size()) (void)line.wait(), line.set_timeout(s.timeout);  // it was read
+    if (round >= ring.size()) (void)line.wait(), line.set_timeout(s.timeout);  // the reader has read it
     auto* const words = ring[round % ring.size()].data<std::uint64_t>();
     fill(work, words, s.bytes / 8, round);
     sum.add(work, words, s.bytes / 8, round);
@@ -62,7 +62,7 @@ outcome read(int socket, settings const& s) {
   weir::share_channel line(socket, s.timeout);
   weir::stream const work(on);
   std::vector<weir::imported_buffer> ring;
-  line.set_timeout(s.timeout * 10);  // the other process may still be starting its device
+  line.set_timeout(s.timeout * 10);  // the other process may still initialize its device
   for (int i = 0; i < s.buffers; ++i) ring.push_back(line.receive(on));
   line.set_timeout(s.timeout);
   checksum sum(work, on);

@@ -1,4 +1,4 @@
-// A ring of buffers in one process's device memory, written by that process and read in place by another.
+// A ring of buffers in device memory: one process allocates and writes it, another reads it in place.
 #pragma once
 #include <chrono>
 #include <cstddef>
@@ -10,20 +10,20 @@
 namespace share {
 
 struct settings {
-  std::size_t bytes = std::size_t{8} << 20;  // of a buffer
+  std::size_t bytes = std::size_t{8} << 20;  // per buffer
   int buffers = 4;
   std::uint64_t rounds = 100;
-  std::chrono::milliseconds timeout{2000};   // how long either waits for the other
-  enum class mishap : std::uint8_t { none, killed, stopped } meets = mishap::none;  // half way
+  std::chrono::milliseconds timeout{2000};   // longest wait for the other process
+  enum class mishap : std::uint8_t { none, killed, stopped } meets = mishap::none;  // a fault halfway
 };
 
 struct outcome {
   checksum::result sum;
   double seconds = 0;  // from the first round to the last
 };
-// Both throw what weir throws when the other one is gone, or says nothing for the whole timeout.
+// Throws: peer_disconnected; timed_out after settings.timeout; weir's other errors.
 outcome write(int socket, settings const&);
-// after the last round compares with the writer's. Throws: std::runtime_error (they differ)
+// Compares its checksum with the writer's. Throws: as write(); std::runtime_error if the checksums differ
 outcome read(int socket, settings const&);
 
 }  // namespace share

@@ -1,4 +1,4 @@
-// One loop body for GPUs and for simulated devices.
+// The kernel bodies, compiled for GPUs and for simulated devices.
 #include "examples/share/words.h"
 
 #include <vector>

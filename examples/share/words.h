@@ -1,4 +1,4 @@
-// What the two processes do with a buffer on their devices: one fills it, both sum it up.
+// Operations on a shared buffer: the writer fills it, and both processes compute its checksum.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,11 +8,10 @@
 
 namespace share {
 
-// Every word becomes a number that hangs on its place and the round.
+// Fills each word with a number derived from its index and the round.
 void fill(weir::stream_ref, std::uint64_t* words, std::size_t count, std::uint64_t round);
 
-// A checksum of every word of every round, in their order, kept on a device;
-// and how many words were not what fill() writes.
+// An order-dependent checksum of every word of every round, and the number of wrong words. Kept on a device.
 class checksum {
  public:
   checksum(weir::stream_ref, weir::device);
@@ -23,7 +22,7 @@ class checksum {
   result read(weir::stream_ref) const;
 
  private:
-  weir::buffer lanes_;  // a result for every lane
+  weir::buffer lanes_;  // a result for each lane
 };
 
 }  // namespace share

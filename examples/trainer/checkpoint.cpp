@@ -1,4 +1,4 @@
-// Writing beside the target and renaming; reading with every length checked before it is believed.
+// Writes a temporary file and renames it. Validates every length before use.
 // Threads: see checkpoint.h.
 #include "checkpoint.h"
 

@@ -1,9 +1,9 @@
-// A trained model in a file: written whole or not at all, refused when damaged.
-// Threads: one at a time a file.
+// Saves a trained model to a file atomically, and rejects damaged files.
+// Threads: one per file.
 //
 // Format, little-endian: "weirckpt", version (u32), context, vocabulary, embedding, hidden, layers (i32
-// each), step (i64), the characters (vocabulary bytes), the number of floats (u64), the floats,
-// CRC-32 of all that came before (u32).
+// each), step (i64), the characters (vocabulary bytes), the number of floats (u64), the floats, CRC-32 of all
+// preceding bytes (u32).
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -20,7 +20,7 @@ struct checkpoint {
   std::string characters;
   std::vector<float> values;  // model::save()
 };
-// Both throw std::runtime_error naming the file and what is wrong with it.
+// Throws: std::runtime_error with the file's name and the reason.
 void write_checkpoint(std::filesystem::path const&, checkpoint const&);
 checkpoint read_checkpoint(std::filesystem::path const&);
 

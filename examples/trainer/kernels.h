@@ -1,6 +1,6 @@
-// The model's kernels: one source for GPUs and for simulated devices. T is what activations are kept in:
-// float, or a half. Every number is computed as float and rounded when it is kept.
-// Threads: kernels write places of their own, but for `found`, where all who write write the same.
+// The model's kernels, compiled for GPUs and for simulated devices. T is the type of stored activations:
+// float or a half type. Arithmetic is in float; results are rounded when they are stored.
+// Threads: each writes its own elements, except `found`, where all writers store the same value.
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace trainer::kernels {
 using std::int32_t;
 using std::size_t;
 
-using index = std::uint32_t;  // no activation has 2^32 elements, and dividing 32 bits is many times faster
+using index = std::uint32_t;  // no activation has 2^32 elements, and 32-bit division is much faster
 
 template <class T>
 struct look_up {  // x[r, c, e] = table[inputs[r, c], e]
@@ -47,7 +47,7 @@ struct add_bias_relu {
 };
 
 template <class T>
-struct relu_backward {  // dh is zero where the activation was
+struct relu_backward {  // sets dh to zero where the activation was zero
   T* dh;
   T const* h;
   WEIR_HOST_DEVICE void operator()(size_t i) const {
@@ -55,16 +55,16 @@ struct relu_backward {  // dh is zero where the activation was
   }
 };
 
-// What makes gradients of halves large enough to be kept, and how often that was too much. Numbers on the
-// device, so that no step waits for the host:
-// every replica sees the same gradients and comes to the same ones.
+// State of loss scaling for float16, which keeps small gradients representable, and the count of overflows.
+// It lies on the device, so no step blocks the host. All replicas see the same gradients and compute the same
+// state.
 struct loss_scale {
   enum place { scale, good_steps, found, skipped, count };
   static constexpr float at_first = 32768, most = 16777216;
   static constexpr float steps_to_grow = 500;
 };
 
-struct softmax_loss {  // row r: losses[r] = -log softmax(logits)[target]; logits become scale * their gradient
+struct softmax_loss {  // row r: losses[r] = -log softmax(logits)[target]; logits: scale * their gradient
   float* logits;
   float* losses;
   int32_t const* targets;
@@ -86,7 +86,7 @@ struct softmax_loss {  // row r: losses[r] = -log softmax(logits)[target]; logit
 };
 
 template <class T>
-struct column_sums {  // out[j] = sum over the rows, in order; added to what is there when `more`
+struct column_sums {  // out[j] = sum over the rows, in order; `more`: adds to out
   float* out;
   T const* in;
   int rows, columns;
@@ -99,7 +99,7 @@ struct column_sums {  // out[j] = sum over the rows, in order; added to what is 
 };
 
 template <class T>
-struct embedding_gradient {  // the sum over the places where character i / embedding stands, in their order
+struct embedding_gradient {  // sum over the occurrences of character i / embedding, in their order
   float* out;
   T const* dx;
   int32_t const* starts;
@@ -120,11 +120,11 @@ struct momentum_step {
   float* velocity;
   float const* gradient;
   float rate, momentum;
-  float const* scaling;  // null: gradients are as they are
+  float const* scaling;  // null: gradients are not scaled
   WEIR_HOST_DEVICE void operator()(size_t i) const {
     float g = gradient[i];
     if (scaling) {
-      if (scaling[loss_scale::found] != 0) return;  // the whole step is left out
+      if (scaling[loss_scale::found] != 0) return;  // gradients overflowed: skip the step
       g /= scaling[loss_scale::scale];
     }
     velocity[i] = momentum * velocity[i] + g;
@@ -137,7 +137,7 @@ struct look_for_overflow {
   float* scaling;
   WEIR_HOST_DEVICE void operator()(size_t i) const {
     float const g = gradient[i];
-    // infinite, or no number; written once or a few times
+    // Infinite or NaN. Skips the store if another thread has set `found`.
     if (!(g - g == 0) && scaling[loss_scale::found] == 0) scaling[loss_scale::found] = 1;
   }
 };

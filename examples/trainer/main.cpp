@@ -1,6 +1,6 @@
-// A data-parallel trainer: a character-level language model on real text, a worker a device, gradients shared
-// in buckets while the backward pass still runs. Runs alike on GPUs and on simulated devices.
-// Threads: a worker a device, and this one, which watches.
+// Data-parallel training of a character-level language model. Runs on GPUs and on simulated devices. Gradient
+// buckets are reduced while the backward pass still runs.
+// Threads: one worker per device, and the main thread, which observes them.
 #include <algorithm>
 #include <boost/program_options.hpp>
 #include <cmath>
@@ -36,7 +36,7 @@ struct asked {
   std::string timeline_file, memory_file;
 };
 
-std::size_t edits(std::string const& a, std::string const& b) {  // letters to change, add or leave out to make b of a
+std::size_t edits(std::string const& a, std::string const& b) {  // Levenshtein distance
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
   for (std::size_t i = 1; i <= a.size(); ++i) {
@@ -136,7 +136,7 @@ void watch(settings const& s, trainer::report const& report, std::int64_t first)
   bar.end();
 }
 
-// Found out before the training, not after it. A file that was not there is not there afterwards.
+// Reports an output file that cannot be written before training starts. Leaves no new file behind.
 void check_writable(char const* option, std::string const& path) {
   if (path.empty()) return;
   bool const was_there = std::filesystem::exists(path);

@@ -1,4 +1,4 @@
-// The order in which the model's kernels run.
+// The order of the model's kernels.
 // Threads: see model.h.
 #include "model.h"
 
@@ -25,7 +25,7 @@ weir::tensor look_at(weir::device_span span, parameter_row const& row, weir::dev
   return weir::tensor::from_blob(span.data, weir::shape{row.rows, row.columns}, weir::float32, on);
 }
 
-// Normal with the given deviation, from the seed and the place alone.
+// Returns: a normally distributed number with the given standard deviation; a function of seed and place.
 float normal(std::uint64_t seed, std::uint64_t place, float deviation) {
   constexpr double two_pi = 6.283185307179586;
   double const u = static_cast<double>((mix(seed ^ mix(2 * place)) >> 11) + 1) * 0x1p-53;
@@ -33,7 +33,7 @@ float normal(std::uint64_t seed, std::uint64_t place, float deviation) {
   return deviation * static_cast<float>(std::sqrt(-2 * std::log(u)) * std::cos(two_pi * v));
 }
 
-// f(T{}) with the type that a half or a float is computed from.
+// Calls f with a value of the C++ type that corresponds to the dtype.
 template <class F>
 void with_type(weir::dtype type, F f) {
   switch (type) {
@@ -61,14 +61,14 @@ std::vector<parameter_row> parameter_table(model_shape const& s) {
 bool kept_until_backward(model_shape const& s, model_options const& how, int layer) {
   if (!how.recompute) return true;
   int const segment = static_cast<int>(std::ceil(std::sqrt(static_cast<double>(s.layers))));
-  // the last segment's backward pass begins at once
+  // The backward pass begins with the last segment, so recomputing its activations would save no memory.
   return (layer + 1) % segment == 0 || layer >= (s.layers - 1) / segment * segment;
 }
 
 std::size_t bucket_bytes(model_shape const& s) {
   std::size_t all = 0;
   for (auto const& row : parameter_table(s)) all += static_cast<std::size_t>(row.count()) * sizeof(float);
-  // smaller ones cost more to start than to send
+  // Smaller reductions are dominated by their latency.
   return std::clamp(all / 4, std::size_t{4} << 10, std::size_t{25} << 20);
 }
 
@@ -180,7 +180,7 @@ weir::tensor model::forward_backward(device_batch const& b, float scale, part_of
   auto const ready = [&](int gradient) {
     if (part.last) buckets_.mark_ready(gradient, weir::current_stream());
   };
-  weir::tensor d = std::move(t.logits).to(options_.type);  // the gradient of what the layer at hand gave out
+  weir::tensor d = std::move(t.logits).to(options_.type);  // gradient of the current layer's output
   for (int layer = shape_.layers; layer >= 0; --layer) {
     weir::tensor const in = layer ? activation(t, layer - 1) : t.x;
     int const outputs = static_cast<int>(d.size(1));
@@ -198,7 +198,7 @@ weir::tensor model::forward_backward(device_batch const& b, float scale, part_of
       with_type(options_.type, [&]<class T>(T) {
         run(din.numel(), {weir::reads(in), weir::updates(din)}, relu_backward<T>{din.data<T>(), in.data<T>()});
       });
-      t.h.pop_back();  // with `in`: this activation's memory serves the next allocation
+      t.h.pop_back();  // with `in`: the next allocation can reuse this activation's memory
     }
     d = std::move(din);
   }

@@ -1,5 +1,5 @@
 // A character-level language model: an embedding, dense layers with relu, softmax over the next character.
-// Threads: one replica, one thread; everything is enqueued on that thread's current stream.
+// Threads: one per replica; all work is enqueued on that thread's current stream.
 //
 // Shapes: R rows of C characters, V characters in the vocabulary, E numbers an embedding, H a hidden layer.
 //   x [R, C*E]   h_i [R, H] = relu(h_{i-1} W_i + b_i)   logits [R, V] = h_last W_out + b_out
@@ -18,18 +18,17 @@ struct model_shape {
   friend bool operator==(model_shape const&, model_shape const&) = default;
 };
 
-// Where each parameter stands, in the order of the forward pass.
+// Parameter shapes in the order of the forward pass.
 struct parameter_row {
   std::string name;
   std::int64_t rows, columns;
   std::int64_t count() const noexcept { return rows * columns; }
 };
 std::vector<parameter_row> parameter_table(model_shape const&);
-// How much gradient one reduction takes, bytes:
-// a quarter of all, so that most of it runs behind the backward pass.
+// Returns: bytes of gradient per reduction. A quarter of all, so most reductions overlap the backward pass.
 std::size_t bucket_bytes(model_shape const&);
 
-// A batch on the device, and the block it lives in.
+// A batch on the device, and the tensor that owns its memory.
 struct device_batch {
   weir::tensor storage;  // int32
   int rows = 0;
@@ -41,18 +40,18 @@ struct device_batch {
 device_batch split_batch(weir::tensor storage, int rows, model_shape const&);
 
 struct model_options {
-  // of activations and products; parameters, gradients and sums are float32. float16: losses are scaled
+  // Type of activations and products. Parameters, gradients and sums are float32. float16 needs loss scaling.
   weir::dtype type = weir::float32;
-  bool recompute = false;  // activations but those of every so-manieth layer are made again in the backward pass
+  bool recompute = false;  // keeps every n-th layer's activation; the backward pass recomputes the others
 };
-bool kept_until_backward(model_shape const&, model_options const&, int layer);  // that layer's activation
+bool kept_until_backward(model_shape const&, model_options const&, int layer);  // of that layer
 
-struct part_of_step {  // whose gradients are added up
+struct part_of_step {  // position of a micro-batch in a step with gradient accumulation
   bool first = true, last = true;
 };
-struct scaled {  // float16's losses
+struct scaled {  // loss scaling of float16
   float by = 1;
-  int steps_skipped = 0;  // their gradients were too large for a half
+  int steps_skipped = 0;  // gradients overflowed in these steps
 };
 
 class model {
@@ -61,30 +60,30 @@ class model {
   model(model_shape, model_options, weir::communicator&, weir::gradient_buckets&, std::uint64_t seed);
 
   model_shape const& shape() const noexcept { return shape_; }
-  // Sum of the rows' losses times `scale` [1]; the gradients, times `scale`, are added to those of the step's
-  // parts before. With its last part they are marked ready, from the last layer to the first.
+  // Returns: sum of the rows' losses times `scale`, shape [1]. Adds the gradients times `scale` to those of
+  // the step's earlier parts. The last part marks gradients as ready, from the last layer to the first.
   weir::tensor forward_backward(device_batch const&, float scale, part_of_step);
-  weir::tensor loss(device_batch const&) const;    // sum of the rows' losses [1], forward only
-  weir::tensor logits(device_batch const&) const;  // [R, V], forward only
-  void update(float rate, float momentum);         // SGD; gradients must be finished
-  scaled scale() const;                            // blocks
+  weir::tensor loss(device_batch const&) const;    // sum of the rows' losses [1], forward pass only
+  weir::tensor logits(device_batch const&) const;  // [R, V], forward pass only
+  void update(float rate, float momentum);         // SGD. Requires: finished gradients
+  scaled scale() const;                            // Blocks: until the device is done
 
-  // Parameters and momenta as one sequence of floats, and back. Blocks.
+  // Parameters and momenta as one sequence of floats. Blocks: until the copies are done
   std::vector<float> save() const;
   void load(std::vector<float> const&);
 
  private:
   struct parameter {
     weir::tensor value, gradient, velocity;
-    weir::tensor half;  // of a weight: the value as products read it; undefined: they read value
+    weir::tensor half;  // of a weight: its copy for products; undefined if products read `value`
   };
-  struct trace {  // what the backward pass needs of the forward pass
+  struct trace {  // results of the forward pass that the backward pass needs
     weir::tensor x;
-    std::vector<weir::tensor> h;  // undefined where it is made again
+    std::vector<weir::tensor> h;  // undefined where recomputed
     weir::tensor logits;
   };
   trace forward(device_batch const&, bool for_training) const;
-  void hidden(trace&, int layer) const;  // makes that activation from the one before
+  void hidden(trace&, int layer) const;  // computes the activation from the previous layer's
   weir::tensor const& activation(trace&, int layer) const;
   void round_weights();
   float* scaling() const { return scaling_.defined() ? scaling_.data<float>() : nullptr; }
@@ -100,8 +99,8 @@ class model {
   model_options options_;
   weir::gradient_buckets& buckets_;
   std::vector<parameter_row> table_;
-  std::vector<parameter> parameters_;  // as the table: embedding, then weight and bias of each layer
-  weir::tensor scaling_;               // kernels::loss_scale; undefined: none is needed
+  std::vector<parameter> parameters_;  // as in parameter_table: embedding, then weight and bias of each layer
+  weir::tensor scaling_;               // kernels::loss_scale; undefined if not needed
 };
 
 }  // namespace trainer

@@ -1,4 +1,4 @@
-// Drawing the bar.
+// Draws the bar.
 // Threads: one.
 #include "progress.h"
 

@@ -1,4 +1,4 @@
-// A progress bar on a terminal, a line now and then elsewhere.
+// A progress bar on a terminal, or an occasional line in other output.
 // Threads: one.
 #pragma once
 #include <chrono>
@@ -9,7 +9,7 @@ namespace trainer {
 class progress {
  public:
   explicit progress(std::int64_t steps);
-  // `loss`: of the last step, smoothed; `characters`: read so far
+  // loss: of the last step, smoothed. characters: read so far.
   void show(std::int64_t step, double loss, double characters);
   void end();
 

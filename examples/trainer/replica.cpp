@@ -47,8 +47,8 @@ replica::replica(settings const& s, text const& t, weir::communicator& ranks, re
 
 replica::~replica() = default;
 
-// Sends the slot's host memory to the device on the copy stream. The slot's block on the device is made
-// there, used on the compute stream and given back when that use is over: nobody waits for it.
+// Copies the slot's host memory to the device on the copy stream. The device tensor is allocated on the copy
+// stream, used on the compute stream and freed without a wait.
 void replica::send(slot& at, int rows) {
   weir::stream_guard in{copies_};
   auto const elements =
@@ -59,7 +59,7 @@ void replica::send(slot& at, int rows) {
 
 void replica::prefetch(std::int64_t part) {
   slot& at = slot_of(part);
-  at.arrived.synchronize();  // the copy of two parts ago has read this memory; long over
+  at.arrived.synchronize();  // the copy before the previous one read this memory
   batch_view const into =
       view_batch(at.host.host<std::int32_t>(), rows_, settings_.shape.context, settings_.shape.vocabulary);
   auto const of_share = static_cast<int>(part % settings_.accumulate);
@@ -85,7 +85,7 @@ void replica::train(std::int64_t first_step, std::int64_t last_step) {
   using clock = std::chrono::steady_clock;
   clock::time_point first_done;
   weir::stamp told[2];
-  auto const tell = [&](std::int64_t step) {  // the loss of a step that is at least one behind
+  auto const tell = [&](std::int64_t step) {  // reports the loss of a step that is at least one behind
     told[step % 2].synchronize();
     auto const rank = static_cast<std::size_t>(ranks_.rank());
     report_.losses[static_cast<std::size_t>(step) * report_.replicas + rank] = loss_[step % 2].host<float>()[0];

@@ -1,6 +1,6 @@
-// One worker a device: it feeds itself batches one ahead,
-// trains its part of each global batch, and shares the gradients.
-// Threads: each replica belongs to the thread that made it; report is written by all of them.
+// The worker of one device: it prefetches batches, trains on its part of each global batch, and reduces
+// gradients.
+// Threads: each replica belongs to the thread that created it; all replicas write the report.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -20,22 +20,22 @@ struct settings {
   model_shape shape;
   model_options how;
   int batch = 256;     // rows of a global batch, over all replicas
-  int accumulate = 1;  // parts that each replica's share of a batch is worked off in; the gradients are added up
+  int accumulate = 1;  // micro-batches per replica and step; their gradients are summed
   std::int64_t steps = 3000;
   float rate = 0.2f, momentum = 0.9f;
   std::uint64_t seed = 1;
-  int sample = 400;           // characters to write at the end
+  int sample = 400;           // characters to generate at the end
   int validation_rows = 32768;  // at most
 };
 
-// What the replicas tell whoever watches. Losses are written before `done` is raised.
+// Progress of the replicas for an observer thread. A replica writes its loss before it raises `done`.
 struct report {
   report(int replicas, std::int64_t steps, std::int64_t first)
       : replicas(static_cast<std::size_t>(replicas)),
         first_step(first),
         losses(this->replicas * static_cast<std::size_t>(steps)),
         done(this->replicas) {}
-  std::int64_t steps_done() const noexcept;             // by all replicas
+  std::int64_t steps_done() const noexcept;             // minimum over all replicas
   double loss(std::int64_t step) const noexcept;        // of the global batch. Requires: step < steps_done()
 
   std::size_t replicas;
@@ -51,22 +51,22 @@ class replica {
   ~replica();
 
   void train(std::int64_t first_step, std::int64_t last_step);
-  double validation_loss_sum(std::int64_t& rows);  // of this replica's share
+  double validation_loss_sum(std::int64_t& rows);  // over this replica's share of the rows
   std::string generate(int characters);
   int buckets() const { return buckets_.bucket_count(); }
-  std::uint64_t fingerprint() const;  // of the parameters' bits: equal on all replicas
+  std::uint64_t fingerprint() const;  // hash of the parameters' bits; equal on all replicas
   scaled scale() const { return model_.scale(); }
-  double seconds_a_step() const { return seconds_a_step_; }  // of the last training, without its first step
+  double seconds_a_step() const { return seconds_a_step_; }  // of the last train(), without its first step
   std::vector<float> save() const { return model_.save(); }
   void load(std::vector<float> const& values) { model_.load(values); }
 
  private:
-  // Host memory the copy engine reads, and the batch that arrives from it on the copy stream.
+  // Host memory that the copy engine reads, and the device batch that it writes on the copy stream.
   struct slot {
     weir::tensor host, device;
     weir::stamp arrived;
   };
-  // Parts of batches count on from the first step's first.
+  // Part numbers count from the first step's first part.
   void prefetch(std::int64_t part);
   device_batch take(std::int64_t part);
   slot& slot_of(std::int64_t part) { return slots_[static_cast<std::size_t>(part % 2)]; }
@@ -77,7 +77,7 @@ class replica {
   text const& text_;
   weir::communicator& ranks_;
   report& report_;
-  int rows_;  // of each part of a batch, here
+  int rows_;  // per part, on this replica
   weir::stream copies_;
   weir::gradient_buckets buckets_;
   model model_;

@@ -1,4 +1,4 @@
-// Every way in turn, from the same start.
+// Trains with each method from the same initial parameters.
 // Threads: see table.h.
 #include "table.h"
 

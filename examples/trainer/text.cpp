@@ -1,4 +1,4 @@
-// Reading a text and cutting it into batches.
+// Reads a text and cuts it into batches.
 // Threads: see text.h.
 #include "text.h"
 
@@ -26,7 +26,7 @@ void fill(text const& from, std::span<std::uint8_t const> part, std::size_t at, 
   into.targets[static_cast<std::size_t>(row)] = part[at + context];
 }
 
-// A counting sort of the inputs by character; stable, so that the order of each sum is fixed.
+// Stable counting sort of the inputs by character, so the order of each sum is fixed.
 void sort_places(batch_view into) {
   std::fill(into.starts.begin(), into.starts.end(), 0);
   for (std::int32_t const token : into.inputs) ++into.starts[static_cast<std::size_t>(token) + 1];

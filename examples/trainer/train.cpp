@@ -1,4 +1,4 @@
-// Starting the workers, stopping them when one fails, and putting together what they found.
+// Starts the workers, stops them after a failure, and combines their results.
 // Threads: see train.h.
 #include "train.h"
 
@@ -9,7 +9,7 @@
 namespace trainer {
 namespace {
 
-struct share {  // of one replica
+struct share {  // results of one replica
   double loss_sum = 0;
   std::int64_t rows = 0;
   std::uint64_t fingerprint = 0;
@@ -33,7 +33,7 @@ void work(settings const& s, text const& t, checkpoint const* from, weir::commun
   if (!s.save_file.empty()) all.values = r.save();
 }
 
-// It failed because another replica had failed before, whoever of the two was here first.
+// Returns: whether the failure follows from another replica's abort. Even the first recorded failure may.
 bool of_another(std::exception_ptr const& failure) {
   try {
     std::rethrow_exception(failure);
@@ -69,7 +69,7 @@ outcome train(settings const& s, text const& t, checkpoint const* from, report& 
         int none = -1;
         if (first_failure.compare_exchange_strong(none, static_cast<int>(i))) {
           told.failed = true;
-          ranks[i].abort();  // the others would wait for this one for ever
+          ranks[i].abort();  // unblocks the other replicas, which wait for this one
         }
       }
     });
