@@ -1,6 +1,5 @@
-// weir bench alloc: what an allocation and its free cost here,
-// next to the C library's malloc and, on a GPU, cudaMallocAsync.
-// Threads: one, but for the patterns that make more.
+// weir bench alloc: cost of an allocation and its free, beside malloc and, on a GPU, cudaMallocAsync.
+// Threads: one; some patterns start more.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -44,7 +43,7 @@ struct of_weir {
 struct of_malloc {
   void* take(size_t bytes) const {
     void* p = std::malloc(bytes);
-    asm volatile("" : "+r"(p) : : "memory");  // a block nobody looks at may not be optimised away
+    asm volatile("" : "+r"(p) : : "memory");  // keeps the compiler from removing the unused block
     return p;
   }
   void mark(void*) const {}
@@ -52,8 +51,8 @@ struct of_malloc {
   void give_after_use(void* p) const { std::free(p); }
 };
 
-// The driver's own stream-ordered allocator, found by name:
-// no CUDA header and no library is needed to build this.
+// The driver's stream-ordered allocator. Symbols are looked up at run time, so the build needs no CUDA header
+// or library.
 struct of_driver {
   using take_call = int (*)(unsigned long long*, size_t, CUstream_st*);
   using give_call = int (*)(unsigned long long, CUstream_st*);
@@ -69,8 +68,8 @@ struct of_driver {
   void give_after_use(void* p) const { give(p); }
 };
 
-// What was given back to the heap before is first given back to the system:
-// else what comes into its place would count nothing.
+// Returns free heap memory to the system first. Otherwise new blocks would reuse
+// resident pages and count as 0.
 size_t resident_bytes() {
 #ifdef __GLIBC__
   ::malloc_trim(0);
@@ -93,7 +92,7 @@ struct figures {
   std::vector<std::vector<double>> by_thread;
   std::vector<double> of_turns;
   double median() const { return median_of(ns); }
-  std::string of_threads() const {  // keys of JSON, or nothing
+  std::string of_threads() const {  // JSON members, or empty
     std::string list;
     for (auto const& rounds : by_thread) list += (list.empty() ? "" : ", ") + base::json_number(median_of(rounds), 2);
     return list.empty() ? ""
@@ -104,14 +103,14 @@ struct figures {
 
 struct pattern {
   std::string name;
-  int threads = 1;  // whose pairs are counted at once
-  int crew = 1;     // of threads, in all
+  int threads = 1;  // threads that are measured at once
+  int crew = 1;     // threads in total
   patterns::threads_work how = patterns::threads_work::together;
 };
 
 struct contender {
   std::string name;
-  std::function<std::unique_ptr<measured>(pattern const&, figures&)> enter;  // null: not in this pattern
+  std::function<std::unique_ptr<measured>(pattern const&, figures&)> enter;  // may return null: pattern skipped
 };
 
 constexpr int most_threads = 16;
@@ -124,7 +123,8 @@ std::vector<pattern> all_patterns() {
   return all;
 }
 
-// Only when they are named: a block marked for another stream, and where the time of `threadsN` goes.
+// Patterns that run only by name: `marked` uses a block on another stream; the others split up the time of
+// `threadsN`.
 std::vector<pattern> more_patterns() {
   std::vector<pattern> all{{"marked"}};
   for (int t = 2; t <= most_threads; t *= 2) {
@@ -139,7 +139,7 @@ std::unique_ptr<measured> enter_threads(pattern const& p, Make make) {
   return std::make_unique<patterns::threads<Make>>(make, os::processors_of_cores(), p.crew, p.how);
 }
 
-// make(t): the allocator as thread t sees it. reserved(): bytes held of the device, where one can know.
+// make(t): the allocator for thread t. reserved(): bytes of device memory reserved; empty if not available.
 template <class Make>
 std::unique_ptr<measured> enter(pattern const& p, figures& out, Make make, std::function<size_t()> reserved,
                                 int live_alignment) {
@@ -159,7 +159,7 @@ std::unique_ptr<measured> enter(pattern const& p, figures& out, Make make, std::
   if (p.name == "live516") {
     auto look = [&out, reserved, before = size_t{0}](bool taken) mutable {
       using crowd = patterns::crowd<allocator, std::function<void(bool)>>;
-      if (out.host_bytes_per_block) return;  // later rounds find the first one's pages
+      if (out.host_bytes_per_block) return;  // later rounds would reuse the pages of the first
       if (!taken) {
         before = resident_bytes();
         return;
@@ -201,7 +201,7 @@ std::vector<contender> contenders(std::vector<stream> const& streams) {
       library ? reinterpret_cast<of_driver::give_call>(os::find_symbol(library, "cuMemFreeAsync")) : nullptr;
   if (!taking || !giving) return all;
   all.push_back({"cudaMallocAsync", [=, &streams](pattern const& p, figures& f) -> std::unique_ptr<measured> {
-    if (p.name == "live516" || p.name == "marked") return nullptr;  // minutes; it knows no marks
+    if (p.name == "live516" || p.name == "marked") return nullptr;  // takes minutes; has no marks
     return enter(
         p, f,
         [=, &streams](int t) {
@@ -234,11 +234,11 @@ void print(pattern const& p, std::string const& allocator, figures const& f, dou
   std::fflush(stdout);
 }
 
-// Rounds of all contenders take turns, so that what disturbs the machine disturbs them alike.
+// Rounds of all contenders alternate, so that disturbances of the machine affect all equally.
 void measure(pattern const& p, std::vector<contender> const& all, int rounds, bool json) {
   struct entry { contender const* who; std::unique_ptr<figures> got; std::unique_ptr<measured> run; };
   std::vector<entry> entries;
-  bool const at_once = p.name != "live516";  // who fills the machine does so alone
+  bool const at_once = p.name != "live516";  // a pattern that fills the memory runs alone
   for (contender const& c : all) {
     auto got = std::make_unique<figures>();
     auto run = c.enter(p, *got);

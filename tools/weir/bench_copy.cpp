@@ -1,5 +1,5 @@
-// weir bench copy: what weir::copy carries and costs for every pair of places,
-// beside the driver's own call in the same run.
+// weir bench copy: throughput and host cost of weir::copy for every pair of memory kinds, beside the driver's
+// own calls.
 // Threads: one.
 #include <algorithm>
 #include <cstdio>
@@ -57,10 +57,10 @@ row pageable_row(rig& r, char const* name, bool to_device, blocking waits) {
 namespace {
 
 constexpr size_t small_bytes = 16_KiB;
-constexpr int small_copies = 200;  // between two waits: fewer than what makes a driver wait for room
+constexpr int small_copies = 200;  // per synchronization; the driver's queue never fills
 char const* unit_of(measure m) { return m == measure::rate ? "GB/s" : m == measure::call ? "us" : "ms"; }
 
-// Small copies. Returns: microseconds of the host's to give one to the stream.
+// Small copies. Returns: µs of host time to enqueue one.
 template <class One, class Wait>
 double cost(One one, Wait wait) {
   std::int64_t const from = base::now_ns();
@@ -70,7 +70,7 @@ double cost(One one, Wait wait) {
   return us;
 }
 
-struct place {  // memory of both kinds of one end
+struct place {  // one end of a copy, allocated by weir and by the driver
   buffer ours;
   std::unique_ptr<raw_calls::memory> theirs;
 };
@@ -124,9 +124,8 @@ row small_row(rig& r, char const* name, std::shared_ptr<two_ends> ends) {
   return out;
 }
 
-// Where the time of a small copy goes: the raw call on the same memory, weir's own and not the driver's; and
-// beside that the seam alone, which looks whether the memory may be copied and makes its device's context
-// current.
+// Breaks down the time of a small copy. raw: the driver's call on the same memory. weir: weir::copy, or with
+// `seam_alone` the driver interface alone, which checks the memory and makes the context current.
 row same_memory_row(rig& r, char const* name, std::shared_ptr<two_ends> ends, bool seam_alone) {
   row out = small_row(r, name, ends);
   out.note = seam_alone ? "the driver seam's copy alone; raw: on the same memory" : "raw: on the same memory";
@@ -146,7 +145,7 @@ row same_memory_row(rig& r, char const* name, std::shared_ptr<two_ends> ends, bo
   return out;
 }
 
-// Many as one call, beside a raw call for each.
+// Many copies in one call; raw: one call per copy.
 row many_row(rig& r) {
   struct both {
     two_ends ends;
@@ -184,7 +183,7 @@ std::optional<row> peer_row(rig& r) {
   if (r.devices < 2) return {};
   size_t const bytes = r.broadcast;
   auto const ends = std::make_shared<two_ends>(two_ends{on_device(r, 1, bytes), on_device(r, 0, bytes)});
-  // until it is worth a grant
+  // Repeats the copy until weir grants the peer access.
   for (int i = 0; i < 10; ++i) copy(r.on, ends->dst.ours.data(), ends->src.ours.data(), bytes, non_blocking);
   r.on.synchronize();
   r.raw.open_peer(0, 1);
@@ -200,9 +199,9 @@ std::optional<row> peer_row(rig& r) {
   return out;
 }
 
-// The system gives out next what came back last. Between rounds the driver has had as much in small pages,
-// and what is free in huge ones may be memory that no program had before: the first to touch that pays for
-// it, in a virtual machine more than for all the rest.
+// The system reuses the most recently returned memory first. Memory that no process has touched before is
+// slower to touch, most of all in a virtual machine. `touched_before`: allocates and frees once before the
+// measurement.
 std::optional<row> new_pinned_row(rig& r, char const* name, bool touched_before) {
   row out{name, r.fresh, measure::span};
   out.note = touched_before ? "memory that the pool does not have yet, and the host had in use before"
@@ -229,7 +228,7 @@ std::optional<row> new_pinned_row(rig& r, char const* name, bool touched_before)
   return out;
 }
 
-// The loop one would write by hand: as many links as there are devices, two slots a lane, chunks of 8 MiB.
+// The hand-written loop: one link per device, two slots per lane, chunks of 8 MiB.
 struct raw_lanes {
   struct lane {
     int device;
@@ -339,7 +338,7 @@ std::string number_or(bool there, double value, char const* otherwise) {
 
 bool is_a_way(std::string const& row) { return row.starts_with("pin_") || row.starts_with("stage_"); }
 
-// "pin_*" names all that begin so; none named: all but the ways to make pinned memory and to stage.
+// "pin_*" selects all rows with that prefix. Without names, all rows but pin_… and stage_….
 bool is_wanted(std::string const& row, std::vector<std::string> const& names) {
   if (names.empty()) return !is_a_way(row);
   return std::any_of(names.begin(), names.end(), [&](std::string const& n) {
@@ -362,8 +361,7 @@ void print(row const& r, double ours, double raw, bool json) {
   std::fflush(stdout);
 }
 
-// Rounds of both take turns, so that what disturbs the machine disturbs them alike.
-// The first of each is not looked at.
+// Rounds of weir and of the driver alternate, so that disturbances affect both. The first round warms up.
 void run(row const& r, int rounds, bool json) {
   std::vector<double> ours, raw;
   for (int i = 0; i <= rounds; ++i) {
@@ -434,7 +432,7 @@ int bench_copy(std::vector<std::string> const& arguments) {
       std::fprintf(stderr,
                    "weir: bench copy: no row %s: it needs a second device or CUDA's driver, and this machine is %s\n",
                    name.c_str(), runtime::current().description().c_str());
-    for (int i = 0; i < r.devices; ++i) empty_cache(device(i));  // the next row begins as this one did
+    for (int i = 0; i < r.devices; ++i) empty_cache(device(i));  // restores the state before the row
   }
   return any ? 0 : 1;
 }

@@ -1,4 +1,4 @@
-// The rows of weir bench copy, and what they are made with.
+// Common parts of weir bench copy's rows.
 // Threads: one.
 #pragma once
 #include <functional>
@@ -14,20 +14,20 @@
 
 namespace weir::tool {
 
-inline constexpr int large_copies = 4;  // back to back
+inline constexpr int large_copies = 4;  // enqueued back to back
 
-enum class measure : std::uint8_t { rate, call, span };  // GB/s; µs of the host's a call; ms
+enum class measure : std::uint8_t { rate, call, span };  // GB/s; µs of host time per call; ms
 
 struct row {
   std::string name;
   size_t bytes = 0;  // of one copy
   measure in = measure::rate;
-  std::function<double()> weir{}, raw{};  // one round's figure. No raw: there is no such call
+  std::function<double()> weir{}, raw{};  // measures one round. Null raw: the driver has no such call
   std::string note{};
-  std::function<std::string()> said{};  // after all rounds: what else was measured, in place of the note
+  std::function<std::string()> said{};  // evaluated after all rounds; replaces the note
 };
 
-struct rings;  // what rows of several devices share
+struct rings;  // state that the rows of several devices share
 struct rig {
   raw_calls raw;
   size_t bytes;        // of a large copy
@@ -41,7 +41,7 @@ using maker = std::function<std::optional<row>(rig&)>;
 
 inline double seconds_since(std::int64_t from) { return static_cast<double>(base::now_ns() - from) * 1e-9; }
 
-// Large copies, back to back. Returns: GB/s; bytes count `times` over.
+// Large copies, back to back. Returns: GB/s; counts the bytes `times` over.
 template <class Copy>
 double rate(size_t bytes, Copy copies, double times = 1) {
   std::int64_t const from = base::now_ns();
@@ -50,8 +50,8 @@ double rate(size_t bytes, Copy copies, double times = 1) {
 }
 
 std::vector<std::pair<std::string, maker>> ring_rows();    // broadcast, scatter, gather
-std::vector<std::pair<std::string, maker>> pinned_rows();  // pin_…: ways to make pinned memory; only when named
-// stage_…: what bounds pageable copies, and manners of staging; only when named
+std::vector<std::pair<std::string, maker>> pinned_rows();  // pin_…: methods of page-locking; only by name
+// stage_…: limits of pageable copies, and variants of staging; only by name
 std::vector<std::pair<std::string, maker>> staged_rows();
 
 row pageable_row(rig&, char const* name, bool to_device, blocking waits = non_blocking);

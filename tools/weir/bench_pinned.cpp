@@ -1,6 +1,6 @@
-// The rows pin_… of weir bench copy: ways to make pages of the host ready for copy engines, with the time of
-// each part. What streams/pinned/pages does is one of them; which is best depends on the machine.
-// Threads: those of a way, joined before its round ends.
+// The rows pin_… of weir bench copy: methods of page-locking new memory, with the time of each step.
+// streams/pinned/pages implements one of them. The best one depends on the machine.
+// Threads: those of a method, joined before its round ends.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -25,17 +25,17 @@ constexpr size_t whole = 0;
 struct way {
   char const* name;
   char const* note;
-  int touchers = 16;       // threads; no more than there are processors
-  bool populate = false;   // by madvise, else a byte of each page is written
-  size_t step = 2_MiB;     // what a thread takes at a time
-  bool near = false;       // touchers run on the processors near the device
+  int touchers = 16;       // threads; at most one per processor
+  bool populate = false;   // touches by madvise; false: by a write to each page
+  size_t step = 2_MiB;     // bytes that a thread takes at a time
+  bool near = false;       // runs the touching threads on the processors near the device
   int lockers = 1;         // threads that register
-  size_t chunk = whole;    // of one registration
-  bool follows = false;    // registering begins when a quarter is touched; parts overlap then
-  bool each_its_own = false;  // touchers register what they touched, a chunk at a time
+  size_t chunk = whole;    // bytes per registration
+  bool follows = false;    // starts to register when a quarter is touched, so both steps overlap
+  bool each_its_own = false;  // each thread registers the chunks that it touched
 };
 
-// Milliseconds.
+// Milliseconds per step.
 struct parts {
   double map = 0, touch = 0, lock = 0, unlock = 0, unmap = 0;
 };
@@ -47,7 +47,7 @@ void touch(std::byte* from, size_t bytes, bool populate) {
   for (size_t at = 0; at < bytes; at += os::page_size()) *const_cast<std::byte volatile*>(from + at) = std::byte{0};
 }
 
-// Several threads that take turns at steps of a range. The caller is none of them.
+// Threads that take the steps of a range in turn. The calling thread takes none.
 class crew {
  public:
   template <class Do>
@@ -76,7 +76,7 @@ class crew {
   std::vector<base::thread> all_;
 };
 
-// Of this process, MiB. -1: not known
+// Returns: MiB of this process in huge pages; -1 if unknown.
 long huge_mib() {
   std::ifstream file("/proc/self/smaps_rollup");
   for (std::string word; file >> word;) {
@@ -94,7 +94,7 @@ struct attempt {
   std::vector<int> near{};
   std::vector<parts> seen{};
   std::string crossing{};
-  long huge = -1;  // MiB of huge pages that a round had
+  long huge = -1;  // MiB of huge pages in a round
 
   void must(driver::status s, char const* what) const {
     require(s, "bench", std::string(what) + " of " + std::to_string(bytes) + " B", "Ask for less",
@@ -123,7 +123,7 @@ struct attempt {
     must(refused.load() ? driver::status{driver::code::failed, 0} : driver::status{}, "registering");
   }
 
-  // One copy over the border of two registrations, by the driver's own call.
+  // Tries one driver copy across the border of two registrations.
   void try_crossing(rig& r, std::byte* base) {
     if (chunk() == bytes || !crossing.empty() || owner.machine().simulated()) return;
     auto const there = r.raw.on_device(0, 2_MiB);
@@ -205,7 +205,7 @@ row way_row(rig& r, way how, std::string const& name) {
   if (how.near) one->near = os::processors_near(std::max(one->node, 0));
   row out{name, r.fresh, measure::span};
   out.weir = [&r, one] { return one->round(r); };
-  out.raw = [&r, one] {  // as the pool makes them
+  out.raw = [&r, one] {  // the method of weir's pool
     auto& machine = one->owner.machine();
     std::int64_t const from = base::now_ns();
     auto const got = streams::take_pages(machine, r.fresh, one->node);
@@ -218,8 +218,8 @@ row way_row(rig& r, way how, std::string const& name) {
   return out;
 }
 
-// Memory of the host that the driver makes itself and maps:
-// CUDA 12.2 and later, by its names and the shapes of its ABI.
+// Host memory that the driver allocates and maps, as of CUDA 12.2. Calls are looked up by name and declared
+// after the driver's ABI.
 struct host_handles {
   struct location { int type, id; };
   struct properties {
@@ -354,7 +354,7 @@ std::vector<way> const& ways() {
 
 std::vector<std::pair<std::string, maker>> pinned_rows() {
   std::vector<std::pair<std::string, maker>> rows;
-  for (bool const every : {false, true}) {  // first with what is open: registering is for each device that is
+  for (bool const every : {false, true}) {  // registration maps for all open devices
     std::string const before = every ? "pin_all_" : "pin_";
     auto const open = [every](rig& r) {
       if (every) open_all(r);

@@ -1,6 +1,5 @@
-// weir bench pipeline: batches copied in, worked on and copied out on three streams, as a program would write
-// it; how near a batch comes to its slowest stage, each stage measured while all three run,
-// and what memory that takes.
+// weir bench pipeline: copies batches in, works on them and copies them out, on three streams. Compares the
+// time per batch with its slowest stage, measured while all three stages run, and reports the memory use.
 // Threads: one.
 #include <algorithm>
 #include <array>
@@ -24,8 +23,8 @@ constexpr double longest_work = 1000;
 struct settings {
   size_t batch = 0;      // bytes
   int batches = 48;
-  int depth = 4;         // batches the host is ahead
-  double work = 0.9;     // how long the work is, of the slower copy
+  int depth = 4;         // batches that the host enqueues ahead
+  double work = 0.9;     // duration of the work relative to the slower copy
 };
 
 std::string work_text(double work) {
@@ -40,8 +39,8 @@ struct stage_times {  // ms
   double slowest() const { return std::max(slower_copy(), work); }
 };
 struct figures {
-  stage_times stages;    // with all three running
-  double batch = 0;      // ms
+  stage_times stages;    // measured while all three stages run
+  double batch = 0;      // ms per batch
 };
 
 class pipeline {
@@ -57,8 +56,8 @@ class pipeline {
     depth_of_work(rows_ / 4);
   }
 
-  // The work is a product of a matrix of rows x k with the first k rows of the batch: every byte of the
-  // result is written, and how long it takes is chosen with k.
+  // The work is a product of a rows x k matrix with the first k rows of the batch. It writes every byte of
+  // the result, and its duration is roughly proportional to k.
   void depth_of_work(std::int64_t k) {
     k_ = std::clamp<std::int64_t>(k, 1, rows_);
     stream_guard const in{work_};
@@ -67,7 +66,7 @@ class pipeline {
   }
   std::int64_t depth_of_work() const { return k_; }
 
-  // A part of the stages alone, or all: which ones run is for the caller to say.
+  // Runs the selected stages.
   figures run(bool in, bool work, bool out, int batches) {
     std::vector<marks> timed(static_cast<size_t>(batches));
     std::vector<stamp> done(static_cast<size_t>(batches));
@@ -75,7 +74,7 @@ class pipeline {
     for (int i = 0; i < batches; ++i) {
       auto& at = timed[static_cast<size_t>(i)];
       size_t const slot = static_cast<size_t>(i % s_.depth);
-      // whoever reads the result has it; the source may be filled anew
+      // The slot's result has been consumed and its source may be refilled.
       if (i >= s_.depth) done[static_cast<size_t>(i - s_.depth)].synchronize();
       if (in || !x.defined()) {
         stream_guard const on{in_};
@@ -106,8 +105,7 @@ class pipeline {
     return sum(timed, {in, work, out});
   }
 
-  // The same by hand: three blocks a stage that are taken once,
-  // and the waits that their reuse needs. Returns: ms a batch
+  // The same by hand: three buffers per stage, allocated once, with waits for reuse. Returns: ms per batch
   figures run_by_hand(int batches) {
     std::vector<marks> timed(static_cast<size_t>(batches));
     std::vector<event> read(static_cast<size_t>(batches)), out(static_cast<size_t>(batches));
@@ -163,7 +161,7 @@ class pipeline {
     void end(size_t stage, stream_ref s) { to[stage].record(s); }
   };
 
-  // Of the batches in the middle: the first ones fill the pipeline, the last ones empty it.
+  // Averages the batches of the middle: the first ones fill the pipeline, and the last ones drain it.
   figures sum(std::vector<marks> const& timed, std::array<bool, 3> ran) const {
     size_t const skip = static_cast<size_t>(s_.depth), n = timed.size() - 2 * skip;
     size_t const last = ran[2] ? 2 : ran[1] ? 1 : 0;
@@ -187,7 +185,7 @@ class pipeline {
   tensor weights_;
 };
 
-// The work's length follows from k nearly in proportion; twice is enough.
+// Chooses k for the desired duration. The duration is nearly proportional to k.
 void tune(pipeline& p, settings const& s) {
   for (int i = 0; i < 4; ++i) {
     figures const f = p.run(true, true, true, 4 * s.depth);

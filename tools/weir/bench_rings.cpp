@@ -1,6 +1,6 @@
-// The rows of weir bench copy over all devices:
-// broadcast, scatter and gather by a communicator, beside NCCL's and loops by hand.
-// Threads: a thread a rank.
+// Collective rows of weir bench copy: broadcast, scatter and gather by a communicator, by NCCL and by
+// hand-written loops.
+// Threads: one per rank.
 #include <algorithm>
 #include <exception>
 
@@ -13,9 +13,9 @@
 
 namespace weir::tool {
 
-// One communicator and buffers of the largest size, for all rows: memory is opened to peers once.
+// One communicator and maximum-size buffers, shared by all rows: peers get access only once.
 struct rings {
-  // a simulated machine: nobody here gives the parts of two ranks
+  // usual: simulated machines default to no chains, as one thread may enqueue all ranks. Here each rank has one.
   explicit rings(rig& r)
       : bytes(r.broadcast),
         chains(runtime::current().get().part<peer::chains>()),
@@ -38,7 +38,7 @@ struct rings {
       return;
     }
     chains.carry_from(1);
-    for (int i = 0; i < 3; ++i) once(collective::broadcast, bytes);  // until memory is worth opening
+    for (int i = 0; i < 3; ++i) once(collective::broadcast, bytes);  // until weir grants peer access
     chains.carry_from(usual);
   }
 
@@ -46,7 +46,7 @@ struct rings {
   double receivers() const { return static_cast<double>(ours.size() - 1); }
   stream const& lane(size_t device, size_t k = 0) const { return lanes[2 * device + k % 2]; }
 
-  // Large_copies of them. Returns: seconds from the first rank to begin to the last to end.
+  // Runs `large_copies` collectives. Returns: seconds from the first rank's start to the last rank's end.
   double once(collective what, size_t part) {
     std::vector<std::int64_t> began(ranks.size()), ended(ranks.size());
     std::vector<std::exception_ptr> failed(ranks.size());
@@ -55,7 +55,7 @@ struct rings {
         device_guard const on(ranks[i].device());
         auto const n = static_cast<std::int64_t>(part);
         std::byte* const mine = ours[i].data<std::byte>();
-        // the root's part lies in its place
+        // In place: the root's part lies at its position in the whole.
         device_span const whole{mine, n * ranks[0].size(), uint8}, at_root{mine, n, uint8};
         ranks[i].barrier();
         began[i] = base::now_ns();
@@ -86,7 +86,8 @@ struct rings {
            1e-9;
   }
 
-  // GB/s summed over the receivers; from: which sizes weir's own copies carry; chunk: of theirs, 0 as usual.
+  // Returns: a function that measures GB/s summed over the receivers. from: the smallest size that chains of
+  // copies carry; chunk: bytes per chunk, 0 for the default.
   std::function<double()> by(collective what, size_t part, size_t from, size_t chunk = 0) {
     if (ranks.empty()) return {};
     return [this, what, part, from, chunk] {
@@ -99,26 +100,26 @@ struct rings {
     };
   }
 
-  void open_for(collective what) {  // parts of which there are as many as devices make a block's size
+  void open_for(collective what) {  // parts that add up to a buffer's size
     chains.carry_from(1);
     for (size_t i = 0; !ranks.empty() && i < 3 * ours.size(); ++i) once(what, bytes / ours.size());
     chains.carry_from(usual);
   }
 
-  // What the last round of these says of itself.
+  // Runs the collective once more. Returns: how it was carried.
   std::string said(collective what, size_t part) {
     if (ranks.empty()) return "";
     once(what, part);
     return "; " + ranks[1].explain_last();
   }
 
-  // The chain one would write by hand, with so many streams a hop.
+  // The hand-written chain, with `streams` streams per hop.
   std::function<double()> by_hand(rig& r, size_t part, size_t chunk, size_t streams) {
     return [this, &r, part, chunk, streams] {
       size_t const hops = ours.size() - 1;
       return rate(part, [&] {
         for (int round = 0; round < large_copies; ++round) {
-          for (size_t k = 0; k + 1 < hops; ++k) {  // what was brought the last time has been passed on
+          for (size_t k = 0; k + 1 < hops; ++k) {  // waits until the previous round's data was forwarded
             for (size_t s = 0; s < streams; ++s) r.raw.wait(lane(k, s), lane(k + 1, s));
           }
           for (size_t offset = 0, c = 0; offset < part; offset += chunk, ++c) {
@@ -134,7 +135,7 @@ struct rings {
     };
   }
 
-  // Copies between the first device and each other one, side by side.
+  // Concurrent copies between the first device and each other one.
   std::function<double()> side_by_side(rig& r, size_t part, bool to_root) {
     return [this, &r, part, to_root] {
       return rate(part, [&] {
@@ -158,7 +159,7 @@ struct rings {
   size_t usual;
   std::vector<buffer> ours;
   std::vector<std::unique_ptr<raw_calls::memory>> theirs;
-  std::vector<stream> lanes, extras;  // two of each device; of the first, one for each other
+  std::vector<stream> lanes, extras;  // two per device; one on the first device per other device
   std::vector<communicator> ranks;
   std::string why_not;
 
@@ -186,7 +187,7 @@ rings& shared(rig& r) {
 
 using collective = peer::collective;
 
-// `make` gets all it needs but a second device.
+// Makes a row that needs at least two devices.
 maker with_others(std::string name, std::string note, std::function<void(rig&, rings&, row&)> make) {
   return [=](rig& r) -> std::optional<row> {
     if (r.devices < 2) return {};

@@ -1,6 +1,5 @@
-// weir bench share: what it costs to share memory with another process, beside the driver's own calls in the
-// same run. This process owns the memory;
-// a second one, started here, reads it, on another device where there are two.
+// weir bench share: cost of sharing memory with another process, beside the driver's own calls. This process
+// owns the memory. It starts a second one, which reads the memory on another device if there is one.
 // Threads: one in each process.
 #include "bench_share.h"
 
@@ -29,9 +28,9 @@ namespace {
 
 constexpr int line_of_reader = 50, plain_of_reader = 51;
 constexpr std::chrono::seconds timeout{60};
-constexpr int no_reader = std::numeric_limits<int>::min();  // was named
+constexpr int no_reader = std::numeric_limits<int>::min();  // no reader was requested
 
-// The reader: the same program with the same words, and two sockets.
+// The reader process: the same program and arguments, with two sockets.
 class reader_process {
  public:
   reader_process(std::vector<std::string> const& arguments, int line, int plain) {
@@ -64,7 +63,7 @@ class reader_process {
   pid_t id_ = 0;
 };
 
-// The first round is not looked at. NaN: this half measured nothing.
+// Ignores the first round. NaN: this process measured nothing.
 double median(std::vector<double> of) {
   if (of.size() < 2) return std::nan("");
   std::sort(of.begin() + 1, of.end());
@@ -118,7 +117,7 @@ int play_owner(wanted const& w, std::vector<std::string> const& arguments) {
   its_line.close();
   its_plain.close();
   share_half h{share_channel(own_line.get(), timeout), std::move(own_plain), 0, w.bytes, w.rounds};
-  static_cast<void>(own_line.release());  // the line's now
+  static_cast<void>(own_line.release());  // the channel owns the descriptor now
   for (share_row const& r : w.rows) {
     share_samples mine;
     h.say(0);

@@ -1,4 +1,4 @@
-// The rows of weir bench share: what each of the two processes does for a row, in step with the other one.
+// Rows of weir bench share: for each row, the steps of both processes, in lockstep.
 // Threads: one in each process.
 #pragma once
 #include <string>
@@ -10,12 +10,12 @@
 
 namespace weir::tool {
 
-// One of the two processes: the line, and beside it a plain socket for the driver's own calls and for keeping
-// step.
+// One of the two processes. `line` is weir's channel; `plain` is a socket for the driver's own calls and for
+// synchronization.
 struct share_half {
   share_channel line;
   peer::owned_file plain;
-  int device;        // whose memory it copies to and from; what is shared is gpu:0's
+  int device;        // the device that copies; shared memory is on gpu:0
   size_t bytes;      // of a large buffer
   int rounds;
   stream on{weir::device(device)};
@@ -23,16 +23,16 @@ struct share_half {
 
   driver::driver& machine() const;
   void say(std::uint64_t, int file = -1) const;        // Throws: peer_disconnected, timed_out
-  std::uint64_t hear(peer::owned_file* file = nullptr) const;  // Throws: likewise
+  std::uint64_t hear(peer::owned_file* file = nullptr) const;  // Throws: peer_disconnected, timed_out
 };
 
-struct share_samples {  // of this half, one a round
+struct share_samples {  // measured by this process, one per round
   std::vector<double> weir{}, raw{};
 };
 struct share_row {
   std::string name;
-  size_t bytes;          // of a buffer
-  char const* unit;      // "us": of a call's time on the host; "GB/s": that the reader sees
+  size_t bytes;          // per buffer
+  char const* unit;      // "us": host time per call; "GB/s": throughput that the reader measures
   char const* note;
   void (*owner)(share_half&, size_t bytes, share_samples&);
   void (*reader)(share_half&, size_t bytes, share_samples&);

@@ -1,5 +1,5 @@
-// What a row's owner and reader do. Rounds of weir's and of the driver's own calls take turns;
-// both halves go through the same rounds.
+// The owner's and the reader's steps of each row. Rounds of weir and of the driver alternate, and both
+// processes run the same rounds.
 // Threads: one.
 #include "bench_share.h"
 
@@ -58,8 +58,8 @@ class raw_memory {
 
 void forget_idle() { runtime::current().get().part<peer::exports>().forget_idle(); }
 
-// make: until memory is there that can be sent. Nothing is given back between rounds: a driver is still
-// cleaning it when the next is made.
+// make: time to create memory that can be sent. Rounds free nothing: the driver clears freed memory
+// asynchronously, which would slow down the next round.
 void make(share_half& h, size_t bytes, share_samples& out) {
   std::vector<exportable_buffer> all;
   std::vector<raw_memory> raw;
@@ -78,7 +78,7 @@ void make(share_half& h, size_t bytes, share_samples& out) {
 }
 void nothing(share_half&, size_t, share_samples&) {}
 
-// send: the call alone, of what the other one knows.
+// send: the call alone, for a buffer that the reader has mapped already.
 void send(share_half& h, size_t bytes, share_samples& out) {
   exportable_buffer const b(bytes, 0);
   raw_memory const m(h, bytes);
@@ -104,8 +104,8 @@ void receive_all(share_half& h, size_t, share_samples&) {
   }
 }
 
-// open_first: what was never mapped there. Nothing is given back between rounds:
-// giving back is not what is measured.
+// open_first: opens memory that the reader has never mapped. Rounds free nothing, because a free is not part
+// of the measurement.
 void send_new(share_half& h, size_t bytes, share_samples&) {
   forget_idle();
   std::vector<exportable_buffer> all;
@@ -142,7 +142,7 @@ void open_new(share_half& h, size_t bytes, share_samples& out) {
   for (imported_buffer& b : all) b.release(h.on);
 }
 
-// open_again: what is mapped there already.
+// open_again: opens memory that the reader has mapped already.
 void send_again(share_half& h, size_t bytes, share_samples&) {
   exportable_buffer const b(bytes, 0);
   for (int i = 0; i <= h.rounds; ++i) {
@@ -162,7 +162,7 @@ void open_again(share_half& h, size_t, share_samples& out) {
   }
 }
 
-// Words that go there and back, by weir and by hand ---------------------------------------------------------
+// Round trips of one word, by weir and by hand --------------------------------------------------------------
 
 class by_weir {
  public:
@@ -219,7 +219,7 @@ class by_hand {
 
 enum class half_of : std::uint8_t { owner, reader };
 
-// Of the owner: µs there and back.
+// Returns: µs per round trip, on the owner's side.
 template <half_of me, class By>
 double ping(By by, void* word) {
   std::int64_t const from = base::now_ns();
@@ -252,11 +252,11 @@ void trip(share_half& h, size_t, share_samples& out) {
   }
 }
 
-// Bytes -----------------------------------------------------------------------------------------------------
+// Throughput ------------------------------------------------------------------------------------------------
 
 size_t times(share_half const& h, size_t bytes) { return std::clamp(h.bytes * 4 / bytes, size_t{4}, size_t{64}); }
 
-struct both_memories {  // the same bytes shared by weir and by hand; and memory of this process alone
+struct both_memories {  // memory shared by weir and by the driver, and private memory for each
   exportable_buffer lent;
   imported_buffer opened;
   std::vector<raw_memory> raw;
@@ -288,7 +288,7 @@ both_memories borrow(share_half& h, size_t bytes, int buffers_of_raw = 1) {
   return m;
 }
 
-// read: the reader copies out of the other one's memory, back to back.
+// read: the reader copies from the shared memory, back to back.
 void lie_still(share_half& h, size_t bytes, share_samples&) {
   auto const m = lend(h, bytes);
   h.hear();
@@ -312,7 +312,7 @@ void read(share_half& h, size_t bytes, share_samples& out) {
   h.say(0);
 }
 
-// ring: the owner fills one buffer after another, the reader copies each out and says so. Returns: GB/s
+// ring: the owner fills the buffers in turn; the reader copies each one out and signals. Returns: GB/s
 template <half_of me, class By>
 double go_round(By by, std::uint64_t n, void* own, void* shared, size_t bytes) {
   auto const part = [&](std::uint64_t turn) { return static_cast<std::byte*>(shared) + turn % depth * bytes; };

@@ -1,5 +1,5 @@
-// The rows stage_… of weir bench copy: what bounds copies of pageable memory (the threads, the engine, both
-// at once, a staged loop by hand), and manners of staging beside the usual one.
+// The rows stage_… of weir bench copy: the limits of pageable copies (threads, copy engine, both, a
+// hand-written loop) and variants of staging.
 // Threads: those of a round, joined before it ends.
 #include <algorithm>
 #include <cstdio>
@@ -23,7 +23,7 @@ namespace {
 using streams::staging;
 using streams::stores;
 
-// of pinned memory in a control, as staging's room; half for the engine, where it runs beside the threads
+// Bytes of pinned memory per experiment, as much as staging has. Beside threads the engine gets half.
 constexpr size_t ring_bytes = 64_MiB;
 
 struct places {
@@ -39,7 +39,7 @@ std::shared_ptr<places> make_places(rig& r) {
   return made;
 }
 
-// Threads that begin together. Returns: seconds from then until the last is done.
+// Starts the threads at the same time. Returns: seconds until the last one is done.
 template <class Do>
 double together(int threads, Do act) {
   base::atomic<int> ready{0};
@@ -61,7 +61,8 @@ double together(int threads, Do act) {
 
 double gigabytes(size_t bytes, double seconds) { return static_cast<double>(bytes) / seconds * 1e-9; }
 
-// The threads' part alone, a chunk each in turn, while `stop` is not set; at most `bytes`. Returns: bytes
+// Copies of the threads alone: each takes the next chunk until `stop` is set or `bytes` are taken. Returns:
+// bytes copied
 size_t copy_chunks(places& at, base::atomic<size_t>& next, size_t bytes, size_t chunk, bool into_slots, stores by,
                    base::atomic<bool> const& stop) {
   size_t done = 0;
@@ -75,7 +76,7 @@ size_t copy_chunks(places& at, base::atomic<size_t>& next, size_t bytes, size_t 
   return done;
 }
 
-// Threads without an engine: weir column into slots, raw column out of them.
+// Threads without the engine. weir: into slots; raw: out of slots.
 row threads_row(rig& r, std::string const& name, int threads, stores by, size_t chunk) {
   auto const at = make_places(r);
   row out{name, r.bytes, measure::rate};
@@ -93,8 +94,8 @@ row threads_row(rig& r, std::string const& name, int threads, stores by, size_t 
   return out;
 }
 
-// The engine without threads, out of slots or into them:
-// as staging enqueues, each chunk with its fence; raw: bare.
+// The engine without threads, out of slots or into them. weir: with a fence per chunk, as in staging; raw:
+// without.
 row engine_row(rig& r, std::string const& name, bool up, size_t chunk) {
   auto const at = make_places(r);
   row out{name, r.bytes, measure::rate};
@@ -127,7 +128,7 @@ row engine_row(rig& r, std::string const& name, bool up, size_t chunk) {
   return out;
 }
 
-// The same chunks in turn on two streams, so that one begins while another ends; raw: on one.
+// Alternates the chunks between two streams, so that their start and end overlap; raw: one stream.
 row two_streams_row(rig& r, std::string const& name, bool up, size_t chunk) {
   auto const at = make_places(r);
   auto const other = std::make_shared<stream>(device(0));
@@ -153,8 +154,7 @@ row two_streams_row(rig& r, std::string const& name, bool up, size_t chunk) {
   return out;
 }
 
-// The engine out of slots that threads have just written, who then do nothing: where the bytes lie is all
-// that differs. raw column: the threads.
+// The engine reads slots that threads have just written and that lie in their caches. raw: the threads.
 row after_row(rig& r, std::string const& name, stores by) {
   auto const at = make_places(r);
   row out{name, r.bytes, measure::rate};
@@ -182,8 +182,8 @@ row after_row(rig& r, std::string const& name, stores by) {
   return out;
 }
 
-// Threads and engine at the same time, neither waiting for the other: what they take from each other. weir
-// column the threads, raw column the engine.
+// Threads and engine run concurrently and independently, which shows their contention. weir: the threads;
+// raw: the engine.
 row both_row(rig& r, std::string const& name, bool up, int threads, stores by) {
   auto const at = make_places(r);
   row out{name, r.bytes, measure::rate};
@@ -219,8 +219,7 @@ row both_row(rig& r, std::string const& name, bool up, int threads, stores by) {
 
 row usual(rig& r, bool up) { return pageable_row(r, "usual", up, up ? non_blocking : blocking::yes); }
 
-// What one would write by hand: each thread has a stream and two slots of its own,
-// and nobody tells another anything.
+// The hand-written loop: each thread has its own stream and two slots. The threads do not synchronize.
 row hand_row(rig& r, std::string const& name, bool up, int threads, size_t chunk, stores by) {
   struct hand {
     raw_calls calls;
@@ -247,7 +246,7 @@ row hand_row(rig& r, std::string const& name, bool up, int threads, size_t chunk
         if (up) {
           if (from >= total) break;
           streams::copy_in_host(slot, host, n, by);
-          mine.calls.synchronize();  // the copy before this one: its slot is the next
+          mine.calls.synchronize();  // the previous copy, whose slot is used next
           mine.calls.copy(gpu, slot, n);
         } else {
           mine.calls.synchronize();

@@ -1,4 +1,4 @@
-// Reading arguments; the help.
+// Parses arguments and prints the help.
 // Threads: one.
 #include "command_line.h"
 
@@ -11,7 +11,7 @@
 namespace weir::tool {
 
 namespace {
-// Of the words without a name the one after so many.
+// Returns: the positional argument number `most`, counted from 0, if present.
 std::optional<std::string> word_after(std::size_t most, std::vector<std::string> const& arguments,
                                       boost::program_options::options_description const& all) {
   auto const parsed = boost::program_options::command_line_parser(arguments).options(all).run();

@@ -1,4 +1,4 @@
-// What each subcommand makes of its arguments.
+// Argument parsing of all subcommands.
 // Threads: one.
 #pragma once
 #include <boost/program_options.hpp>
@@ -7,13 +7,14 @@
 
 namespace weir::tool {
 
-// WEIR_DEVICES of this process is what --devices says, if that says something. Throws:
-// invalid_use, which names the option
+// Sets WEIR_DEVICES of this process to the value of --devices, unless that is empty.
+// Throws: invalid_use, naming the option
 void use_devices(std::string const& text);
 
-// Reads the arguments into the variables of `all`; those without a name are values of the option `rest`, at
-// most so many, -1: any number. Returns: false when help was asked for, which is printed then.
-// Throws: boost::program_options::error; invalid_use, which names the word that is one too many
+// Parses the arguments into the variables of `all`. Positional arguments become values of the option `rest`:
+// at most `most` of them, -1 for any number.
+// Returns: false if the arguments ask for help, which this call then prints.
+// Throws: boost::program_options::error; invalid_use, naming a surplus argument
 bool understood(std::vector<std::string> const& arguments, boost::program_options::options_description const& all,
                 char const* rest = nullptr, int most = 0);
 

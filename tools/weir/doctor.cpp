@@ -1,5 +1,4 @@
-// weir doctor: what there is, which limits and options are in force and where each came from,
-// and what to do about it.
+// weir doctor: libraries, devices, limits and options with their origin, and advice.
 // Threads: one.
 #include <sys/resource.h>
 #include <sys/statvfs.h>
@@ -30,10 +29,10 @@ struct advice {
 
 void row(char const* name, std::string const& value) { std::printf("%-18s %s\n", name, value.c_str()); }
 
-// "13.0" of 13000, as CUDA counts, where minors are tens.
+// Formats CUDA's encoding of versions: 13000 is "13.0".
 std::string cuda_version(int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); }
 
-// A library that weir looks for when the program runs, and what it says of its version. Empty: not found.
+// A library that weir loads at run time, and its version. Empty name: not found.
 struct found_library {
   std::string name;
   int version = 0;

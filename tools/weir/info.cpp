@@ -1,4 +1,4 @@
-// weir info: what machine a program would get here, and why.
+// weir info: describes the machine that a program would run on, and the reason for that choice.
 // Threads: one.
 #include <cstdio>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// The tool: `weir COMMAND [OPTIONS]`. Finds the subcommand and says what went wrong in one line.
+// The tool: `weir COMMAND [OPTIONS]`. Runs the subcommand and reports an error in one line.
 // Threads: one.
 #include <cstdio>
 #include <exception>
@@ -29,7 +29,7 @@ char const* const bench_usage =
 
 bool asks_for_help(std::string const& word) { return word == "--help" || word == "-h" || word == "help"; }
 
-// The benchmarks have a name each.
+// Dispatches to the benchmarks by name.
 int bench(std::vector<std::string> const& rest) {
   std::string const what = rest.empty() ? "" : rest.front();
   std::vector<std::string> const arguments(rest.begin() + (rest.empty() ? 0 : 1), rest.end());
@@ -43,7 +43,7 @@ int bench(std::vector<std::string> const& rest) {
   return 2;
 }
 
-// An error of weir's, of which the line in this program helps nobody, and others.
+// Reports weir's errors without their source location, which is of no use to the tool's users.
 int command(int argc, char** argv) try {
   std::string const command = argc > 1 ? argv[1] : "--help";
   std::vector<std::string> const rest(argv + (argc > 1 ? 2 : 1), argv + argc);
@@ -59,7 +59,7 @@ int command(int argc, char** argv) try {
                meant ? ("; did you mean '" + std::string(*meant) + "'?").c_str() : "", usage);
   return 2;
 } catch (weir::error const& e) {
-  std::string const remedy(e.remedy());  // operands may be words of a file
+  std::string const remedy(e.remedy());  // operands may contain text from a file
   std::fprintf(stderr, "weir: %s: %s%s%s\n", std::string(e.operation()).c_str(),
                weir::base::visible(e.operands()).c_str(), remedy.empty() ? "" : ". ", remedy.c_str());
   return 1;

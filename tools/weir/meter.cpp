@@ -1,6 +1,5 @@
-// What each call takes: by the clock, and by the table of what an H200's driver was measured to charge (CUDA
-// 13.0, driver 580).
-// Threads: as meter.h.
+// Measures the time of driver calls, and models it by a table measured on an H200 (CUDA 13.0, driver 580).
+// Threads: as in meter.h.
 #include "meter.h"
 
 #include <algorithm>
@@ -8,19 +7,19 @@
 namespace weir::tool {
 namespace {
 
-// Microseconds.
+// Microseconds per call.
 constexpr double reserve_us = 14, create_us = 12, map_us = 1, unmap_us = 17;
 constexpr double record_us = 0.164, query_us = 0.158, wait_us = 0.131, stream_query_us = 0.198, capturing_us = 0.079,
                  event_pair_us = 0.228;
-constexpr double host_wait_us = 2;  // for what is done already
-constexpr double memory_us = 1;     // not measured: as a small call
+constexpr double host_wait_us = 2;  // for work that is complete
+constexpr double memory_us = 1;     // not measured; assumed to be a small call
 
 double mib(std::size_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
-// 25 µs up to 64 MiB, 80 for 256 MiB.
+// 25 µs up to 64 MiB, 80 µs for 256 MiB.
 double grant_us(std::size_t bytes) { return 25 + std::max(0.0, mib(bytes) - 64) * 55 / 192; }
-// 13 µs for 2 MiB, 143 for 512.
+// 13 µs for 2 MiB, 143 µs for 512 MiB.
 double release_us(std::size_t bytes) { return 13 + std::max(0.0, mib(bytes) - 2) * 130 / 510; }
-// cudaMalloc and cudaFree together: 59 µs for 2 MiB, 231 for 512; half each.
+// cudaMalloc and cudaFree together: 59 µs for 2 MiB, 231 µs for 512 MiB. Each gets half.
 double segment_us(std::size_t bytes) { return (59 + std::max(0.0, mib(bytes) - 2) * 172 / 510) / 2; }
 
 }  // namespace
@@ -28,7 +27,7 @@ double segment_us(std::size_t bytes) { return (59 + std::max(0.0, mib(bytes) - 2
 template <class Call>
 auto meter::timed(double modelled_us, Call call) {
   modelled_ns_.fetch_add(static_cast<std::int64_t>(modelled_us * 1e3), base::memory_order_relaxed);
-  std::uint64_t const from = base::ticks();  // half as dear as a look at the clock, and who looks pays a half himself
+  std::uint64_t const from = base::ticks();  // half the cost of reading the clock; the reader converts
   auto out = call();
   spent_ticks_.fetch_add(base::ticks() - from, base::memory_order_relaxed);
   return out;

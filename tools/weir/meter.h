@@ -1,5 +1,5 @@
-// A meter: a driver in front of another that counts its calls and what they take.
-// Threads: as the seam, but for `reading`: between calls.
+// A meter: a driver in front of another one that counts and times its calls.
+// Threads: as the driver interface; read() only between calls.
 #pragma once
 #include <unordered_map>
 
@@ -12,9 +12,9 @@ class meter final : public driver::fault_injector {
  public:
   struct reading {
     std::int64_t spent_ns = 0;    // in calls, by this machine's clock
-    std::int64_t modelled_ns = 0; // what an H200's driver takes for the same calls, see meter.cpp
+    std::int64_t modelled_ns = 0; // the same calls on an H200, see meter.cpp
     std::uint64_t created = 0;    // handles and segments
-    std::uint64_t moved = 0;      // mappings of a handle that had been mapped before
+    std::uint64_t moved = 0;      // mappings of a handle that was mapped before
   };
   using fault_injector::fault_injector;
   reading read() const noexcept;

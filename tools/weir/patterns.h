@@ -1,8 +1,7 @@
-// The patterns `weir bench alloc` measures:
-// each allocator goes through the same loops, a template, so that a call of malloc stays one.
-// An allocator is a value with  void* take(size_t bytes)  and  void give(void*), used by one thread;
+// The patterns of weir bench alloc. All allocators run the same loops. These are templates, so that malloc is
+// called directly. An allocator has  void* take(size_t bytes)  and  void give(void*)  and serves one thread;
 // `view(t)` makes one for thread t.
-// Threads: a round is run by one thread; the patterns with several threads make and join their own.
+// Threads: one runs a round; patterns with several threads start and join their own.
 #pragma once
 #include <array>
 #include <cmath>
@@ -17,20 +16,18 @@
 
 namespace weir::tool::patterns {
 
-// One allocator in one pattern, ready to run. Returns:
-// nanoseconds of a pair, an allocation and its free, in one round.
+// One allocator in one pattern. round() returns: ns per pair (one allocation and its free).
 class measured {
  public:
   virtual ~measured() = default;
   virtual double round() = 0;
-  std::vector<std::vector<double>> by_thread;  // nanoseconds of a pair, by round; of patterns of several threads
-  std::vector<double> of_turns;  // by round: pairs of threads that work together over those of the same threads in turn
+  std::vector<std::vector<double>> by_thread;  // [thread][round]: ns per pair; only in patterns with threads
+  std::vector<double> of_turns;  // per round: throughput of concurrent threads / of the same threads in turn
 };
 
-inline constexpr std::int64_t round_ns = 20'000'000;  // a round is made about this long
+inline constexpr std::int64_t round_ns = 20'000'000;  // approximate duration of a round
 
-// How many pairs make a round: found by doubling.
-// The first ones, which may ask the driver for pages, are not looked at.
+// Finds the number of pairs per round by doubling. The first pairs may map pages and are not measured.
 template <class Body>
 std::size_t pairs_for(std::int64_t wanted_ns, Body body) {
   body(64);
@@ -49,7 +46,7 @@ double ns_each(std::size_t n, Body body) {
   return static_cast<double>(base::now_ns() - from) / static_cast<double>(n);
 }
 
-// One block out and back, over and over.
+// Allocates and frees one block, repeatedly.
 template <class Allocator>
 class pairs final : public measured {
  public:
@@ -67,7 +64,7 @@ class pairs final : public measured {
   std::size_t bytes_, n_;
 };
 
-// The same with a block that another stream is noted to use, before it goes.
+// The same with a block that is marked as used by another stream before its free.
 template <class Allocator>
 class marked final : public measured {
  public:
@@ -88,7 +85,7 @@ class marked final : public measured {
   std::size_t n_;
 };
 
-// Random replacement in a set of live blocks, sizes spread evenly over the logarithm.
+// Replaces random blocks of a live set. The logarithms of the sizes are uniformly distributed.
 template <class Allocator>
 class churn final : public measured {
  public:
@@ -97,7 +94,7 @@ class churn final : public measured {
     std::uniform_real_distribution<double> size(std::log2(static_cast<double>(least)),
                                                 std::log2(static_cast<double>(most)));
     for (auto& s : steps_) s = {static_cast<std::size_t>(std::exp2(size(random))), random() % live};
-    run(8 * live);  // until the set is full, and memory for it is there
+    run(8 * live);  // fills the set and maps its memory
     n_ = pairs_for(round_ns, [this](std::size_t n) { run(n); });
   }
   ~churn() override {
@@ -123,8 +120,8 @@ class churn final : public measured {
   std::size_t next_ = 0, n_ = 0;
 };
 
-// No allocator: as many instructions as a pair of weir's, four chains of them, and no memory. What threads of
-// this get is what the machine has for them: its clock when many cores work, and cores that others use, too.
+// No allocator: about as many instructions as weir's pair, in four dependency chains, without memory
+// accesses. Shows what the machine gives to its threads, whose clock and cores may be shared.
 struct arithmetic {
   std::array<std::uint64_t, 4> chains{1, 2, 3, 4};
   void* take(std::size_t) {
@@ -143,16 +140,15 @@ struct arithmetic {
   }
 };
 
-// What else works while a thread's pairs are counted: all other threads at the same, all others at arithmetic
-// (and only the first one counts), or nobody: they take turns. Together / beside is what threads of one
-// allocator cost each other, beside / turns what the machine's other cores cost each, turns / one thread what
-// cores and the places of their memory differ by.
+// Load of the other threads during a measurement: the same pairs, arithmetic (only the first thread is
+// measured), or none (threads run in turn). together / beside shows contention in the allocator. beside / in
+// turn shows contention for the machine's cores. in turn / one thread shows differences between cores and
+// memory locality.
 enum class threads_work { together, beside_arithmetic, in_turn };
 
-// Pairs of 512 B by several threads, each with an allocator view of its own and, where there are enough, a
-// core of its own: what two processors of one core take from each other is no allocator's. A round ends with
-// the first that is done, and its figure is what a pair took a thread on the average,
-// by what all of them did.
+// Pairs of 512 B by several threads. Each has its own allocator view and, if there are enough, its own core:
+// contention between a core's hardware threads is not the allocator's. The first thread to finish ends the
+// round. round() returns: mean ns per pair and thread.
 template <class Make>
 class threads final : public measured {
  public:
@@ -200,7 +196,7 @@ class threads final : public measured {
     base::atomic<std::size_t> ready{0};
     base::atomic<bool> go{false}, over{false};
   };
-  // Returns: pairs a nanosecond, of `n` or of those before another thread was done.
+  // Returns: pairs per ns. Stops after `n` pairs or when another thread is done.
   template <class Allocator>
   double work(std::size_t t, std::size_t n, Allocator mine, signs& seen) const {
     if (cores_.size() >= count_) (void)os::run_this_thread_on({cores_[t]});
@@ -209,7 +205,7 @@ class threads final : public measured {
     while (!seen.go.load(base::memory_order_acquire)) base::yield_thread();
     std::size_t done = 0;
     std::int64_t const from = base::now_ns();
-    do {  // once in any case: a thread that the system let run only after the others has a figure of its own, too
+    do {  // at least once, so that a thread that was scheduled late has a figure too
       run(mine, at_a_time);
       done += at_a_time;
     } while (done < n && !seen.over.load(base::memory_order_relaxed));
@@ -227,8 +223,8 @@ class threads final : public measured {
   std::size_t n_;
 };
 
-// A producer takes blocks of 512 B on its stream and hands them to a thread that gives them back as used on
-// another stream.
+// A producer allocates blocks of 512 B on its stream. A consumer thread frees them after use on another
+// stream.
 template <class Make>
 class handoff final : public measured {
  public:
@@ -262,8 +258,7 @@ class handoff final : public measured {
   Make make_;
 };
 
-// Four Mi blocks of 516 B alive at once. A round takes them all, gives them all back;
-// between the two, `look` sees them.
+// 4 Mi live blocks of 516 B. A round allocates all, calls `look`, and frees all.
 template <class Allocator, class Look>
 class crowd final : public measured {
  public:

@@ -1,4 +1,4 @@
-// The driver's own calls by name, and the same on the simulated machine.
+// The driver's own calls, looked up by name, and the same on the simulated machine.
 // Threads: one.
 #include "raw_calls.h"
 
@@ -25,7 +25,7 @@ void require_done(int code, char const* call) {
 }
 address number(void const* p) { return reinterpret_cast<address>(p); }
 
-struct driver_calls {  // CUDA's, of the names and shapes of its ABI
+struct driver_calls {  // CUDA's calls, declared after the driver's ABI
   int (*cuMemAlloc_v2)(address*, size_t) = nullptr;
   int (*cuMemFree_v2)(address) = nullptr;
   int (*cuMemHostAlloc)(void**, size_t, unsigned) = nullptr;
@@ -77,7 +77,7 @@ struct raw_calls::state {
   driver_calls cuda = simulated ? driver_calls{} : find_calls();
   clock::stream_clock* line = nullptr;
   CUstream_st* native = nullptr;
-  std::map<int, void*> contexts;  // of devices that were opened to a peer
+  std::map<int, void*> contexts;  // of devices with enabled peer access
   std::map<int, std::vector<void*>> events;
 
   ~state() {
@@ -145,7 +145,7 @@ std::unique_ptr<raw_calls::memory> raw_calls::pinned(size_t bytes) {
 void raw_calls::prepare(stream_ref s) {
   auto& my = *state_;
   my.line = &streams::clock_of(s);
-  if (!my.simulated) my.native = s.native();  // and its device is current
+  if (!my.simulated) my.native = s.native();  // the device of s is current
 }
 
 void raw_calls::copy(void* dst, void const* src, size_t bytes) {
@@ -209,7 +209,7 @@ void raw_calls::wait(stream_ref later, stream_ref earlier) {
     void* fresh = nullptr;
     require_done(my.cuda.cuEventCreate(&fresh, no_timing), "cuEventCreate");
     mine.push_back(fresh);
-  } else {  // the one recorded longest ago: a wait stands for the record that it was given after
+  } else {  // Reuses the event that was recorded first. A pending wait keeps its own record.
     std::rotate(mine.begin(), mine.begin() + 1, mine.end());
   }
   CUstream_st* const native_from = machine.native(from.device(), from.handle()).value;

@@ -1,5 +1,5 @@
-// The machine's own copies and memory, for figures beside weir's: CUDA's driver by its names (no header of it
-// is needed), or the calls of the simulated machine.
+// The driver's own copies and memory, for comparison with weir's: CUDA's by name, without its headers, or the
+// simulated machine's.
 // Threads: one.
 #pragma once
 #include <memory>
@@ -10,10 +10,10 @@ namespace weir::tool {
 
 class raw_calls {
  public:
-  raw_calls();  // of the current runtime
+  raw_calls();  // uses the current runtime
   ~raw_calls();
 
-  class memory {  // gives itself back. Requires: no work uses it then
+  class memory {  // freed by the destructor. Requires: no work uses it
    public:
     memory(memory const&) = delete;
     virtual ~memory() = default;
@@ -23,19 +23,19 @@ class raw_calls {
     memory() = default;
     void* data_ = nullptr;
   };
-  // cudaMalloc's; a segment of the simulated machine. Throws: driver_error, as all of these
+  // cudaMalloc, or a segment of the simulated machine. Throws: driver_error, as all of these
   std::unique_ptr<memory> on_device(int device, size_t bytes);
-  std::unique_ptr<memory> pinned(size_t bytes);  // cudaHostAlloc's; pages that are locked and no more
+  std::unique_ptr<memory> pinned(size_t bytes);  // cudaHostAlloc, or page-locked memory
   // Requires: the thread's last prepare() was for this stream.
   void copy(void* dst, void const* src, size_t bytes);
   void copy_peer(void* dst, int to, void const* src, int from, size_t bytes);
-  bool takes_pageable() const noexcept;  // the simulated machine does not
+  bool takes_pageable() const noexcept;  // false on the simulated machine
   void copy_pageable(void* dst, void const* src, size_t bytes, bool to_device);
   void prepare(stream_ref);
   void synchronize();
-  // what `later` is given next runs after what `earlier` was given so far
+  // Orders later work of `later` after the work that `earlier` has now.
   void wait(stream_ref later, stream_ref earlier);
-  void open_peer(int from, int to);      // cudaDeviceEnablePeerAccess both ways; for memory of on_device alone
+  void open_peer(int from, int to);      // cudaDeviceEnablePeerAccess both ways; only for memory of on_device
 
  private:
   struct state;

@@ -1,4 +1,4 @@
-// weir snapshot: what a snapshot's pickle holds, as text and as a page for a browser.
+// weir snapshot: prints a snapshot's pickle as text, and writes it as a page for a browser.
 // Threads: one.
 #include <algorithm>
 #include <cerrno>
@@ -46,7 +46,7 @@ sums sums_of(report::device_snapshot const& d) {
   return s;
 }
 
-// Live blocks by the line that took them, the most bytes first.
+// Live blocks by the line that allocated them, in descending order of bytes.
 void print_lines(report::device_snapshot const& d) {
   struct line {
     std::string where;

@@ -1,4 +1,4 @@
-// The matrix, its legend, and where devices sit on PCIe.
+// The matrix, its legend, and the positions of devices on PCIe.
 // Threads: any.
 #include "topology.h"
 
@@ -48,7 +48,7 @@ std::string cell(peer_link const& l, std::vector<device_properties> const& all,
   return path_between(folders[a], all[a].numa_node, folders[b], all[b].numa_node);
 }
 
-// "0-3,8": processors by their numbers.
+// Formats processor numbers as "0-3,8".
 std::string ranges(std::vector<int> numbers) {
   std::sort(numbers.begin(), numbers.end());
   std::string text;
@@ -101,7 +101,7 @@ std::string path_between(std::string const& folder_a, int node_a, std::string co
   if (bus == differ.first) return node_a >= 0 && node_a == node_b ? "NODE" : "SYS";
   auto const shared_bridges = differ.first - bus - 1;
   if (shared_bridges <= 0) return "PHB";
-  // Below the last bridge that both share: a port each, and the device.
+  // The devices share the last bridge: each path continues with one port and the device.
   return a.end() - differ.first <= 2 && b.end() - differ.second <= 2 ? "PIX" : "PXB";
 }
 

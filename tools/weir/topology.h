@@ -1,4 +1,4 @@
-// The links of a machine as `nvidia-smi topo -m` draws them.
+// The links of a machine in the format of `nvidia-smi topo -m`.
 // Threads: any.
 #pragma once
 #include <string>
@@ -9,11 +9,11 @@
 
 namespace weir::tool {
 
-// What a copy passes between two devices that sit on PCIe: PIX, PXB, PHB, NODE or SYS, from the folders of
-// the system's tree of devices ("/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0"; empty: not known) and
-// the NUMA nodes (-1: not known).
+// Returns: the kind of path between two devices on PCIe: PIX, PXB, PHB, NODE or SYS. Arguments: the devices'
+// sysfs folders ("/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0"; empty: unknown) and NUMA nodes (-1:
+// unknown).
 std::string path_between(std::string const& folder_a, int node_a, std::string const& folder_b, int node_b);
-// A row a device, a legend of what occurs, and a line about what has been verified.
+// Returns: a row per device, a legend of the kinds that occur, and a line about verified links.
 std::string draw(std::vector<device_properties> const&, std::vector<peer_link> const&);
 
 }  // namespace weir::tool

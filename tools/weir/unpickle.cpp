@@ -1,8 +1,8 @@
-// A machine with a stack, as pickletools.py of CPython describes it. A dictionary that is a frame, a block,
-// an entry of a trace or a segment becomes a record as soon as its items are there:
-// a file of 10^6 events needs no tree of values.
-// Invariant: of values, containers, texts and what is remembered there are at most `spare`, and one for each
-// `bytes_a_value` bytes that were read, of each. In a snapshot each of them takes ten bytes and more.
+// A stack machine for pickle opcodes, as documented in pickletools.py of CPython. A dictionary of a known
+// kind (frame, block, trace entry, segment) becomes a record as soon as its items are complete: 10^6 events
+// need no tree of values.
+// Invariant: the numbers of values, containers, texts and memo entries are each at most `spare` plus one per
+// `bytes_a_value` bytes read. A snapshot takes at least ten bytes for each.
 #include "tools/weir/unpickle.h"
 
 #include <algorithm>
@@ -17,13 +17,13 @@ namespace {
 
 struct value {
   enum class type : std::uint8_t { none, number, real, text, list, dict, mark } is = type::none;
-  std::uint64_t what = 0;  // a number, or of a text, list or dictionary which one
+  std::uint64_t what = 0;  // the number, or the index of the text, list or dictionary
 };
 using fields = std::vector<std::pair<value, value>>;
 struct dictionary {
   enum class type : std::uint8_t { plain, frame, block, entry, segment } is = type::plain;
   std::uint32_t record = 0;
-  std::uint64_t at = 0;  // byte of the file where it was completed
+  std::uint64_t at = 0;  // file offset of its completion
 };
 struct found_block {
   memory_block block;
@@ -44,7 +44,7 @@ struct found_segment {
 };
 
 constexpr std::size_t largest_file = std::size_t{1} << 30;
-constexpr std::size_t largest_stacks = std::size_t{1} << 28;  // bytes of text: a file may name one text often
+constexpr std::size_t largest_stacks = std::size_t{1} << 28;  // bytes of text; a file may repeat a text
 constexpr std::size_t spare = 10'000, bytes_a_value = 8;
 constexpr std::uint64_t no_list = ~std::uint64_t{0};
 constexpr std::string_view actions[] = {"alloc",       "free_requested",    "free_completed", "oom",
@@ -94,7 +94,7 @@ class reader {
         if (auto const v = little_endian(1); v < 2 || v > 5)
           refuse("protocol " + std::to_string(v) + " is not one of 2 to 5");
         break;
-      case 0x95: (void)bytes(8); break;                                             // a frame's length
+      case 0x95: (void)bytes(8); break;                                             // the length of a frame
       case '.': return false;
       case '(': push({value::type::mark}); break;
       case 'N': push({}); break;
@@ -219,7 +219,7 @@ class reader {
   }
   template <class T>
   void make(dictionary& d, dictionary::type is, std::vector<T>& all, T one) {
-    if (d.record + 1 == plain_.size()) plain_.pop_back();  // mostly: it had no items
+    if (d.record + 1 == plain_.size()) plain_.pop_back();  // mostly true: it had no items
     d.is = is, d.record = static_cast<std::uint32_t>(all.size());
     all.push_back(std::move(one));
   }
@@ -309,7 +309,7 @@ class reader {
       found_block const& b = record(v, dictionary::type::block, blocks_);
       if (++blocks_used_ > blocks_.size()) refuse("a list of blocks belongs to two segments");
       memory_block one = b.block;
-      if (one.address == 0) one.address = next;  // older files leave it out
+      if (one.address == 0) one.address = next;  // absent in older files
       next = one.address + one.bytes;
       if (one.address < s.address || next > s.address + s.bytes || next < one.address)
         refuse("a block lies outside its segment");
@@ -330,7 +330,7 @@ class reader {
       place(e.frames, to.trace.back().where, to.trace.back().stack);
     }
   }
-  // The first frame that names a line is where it happened; the whole list is a stack when it has more.
+  // Sets `where` to the first frame with a source line, and `stack` if the list has more frames.
   void place(std::uint64_t list, source_location& where, std::uint32_t& stack) {
     if (list == no_list || lists_[list].empty()) return;
     auto const [known, fresh] = places_.try_emplace(list);

@@ -1,7 +1,6 @@
-// Reads a snapshot back from its pickle: weir's own and PyTorch's (torch.cuda.memory._dump_snapshot,
-// protocols 2 to 5). Nothing in a file is carried out:
-// opcodes that make objects of a program are refused, as are files above a gibibyte.
-// Threads: any; values in, values out.
+// Reads a snapshot from its pickle: weir's own and PyTorch's (torch.cuda.memory._dump_snapshot, protocols 2
+// to 5). Executes nothing: it rejects opcodes that construct objects, and files above 1 GiB.
+// Threads: any; a pure function.
 #pragma once
 #include <unordered_set>
 
@@ -12,10 +11,10 @@ namespace weir::report {
 struct loaded_snapshot {
   std::vector<device_snapshot> devices;
   std::vector<stack_of> stacks;
-  std::unordered_set<std::string> texts;  // what `here` points into
+  std::unordered_set<std::string> texts;  // owns the strings that `here` points to
 };
 
-// Throws: invalid_use, which names the file and the byte, and what is wrong there
+// Throws: invalid_use, naming the file, the byte offset and the problem
 loaded_snapshot read_snapshot(std::string_view bytes, std::string_view file,
                               source_location = source_location::current());
 
