@@ -1,4 +1,4 @@
-# Defines weir::cblas, the host's matrix products: any library with <cblas.h>, OpenBLAS first.
+# Defines weir::cblas for matrix products on the host: any library with <cblas.h>, OpenBLAS first.
 # Used by weir's own build and by the installed package.
 if(NOT TARGET weir::cblas)
   find_path(WEIR_CBLAS_INCLUDE_DIR cblas.h PATH_SUFFIXES openblas-pthread openblas ${CMAKE_LIBRARY_ARCHITECTURE}/openblas-pthread)

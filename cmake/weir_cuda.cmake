@@ -1,4 +1,4 @@
-# Finds the CUDA toolkit. Sets WEIR_WITH_CUDA, and what enable_language(CUDA) needs to know before it is called.
+# Finds the CUDA toolkit. Sets WEIR_WITH_CUDA, and the variables that enable_language(CUDA) reads.
 # Used by weir's own build and by the installed package.
 set(WEIR_WITH_CUDA OFF)
 if(NOT "${WEIR_CUDA}" STREQUAL OFF)
@@ -18,7 +18,7 @@ if(NOT "${WEIR_CUDA}" STREQUAL OFF)
     endif()
     unset(CMAKE_CUDA_COMPILER)
   elseif(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
-    # The last entry has no -real: its PTX serves devices newer than this list.
+    # The last entry has no -real: newer devices compile its PTX.
     if(CUDAToolkit_VERSION VERSION_LESS 12.8)
       set(CMAKE_CUDA_ARCHITECTURES 75-real 80-real 90)
     else()

@@ -1,4 +1,4 @@
-# Build types, sanitizers and warnings of weir's own code. Nothing here reaches a program that uses weir.
+# Build types, sanitizers and warnings of weir's own code. None of it propagates to programs that use weir.
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
@@ -11,12 +11,12 @@ if(PROJECT_IS_TOP_LEVEL)
   if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
     set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
   endif()
-  # Line tables are enough for stacks and profiles, and a third of the bytes of -g.
+  # Line tables suffice for stack traces and profiles, and take a third of the size of -g.
   foreach(language CXX CUDA)
     set(CMAKE_${language}_FLAGS_RELEASE "-O2 -g1 -DNDEBUG")
     set(CMAKE_${language}_FLAGS_DEBUG "-O1 -g")
   endforeach()
-  # Instrumented code takes the compiler long: its optimiser would cost more than the short runs of the tests give back.
+  # Optimizing instrumented code would cost more time than the short test runs save.
   if(WEIR_SANITIZE MATCHES "address")
     set(CMAKE_CXX_FLAGS_DEBUG "-O0 -g1")
   elseif(WEIR_SANITIZE)
@@ -26,7 +26,7 @@ if(PROJECT_IS_TOP_LEVEL)
   set(CMAKE_CUDA_FLAGS_DEBUG "-O1 -Xcompiler=-g")
   find_program(WEIR_CCACHE ccache)
   if(WEIR_CCACHE)
-    # Without this sloppiness ccache refuses every file that uses the tests' precompiled header.
+    # Without this sloppiness ccache does not cache files that use the tests' precompiled header.
     set(launcher ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${WEIR_CCACHE})
     foreach(language CXX CUDA)
       if(NOT CMAKE_${language}_COMPILER_LAUNCHER)
@@ -36,7 +36,7 @@ if(PROJECT_IS_TOP_LEVEL)
   endif()
 endif()
 
-# A hundred programs of tests: lld links each in a third of the time.
+# There are about a hundred test programs, and lld links each three times as fast.
 if(PROJECT_IS_TOP_LEVEL)
   find_program(WEIR_LLD ld.lld)
   if(WEIR_LLD)
@@ -46,20 +46,20 @@ endif()
 
 if(WEIR_SANITIZE)
   add_compile_options(-fsanitize=${WEIR_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
-  if(WEIR_SANITIZE MATCHES undefined)  # what the address sanitizer stops by itself, at a tenth of the compiler's time
+  if(WEIR_SANITIZE MATCHES undefined)  # the address sanitizer finds these too, in a tenth of the compile time
     add_compile_options(-fno-sanitize=null,vptr,object-size)
   endif()
   add_link_options(-fsanitize=${WEIR_SANITIZE})
 endif()
 
-# Warnings for a target of ours, with the warnings of both compilers as errors.
+# Warnings for a target of weir; errors for both compilers if WEIR_WERROR.
 function(weir_own_code target)
   set(warnings -Wall -Wextra)
   if(WEIR_WERROR)
     list(APPEND warnings -Werror)
   endif()
   if(WEIR_SANITIZE MATCHES thread AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
-    list(APPEND warnings -Wno-error=tsan)  # fences are not modelled: a remark, no defect
+    list(APPEND warnings -Wno-error=tsan)  # warns that fences are not modelled, which is no defect
   endif()
   string(REPLACE ";" "," joined "${warnings}")
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${warnings}>" "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${joined}>")

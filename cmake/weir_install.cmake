@@ -1,4 +1,4 @@
-# What `cmake --install` puts where: headers, the library, and the package that find_package(weir) reads.
+# Installs the headers, the library, and the package for find_package(weir).
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/weir)
 install(TARGETS weir EXPORT weir-targets FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})

@@ -1,6 +1,6 @@
-# weir_kernels(target file.cu...): adds files that hold kernels to a library or program.
-# With a toolkit nvcc compiles them; without one they are C++, and their kernels run on the simulated machine.
-# Called at file scope, as enable_language is: it turns CUDA on where the project has not.
+# weir_kernels(target file.cu...): adds source files with kernels to a library or program.
+# With a toolkit, nvcc compiles them. Without one they are C++, and the kernels run on the simulated machine.
+# Call it at file scope, as enable_language requires: it enables CUDA if the project has not.
 set_property(GLOBAL PROPERTY WEIR_WITH_CUDA ${WEIR_WITH_CUDA})
 set_property(GLOBAL PROPERTY WEIR_CMAKE_DIR ${CMAKE_CURRENT_LIST_DIR})
 
@@ -12,7 +12,7 @@ macro(weir_kernels target)
     enable_language(CUDA)
   endif()
   if(_weir_with_cuda AND NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
-    # CMake 3.25 does not know that nvcc 12 and newer speak C++20.
+    # CMake 3.25 does not know that nvcc supports C++20 since version 12.
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
   endif()
@@ -31,7 +31,7 @@ function(_weir_kernels target with_cuda)
     set_source_files_properties(${ARGN} TARGET_DIRECTORY ${target} PROPERTIES LANGUAGE CUDA)
     set_target_properties(${target} PROPERTIES CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON)
     get_target_property(architectures ${target} CUDA_ARCHITECTURES)
-    if(NOT architectures)  # the target is older than the language
+    if(NOT architectures)  # the target was created before the language was enabled
       set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}")
     endif()
     target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--extended-lambda;--expt-relaxed-constexpr>")

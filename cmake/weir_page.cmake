@@ -1,4 +1,4 @@
-# The page of `weir replay --html`: its parts are files of their own, and text of the library.
+# The page of `weir replay --html`: combines its source files into string constants of the library.
 set(page ${PROJECT_SOURCE_DIR}/runtime/report/page)
 set(scripts data.js stack.js chart.js map.js app.js)
 file(READ ${page}/page.html page_frame)

@@ -1,4 +1,4 @@
-# weir_part_of(variable part parts): K and N of K/N, which the variable says; 0 and 1, which is all, when it is empty.
+# weir_part_of(variable part parts): sets part and parts to K and N of its value K/N; to 0 and 1 if empty.
 function(weir_part_of variable part parts)
   set(k 0)
   set(n 1)
@@ -8,7 +8,7 @@ function(weir_part_of variable part parts)
       set(k ${CMAKE_MATCH_1})
       set(n ${CMAKE_MATCH_2})
     endif()
-    if(NOT k LESS n)  # it would be none of them
+    if(NOT k LESS n)  # an empty part
       message(FATAL_ERROR "${variable} is '${${variable}}': say which of how many parts, as 0/3")
     endif()
   endif()
@@ -16,8 +16,7 @@ function(weir_part_of variable part parts)
   set(${parts} ${n} PARENT_SCOPE)
 endfunction()
 
-# weir_is_of_part(variable number result): whether that number is of the part that the variable names: all whose number leaves K
-# when divided by N.
+# weir_is_of_part(variable number result): sets result to whether number modulo N is K, for its value K/N.
 function(weir_is_of_part variable number result)
   weir_part_of(${variable} part parts)
   math(EXPR left "${number} % ${parts}")

@@ -1,13 +1,16 @@
-# Planted defects: tests/planted/NAME.patch changes one source of the library, and planted_NAME is the prover linked with that
-# source instead of the library's own: a static library's member is not taken when all it defines is there already.
-# A patch begins with lines `hazard:`, `check:` (or several: bytes,race), `runs:`, and `only: yes` where no other check may see
-# it, `program:` where one explored program alone has it at stake; then comes the diff. Each check of tests/model/verdict.h sees
-# something that no other does.
-# The prover must find each within its stated runs, and nothing in the library as it is.
+# Planted defects: tests/planted/NAME.patch changes one source file of the library. planted_NAME is the
+# prover, linked with the changed file first. The linker then ignores the library's member, whose symbols are
+# all defined.
+#
+# A patch begins with the lines `hazard:`, `check:` (one or several, as in bytes,race) and `runs:`.
+# `only: yes` states that no other check may find the defect. `program:` names the only explored program that
+# it can affect. The diff follows. Each check of tests/model/verdict.h finds a defect that no other one finds.
+#
+# The prover must find each defect within its stated runs, and none in the unchanged library.
 find_program(WEIR_PATCH patch)
 file(GLOB patches CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/planted/*.patch)
-set(wanted OFF)  # they cost a compilation each: one kind of build proves the proof
-set(by_the_byte OFF)  # with AddressSanitizer those alone that say `asan: yes`: it has to stop them, as a crash
+set(wanted OFF)  # each costs a compilation, so one build type builds them
+set(by_the_byte OFF)  # AddressSanitizer: only defects with `asan: yes`, which it must report
 if(WEIR_SANITIZE MATCHES address)
   set(by_the_byte ON)
 endif()
@@ -27,8 +30,8 @@ add_library(weir_prover OBJECT ${PROJECT_SOURCE_DIR}/tests/planted/prover.cpp ${
 weir_own_code(weir_prover)
 target_link_libraries(weir_prover PUBLIC weir_test_support GTest::gtest)
 
-set(alone bytes order stray stuck invariants census answers race lifetime host over-wait places)  # less those that a defect is found by alone
-set(quick -O1 -g0 -Wno-unused)  # quick to compile; what a defect no longer uses
+set(alone bytes order stray stuck invariants census answers race lifetime host over-wait places)  # not found alone yet
+set(quick -O1 -g0 -Wno-unused)  # short compile time; the defect may leave names unused
 file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/planted_headers.cpp CONTENT "int main() {}\n")
 add_executable(weir_planted_headers ${PROJECT_BINARY_DIR}/planted_headers.cpp)
 target_precompile_headers(weir_planted_headers PRIVATE <algorithm> <array> <atomic> <chrono> <condition_variable> <deque> <functional> <map> <memory>
@@ -38,7 +41,7 @@ weir_own_code(weir_planted_headers)
 target_compile_options(weir_planted_headers PRIVATE ${quick})
 add_custom_target(planted)  # all of them; tools/planted prints their table
 
-# weir_prover_program(name source): the prover with that source in front of the library.
+# weir_prover_program(name source): the prover, with that source linked before the library.
 function(weir_prover_program name)
   add_executable(${name} $<TARGET_OBJECTS:weir_prover> ${ARGN})
   target_link_libraries(${name} PRIVATE weir_test_support weir::weir weir::cblas GTest::gtest)
@@ -88,7 +91,7 @@ foreach(patch ${patches})
   if(NOT wanted AND NOT by_the_byte)
     continue()
   endif()
-  set_source_files_properties(${source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)  # a member of the library by itself
+  set_source_files_properties(${source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)  # its own library member
   set(changed ${PROJECT_BINARY_DIR}/planted/${name}.cpp)
   add_custom_command(OUTPUT ${changed} DEPENDS ${patch} ${PROJECT_SOURCE_DIR}/${source} ${PROJECT_SOURCE_DIR}/tests/planted/plant
     COMMAND ${PROJECT_SOURCE_DIR}/tests/planted/plant ${patch} ${PROJECT_SOURCE_DIR}/${source} ${changed}
@@ -99,7 +102,7 @@ foreach(patch ${patches})
   target_include_directories(planted_${name} SYSTEM PRIVATE ${Boost_INCLUDE_DIRS})
   target_compile_options(planted_${name} PRIVATE ${quick})
   target_precompile_headers(planted_${name} REUSE_FROM weir_planted_headers)
-  # Tapes of runs that found it: tests/tapes/PROGRAM-NAME.tape. Each must find it again.
+  # Recorded runs that found the defect: tests/tapes/PROGRAM-NAME.tape. Each must find it again.
   file(GLOB tapes CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/tapes/*-${name}.tape)
   list(TRANSFORM tapes PREPEND "--tape;")
   add_test(NAME planted.${name} COMMAND planted_${name} --check ${check} --within ${runs} ${only} ${of} ${tapes})
@@ -110,12 +113,12 @@ if(alone AND NOT by_the_byte)
 endif()
 
 if(by_the_byte)
-  return()  # the tests of the models run the same programs
+  return()  # the model tests run the same programs
 endif()
 add_test(NAME planted.all_fit COMMAND ${PROJECT_SOURCE_DIR}/tests/planted/all_fit ${PROJECT_SOURCE_DIR})
 set_tests_properties(planted.all_fit PROPERTIES TIMEOUT 60 LABELS planted)
 weir_prover_program(planted_none)
 file(GLOB tapes CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/tapes/*.tape)
 list(TRANSFORM tapes PREPEND "--tape;")
-add_test(NAME planted.none COMMAND planted_none --within 5000 ${tapes})  # as many as all but the rarest need
+add_test(NAME planted.none COMMAND planted_none --within 5000 ${tapes})  # finds all but the rarest defects
 set_tests_properties(planted.none PROPERTIES TIMEOUT 120 LABELS planted COST 100)

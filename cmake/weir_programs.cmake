@@ -1,6 +1,6 @@
-# Examples, the tool `weir` and the benchmarks: each is built when its files exist.
+# Examples, the tool `weir` and the benchmarks. Each is built if its source files exist.
 
-# weir_program_files(target file...): what every program of ours, or part of one, is built with.
+# weir_program_files(target file...): adds files and the common settings to a program or a part of one.
 function(weir_program_files target)
   set(kernels ${ARGN})
   set(files ${ARGN})
@@ -14,12 +14,12 @@ function(weir_program_files target)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
   target_include_directories(${target} SYSTEM PRIVATE ${Boost_INCLUDE_DIRS})
   target_link_libraries(${target} PRIVATE weir::weir)
-  if(WEIR_UNITY AND NOT target STREQUAL "weir_bench")  # its files each take other namespaces' names for their own
+  if(WEIR_UNITY AND NOT target STREQUAL "weir_bench")  # its files have conflicting using-directives
     weir_unity(${target} ${files})
   endif()
 endfunction()
 
-# weir_program(name glob...): one program from all .cpp and .cu files that match.
+# weir_program(name glob...): a program from all matching .cpp and .cu files.
 function(weir_program name)
   file(GLOB files CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} ${ARGN})
   if(NOT files)
@@ -30,7 +30,8 @@ function(weir_program name)
   weir_program_files(${name} ${files})
 endfunction()
 
-# weir_tested_program(name file...): a program of examples/name whose test is built with all of it but these files: name_parts, compiled once.
+# weir_tested_program(name file...): a program in examples/name with a test. The library name_parts holds all
+# sources except the given files. Program and test share it.
 function(weir_tested_program name)
   file(GLOB files CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} examples/${name}/*.cpp examples/${name}/*.cu)
   list(TRANSFORM ARGN PREPEND examples/${name}/ OUTPUT_VARIABLE own)
@@ -41,7 +42,7 @@ function(weir_tested_program name)
   target_link_libraries(${name} PRIVATE ${name}_parts)
 endfunction()
 
-# weir_options(target): the program reads its options with Boost.Program_options, linked statically.
+# weir_options(target): links Boost.Program_options statically.
 macro(weir_options target)
   set(Boost_USE_STATIC_LIBS ON)
   find_package(Boost 1.81 REQUIRED COMPONENTS program_options)
@@ -63,7 +64,7 @@ if(TARGET weir_tool)
   if(WEIR_WITH_CUDA)
     target_compile_definitions(weir_tool PRIVATE WEIR_TOOLKIT="${CUDAToolkit_VERSION}")
   endif()
-  find_package(ZLIB)  # without it, `weir replay` reads plain traces only
+  find_package(ZLIB)  # without it, `weir replay` reads uncompressed traces only
   if(ZLIB_FOUND)
     target_link_libraries(weir_tool PRIVATE ZLIB::ZLIB)
     target_compile_definitions(weir_tool PRIVATE WEIR_WITH_ZLIB)

@@ -1,4 +1,4 @@
-# The tests: the files tests/FOLDER/**/*_test.cpp (or .cu) are one program, FOLDER_test; ctest runs it as a whole, or in a few parts.
+# The files tests/FOLDER/**/*_test.cpp (or .cu) form one program, FOLDER_test, which ctest may run in parts.
 find_package(GTest REQUIRED)
 include(weir_part)
 
@@ -9,7 +9,7 @@ if(support)
   target_include_directories(weir_test_support PUBLIC ${PROJECT_SOURCE_DIR})
   target_include_directories(weir_test_support SYSTEM PUBLIC ${Boost_INCLUDE_DIRS})
   target_link_libraries(weir_test_support PUBLIC weir::weir GTest::gtest)
-  foreach(call acquire release abort)  # static_guards.cpp comes before the language's
+  foreach(call acquire release abort)  # static_guards.cpp replaces the runtime's functions
     target_link_options(weir_test_support INTERFACE LINKER:--wrap=__cxa_guard_${call} LINKER:-u,__wrap___cxa_guard_${call})
   endforeach()
   target_compile_definitions(weir_test_support PRIVATE WEIR_TEST_TAPES="${PROJECT_SOURCE_DIR}/tests/tapes")
@@ -20,8 +20,8 @@ else()
   target_link_libraries(weir_test_support INTERFACE weir::weir GTest::gtest)
 endif()
 
-# Most of a test's compile time is gtest and the standard library: read once, shared by all.
-# The header belongs to a program, not a library: gcc takes it only for code with the same -fPIE.
+# GoogleTest and the standard library take most of a test's compile time, so all tests share a precompiled
+# header. It belongs to a program, not to a library: GCC accepts it only for code with the same -fPIE.
 file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/test_headers.cpp CONTENT "int main() {}\n")
 add_executable(weir_test_headers ${PROJECT_BINARY_DIR}/test_headers.cpp)
 target_precompile_headers(weir_test_headers PRIVATE <gtest/gtest.h> <algorithm> <array> <atomic> <chrono> <cstdint>
@@ -29,19 +29,19 @@ target_precompile_headers(weir_test_headers PRIVATE <gtest/gtest.h> <algorithm> 
 target_link_libraries(weir_test_headers PRIVATE GTest::gtest Threads::Threads)
 weir_own_code(weir_test_headers)
 
-# Tests' own code is compiled quicker than it is run: the library under it is what takes the time.
+# Test code runs briefly, so compiling it without optimization saves time. The library is optimized.
 add_library(weir_test_flags INTERFACE)
-if(WEIR_SANITIZE)  # may have a comma, which no expression takes
+if(WEIR_SANITIZE)  # the value may contain a comma, which a generator expression does not accept
   target_compile_options(weir_test_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-O0>)
 else()
   target_compile_options(weir_test_flags INTERFACE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O0>)
 endif()
-if(WEIR_SANITIZE MATCHES undefined)  # a third of the compiler's time, and it is the library's behaviour that is looked at
+if(WEIR_SANITIZE MATCHES undefined)  # saves a third of the compile time; the library itself stays instrumented
   target_compile_options(weir_test_flags INTERFACE -fno-sanitize=undefined)
 endif()
 target_link_libraries(weir_test_headers PRIVATE weir_test_flags)
 
-# What all code of tests is compiled with.
+# Compile settings of all test code.
 function(weir_test_code target)
   weir_own_code(${target})
   target_link_libraries(${target} PRIVATE weir_test_support weir::cblas weir_test_flags)
@@ -51,7 +51,8 @@ function(weir_test_code target)
   endif()
 endfunction()
 
-# weir_test_folder(file result): a folder's other files are part of each of its tests and compiled once: the library of them, or nothing.
+# weir_test_folder(file result): sets result to the library of the folder's other source files, or to nothing.
+# The tests of the folder share it.
 macro(weir_test_folder file result)
   get_filename_component(${result} ${file} DIRECTORY)
   file(GLOB beside CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} ${${result}}/*.cpp ${${result}}/*.cu)
@@ -77,7 +78,7 @@ option(WEIR_TSAN_ALL "With the thread sanitizer, build also the tests of one thr
 option(WEIR_ASAN_ALL "With the address sanitizer, build also the tests of machines' rules, and of what reads and reckons above the library's own memory" OFF)
 set(WEIR_TEST_FILES "" CACHE STRING "The test files to build, by their paths (tests/base/os_test.cpp); all when empty")
 
-# A program that takes longer than its fellows runs in so many parts, each with every n-th of its tests: all processors stay busy.
+# A long test program runs as several shards, so that all processors stay busy.
 set(weir_parts_of_explore_test 3)
 set(weir_parts_of_faults_test 3)
 set(weir_parts_of_memory_test 3)
@@ -85,7 +86,7 @@ set(weir_parts_of_model_test 2)
 set(weir_parts_of_peer_test 3)
 set(weir_parts_of_streams_test 2)
 
-# weir_test_entry(name program part parts variable...): an entry of ctest that runs this part of a program's tests.
+# weir_test_entry(name program part parts variable...): adds a ctest entry for one shard of a program.
 function(weir_test_entry name program part parts)
   add_test(NAME ${name} COMMAND ${program})
   if(parts GREATER 1)
@@ -94,7 +95,7 @@ function(weir_test_entry name program part parts)
   set_property(TEST ${name} PROPERTY ENVIRONMENT ${ARGN})
 endfunction()
 
-# weir_test_runs(program label): how ctest runs a program of tests.
+# weir_test_runs(program label): adds the ctest entries of a test program.
 function(weir_test_runs program label)
   set(parts 1)
   if(weir_parts_of_${program})
@@ -111,9 +112,9 @@ function(weir_test_runs program label)
     endif()
     math(EXPR index "${part} - 1")
     weir_test_entry(${name} ${program} ${index} ${parts})
-    set_tests_properties(${name} PROPERTIES TIMEOUT ${limit} COST 10${parts} LABELS ${label})  # the longest begin first
+    set_tests_properties(${name} PROPERTIES TIMEOUT ${limit} COST 10${parts} LABELS ${label})  # longest first
   endforeach()
-  # Once more with the checker before the machine of every runtime. Some programs make none.
+  # Repeats the tests with the race checker on every runtime. Some programs create no runtime.
   if(NOT WEIR_SANITIZE AND NOT label MATCHES "^(base|driver|conformance|fuzz|stress)$")
     weir_part_of(WEIR_CHECKED_PART index parts)
     weir_test_entry(checked.${program} ${program} ${index} ${parts} WEIR_CHECK_RACES=fail WEIR_TEST_SEEDS=10)
@@ -121,12 +122,12 @@ function(weir_test_runs program label)
   endif()
 endfunction()
 
-# One program a folder. These files are programs of their own: they have a main, change the environment of the process, fork it,
-# load what cannot be unloaded, or are built with a program's parts.
+# One program per folder, except for these files. They have their own main, change the environment, fork, load
+# a library that cannot be unloaded, or are linked with parts of a program.
 set(weir_own_program defects_fork_test defects_process_end_test examples_pipeline_test examples_seeds_test examples_trainer_test
   peer_nccl_test peer_sim_test runtime_options_test)
-# With WEIR_UNITY five files of these folders are compiled as one, ten with a sanitizer: the headers they share are read once.
-# Not those with a name of their own that stands in another file of the folder, too.
+# WEIR_UNITY compiles five files of these folders as one, or ten with a sanitizer, to parse shared headers
+# once. The second list has the exceptions: files that define a name that another file defines too.
 set(weir_together base conformance driver explore memory model peer streams tensor)
 set(weir_in_one 5)
 if(WEIR_SANITIZE)
@@ -136,7 +137,7 @@ set(weir_alone_tests driver_sim_seeded_test explore_clocks_test explore_memory_t
   peer_share_test peer_share_threads_test peer_stripes_test peer_stripes_threads_test streams_copy_model_test streams_copy_reuse_test
   streams_pinned_test streams_pinned_uses_test streams_timeline_test)
 
-# weir_test_name(file result): tests/runtime/log_test.cpp is runtime_log_test.
+# weir_test_name(file result): tests/runtime/log_test.cpp becomes runtime_log_test.
 function(weir_test_name file result)
   string(REGEX REPLACE "^tests/(.*)\\.(cpp|cu)$" "\\1" name ${file})
   string(REPLACE "/" "_" name ${name})
@@ -155,7 +156,7 @@ foreach(file ${tests})
     continue()
   endif()
   if(WEIR_SANITIZE MATCHES thread AND NOT WEIR_TSAN_ALL)
-    # A file's heading says what threads it has.
+    # The file's header comment states its threads.
     file(STRINGS ${file} alone REGEX "^// .*Threads: (one[.;]|those of each run)" LIMIT_COUNT 1)
     if(alone)
       continue()
@@ -173,7 +174,7 @@ foreach(file ${tests})
   string(APPEND table "${file} ${program}\n")
 endforeach()
 list(REMOVE_DUPLICATES programs)
-file(WRITE ${PROJECT_BINARY_DIR}/tests.txt "${table}")  # for tools/gpu: the program of each file
+file(WRITE ${PROJECT_BINARY_DIR}/tests.txt "${table}")  # tools/gpu reads the program of each file
 
 foreach(program ${programs})
   set(label ${label_of_${program}})
@@ -203,7 +204,7 @@ foreach(program ${programs})
   weir_test_runs(${program} ${label})
 endforeach()
 
-# Its programs end or fork with everything still in use: what they hold then is no leak.
+# These programs exit or fork while objects are in use, which is not a leak.
 if(WEIR_SANITIZE)
   foreach(name defects_process_end_test defects_fork_test)
     if(TARGET ${name})
@@ -216,7 +217,7 @@ if(TARGET faults_test)
   target_compile_definitions(faults_test PRIVATE WEIR_DOCS="${PROJECT_SOURCE_DIR}/docs")
 endif()
 
-# A library that holds weir, to be loaded and closed.
+# A library that contains weir, for tests with dlopen and dlclose.
 add_library(weir_test_plugin MODULE tests/defects/plugin/plugin.cpp)
 weir_own_code(weir_test_plugin)
 target_link_libraries(weir_test_plugin PRIVATE weir::weir)
@@ -227,7 +228,8 @@ if(TARGET defects_process_end_test)
   target_compile_definitions(defects_process_end_test PRIVATE WEIR_PLUGIN="$<TARGET_FILE:weir_test_plugin>")
 endif()
 
-# weir_test_of_program(name file...): the test of examples/name is built with all of it but these files, compiled once where the program is built too.
+# weir_test_of_program(name file...): links the test of examples/name with all of its sources except the given
+# files. They are compiled once if the program is built too.
 macro(weir_test_of_program name)
   if(TARGET examples_${name}_test AND TARGET ${name}_parts)
     target_link_libraries(examples_${name}_test PRIVATE ${name}_parts)
@@ -245,16 +247,16 @@ weir_test_of_program(trainer main.cpp progress.cpp)
 weir_test_of_program(seeds main.cpp)
 weir_test_of_program(pipeline main.cpp)
 
-# The tool's matrix of links and its reader of snapshots, without its main.
+# The tool's topology matrix and snapshot reader, without its main.
 if(TARGET tools_test)
   target_sources(tools_test PRIVATE tools/weir/topology.cpp tools/weir/unpickle.cpp)
 endif()
 
-# The rules of the house, and the tests of the script that holds them.
+# The code rules and the tests of the script that checks them.
 add_test(NAME floors COMMAND ${PROJECT_SOURCE_DIR}/tools/floors ${PROJECT_SOURCE_DIR})
 file(GLOB scripts CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/tests/tools tests/tools/*_test.sh)
 if(WEIR_SANITIZE)
-  list(REMOVE_ITEM scripts package_test.sh)  # a consumer would have to be built with the same sanitizer
+  list(REMOVE_ITEM scripts package_test.sh)  # the consumer would need the same sanitizer
 endif()
 if(NOT TARGET weir_tool)
   list(REMOVE_ITEM scripts weir_test.sh questions_test.sh)
@@ -262,11 +264,11 @@ endif()
 foreach(script ${scripts})
   string(REPLACE "_test.sh" "" name ${script})
   add_test(NAME tools.${name} COMMAND ${PROJECT_SOURCE_DIR}/tests/tools/${script} ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR})
-  set_tests_properties(tools.${name} PROPERTIES TIMEOUT 120 LABELS tools COST 300)  # the longest begin first
+  set_tests_properties(tools.${name} PROPERTIES TIMEOUT 120 LABELS tools COST 300)  # longest first
 endforeach()
 set_tests_properties(floors PROPERTIES TIMEOUT 60 LABELS tools)
 
-# No test: it prints what this machine's CUDA does where its documentation is silent.
+# Not a test: prints what CUDA does on this machine where its documentation leaves it open.
 if(WEIR_WITH_CUDA)
   file(GLOB probes CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} tests/conformance/*_probe.cpp)
   add_executable(cuda_probe ${probes})
@@ -277,7 +279,7 @@ if(WEIR_WITH_CUDA)
   target_link_libraries(cuda_probe PRIVATE weir::weir)
 endif()
 
-# The soak: minutes on GPUs (tools/gpu soak), a moment on the simulated machine.
+# The soak test: minutes on GPUs (tools/gpu soak), seconds on the simulated machine.
 file(GLOB soak CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/soak/*_probe.cpp)
 add_executable(soak ${soak})
 weir_test_folder(tests/soak/soak_probe.cpp folder)
@@ -289,7 +291,8 @@ set_target_properties(soak PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_
 add_test(NAME soak COMMAND soak --seconds 120 --least 2 --soon 1 --budget 60)
 set_tests_properties(soak PROPERTIES TIMEOUT 300 LABELS soak ENVIRONMENT WEIR_DEVICES=sim:4:1)
 
-# For compute-sanitizer on GPUs: what it must report and what not. On a simulated machine it shows that the option hurts nobody.
+# For compute-sanitizer on GPUs: accesses that it must report, and a clean run. The simulated machine runs the
+# clean one.
 add_executable(overrun)
 weir_kernels(overrun tests/overrun/overrun.cu)
 weir_own_code(overrun)
@@ -298,7 +301,7 @@ set_target_properties(overrun PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINA
 add_test(NAME overrun COMMAND overrun clean)
 set_tests_properties(overrun PROPERTIES TIMEOUT 60 LABELS soak ENVIRONMENT "WEIR_DEVICES=sim:1:1;WEIR_CONF=nvtx_memory:1")
 
-# Two processes and a ring of buffers: to its end, and with either of them killed or stopped half way.
+# Two processes share a ring of buffers, undisturbed or with one of them killed or stopped halfway.
 if(TARGET share)
   add_test(NAME share COMMAND share --bytes 65536 --rounds 60)
   foreach(mishap kill stop)

@@ -1,5 +1,7 @@
-# weir_unity(target source...): compiles a folder's sources together, some ten at a time; the headers they share are read once for all of them.
-# Not these: a name of their own stands in another file of the folder too, and what a planted defect replaces must be a member of the library.
+# weir_unity(target source...): compiles about ten sources of a folder as one, to parse headers once.
+#
+# Exceptions: files that define a name that another one of the folder defines. A file that a planted defect
+# replaces is another exception: it must be its own library member.
 set(weir_alone
   peer/collective/simulated_backend.cpp peer/link/nvlinks.cpp runtime/base/os_socket.cpp simulator/checker/checking_memory.cpp runtime/memory/blocks/arena_plan.cpp
   runtime/report/snapshot.cpp runtime/report/trace_events.cpp streams/stream/context.cpp streams/pinned/pages.cpp streams/copy/staging.cpp
@@ -7,7 +9,7 @@ set(weir_alone
 
 function(weir_unity target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-  if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)  # an unnamed namespace is no longer that of the file it takes for the main one
+  if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)  # GCC reports types that use an unnamed namespace of an included source file
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
   endif()
   foreach(source ${ARGN})
