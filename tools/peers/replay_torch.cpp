@@ -1,10 +1,9 @@
-// A trace replayed through PyTorch's own allocator, for a comparison in one run:
-// first and warm rounds, and what was reserved.
+// Replays a trace through PyTorch's own allocator, for a comparison in one run: first and warm rounds, and
+// reserved bytes.
 // Threads: one. Built by tools/first_replay against an installed PyTorch, never by the library's build.
 //
-// A block whose `f` is followed by a `c` was still in use on another stream until then:
-// it is given back at its `c`, which is when
-// PyTorch's own allocator had it back. weir is told of both, and has to find out.
+// If a block's `f` is followed by a `c`, another stream used it until then. It is freed at its `c`, when
+// PyTorch's allocator had it back. weir gets both, and must find the completion itself.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
@@ -30,7 +29,7 @@ struct trace {
   std::vector<operation> operations;
   unsigned blocks = 0;
   int streams = 1;
-  size_t lines = 0;  // what weir counts as operations: each `f` and each `c`
+  size_t lines = 0;  // weir's operations: each `f` and each `c`
 };
 
 trace read(char const* path) {
@@ -56,7 +55,7 @@ trace read(char const* path) {
   return t;
 }
 
-double replay(trace const& t, std::vector<c10::cuda::CUDAStream> const& streams) {  // nanoseconds a line of the trace
+double replay(trace const& t, std::vector<c10::cuda::CUDAStream> const& streams) {  // ns per line
   std::vector<void*> at(t.blocks, nullptr);
   auto const from = std::chrono::steady_clock::now();
   for (operation const& o : t.operations) {
@@ -77,7 +76,7 @@ double replay(trace const& t, std::vector<c10::cuda::CUDAStream> const& streams)
 }  // namespace
 
 int main(int argc, char** argv) {
-  c10::cuda::device_synchronize();  // a context
+  c10::cuda::device_synchronize();  // creates the context
   allocator::init(c10::cuda::device_count());
   char const* const mode = std::getenv("PYTORCH_CUDA_ALLOC_CONF");
   for (int i = 1; i < argc; ++i) {

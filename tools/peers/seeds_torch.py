@@ -116,7 +116,7 @@ def watch():
     row("empty_cache")
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(GIB / total)
-    full = [torch.empty(MIB, device="cuda") for _ in range(240)]  # 256 are refused: they come in segments of 20 MiB
+    full = [torch.empty(MIB, device="cuda") for _ in range(240)]  # 256 do not fit: segments have 20 MiB
     del full[::2]
     row("full of 4 MiB blocks, every other one dropped")
     quarter = fits(lambda: torch.empty(64 * MIB, device="cuda"))

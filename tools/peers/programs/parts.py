@@ -1,4 +1,4 @@
-"""What several of the programs share: transformer blocks, and an end by steps or by seconds."""
+"""Common parts of the programs: transformer blocks, and a limit by steps or by seconds."""
 import math
 import os
 import random
@@ -14,7 +14,7 @@ FACTOR = float(os.environ.get("STEP_FACTOR", "0.8"))
 
 
 def steps(n, seconds=None):
-    """0 to n - 1, or fewer when the seconds are over."""
+    """Yields: 0 to n - 1, or fewer if the time is over."""
     end = time.monotonic() + (seconds or 7) * FACTOR
     for i in range(n):
         if i > 2 and time.monotonic() > end:
@@ -35,7 +35,7 @@ class Attention(nn.Module):
     def forward(self, x, causal=False, plain=False):
         b, t, d = x.shape
         q, k, v = self.qkv(x).view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
-        if plain:  # scores in memory, as older code has them
+        if plain:  # materialized attention scores, as in older code
             s = q @ k.transpose(-2, -1) / math.sqrt(d // self.heads)
             if causal:
                 s = s.masked_fill(torch.ones(t, t, device=x.device, dtype=torch.bool).triu(1), float("-inf"))

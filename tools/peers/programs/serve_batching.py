@@ -27,7 +27,7 @@ def step(rows, ids):
         ys, at = [], 0
         for r, n in zip(rows, lens):
             cache, have = r["cache"], r["have"]
-            if have + n > cache.shape[2]:  # grown by whole chunks, all layers at once
+            if have + n > cache.shape[2]:  # grows by whole chunks, all layers at once
                 bigger = torch.empty(LAYERS, 2, (have + n + 63) // 64 * 64, HEADS, HD, device=DEV, dtype=torch.bfloat16)
                 bigger[:, :, :have] = cache[:, :, :have]
                 cache = r["cache"] = bigger
