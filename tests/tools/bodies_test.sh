@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What parallel_for takes for a body and what it refuses, by the host compiler and by nvcc, where the build has one: the rules of weir/parallel_for.h.
+# Bodies that parallel_for accepts and rejects (rules of weir/parallel_for.h), by the host compiler and, if
+# the build has it, by nvcc.
 # Usage: bodies_test.sh ROOT BUILD
 set -euo pipefail
 root=$1
@@ -55,7 +56,7 @@ for wrong in owns captures; do
 done
 by_nvcc -c "$work/right.cu" || fail "nvcc refuses right.cu"
 
-# One line for each rule; nvcc names them all at once.
+# One line per rule; nvcc reports all at once.
 cat > "$work/rules.cu" << 'END'
 #include "weir/parallel_for.h"
 using weir::parallel_for;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tests/planted/carry in a small tree: a source moves, words change, and a patch that no longer fits is named.
+# tests/planted/carry in a small tree: a source moves, words change, a patch no longer fits.
 # Usage: carry_test.sh ROOT
 set -euo pipefail
 work=$(mktemp -d)
@@ -9,7 +9,7 @@ cp "$1"/tests/planted/{carry,plant,all_fit} "$work/tests/planted/"
 cd "$work"
 printf 'int one;\nint piece = 1;\nint last;\n' > runtime/old/a.b.cpp
 cp runtime/old/a.b.cpp runtime/old/aXb.cpp
-planted() {  # planted SOURCE: a patch of it
+planted() {  # planted SOURCE: prints a patch of it
   printf 'hazard: a piece is lost\ncheck: bytes\nruns: 1\n\n--- a/%s\n+++ b/%s\n@@ -1,3 +1,3 @@\n int one;\n-int piece = 1;\n+int piece = 2;\n int last;\n' "$1" "$1"
 }
 planted runtime/old/a.b.cpp > tests/planted/first.patch

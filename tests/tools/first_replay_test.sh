@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The scripts in tools/ name no place of one machine, and say what they miss. Usage: first_replay_test.sh ROOT
+# The scripts in tools/ contain no machine-specific path, and report missing input.
+# Usage: first_replay_test.sh ROOT
 set -euo pipefail
 cd "$1"
 failed=0

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Plants one broken rule at a time in a small tree and expects tools/floors to name it; the tree without it must pass.
+# Plants one violation at a time in a small tree and expects tools/floors to report it. The clean one passes.
 # Usage: floors_test.sh ROOT
 set -euo pipefail
 root=$1
@@ -7,7 +7,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=0
 
-fresh() {  # a tree that keeps every rule
+fresh() {  # a tree without violations
   rm -rf "$work/t"
   mkdir -p "$work/t"/{tools,include/weir,runtime/base,runtime/driver/cuda,runtime/clock,peer/link,peer/collective,tensor,tests/clock}
   cp "$root/tools/floors.txt" "$work/t/tools/"
@@ -29,11 +29,11 @@ fresh() {  # a tree that keeps every rule
 
 fail() { echo "FAILED: $1"; failed=$((failed + 1)); }
 
-kept() {  # kept NAME: the tree as it stands passes
+kept() {  # kept NAME: the current tree passes
   "$root/tools/floors" "$work/t" > "$work/out" 2>&1 || { fail "$1"; cat "$work/out"; }
 }
 
-broken() {  # broken NAME PATH EXPECTED LINE...: with the lines in PATH, exactly one rule is broken, at PATH, and the message has EXPECTED
+broken() {  # broken NAME PATH EXPECTED LINE...: with the lines in PATH, one violation at PATH, with EXPECTED
   local name=$1 path=$2 expected=$3 status=0
   shift 3
   fresh

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/mutants: which changes it sees in a small source, that each does what it says when its switch is on, and nothing when it is off.
+# tools/mutants: the changes that it finds in a small source. Each takes effect only by its switch.
 # Usage: mutants_test.sh ROOT
 set -euo pipefail
 python3 -c pass 2> /dev/null || { echo "not run: no python3 here"; exit 0; }
@@ -37,7 +37,7 @@ cat > "$work/runtime/clock/small.h" <<'CPP'
 #include <vector>
 #include "stub.h"
 CPP
-# What of the library the source needs, in the shape that the tool adapts.
+# The parts of the library that the source needs, in the form that the tool adapts.
 cat > "$work/stub.h" <<'CPP'
 #pragma once
 #include <atomic>
@@ -125,7 +125,7 @@ c++ -std=c++20 -w -I. -o on main.cpp changed.cpp runtime/base/mutants.cpp
 expect="$(./off)"
 [ "$(./on)" = "$expect" ] || { echo "FAILED: with all switches off: $(./on), not $expect"; failed=1; }
 while read -r number kind line text; do
-  case $kind in rmw | order | default | cas) continue ;; esac  # with one thread they change nothing
+  case $kind in rmw | order | default | cas) continue ;; esac  # no effect with one thread
   [ "$(WEIR_MUTANT=$number ./on)" != "$expect" ] || { echo "FAILED: change $number ($kind at line $line: $text) changes nothing"; failed=1; }
 done < sites
 both="$(awk '$2 == "remove" || $2 == "flip" { print $1 }' sites | head -2 | paste -sd,)"

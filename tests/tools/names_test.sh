@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Every name weir::… of the README and the docs is declared in include/weir, every test `suite.what_it_says…` they name is there;
-# and one that is not is found. Their links and the paths they name lead to files. Every variable WEIR_… that a test or a tool reads is one that the library does not warn of.
-# Under `using namespace weir` no public name clashes with one of the system's.
+# Every name weir::… in README and docs must be declared in include/weir, and every test `suite.what_it_says…`
+# must exist. Unknown ones are detected. Links and paths must lead to files. The library must know every
+# variable WEIR_… that a test or a tool reads.
+# With `using namespace weir` no public name clashes with a system name.
 # Usage: names_test.sh SOURCE_DIR BUILD_DIR
 set -euo pipefail
 root=$1
@@ -11,16 +12,16 @@ cat "$root"/include/weir/*.h | grep -oE '[A-Za-z0-9_]+' | sort -u > "$work/decla
 find "$root/tests" -type f -exec cat {} + | tr '\n' ' ' | grep -aoE 'TEST(_F|_P)?\([a-z0-9_]+, *[a-z0-9_]+' | sed -E 's/^TEST(_F|_P)?\(//; s/, */./' | sort -u > "$work/tests"
 
 names() { { grep -o 'weir::[a-z0-9_:]*[a-z0-9_]' || true; } | sort -u; }
-unknown() {  # of the text on stdin: names that no public header has
+unknown() {  # prints the names of stdin that no public header declares
   names | while IFS= read -r name; do
     for part in ${name//::/ }; do
       [ "$part" = weir ] || grep -qx -- "$part" "$work/declared" || echo "$name"
     done
   done
 }
-# `suite.case`, of which the end of a case may be left out (…), or all cases meant (*); what has fewer words is a member or a file.
+# `suite.case` may end in … for a prefix or in * for all cases. A name with fewer words is a member or a file.
 tests() { { grep -oE '`[a-z0-9_]+\.[a-z0-9_]*(…|\*)?`' | tr -d '`' | grep -E '(…|\*)$|\..*_.*_' || true; } | sort -u; }
-untested() {  # of the text on stdin: tests that are not there
+untested() {  # prints the tests named on stdin that do not exist
   tests | while IFS= read -r name; do
     case $name in
       *… | *\*) head=${name%…}; head=${head%\*}; grep -q -- "^${head//./\\.}" "$work/tests" || echo "$name" ;;
@@ -28,7 +29,7 @@ untested() {  # of the text on stdin: tests that are not there
     esac
   done
 }
-dangling() {  # dangling FOLDER: of the text on stdin, links (from FOLDER) and paths (from the root) that lead to no file
+dangling() {  # dangling FOLDER: prints links (from FOLDER) and paths (from the root) that lead to no file
   local text to
   text=$(cat)
   { grep -oE '\]\([^)#[:space:]]+' <<< "$text" || true; } | cut -c3- | sort -u | while IFS= read -r to; do

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs weir into an empty prefix and builds tests/consumer against it, as a stranger's project would.
-# Then the install is moved, and must still be found: nothing in it may name the place it was first put.
+# Installs weir into an empty prefix and builds tests/consumer against it, as an external project would. Then
+# it moves the installation, which must still work: no installed file may contain the first prefix.
 # Usage: package_test.sh ROOT BUILD
 set -euo pipefail
 root=$1
@@ -20,7 +20,7 @@ cmake -S "$root/tests/consumer" -B "$work/build" "${arguments[@]}" > "$work/log"
 
 [ "$(WEIR_DEVICES=sim:2 "$work/build/consumer")" = "2 devices computed the right values" ]
 
-# The first test of docs/testing.md, as written there: it finds the race it shows, and none once it is mended.
+# The first test of docs/testing.md, verbatim: it reports the race, and nothing after the fix.
 mkdir "$work/mine"
 block() { awk -v kind="^\`\`\`$1\$" '$0 ~ kind && !done { on = 1; next } /^```$/ { if (on) done = 1; on = 0 } on' "$root/docs/testing.md"; }
 block cmake > "$work/mine/CMakeLists.txt"
@@ -37,7 +37,7 @@ sed -i 's/^  weir::parallel_for/  compute.wait(copies);\n&/' "$work/mine/my_test
 make_mine
 "$work/mine/build/my_test"
 
-# A version of another major number is not this package.
+# A different major version is rejected.
 sed 's/weir 0.1 REQUIRED/weir 1.0 REQUIRED/' "$root/tests/consumer/CMakeLists.txt" > "$work/CMakeLists.txt"
 cp "$root"/tests/consumer/*.{cpp,cu,h} "$work/"
 if cmake -S "$work" -B "$work/build1" "${arguments[@]}" > "$work/log" 2>&1; then

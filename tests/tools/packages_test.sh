@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/packages against a machine made of stubs: what it asks of apt, and that nothing is ever removed.
+# tools/packages with stubs for the system's commands: its requests to apt, without any removal.
 # Usage: packages_test.sh ROOT
 set -euo pipefail
 root=$1
@@ -9,7 +9,7 @@ failed=0
 triple=$(uname -m)-linux-gnu
 fail() { echo "FAILED: $1"; cat "$work/out" "$work/calls" 2> /dev/null; failed=$((failed + 1)); }
 
-# A machine with compilers and GoogleTest; apt's answers are files: `conflicts` holds what cannot be installed without a removal.
+# A machine with compilers and GoogleTest. Files hold apt's answers: `conflicts` lists packages that conflict.
 machine() {
   rm -rf "$work/bin" "$work/system" "$work/deps" "$work/conflicts" "$work/calls"
   mkdir -p "$work/bin" "$work/system/usr/include/"{gtest,benchmark,"$triple"} "$work/system/usr/lib/$triple"
@@ -96,7 +96,7 @@ chmod +x "$work/bin/"*
 if packages build < /dev/null; then fail "an old compiler that cannot be replaced is an error"; fi
 grep -q 'apt-get install g++' "$work/out" || fail "the error says what to ask for"
 
-reference_blas() {  # a machine whose only CBLAS is the slow one, and which lacks nothing else
+reference_blas() {  # a machine with only the reference BLAS, and nothing else missing
   machine
   "$work/bin/give" "$work/system"
   rm "$work/system/usr/lib/$triple/libopenblas.so"

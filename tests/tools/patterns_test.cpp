@@ -9,7 +9,7 @@
 namespace weir::tool::patterns {
 namespace {
 
-// Slow while a round's length is sought, so that a round is over before most threads have had a turn.
+// Slow while the pattern calibrates its round, so a round ends before most threads have run.
 struct slow_at_first {
   base::atomic<bool>* slow;
   void* take(std::size_t) const {
@@ -19,7 +19,7 @@ struct slow_at_first {
   void give(void*) const {}
 };
 
-// Also where another was done before its turn.
+// Holds also if another thread finishes first.
 TEST(patterns, each_thread_has_a_figure) {
   base::atomic<bool> slow{true};
   auto const make = [&slow](int) { return slow_at_first{&slow}; };

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/prove with stubs for the test programs: every seed once, the sums, and that a run that fails is told.
+# tools/prove with stubs for the test programs: it runs each seed once, adds up the runs, reports failures.
 # Usage: prove_test.sh ROOT
 set -euo pipefail
 work=$(mktemp -d)
@@ -26,12 +26,12 @@ check "a green run" [ "$status" = 0 ]
 check "its table" grep -q '^| explore_test/explore_memory | 4400 | 1000 |$' "$work/out"
 check "its schedules" grep -qE '^\| lazy \| [0-9]{5} \| 0 \|$' "$work/out"
 check "its sum" grep -qE '^[0-9]+ seeded runs in [0-9]+ s, [0-9]+ at a time; 0 jobs failed$' "$work/out"
-# The jobs of one program begin where the one before ended.
+# Each job of a program starts at the seed after the previous one's last.
 check "every seed once" awk '
   $1 == "explore_test/explore_memory" { n[$2] = $3; all += $3 }
   END { for (at = 1000; at in n; at += n[at]) ++k; exit !(at == 5400 && all == 4400) }' "$work/seen"
 check "all random programs in turn" grep -q '^| planted_none | 1000 | 1000 |$' "$work/out"
-# Each program of tests/explore/programs.h, by the test that explores it.
+# Each program of tests/explore/programs.h, through the test that explores it.
 for name in $(sed -n '/explored_programs\[\] = {/,/^};/s/^ *{"\([a-z_]*\)",.*/\1/p' "$1/tests/explore/programs.h"); do
   for file in $(grep -l "explore_program(\"$name\"" "$1"/tests/explore/*_test.cpp || echo "$name"); do
     suite=$(awk -v call="explore_program(\"$name\"" '/^TEST/ { split($0, part, /[(,]/); suite = part[2] } index($0, call) { print suite; exit }' "$file")

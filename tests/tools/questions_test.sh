@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# docs/where-did-my-memory-go.md: what it quotes of examples/questions is there, and what it says they print they print; times
-# may differ. Usage: questions_test.sh ROOT BUILD; with WEIR_WRITE_DOCS=1 the page is given what they print now.
+# docs/where-did-my-memory-go.md quotes code of examples/questions, and the programs' output up to times.
+# Usage: questions_test.sh ROOT BUILD. WEIR_WRITE_DOCS=1 writes the current output to the page.
 set -euo pipefail
 page=$1/docs/where-did-my-memory-go.md source=$1/examples/questions/questions.cpp
 failed=0
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 answers=0
-# The page with each answer anew.
+# The page with current answers.
 while IFS= read -r line; do
   printf '%s\n' "$line"
   if [[ $line =~ ^\`questions\ ([a-z]+)\`\ prints$ ]]; then
@@ -24,19 +24,19 @@ diff <(plain "$page") <(plain "$work/page") || { echo "FAILED: the page says som
 answers=$(grep -c '^`questions ' "$page")
 [ "$answers" = "$("$2/bin/questions" nothing 2>&1 | sed 's/.*there are: //' | wc -w)" ] || { echo "FAILED: $answers answers are on the page"; failed=1; }
 
-# What lies in TMPDIR under a name of somebody else's is neither written nor removed, and nothing stays there.
+# Files of other users in TMPDIR are neither written nor removed, and no file remains.
 mkdir "$work/tmp"
 echo mine > "$work/kept"
 ln -s "$work/kept" "$work/tmp/timeline.json"
 TMPDIR=$work/tmp "$2/bin/questions" overlap > /dev/null
 [ "$(cat "$work/kept")" = mine ] && [ "$(ls "$work/tmp")" = timeline.json ] && [ -L "$work/tmp/timeline.json" ] || { echo "FAILED: questions changed a file of TMPDIR"; failed=1; }
 
-# Quoted code is the programs'. Two calls stand for themselves.
+# The page quotes code of the programs, with two exceptions.
 awk '/^```cpp/ { code = 1; next } /^```/ { code = 0 } code' "$page" | sed 's/^ *//; s/ *$//' | grep . > "$work/code"
 while IFS= read -r line; do
   grep -qF -- "$line" "$source" || [[ $line == weir::dump_memory_* ]] || { echo "FAILED: the page quotes what is not in the programs: $line"; failed=1; }
 done < "$work/code"
-# Names are the public headers', commands and options the tool's.
+# Names must be in public headers, commands and options in the tool.
 for name in $(grep -o 'weir::[a-z0-9_:]*[a-z0-9_]' "$page" | sort -u); do
   for part in ${name//::/ }; do
     [ "$part" = weir ] || grep -qrw -- "$part" "$1/include/weir" || { echo "FAILED: no header has $name"; failed=1; }

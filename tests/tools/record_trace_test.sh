@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/record_trace on made-up snapshots, on a program with a torch that is made up, too, and on what weir itself wrote while it replayed.
+# tools/record_trace on synthetic snapshots, on a program with a stub of torch, and on weir's own.
 # Usage: record_trace_test.sh ROOT BUILD
 set -euo pipefail
 root=$1 build=$2
@@ -11,7 +11,7 @@ failed=0
 expect() {  # expect NAME EXPECTED FOUND
   [ "$2" = "$3" ] || { echo "FAILED: $1"; diff <(echo "$2") <(echo "$3") || true; failed=1; }
 }
-snapshot() {  # snapshot FILE TRACES: a pickle whose entries are ACTION, ADDRESS, SIZE, STREAM
+snapshot() {  # snapshot FILE TRACES: a pickle with entries ACTION, ADDRESS, SIZE, STREAM
   python3 - "$1" "$2" << 'PY'
 import pickle, sys
 names = dict(a="alloc", r="free_requested", c="free_completed", s="segment_alloc")
@@ -21,7 +21,8 @@ PY
 }
 converted() { "$root/tools/record_trace" "$work/out.trace" --snapshot "$@" > "$work/told"; cat "$work/out.trace"; }
 
-# An address serves twice; what another stream used (0x40) completes after others were taken; one free is of a time before the recording.
+# One address is reused. A block that another stream used (0x40) completes after later allocations. One free
+# precedes the recording.
 snapshot "$work/one" '[[], [("s", 0, 4096, 0), ("a", 0x10, 700, 77), ("r", 0x90, 5, 0), ("c", 0x90, 5, 0), ("r", 0x10, 700, 77), ("c", 0x10, 700, 77),
   ("a", 0x10, 300, 77), ("a", 0x40, 1000, 5), ("r", 0x40, 1000, 5), ("a", 0x60, 20, 77), ("r", 0x10, 300, 77), ("c", 0x10, 300, 77), ("c", 0x40, 1000, 5), ("r", 0x60, 20, 77)]]'
 expect "lines of a trace" $'a 0 700 0\nf 0\na 1 300 0\na 2 1000 1\nf 2\na 3 20 0\nf 1\nc 2\nf 3\nc 3' "$(converted "$work/one")"
@@ -32,7 +33,7 @@ expect "a device that is named" "a 0 9 0" "$(converted "$work/two" 1)"
 "$root/tools/record_trace" "$work/out.trace.gz" --snapshot "$work/two" > "$work/told"
 expect "a trace whose name ends so is packed" "a 0 8 0" "$(gzip -dc "$work/out.trace.gz")"
 
-# A program that fails half way has a trace all the same, and its arguments are its own.
+# A program that fails halfway still has a trace. It receives its own arguments.
 mkdir "$work/torch"
 cat > "$work/torch/__init__.py" << 'PY'
 class cuda:
@@ -56,7 +57,7 @@ expect "a program's trace" "a 0 1024 0" "$(cat "$work/run.trace")"
 expect "what PyTorch reserved" '"peak_requested": 1024, "peak_reserved": 2048, "ratio": 2.0}' "$(grep -o '"peak_requested.*' <<< "$told")"
 grep -q 'program.py failed: ValueError: no more steps' "$work/said" || { echo "FAILED: the program's failure is told"; failed=1; }
 
-# What weir writes while it replays a trace begins with that trace.
+# weir's record of a replay begins with the replayed trace.
 if [ -x "$build/bin/weir" ]; then
   printf 'a 0 70000 0\na 1 5000 0\nf 0\na 2 64 0\nf 1\na 3 9000000 0\nf 3\nf 2\n' > "$work/in.trace"
   "$build/bin/weir" replay --devices sim --rounds 2 --snapshot "$work/weirs" "$work/in.trace" > /dev/null

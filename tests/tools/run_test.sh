@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ./run with stubs for cmake and ctest: what it builds, how it counts, and that nothing red looks green.
+# ./run with stubs for cmake and ctest: its build steps and counts, and that it reports every failure.
 # Usage: run_test.sh ROOT
 set -euo pipefail
 work=$(mktemp -d)
@@ -22,7 +22,7 @@ printf '#!/bin/sh\necho ctest "$@" seeds=$WEIR_TEST_SEEDS >> %s/calls\ncat %s/ct
 chmod +x "$work"/bin/* "$work"/weir/tools/*
 
 weir() { : > "$work/calls"; status=0; (cd "$work" && PATH="$work/bin:/usr/bin:/bin" weir/run "$@") > "$work/out" 2> "$work/err" || status=$?; }
-is() {  # is NAME STATUS: of the last run
+is() {  # is NAME STATUS: checks the last run
   if [ "$status" != "$2" ]; then echo "FAILED: $1: exit status $status"; cat "$work/out" "$work/err" "$work/calls"; failed=1; fi
 }
 has() { if ! grep -q -- "$2" "$work/$1"; then echo "FAILED: '$2' is not in $1:"; cat "$work/$1"; failed=1; fi; }

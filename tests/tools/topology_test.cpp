@@ -1,4 +1,4 @@
-// The matrix of links that `weir info` draws.
+// The topology matrix of `weir info`.
 // Threads: one.
 #include "tools/weir/topology.h"
 
@@ -41,7 +41,7 @@ TEST(topology, the_matrix_has_rows_legend_and_unverified_names) {
   EXPECT_NE(text.find("so many NVLinks"), std::string::npos) << text;
   EXPECT_EQ(text.find("PXB"), std::string::npos) << text;
   EXPECT_NE(text.find("NOT verified, copies go through host memory: gpu:1 -> gpu:0"), std::string::npos) << text;
-  links[2].wrong = false;  // nobody could try it
+  links[2].wrong = false;  // not tested
   std::string const untried = draw(two, links);
   EXPECT_EQ(untried.find("SIM!"), std::string::npos) << untried;
   EXPECT_NE(untried.find("not tried, copies go by the driver, kernels do not read there: gpu:1 -> gpu:0"),

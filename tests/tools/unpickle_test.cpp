@@ -1,5 +1,5 @@
-// A snapshot read back is the one that was written; a file cut or changed at any byte is read or refused, and
-// the refusal names a byte. Seeds as tests/support/seeds.h says. Threads: one.
+// A snapshot survives writing and reading. A truncated or modified file is read, or rejected at a byte offset.
+// Seeds as in tests/support/seeds.h. Threads: one.
 #include "tools/weir/unpickle.h"
 
 #include <gtest/gtest.h>
@@ -141,8 +141,7 @@ TEST(unpickle, refuses_other_files_by_name) {
             std::string::npos);
 }
 
-// Values that no snapshot has so many of are refused before they take memory:
-// a file of one byte after the other.
+// More values than a snapshot of that length can have are rejected before they use memory.
 TEST(unpickle, more_values_than_fit_its_length_are_refused) {
   for (std::string const code : {"]", "}", ")", "N", "\x88", "(", "K\x01"}) {
     std::string bytes = "\x80\x02";
@@ -172,8 +171,8 @@ TEST(unpickle, words_of_a_file_are_printed_without_controls) {
   EXPECT_NE(said.find("the action '?[31mred' is not known"), std::string::npos) << said;
 }
 
-// As Python 3.11 writes pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "addr": 4096,
-// "size": 10, "stream": 0, "frames": [{"name": "f", "filename": "a.py", "line": 3}]}]]}, protocol=4).
+// Python 3.11's pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "addr": 4096, "size":
+// 10, "stream": 0, "frames": [{"name": "f", "filename": "a.py", "line": 3}]}]]}, protocol=4).
 TEST(unpickle, reads_pythons_pickles) {
   using namespace std::string_literals;
   std::string const bytes =

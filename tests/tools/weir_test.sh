@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The tool `weir`: what info prints of a simulated machine, what replay makes of small traces, and what a wrong word is answered with.
+# The tool `weir`: info's output for a simulated machine, replays of small traces, and invalid arguments.
 # Usage: weir_test.sh ROOT BUILD
 set -euo pipefail
 weir=$2/bin/weir
 failed=0
 out=""
 run() { status=0; out=$("$weir" "$@" 2>&1) || status=$?; }
-expect() {  # expect STATUS TEXT: of the last run
+expect() {  # expect STATUS TEXT: checks the last run
   if [ "$status" != "$1" ] || [[ $out != *"$2"* ]]; then
     printf 'FAILED: status %s, expected %s and "%s":\n%s\n' "$status" "$1" "$2" "$out"
     failed=1
@@ -45,7 +45,7 @@ expect 1 'divices'
 run
 expect 0 'usage: weir'
 
-# Replay. Two blocks of 40 MiB and a small one; the second block's memory is in use until its c, so a third does not fit into it before.
+# Replay. Two blocks of 40 MiB and a small one. The second is in use until its c and cannot be reused before.
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mib40=$((40 << 20))
@@ -53,7 +53,7 @@ printf 'a 0 %s 0\na 1 %s 1\na 7 100 0\nf 0\nf 1\na 3 %s 0\na 4 %s 0\nc 1\nf 3\n'
 run replay --json --devices sim "$work/small"
 expect 0 '"ops": 9, "peak_requested": 125829220, '
 peak=$(sed -n 's/.*"peak_allocated": \([0-9]*\),.*/\1/p' <<< "$out")
-# Two streams: a peak errs upward only, and by little.
+# Two streams: the peak may only be too high, and only slightly.
 [ "${peak:-0}" -ge 83886192 ] && [ "${peak:-0}" -le $((83886192 + (16 << 20))) ] || { echo "FAILED: peak_allocated is $peak"; failed=1; }
 expect 0 '"devices": "1 simulated device of 141 GiB; driver time modelled"'
 expect 0 '"ooms": 0, "ladders": 0, "opened_early": 0, "recovered_by": {}}'
@@ -77,7 +77,7 @@ expect 1 'The limit forbids it'
 printf 'a 0 2097153 0\n' > "$work/page"
 run replay --devices sim --limit 3MiB "$work/page"
 expect 1 'larger than the limit, whatever is freed'  # two pages do not fit, though the bytes would
-# What is in use on another stream until its c is waited for where memory is short, as a program would: nobody else comes to that c.
+# A block in use on another stream until its c: short of memory, the replay waits for it, as a program would.
 printf 'a 0 8388608 0\nf 0\na 1 8388608 1\nc 0\nf 1\n' > "$work/later"
 run replay --json --devices sim --limit 12MiB "$work/later"
 expect 0 '"ooms": 0, "ladders": 2, "opened_early": 1, "recovered_by": {"blocks behind a device wait": 1, "out-of-memory callbacks": 1}}'
@@ -114,7 +114,7 @@ for s in all["segments"]:
     assert sum(b["size"] for b in s["blocks"]) == s["total_size"], s
 PY
 fi
-# Names in a file are for a terminal that obeys none of them.
+# Control characters in names must not reach the terminal.
 LC_ALL=C sed 's/replay\.cpp/re\x1b[7m.cpp/g' "$work/snapshot" > "$work/crooked"
 printf '\200\2}(X\010\0\0\0segments]X\015\0\0\0device_traces]}(X\006\0\0\0actionX\010\0\0\0\033[31mredu.' > "$work/crooked.action"
 for file in crooked crooked.action; do
@@ -124,7 +124,7 @@ done
 expect 1 "the action '?[31mred' is not known"
 run replay --devices sim --snapshot "$work/nowhere/snapshot" "$work/small"
 expect 1 'nowhere/snapshot'
-# The same as a page, by replay and from the file.
+# The same as a page, from a replay and from the file.
 run replay --devices sim --snapshot "$work/snapshot" --html "$work/replay.html" "$work/small"
 expect 0 ''
 run snapshot "$work/snapshot" --html "$work/snapshot.html"
@@ -144,10 +144,10 @@ expect 1 'cut short or damaged'
 run replay --devices sim "$work/nowhere"
 expect 1 'cannot be read'
 if [ -r /proc/self/mem ]; then
-  run replay --devices sim /proc/self/mem  # opens, and its first byte cannot be read
+  run replay --devices sim /proc/self/mem  # opens, but its first byte cannot be read
   expect 1 '/proc/self/mem cannot be read'
 fi
-refused() {  # refused TEXT LINE...: the last line is the bad one
+refused() {  # refused TEXT LINE...: the last line is the invalid one
   printf '%s\n' "${@:2}" > "$work/bad"
   run replay --devices sim "$work/bad"
   expect 1 "line $(($# - 1)) $1"
@@ -174,7 +174,7 @@ printf '\n' > "$work/bad"
 run replay --devices sim "$work/bad"
 expect 1 'has no operations'
 
-# The allocation benchmark: every key, each pattern beside malloc, and words it does not know.
+# The allocation benchmark: every key, each pattern beside malloc, and unknown words.
 run bench alloc --json --rounds 1 --devices sim:1:4 pair512 churn16-4K threads2 handoff
 expect 0 '{"pattern": "pair512", "allocator": "weir", "ns": '
 expect 0 '{"pattern": "threads2", "allocator": "arithmetic", "ns": '
@@ -201,7 +201,7 @@ expect 2 'weir bench copy --help'
 run bench aloc
 expect 2 'there are: alloc, copy, pipeline, share'
 
-# Copies beside the machine's own calls: every row, every key; what there is no second device for is left out.
+# Copies beside the driver's own calls: every row and key. Rows that need a second device are left out.
 run bench copy --json --rounds 1 --bytes 1MiB --pinned-bytes 4MiB --peer-bytes 1MiB --devices sim:2:1
 expect 0 '{"row": "pinned_h2d", "bytes": 1048576, "unit": "GB/s", "weir": '
 rows=$(sed -n 's/^{"row": "\([a-z0-9_]*\)".*"ratio": [0-9.nul]*}$/\1/p' <<< "$out" | xargs)
@@ -226,7 +226,7 @@ expect 1 '"1" is no multiple of 4 KiB. Ask for whole pages'
 run bench copy --devices sim:1 --rounds 0
 expect 1 'at least one'
 
-# A pipeline: right results, every key.
+# A pipeline: correct results, every key.
 run bench pipeline --json --rounds 1 --batches 12 --batch 64KiB --equal --devices sim:1:1
 expect 0 '"right": true}'
 keys=$(grep -o '"[a-z_]*":' <<< "$out" | tr -d '":' | xargs)
@@ -244,7 +244,7 @@ expect 0 '(=0.9)'
 run bench pipeline --batch 3 --devices sim:1
 expect 1 '64KiB or more'
 
-# Memory that a second process reads: every row, every key; on one device and on two.
+# Shared memory with a second process: every row and key, on one device and on two.
 run bench share --json --rounds 1 --bytes 2MiB --devices sim:2:1
 expect 0 '"row": "make", "bytes": 2097152, "unit": "us", "weir": '
 rows=$(sed -n 's/^{"row": "\([a-z0-9_]*\)", "bytes": [0-9]*, "unit": "[a-zGB/]*", "weir": [0-9.]*, "raw": [0-9.nul]*, "ratio": [0-9.nul]*, "reader": 1}$/\1/p' <<< "$out" | xargs)
@@ -266,7 +266,7 @@ done
 run bench share --devices sim:1 --as-reader
 expect 1 'is no Unix socket'
 
-# What cannot be written is not passed over.
+# A failed write to stdout is reported.
 if [ -w /dev/full ]; then
   for words in 'info --devices sim:1' "replay --json --devices sim:1:1 $work/small" '--help' 'doctor --options'; do
     status=0
