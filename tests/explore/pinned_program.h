@@ -15,7 +15,7 @@ class pinned_among_threads {
  public:
   explicit pinned_among_threads(trial& t) : t_(t), threads_(2 + t.draw(2)), alike_(t.coin(60)) {
     weir::options o;
-    // Room for a block a thread and the slot, or 2 MiB, which the first block maps for all.
+    // Room for one block per thread and the slot, or 2 MiB, which the first block maps for all.
     o.pinned_limit = t.coin() ? 2_MiB : (static_cast<std::size_t>(threads_) + 1) * largest;
     bench_ = &t.bench({.devices = 1, .memory = 1_MiB}, o);
     pool_ = &bench_->core.part<streams::pinned_memory>();

@@ -68,7 +68,7 @@ inline explored const& explored_program(std::string_view name) {
   throw std::runtime_error("no program \"" + std::string(name) + "\" is explored (tests/explore/programs.h)");
 }
 
-// The test: the program's tapes, then so many runs by seed.
+// Runs the program's tapes, then `runs` runs by seed. Returns: number of runs.
 inline std::uint64_t explore_program(std::string_view name, std::uint64_t runs, std::uint64_t part = 0,
                                      std::uint64_t parts = 1) {
   auto const& p = explored_program(name);

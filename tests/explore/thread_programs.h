@@ -87,7 +87,7 @@ inline void knowledge_among_threads(trial& t) {
 // Threads record begins and ends of any thread's blocks. A reader never sees an end without its begin.
 inline void history_among_threads(trial& t) {
   (void)t.bench();
-  constexpr std::uint32_t of = 4'000'000'000;  // no runtime has this number
+  constexpr std::uint32_t of = 4'000'000'000;  // a number that no runtime has
   auto& book = observe::history::process();
   book.start(1000, false);
   struct state {

@@ -1,5 +1,6 @@
-// Random collectives by weir's own copies against a byte array a buffer, changed in program order.
-// Threads: one a rank; the seeded machine chooses whose turn it is and what its devices do.
+// Random collectives by weir's own copies against a model: one byte array per buffer, changed in program
+// order.
+// Threads: one per rank; the seeded machine chooses which thread runs and what its devices do.
 #pragma once
 #include <random>
 
@@ -84,14 +85,14 @@ class chain_program {
 
   std::size_t whole_bytes() const { return bytes_ * static_cast<std::size_t>(size_); }
   // A buffer on the current stream that every rank may access. Made before the
-  // threads begin, or by a rank that may use the carrier behind.
+  // threads begin, or by a rank that may use the fallback carrier.
   held fresh(std::size_t bytes, unsigned char value) {
     held one{buffer(bytes), test::bytes_of_host(bytes, std::byte{value})};
     fill(one.memory.data(), std::byte{value}, bytes);
     for (auto const& c : ranks_) {
       try {
         enable_peer_access(one.memory.data(), c.device());
-      } catch (not_supported const&) {}  // the link failed its trial: then by the carrier behind
+      } catch (not_supported const&) {}  // the link failed its trial: the fallback copies
     }
     return one;
   }

@@ -1,4 +1,4 @@
-// Random copies between all places against a simple model: a byte array a place, changed in program order.
+// Random copies between all places against a model: one byte array per place, changed in program order.
 // Threads: one; the seeded machine chooses what its devices do.
 #pragma once
 #include <random>
@@ -57,7 +57,7 @@ inline verdict run_copies(std::uint64_t seed) {
     if (from.device < 0 && from.pageable) here_.synchronize();  // a pageable source is read during the call
     copy(here_, to.at + to_at, from.at + from_at, bytes, random() % 3 ? non_blocking : blocking::yes);
     std::copy_n(from.model.begin() + std::ptrdiff_t(from_at), bytes, to.model.begin() + std::ptrdiff_t(to_at));
-    if (random() % 4 == 0) {  // the host looks meanwhile
+    if (random() % 4 == 0) {  // a host read in between
       here_.synchronize();
       for (auto const& one : places) {
         if (one.device < 0 && std::memcmp(one.at, one.model.data(), n) != 0)

@@ -67,7 +67,7 @@ class memory_program {
       wrong_.note(check::stuck, bench_->control->stuck());
     }
     if (auto const found = bench_->control->findings(); !found.empty()) {
-      if (wrong_.by == check::answers) wrong_ = {};  // expected: a call on a device that work has lost is refused
+      if (wrong_.by == check::answers) wrong_ = {};  // expected: a device lost by its own work refuses calls
       wrong_.note(check_of(found.front()), found.front());
     }
     judge_by_checker();

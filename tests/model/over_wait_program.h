@@ -1,6 +1,6 @@
 // Random programs in which one stream needs memory of another that has a fence right after its last use, and
 // work after that. weir's wait must be for that fence and cover nothing beyond.
-// Threads: one; on a stepped machine nothing is ever complete before somebody waits for it.
+// Threads: one. On the stepped machine work completes only when something waits for it.
 #pragma once
 #include <random>
 

@@ -56,7 +56,7 @@ class traffic_program {
 
  private:
   using bytes_of_host = test::bytes_of_host;
-  static constexpr int streams = 4;  // two a device
+  static constexpr int streams = 4;  // two per device
   struct place {
     buffer own;
     int device;  // -1: pinned

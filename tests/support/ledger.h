@@ -1,6 +1,6 @@
 // Records each operation that reaches a machine, as operations and edges, to judge the clocks without them.
-// Threads: one at a time: a test's own, or those of a relay.
-// A call that does not wait and its entry in the ledger are one step.
+// Threads: one at a time: a test's own, or scheduled threads. A non-blocking call and its entry in the ledger
+// are one step.
 #pragma once
 #include <bitset>
 #include <functional>

@@ -1,8 +1,8 @@
-// Guards of function-local statics for scheduled threads. The language's guard puts a thread that meets a
-// static under construction to sleep in the system, so that with one running thread the constructing one
-// never continues. Here an initialiser is one step of the scheduler, and threads wait for the static as
-// scheduled threads. Linked into every test program, see cmake/weir_tests.cmake.
-// Threads: any; those of no relay find the language's calls as they are.
+// Guards of function-local statics for scheduled threads. The C++ runtime's guard blocks a thread in the
+// system if another one initializes the static. If only one thread may run, the initializing one then never
+// continues. Here an initializer is one step of the scheduler, and threads wait for the static as scheduled
+// threads. Linked into every test program, see cmake/weir_tests.cmake.
+// Threads: any; unscheduled threads use the C++ runtime's calls.
 #include <algorithm>
 #include <vector>
 
@@ -30,8 +30,8 @@ struct makers {  // scheduled threads
 constinit base::mutex lock{base::quiet};
 constinit makers* now = nullptr;  // never destroyed
 
-// Makes a scheduled thread wait before it calls the language's guard. Nothing here is a switch point, because
-// only a process's first run gets here. Requires: no switch in between.
+// Makes a scheduled thread wait before it calls the C++ runtime's guard. Nothing here is a switch point,
+// because only a process's first run gets here. Requires: no switch in between.
 void wait_for_others(guard* g, base::thread_scheduler* here) {
   base::unique_lock hold(lock);
   if (!now) now = new makers;
@@ -62,8 +62,8 @@ void give_back(guard* g, give_back_call* call) {
 extern "C" {
 using weir::tests::guard;
 
-// The linker's --wrap redirects calls of __cxa_guard_X to
-// __wrap___cxa_guard_X; __real___cxa_guard_X is the language's.
+// The linker's --wrap redirects calls of __cxa_guard_X to __wrap___cxa_guard_X. __real___cxa_guard_X is the
+// C++ runtime's.
 int __real___cxa_guard_acquire(guard*);
 void __real___cxa_guard_release(guard*);
 void __real___cxa_guard_abort(guard*);
@@ -79,7 +79,7 @@ int __wrap___cxa_guard_acquire(guard* g) {
     try {
       weir::tests::now->all.push_back({g, here, weir::base::thread_scheduler::number()});
       return mine;
-    } catch (std::bad_alloc const&) {}  // then it may be switched away from, as without this file
+    } catch (std::bad_alloc const&) {}  // then a switch may happen inside, as without this file
   }
   weir::base::detail::keep_baton(false);
   return mine;
