@@ -1,0 +1,154 @@
+// weir/cuda_mr.h: memory resources of CCCL (<cuda/memory_resource>), which RMM and cuDF take. Header only:
+// weir itself does not need CCCL. Before CCCL 3.1 the concepts are experimental, so this header comes before
+// the program's first CCCL header, or the program defines LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE.
+// Threads: any. The runtime is that of the calling thread.
+#pragma once
+#include <cuda/version>
+#if CCCL_VERSION < 3001000 && !defined(LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE)
+#if defined(_CUDA__MEMORY_RESOURCE_RESOURCE_H)
+#error "include weir/cuda_mr.h before CCCL's headers, or define LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE"
+#endif
+#define LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE
+#endif
+#include <cuda/memory_resource>
+#if __has_include(<cuda/stream>)
+#include <cuda/stream>
+#else
+#include <cuda/stream_ref>
+#endif
+
+#include "weir/memory.h"
+#include "weir/stream_of.h"
+#if __has_include(<rmm/error.hpp>)
+#include <rmm/error.hpp>
+#define WEIR_MR_NAMESPACE with_rmm
+#else
+#define WEIR_MR_NAMESPACE without_rmm
+#endif
+
+namespace weir::mr {
+inline namespace WEIR_MR_NAMESPACE {  // a file that finds RMM and one that does not have different resources
+
+// A resource of one device: of its memory (device_resource) or of page-locked host memory that its streams
+// use (pinned_resource). Copies are equal: each frees what another allocated. Both generations of CCCL's names
+// are there; those of 3.1 come first.
+// Throws: invalid_use (a stream of another device, an alignment that is no power of two or above 2 MiB),
+// device_lost, driver_error. Out of memory: rmm::out_of_memory if <rmm/error.hpp> is found, else
+// weir::out_of_memory, which is a std::bad_alloc too.
+template <memory_kind Kind>
+class basic_resource {
+  static_assert(Kind != memory_kind::pageable, "streams cannot use pageable memory: see weir/pmr.h");
+
+ public:
+  static constexpr size_t default_alignment = 256;  // bytes, as cudaMalloc's
+
+  // `gpu` is the current device of now. Throws: invalid_use (cpu, no such device)
+  explicit basic_resource(weir::device on = gpu, source_location at = source_location::current())
+      : device_(default_stream(on, at).device()) {}
+  weir::device device() const noexcept { return device_; }
+
+  // Work of the stream may use the memory at once, work of others after it.
+  [[nodiscard]] void* allocate(::cuda::stream_ref s, size_t bytes, size_t alignment = default_alignment,
+                               source_location at = source_location::current()) {
+    return translated([&]() -> void* {
+      stream_ref const home = stream_of(s, at);
+      if constexpr (Kind == memory_kind::device) return weir::allocate(home, bytes, alignment, at);
+      else return pinned_block(bytes, alignment, at);  // it is handed out idle
+    });
+  }
+  // The memory serves others after the work enqueued on the stream so far.
+  // Throws: invalid_use (freed twice, no block of weir). CCCL's any_resource and resource_ref end the process
+  // then, with this error as the last word.
+  void deallocate(::cuda::stream_ref s, void* p, size_t, size_t = default_alignment,
+                  source_location at = source_location::current()) {
+    freed([&] { weir::deallocate(stream_of(s, at), p, at); });
+  }
+
+  // Host and all streams may use the memory at once. Blocks: device memory, until the work of the device's
+  // default stream is done.
+  [[nodiscard]] void* allocate_sync(size_t bytes, size_t alignment = default_alignment,
+                                    source_location at = source_location::current()) {
+    return translated([&]() -> void* {
+      if constexpr (Kind == memory_kind::pinned) {
+        return pinned_block(bytes, alignment, at);
+      } else {
+        stream_ref const home = default_stream(device_, at);
+        buffer b(home, bytes, alignment, at);
+        home.synchronize(at);
+        return b.release();
+      }
+    });
+  }
+  // Requires: no work uses the memory any more. Throws: as deallocate
+  void deallocate_sync(void* p, size_t, size_t = default_alignment, source_location at = source_location::current()) {
+    freed([&] { weir::deallocate(p, at); });
+  }
+
+  // CCCL 3.0
+  [[nodiscard]] void* allocate(size_t bytes, size_t alignment = default_alignment,
+                               source_location at = source_location::current()) {
+    return allocate_sync(bytes, alignment, at);
+  }
+  void deallocate(void* p, size_t bytes, size_t alignment = default_alignment,
+                  source_location at = source_location::current()) {
+    deallocate_sync(p, bytes, alignment, at);
+  }
+  [[nodiscard]] void* allocate_async(size_t bytes, size_t alignment, ::cuda::stream_ref s,
+                                     source_location at = source_location::current()) {
+    return allocate(s, bytes, alignment, at);
+  }
+  [[nodiscard]] void* allocate_async(size_t bytes, ::cuda::stream_ref s,
+                                     source_location at = source_location::current()) {
+    return allocate(s, bytes, default_alignment, at);
+  }
+  void deallocate_async(void* p, size_t bytes, size_t alignment, ::cuda::stream_ref s,
+                        source_location at = source_location::current()) {
+    deallocate(s, p, bytes, alignment, at);
+  }
+  void deallocate_async(void* p, size_t bytes, ::cuda::stream_ref s, source_location at = source_location::current()) {
+    deallocate(s, p, bytes, default_alignment, at);
+  }
+
+  friend bool operator==(basic_resource const& a, basic_resource const& b) noexcept { return a.device_ == b.device_; }
+  friend constexpr void get_property(basic_resource const&, ::cuda::mr::device_accessible) noexcept {}
+  friend constexpr void get_property(basic_resource const&, ::cuda::mr::host_accessible) noexcept
+    requires(Kind == memory_kind::pinned)
+  {}
+
+ private:
+  stream_ref stream_of(::cuda::stream_ref s, source_location at) const {
+    return detail::stream_of(device_, s.get(), at);
+  }
+  static void* pinned_block(size_t bytes, size_t alignment, source_location at) {
+    return buffer(bytes, {.on = cpu, .kind = memory_kind::pinned, .alignment = alignment}, at).release();
+  }
+
+  template <class Call>
+  static void* translated(Call call) {
+#if __has_include(<rmm/error.hpp>)
+    try {
+      return call();
+    } catch (out_of_memory const& e) {
+      throw ::rmm::out_of_memory(std::string("out_of_memory: ") + e.what());
+    }
+#else
+    return call();
+#endif
+  }
+  template <class Call>
+  static void freed(Call call) {
+    try {
+      call();
+    } catch (device_lost const&) {  // its memory is gone
+    }
+  }
+
+  weir::device device_;
+};
+
+using device_resource = basic_resource<memory_kind::device>;
+using pinned_resource = basic_resource<memory_kind::pinned>;
+
+}  // namespace WEIR_MR_NAMESPACE
+}  // namespace weir::mr
+#undef WEIR_MR_NAMESPACE

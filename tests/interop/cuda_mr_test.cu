@@ -1,0 +1,140 @@
+// CCCL's memory resources on weir: equality, errors, bad input, and what the streams order.
+// Threads: one.
+#if defined(__CUDACC__)
+#include <cuda_runtime_api.h>
+
+#include "tests/interop/mr_concepts.h"
+#include "tests/interop/where.h"
+#include "tests/support/refused.h"
+#include "weir/copy.h"
+
+namespace weir {
+namespace {
+
+using cuda_mr = test::on_simulated;
+using cuda_mr_gpu = test::on_gpus;
+cuda::stream_ref const legacy{cudaStream_t{}};
+
+TEST_F(cuda_mr, resources_of_one_device_are_equal) {
+  mr::device_resource const a, same(device(0)), other(device(1));
+  EXPECT_TRUE(a == same);
+  EXPECT_TRUE(a != other);
+  EXPECT_TRUE(mr::pinned_resource() == mr::pinned_resource(0));
+  EXPECT_EQ(other.device(), device(1));
+}
+
+TEST_F(cuda_mr, memory_is_the_devices_and_its_home_the_stream) {
+  mr::device_resource there(device(1));
+  void* const p = there.allocate(legacy, 1000);
+  auto const block = find_block(p);
+  ASSERT_TRUE(block);
+  EXPECT_EQ(block->on, device(1));
+  EXPECT_EQ(block->bytes, 1000u);
+  EXPECT_EQ(block->home, detail::stream_of(device(1), nullptr));
+  there.deallocate(legacy, p, 1000);
+  EXPECT_EQ(memory_allocated(device(1)), 0u);
+}
+
+TEST_F(cuda_mr, both_generations_of_names_are_one_resource) {
+  mr::device_resource r;
+  void* const a = r.allocate_async(1 << 20, 256, legacy);
+  r.deallocate(legacy, a, 1 << 20);
+  EXPECT_EQ(r.allocate(legacy, 1 << 20), a);
+  r.deallocate_async(a, 1 << 20, legacy);
+  void* const b = r.allocate_sync(100);
+  r.deallocate(b, 100);
+  void* const c = r.allocate(100);
+  r.deallocate_sync(c, 100);
+  EXPECT_EQ(memory_allocated(), 0u);
+}
+
+TEST_F(cuda_mr, pinned_memory_is_written_by_the_host) {
+  mr::pinned_resource r;
+  auto* const p = static_cast<int*>(r.allocate(legacy, 4 * sizeof(int)));
+  *p = 7;
+  ASSERT_TRUE(find_block(p));
+  EXPECT_EQ(find_block(p)->kind, memory_kind::pinned);
+  buffer const there(sizeof(int));
+  copy(there.data(), p, sizeof(int), non_blocking);
+  r.deallocate(legacy, p, 4 * sizeof(int));
+  EXPECT_EQ(pinned_memory_stats().allocated_bytes.all.current, 0);
+}
+
+TEST_F(cuda_mr, alignment_is_256_at_every_size) {
+  mr::device_resource r;
+  for (size_t bytes : {size_t{0}, size_t{1}, size_t{4}, size_t{100}, size_t{300}, size_t{5000}, size_t{1} << 20}) {
+    void* const p = r.allocate_sync(bytes);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(p) % 256, 0u) << bytes;
+    r.deallocate_sync(p, bytes);
+  }
+}
+
+// It is a std::bad_alloc, which is what containers know, and carries the report.
+TEST_F(cuda_mr, out_of_memory_is_a_bad_alloc_with_a_report) {
+  mr::device_resource r;
+  EXPECT_THROW((void)r.allocate(legacy, size_t{1} << 50), std::bad_alloc);
+  try {
+    (void)r.allocate_sync(size_t{1} << 50);
+    FAIL() << "1 PiB was there";
+  } catch (out_of_memory const& e) {
+    EXPECT_EQ(e.report().requested, size_t{1} << 50);
+  }
+  r.deallocate_sync(r.allocate_sync(5), 5);
+}
+
+TEST_F(cuda_mr, a_wrong_pointer_is_refused_and_nothing_changes) {
+  mr::device_resource r;
+  int mine = 0;
+  EXPECT_NE(test::refused([&] { r.deallocate(legacy, &mine, 4); }).find("no live block of weir"), std::string::npos);
+  EXPECT_NE(test::refused([&] { r.deallocate_sync(&mine, 4); }).find("no live block of weir"), std::string::npos);
+  void* const p = r.allocate(legacy, 1 << 20);
+  test::refused([&] { r.deallocate(legacy, static_cast<char*>(p) + 256, 1 << 20); });
+  r.deallocate(legacy, p, 1 << 20);
+  test::refused([&] { r.deallocate(legacy, p, 1 << 20); });
+  test::refused([&] { r.deallocate_sync(p, 1 << 20); });
+  EXPECT_EQ(memory_allocated(), 0u);
+}
+
+TEST_F(cuda_mr, wrong_alignments_and_devices_are_refused) {
+  mr::device_resource r;
+  test::refused([&] { (void)r.allocate(legacy, 100, 3); });
+  test::refused([&] { (void)r.allocate_sync(100, 8_MiB); });
+  test::refused([] { mr::device_resource none(device(7)); });
+  test::refused([] { mr::device_resource none(cpu); });
+}
+
+// A simulated device has no other stream with a handle.
+TEST_F(cuda_mr, an_unknown_handle_is_refused_on_simulated_devices) {
+  mr::device_resource r;
+  cuda::stream_ref const strange{reinterpret_cast<cudaStream_t>(64)};
+  EXPECT_THROW((void)r.allocate(strange, 100), not_supported);
+  EXPECT_EQ(memory_allocated(), 0u);
+}
+
+// The reference ends the process, as CCCL's erased deallocate is noexcept, with weir's words.
+TEST_F(cuda_mr, a_double_free_through_a_reference_says_so) {
+  GTEST_FLAG_SET(death_test_style, "fast");
+  mr::device_resource r;
+  void* const p = test::take(r, 1 << 20, legacy);
+  test::give(r, p, 1 << 20, legacy);
+#if CCCL_VERSION >= 3002000
+  EXPECT_DEATH(test::give(r, p, 1 << 20, legacy), "freed");
+#else
+  test::refused([&] { test::give(r, p, 1 << 20, legacy); });
+#endif
+}
+
+TEST_F(cuda_mr_gpu, a_stream_of_another_device_is_refused) {
+  if (device_count() < 2) GTEST_SKIP() << "one GPU";
+  cudaStream_t s{};
+  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+  ASSERT_EQ(cudaStreamCreate(&s), cudaSuccess);
+  mr::device_resource r(device(0));
+  EXPECT_NE(test::refused([&] { (void)r.allocate(cuda::stream_ref(s), 100); }).find("another device"),
+            std::string::npos);
+  ASSERT_EQ(cudaStreamDestroy(s), cudaSuccess);
+}
+
+}  // namespace
+}  // namespace weir
+#endif
