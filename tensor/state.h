@@ -1,15 +1,29 @@
 // The state behind a storage and a tensor, for the files in tensor/.
 // Threads: a storage's count and version are atomic; states of tensors never change.
 #pragma once
+#include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "runtime/base/byte_range.h"
+#include "runtime/base/sync.h"
 #include "runtime/core/parts.h"
 #include "tensor/ops.h"
 #include "weir/tensor.h"
 
 namespace weir {
+
+// Memory that another library owns. Threads: any.
+class foreign_memory {
+ public:
+  explicit foreign_memory(blob_owner owner) : owner_(std::in_place, std::move(owner)) {}
+  void add_user(stream_ref);
+  void give_back() noexcept;  // at the end of the last tensor
+
+ private:
+  base::guarded<blob_owner> owner_;
+};
 
 struct storage::state {
   // Device or pinned block; operator new; owned by `lent_buffer`; owned by the caller.
@@ -21,6 +35,7 @@ struct storage::state {
   held how = held::borrowed;
   known_runtime owner;  // none for pageable memory
   buffer lent_buffer;
+  std::unique_ptr<foreign_memory> foreign;  // of some borrowed memory
   std::shared_ptr<state> of;  // a peer view: the state of the memory's owner
   base::atomic<std::uint64_t> version{0};
   state() = default;

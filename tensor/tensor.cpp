@@ -40,6 +40,7 @@ std::string shape::str() const {
 
 // storage ---------------------------------------------------------------------------------------------------
 storage::state::~state() {
+  if (foreign) foreign->give_back();
   if (!data) return;
   try {
     if (how == held::pageable) {
@@ -332,6 +333,10 @@ void tensor::record_stream(stream_ref user, source_location at) const {
   if (!state_ || storage().kind() == memory_kind::pageable || !storage().data()) return;
   storage::state const& block = tensor_access::block_of(*this);
   if (block.owner.any()) (void)block.owner.get("tensor::record_stream", tensors::describe(*this), at);
+  if (block.foreign) {
+    (void)streams::clock_or_throw(user, "tensor::record_stream", at);
+    block.foreign->add_user(user);
+  }
   // Memory unknown to weir: the caller keeps it alive.
   if (block.how == storage::state::held::borrowed && !streams::block_of_allocator(block.data)) return;
   weir::record_stream(block.data, user, at);

@@ -6,11 +6,14 @@
 #pragma once
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <initializer_list>
 #include <iosfwd>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "weir/copy.h"
 #include "weir/launch.h"
@@ -85,6 +88,18 @@ WEIR_DTYPE(double, float64) WEIR_DTYPE(std::int8_t, int8) WEIR_DTYPE(std::uint8_
   std::shared_ptr<state> state_;
 };
 
+// The end of memory that another library owns.
+struct blob_owner {
+  // Called once, when the last tensor over the memory ends, on that thread. What it throws is dropped. Not
+  // called in a forked child, nor while the process ends.
+  std::function<void()> release;
+  // Of device memory: the stream on which its owner uses it after `release`. Before the call it waits for all
+  // streams that record_stream named; launch and copy on other streams do not name them.
+  // Blocks: the host too, if that stream has ended or is captured.
+  std::optional<stream_ref> home = std::nullopt;
+  std::vector<stream_ref> users = {};  // as record_stream names them
+};
+
 class tensor {
  public:
   tensor() noexcept = default;                                                  // undefined
@@ -95,6 +110,12 @@ class tensor {
                              source_location = source_location::current());
   // Requires: the caller keeps the memory alive; device is cpu or the memory's device.
   static tensor from_blob(void*, shape, dtype, device, source_location = source_location::current());
+  // The same with strides, for memory that its owner gives back when weir is done with it. On an error
+  // `release` is not called.
+  // Throws: invalid_use (another device's memory, negative strides, a size that overflows, a home that is a
+  // stream of another device)
+  static tensor from_blob(void*, shape, weir::strides, dtype, device, blob_owner,
+                          source_location = source_location::current());
   bool defined() const noexcept { return state_ != nullptr; }
   // On an undefined tensor all members below throw invalid_use; the noexcept ones return empty values.
   weir::shape const& shape() const noexcept;
