@@ -214,7 +214,7 @@ if(WEIR_SANITIZE)
 endif()
 
 if(TARGET faults_test)
-  target_compile_definitions(faults_test PRIVATE WEIR_DOCS="${PROJECT_SOURCE_DIR}/docs")
+  target_compile_definitions(faults_test PRIVATE WEIR_DOCS="${PROJECT_SOURCE_DIR}/docs/lab")
 endif()
 
 # A library that contains weir, for tests with dlopen and dlclose.

@@ -1,4 +1,4 @@
-// Small programs about questions of memory use, on simulated devices. docs/where-did-my-memory-go.md shows
+// Small programs about questions of memory use, on simulated devices. docs/how-to/where-did-my-memory-go.md shows
 // their output.
 // Threads: one.
 #pragma once

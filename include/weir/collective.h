@@ -26,7 +26,7 @@ struct device_span {  // elements in the memory of one device
 // Every collective is enqueued on the thread's current stream of this rank's device. The work starts when all
 // ranks have called; the returned stamp completes with it. Afterwards all ranks hold the same bits.
 // Blocks: NCCL may make a first call wait for the other ranks. On GPUs, large broadcasts, scatters and
-// gathers wait until all ranks have called (docs/collectives.md).
+// gathers wait until all ranks have called (docs/reference/collectives.md).
 // Throws: invalid_use (memory of another device or too small; a rank calls something else: both are named,
 // nothing has changed), not_supported (an element type), device_lost, driver_error (also after abort).
 class communicator {

@@ -75,7 +75,7 @@ void dump_memory_page(std::string const& path, std::string const& title = {},
                       source_location = source_location::current());
 
 // History: every allocation and free, with time, thread, stream and line. Off by default;
-// docs/where-did-my-memory-go.md states the cost. weir's internal memory (staging, link tests) is not
+// docs/how-to/where-did-my-memory-go.md states the cost. weir's internal memory (staging, link tests) is not
 // recorded. A process has one history.
 struct history_options {
   // size of the ring, 80 bytes an event; the oldest are overwritten, and sums by line still count them
@@ -125,7 +125,7 @@ class memory_tracker {
 };
 
 // A finding of options::check_races: a defect of the program, rarely of weir. It does not depend on the order
-// that devices chose, except for polls, unordered host threads and host functions (docs/testing.md).
+// that devices chose, except for polls, unordered host threads and host functions (docs/how-to/test-without-a-gpu.md).
 struct race_report {
   // "race", "use after free", "freed in use", "source changed", "host too early", "undeclared use", "stuck";
   // of weir: "handed out too early", "unmapped in use"

@@ -25,7 +25,7 @@ struct simulated {  // a machine inside this process; weir/sim.h steps, breaks a
   enum class links : std::uint8_t { all, none, pairs } peers = links::all;  // pairs: 0-1, 2-3, …
   // false: no virtual memory management, as on some virtual GPUs; memory comes in whole segments
   bool virtual_memory = true;
-  // Which freedoms that CUDA leaves a device this machine uses: docs/simulated-machine.md, F1 to F10.
+  // Which freedoms that CUDA leaves a device this machine uses: docs/reference/simulated-machine.md, F1 to F10.
   enum class allowed : std::uint8_t {
     usual,  // seeded: all that a correct program cannot notice; else none
     none,   // seeded: orders only
@@ -53,7 +53,7 @@ struct options {
   size_t address_space = 0;      // bytes of addresses reserved for each device; 0: 16 TiB, halved until it fits
   // Finds races: two declared uses of a byte (launch, copy, tensors) that nothing orders, and memory used
   // before or after its lifetime. race_reports() of weir/observe.h returns them; unqueried ones are printed
-  // at the end. Costs 0.1 to 0.8 us a call (docs/testing.md). WEIR_CHECK_RACES=1 sets it for all runtimes.
+  // at the end. Costs 0.1 to 0.8 us a call (docs/how-to/test-without-a-gpu.md). WEIR_CHECK_RACES=1 sets it for all runtimes.
   bool check_races = false;
   // Every launch waits for its work, so that errors name the right line. CUDA_LAUNCH_BLOCKING=1 sets it too.
   bool launch_blocking = false;
@@ -62,7 +62,7 @@ struct options {
   bool nvtx_memory = false;
 
   // Reserved device memory exceeds the peak in use by at most this share, as long as weir can move free
-  // memory instead of growing. Smaller: less idle memory, more moves (docs/memory.md).
+  // memory instead of growing. Smaller: less idle memory, more moves (docs/explanation/memory.md).
   double epsilon = 0.027;
 
   // Reuse of memory that other streams used: docs/decisions/reuse.md.
@@ -80,16 +80,16 @@ struct options {
   // overlap.
   bool deterministic = false;
   // Total bytes from which weir's copies, not NCCL, carry a broadcast, scatter or gather; 0: from where they
-  // are faster, on simulated devices never. Such a call waits for all ranks' calls: docs/collectives.md
+  // are faster, on simulated devices never. Such a call waits for all ranks' calls: docs/reference/collectives.md
   size_t copy_collectives_from = 0;
   // After a first copy between two devices or enable_peer_access, opens all their memory to each other if the
   // link test passed: the memory held then, and each later handle before a block of it is handed out.
-  // enable_peer_access() of weir/peer.h does the same explicitly. Such memory is not moved: docs/copies.md
+  // enable_peer_access() of weir/peer.h does the same explicitly. Such memory is not moved: docs/reference/copies.md
   bool peer_access = false;
   log_level log = log_level::silent;  // see weir/log.h
 
   // Reads the file that WEIR_CONF_FILE names, then WEIR_CONF=key:value,key:value, with the names above; sizes
-  // take KiB, MiB, GiB, TiB (docs/options.md). Throws: invalid_use (unknown key or value) with place and
+  // take KiB, MiB, GiB, TiB (docs/reference/options.md). Throws: invalid_use (unknown key or value) with place and
   // nearest match
   static options from_environment(source_location = source_location::current());
 };

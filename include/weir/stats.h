@@ -10,7 +10,7 @@
 #include "weir/types.h"
 
 namespace weir {
-// torch's four values; allocated and freed only grow, until reset. docs/memory.md says how exact a peak is
+// torch's four values; allocated and freed only grow, until reset. docs/explanation/memory.md says how exact a peak is
 struct statistic { std::int64_t current, peak, allocated, freed; };
 struct statistic_by_size { statistic all, small, large; };      // small: up to 32 KiB, in slabs
 // Recovery steps, in order, when neither the stream's cache nor the driver can serve an allocation. The last

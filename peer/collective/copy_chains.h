@@ -27,7 +27,7 @@ struct rank_request {  // a collective as one rank requested it
 class chains {  // a part of the runtime
  public:
   static constexpr std::size_t never = ~std::size_t{0}, as_usual = 0;
-  // Total bytes from which copies are faster than NCCL (docs/copies.md).
+  // Total bytes from which copies are faster than NCCL (docs/reference/copies.md).
   static constexpr std::size_t usual_from(collective what, std::size_t ranks) noexcept {
     std::size_t const mib = what == collective::scatter  ? 256
                             : what == collective::gather ? 512

@@ -21,54 +21,51 @@ constexpr option_row table[] = {
     {"device_limit", &options::device_limit, "none", nullptr,
      "Bytes of device memory that weir may reserve on each device."},
     {"pinned_limit", &options::pinned_limit, "what the host has to spare", nullptr,
-     "Bytes of page-locked host memory that weir may hold. Unless said: what is available, of this process' control "
-     "group too, when more is wanted, but for an eighth of the host's memory or 8 GiB, which is left to others."},
+     "Bytes of page-locked host memory that weir may hold. Default: what the host and this process's control group "
+     "have available, less an eighth of the host's memory or 8 GiB."},
     {"pinned_idle", &options::pinned_idle, "never", nullptr,
-     "How long page-locked memory that nobody uses is kept: at some later allocation of such memory it goes back to "
-     "the system. See copies.md."},
+     "How long unused page-locked memory is kept. A later allocation of such memory returns it to the system. See "
+     "docs/reference/copies.md."},
     {"address_space", &options::address_space, "16 TiB, halved until it fits", nullptr,
-     "Bytes of addresses reserved for each device. Addresses cost nothing; a process with a limit on them (`ulimit "
-     "-v`) may want fewer."},
+     "Bytes of addresses reserved for each device. Addresses cost nothing. Set less if `ulimit -v` limits them."},
     {"launch_blocking", &options::launch_blocking, "", "CUDA_LAUNCH_BLOCKING",
      "Every launch waits for its work, so that an error names the right line. Slow."},
     {"nvtx_memory", &options::nvtx_memory, "", nullptr,
-     "Blocks are made known to tools that listen to NVTX: compute-sanitizer then sees what a kernel does between two "
-     "of them. Implies launch_blocking."},
+     "Announces blocks to tools that listen to NVTX: compute-sanitizer then sees a kernel that overruns its block. "
+     "Implies launch_blocking."},
     {"check_races", &options::check_races, "", "WEIR_CHECK_RACES",
-     "Races are looked for: two uses of a byte that nothing orders, and memory used before or after its time. See "
-     "testing.md."},
+     "Reports races: two uses of a byte that nothing orders, and memory used before or after its lifetime. See "
+     "docs/how-to/test-without-a-gpu.md."},
     {"epsilon", &options::epsilon, "", nullptr,
-     "The part, from 0 to 1, by which memory reserved of a device may exceed the most that was in use: less lies idle "
-     "with a smaller one, and more is moved. See memory.md."},
+     "The part, from 0 to 1, by which reserved memory may exceed the most that was in use. Smaller: less idle memory, "
+     "more moves. See docs/explanation/memory.md."},
     {"poll_on_miss", &options::poll_on_miss, "", nullptr,
-     "An allocation that finds nothing free asks the driver which memory is complete that other streams used. Without: "
-     "only before out_of_memory."},
+     "An allocation that finds nothing free asks the driver which memory of other streams is complete. Off: only "
+     "before out_of_memory."},
     {"device_waits", &options::device_waits, "", nullptr,
-     "When a stream is made to wait on the device for memory that another one still uses: `never`; `when_short`, "
-     "before out_of_memory; "
-     "`before_growth`, also instead of taking more, where four blocks that would do wait for a stream that is behind. "
-     "Never a stream that carries collectives."},
+     "When a stream waits on the device for memory that another one still uses. `never`; `when_short`: before "
+     "out_of_memory; `before_growth`: also instead of growth, if four blocks that would fit wait for a stream that is "
+     "behind. Never a stream that carries collectives."},
     {"fence_interval", &options::fence_interval, "16 MiB, or a part of what the stream holds", nullptr,
-     "Bytes given back between two events, with a second stream active. Fewer: a wait for memory covers less that came "
-     "after its last use, and frees cost more."},
+     "Bytes freed between two events, if a second stream is active. Smaller: a wait for memory covers less later work, "
+     "and frees cost more."},
     {"deterministic", &options::deterministic, "", nullptr,
-     "Where blocks of device memory lie depends on the program's calls alone, not on when work is seen to be complete, "
-     "unless memory is short while collectives are under way. Costs memory and overlap: see decisions/reuse.md."},
+     "Where device blocks lie depends on the program's calls alone, not on when work completes, unless memory is short "
+     "while collectives run. Costs memory and overlap. See docs/decisions/reuse.md."},
     {"copy_collectives_from", &options::copy_collectives_from, "as measured; simulated devices: never", nullptr,
-     "Bytes in all from which weir's own copies carry a broadcast, scatter or gather, not NCCL; such a call waits "
-     "until all ranks have asked. 1: all of them; 1024TiB: none. See collectives.md."},
+     "Total bytes from which weir's own copies carry a broadcast, scatter or gather instead of NCCL. Such a call waits "
+     "for all ranks. 1: all of them; 1024TiB: none. See docs/reference/collectives.md."},
     {"peer_access", &options::peer_access, "", nullptr,
-     "Once two devices have something to do with each other, all memory of either is open to the other, that which is "
-     "taken later from its first byte on. Each handle costs some 0.15 ms more, 50 us for each peer after the first, "
-     "and is not moved. See copies.md."},
+     "Opens all memory of two devices to each other from their first copy or communicator on. A handle then costs 0.15 "
+     "ms more, 50 us for each further peer, and is not moved. See docs/reference/copies.md."},
     {"log", &options::log, "", nullptr,
-     "What is told on the standard error output, or to who asked for it with on_log: `silent`; `error`: out of memory, "
-     "a device lost; `warning`: memory was short; "
-     "`info`: machines and devices; `debug`: memory taken from the driver and given back, waits inserted."},
+     "What weir writes to stderr, or passes to on_log: `silent`; `error`: out of memory, a lost device; `warning`: "
+     "memory was short; `info`: machines and devices; `debug`: memory taken from the driver and returned, waits."},
 };
 
-[[noreturn]] void refuse(std::string operation, std::string operands, std::string remedy, source_location at) {
-  throw invalid_use(std::move(operation), std::move(operands), std::move(remedy), at);
+// The mistake is in the environment, so no line of the program is named.
+[[noreturn]] void refuse(std::string operation, std::string operands, std::string remedy, source_location) {
+  throw invalid_use(std::move(operation), std::move(operands), std::move(remedy), {});
 }
 
 using base::all_of;
@@ -142,12 +139,12 @@ size_t set_option(options& into, std::string_view key, std::string_view value, s
   for (auto const& [of_torch, instead] : of_pytorch) {
     if (key == of_torch)
       refuse(std::string(where), in_quotes(key) + " is an option of PyTorch's, none of weir's",
-             std::string(instead) + ". docs/coming-from-pytorch.md says more", at);
+             std::string(instead) + ". docs/reference/coming-from-pytorch.md says more", at);
   }
   std::vector<std::string_view> names;
   for (option_row const& row : table) names.push_back(row.name);
   refuse(std::string(where), "no option is called " + in_quotes(key),
-         did_you_mean(key, names) + "docs/options.md lists them", at);
+         did_you_mean(key, names) + "docs/reference/options.md lists them", at);
 }
 
 // a hundred years fit in a count of nanoseconds
@@ -321,17 +318,16 @@ std::string option_text(option_row const& row, options const& o) {
 std::string options_document() {
   std::string out =
       "# Options\n\n"
-      "`WEIR_CONF=key:value,key:value`, the lines of the file that `WEIR_CONF_FILE` names (`key:value`, `#` begins a "
-      "comment), or the\n"
-      "members of `weir::options` in code. The file is read first, then `WEIR_CONF`, then the other variables; the "
-      "last word counts, and\n"
-      "what code passes to a runtime counts alone. Sizes are bytes, or a number and KiB, MiB, GiB or TiB; times a "
-      "number and ms, s or min; parts are numbers; switches are true or false, on or off, yes or no, 1 or 0; policies "
-      "and levels are words.\n"
-      "An unknown key or value is refused, with the nearest right one. `weir doctor` prints what is in force and where "
-      "it came from.\n"
-      "The file is a regular one of at most 1 MiB. A variable that begins with `WEIR_` and that weir does not read is "
-      "told once, as a warning of the log, at any level.\n\n"
+      "Set them by `WEIR_CONF=key:value,key:value`, by the lines of the file that `WEIR_CONF_FILE` names (`key:value`, "
+      "`#` begins a comment,\n"
+      "at most 1 MiB), or by the members of `weir::options`. weir reads the file first, then `WEIR_CONF`, then the "
+      "other variables. The last\n"
+      "value counts. What code passes to a runtime counts alone. `weir doctor` prints the options in force and their "
+      "origin.\n\n"
+      "A size is bytes, or a number and KiB, MiB, GiB or TiB. A time is a number and ms, s or min. A switch is true or "
+      "false. weir refuses an\n"
+      "unknown key or value, and names the nearest right one. It warns once of a variable `WEIR_…` that it does not "
+      "read.\n\n"
       "This page is `weir doctor --options`.\n\n"
       "| option | default | also | |\n| --- | --- | --- | --- |\n";
   for (option_row const& row : table) {

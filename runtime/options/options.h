@@ -19,7 +19,7 @@ struct machine_choice {
   std::vector<int> visible;  // the visible simulated devices; empty: all
 };
 
-// One row per option. The parser, docs/options.md and `weir doctor` read only this table.
+// One row per option. The parser, docs/reference/options.md and `weir doctor` read only this table.
 struct option_row {
   std::string_view name;      // in WEIR_CONF, and the name of the member
   std::variant<size_t options::*, std::chrono::milliseconds options::*, bool options::*, double options::*,
@@ -36,7 +36,7 @@ void check_options(options const&, source_location);
 inline constexpr std::string_view wait_policies[] = {"never", "when_short", "before_growth"};
 inline constexpr std::string_view log_levels[] = {"silent", "error", "warning", "info", "debug"};  // as log_level
 std::string option_text(option_row const&, options const&);  // "512 MiB", "true", or the meaning of 0
-std::string options_document();                              // docs/options.md
+std::string options_document();                              // docs/reference/options.md
 
 // Options from the environment, with their origins: "default", "WEIR_CONF", "weir.conf:3" or a variable.
 // Order: the file WEIR_CONF_FILE, then WEIR_CONF, then CUDA's variables. The last one wins.

@@ -1,4 +1,4 @@
-// The freedoms that CUDA leaves a device (F1 to F10, docs/simulated-machine.md) and a machine takes.
+// The freedoms that CUDA leaves a device (F1 to F10, docs/reference/simulated-machine.md) and a machine takes.
 // Threads: draws under the machine's lock; counting from any.
 #pragma once
 #include <array>

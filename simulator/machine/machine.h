@@ -1,4 +1,4 @@
-// The simulated machine of this process, behind the driver interface (docs/simulated-machine.md).
+// The simulated machine of this process, behind the driver interface (docs/reference/simulated-machine.md).
 // Threads: as the driver interface. The controls of a `stepped` machine belong to one thread at a time.
 #pragma once
 #include <cstdint>

@@ -43,7 +43,7 @@ class staging {  // a part of the runtime
   // All throw: out_of_memory (not even a smallest slot), device_lost, driver_error, invalid_use (a captured
   // stream). Then no host thread accesses src or dst, slots are returned, and bytes of dst are unspecified.
 
-  // How bytes pass through slots. docs/copies.md explains the defaults.
+  // How bytes pass through slots. docs/reference/copies.md explains the defaults.
   struct tuning {
     std::size_t chunk = std::size_t{4} << 20;    // bytes per slot, at most largest_slot
     // bytes of the first slot to a device; slots double up to chunk, and the last ones shrink again

@@ -1,4 +1,4 @@
-// Rule M17 of docs/simulated-machine.md, on every machine: contents, spoiling and end of captures.
+// Rule M17 of docs/reference/simulated-machine.md, on every machine: contents, spoiling and end of captures.
 // Threads: one.
 #include "tests/conformance/rig.h"
 

@@ -1,4 +1,4 @@
-// Rule M17 of docs/simulated-machine.md, on every machine: what a launched graph does, and how long it lives.
+// Rule M17 of docs/reference/simulated-machine.md, on every machine: what a launched graph does, and how long it lives.
 // Threads: one.
 #include "tests/conformance/rig.h"
 

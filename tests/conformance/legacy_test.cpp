@@ -1,4 +1,4 @@
-// Rule M6 of docs/simulated-machine.md, on every machine: waits of and for the legacy stream.
+// Rule M6 of docs/reference/simulated-machine.md, on every machine: waits of and for the legacy stream.
 // Threads: one.
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-// Rules M9 to M14 and M16 of docs/simulated-machine.md, on
+// Rules M9 to M14 and M16 of docs/reference/simulated-machine.md, on
 // every machine: places, pages, bytes, refusals, peers.
 #include <sys/mman.h>
 

@@ -1,4 +1,4 @@
-// Rules M1 to M8 of docs/simulated-machine.md, on every machine: order, blocking and completion.
+// Rules M1 to M8 of docs/reference/simulated-machine.md, on every machine: order, blocking and completion.
 #include <chrono>
 #include <numeric>
 #include <thread>

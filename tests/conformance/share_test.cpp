@@ -1,4 +1,4 @@
-// Rule M19 of docs/simulated-machine.md, on every machine: memory that other processes may map.
+// Rule M19 of docs/reference/simulated-machine.md, on every machine: memory that other processes may map.
 #include <fcntl.h>
 #include <unistd.h>
 

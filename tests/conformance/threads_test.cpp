@@ -1,4 +1,4 @@
-// Rule M18 of docs/simulated-machine.md, on every machine: any
+// Rule M18 of docs/reference/simulated-machine.md, on every machine: any
 // thread may call, and its current device stays the same.
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // Defects that users reported of other allocators, one test each where weir could have them. Each names its
-// report. docs/peers-defects.md lists all, with the tests in other files.
+// report. docs/lab/peers-defects.md lists all, with the tests in other files.
 // Threads: one.
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Each freedom of docs/simulated-machine.md, forced where possible: what it does and never does.
+// Each freedom of docs/reference/simulated-machine.md, forced where possible: what it does and never does.
 // Threads: one.
 #include <gtest/gtest.h>
 #include <sys/mman.h>

@@ -106,7 +106,7 @@ TEST(contracts, every_status_of_every_call_was_injected) {
               static_cast<unsigned long long>(injected), table_of_pairs().size(), scenarios().size());
 }
 
-// Compares the table with docs/failing-calls.md; WEIR_WRITE_DOCS=1 writes it there.
+// Compares the table with docs/lab/failing-calls.md; WEIR_WRITE_DOCS=1 writes it there.
 TEST(contracts, are_in_the_document) {
   std::string const path = WEIR_DOCS "/failing-calls.md", mark = "<!-- pairs -->\n";
   std::ifstream in(path);

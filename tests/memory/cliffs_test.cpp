@@ -1,5 +1,5 @@
 // Cases where other allocators become slow, or hold many times the memory in use. Each is tested as a count
-// of calls, steps or bytes, never of time. docs/peers-defects.md lists them with their reports.
+// of calls, steps or bytes, never of time. docs/lab/peers-defects.md lists them with their reports.
 // Threads: one.
 #include <gtest/gtest.h>
 

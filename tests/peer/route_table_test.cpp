@@ -1,4 +1,4 @@
-// The table of docs/copies.md, row by row: which calls block, and when the source may be touched.
+// The table of docs/reference/copies.md, row by row: which calls block, and when the source may be touched.
 // Threads: a stream held by a gate stands for work that is not done; nothing here is proved by time.
 #include <atomic>
 #include <thread>

@@ -117,7 +117,7 @@ TEST(visible_here, with_the_option_a_first_copy_goes_straight) {
   expect_read_in_place(*m, near.data(), bytes, other);
 }
 
-// The cost for docs/copies.md: printed, not tested.
+// The cost for docs/reference/copies.md: printed, not tested.
 TEST(visible_here, the_price_of_a_handle_is_printed) {
   auto const m = machine_for_peers();
   auto const readers = readers_of(0);

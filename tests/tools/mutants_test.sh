@@ -80,8 +80,8 @@ int main() {
 }
 CPP
 cd "$work"
-mkdir docs
-cat > docs/mutants.md <<'MD'
+mkdir -p docs/lab
+cat > docs/lab/mutants.md <<'MD'
 | key | change | why |
 | --- | --- | --- |
 | `0123456789` | `<` to `<=` (a.cpp) | A key. |

@@ -32,13 +32,13 @@ untested() {  # prints the tests named on stdin that do not exist
 dangling() {  # dangling FOLDER: prints links (from FOLDER) and paths (from the root) that lead to no file
   local text to
   text=$(cat)
-  { grep -oE '\]\([^)#[:space:]]+' <<< "$text" || true; } | cut -c3- | sort -u | while IFS= read -r to; do
+  { sed '/^```/,/^```$/d' <<< "$text" | grep -oE '\]\([^)#[:space:]]+' || true; } | cut -c3- | sort -u | while IFS= read -r to; do
     [[ $to == *:* ]] || [ -e "$1/$to" ] || echo "$to"
   done
   { grep -oE '`(bench|cmake|docs|examples|include|interop|peer|runtime|simulator|streams|tensor|tests|tools)/[a-z0-9_./*]*`' <<< "$text" || true; } |
     tr -d '`' | sort -u | while IFS= read -r to; do compgen -G "$root/$to" > /dev/null || echo "$to"; done
 }
-[ "$(echo '[a](b.md#c), [d](e:f), [g](memory.md#h), `tests/*/names_test.sh`, `peer/nowhere.cpp`' | dangling "$root/docs" | xargs)" = 'b.md peer/nowhere.cpp' ] ||
+[ "$(echo '[a](b.md#c), [d](e:f), [g](README.md#h), `tests/*/names_test.sh`, `peer/nowhere.cpp`' | dangling "$root/docs" | xargs)" = 'b.md peer/nowhere.cpp' ] ||
   { echo "a link that leads nowhere was not found"; exit 1; }
 [ "$(echo 'as `weir::empty_cash` does' | unknown)" = weir::empty_cash ] || { echo "a wrong name was not found"; exit 1; }
 [ "$(echo '`peers.a_cat_sat…`, `nobodys.*`, `peers.on_the_mat`' | untested | xargs)" = 'nobodys.* peers.a_cat_sat… peers.on_the_mat' ] || { echo "a test that is not there was not found"; exit 1; }
@@ -47,7 +47,7 @@ for page in "$root"/README.md "$root"/CONTRIBUTING.md "$root"/docs/*.md "$root"/
   wrong=$(unknown < "$page"; untested < "$page"; dangling "$(dirname "$page")" < "$page")
   [ -z "$wrong" ] || { echo "${page#"$root"/} names what is not there:"; echo "$wrong"; failed=1; }
 done
-known=$(names < "$root/docs/coming-from-pytorch.md" | wc -l) tested=$(cat "$root"/docs/*.md | tests | wc -l)
+known=$(names < "$root/docs/reference/coming-from-pytorch.md" | wc -l) tested=$(cat "$root"/docs/*/*.md | tests | wc -l)
 [ "$known" -gt 40 ] && [ "$tested" -gt 60 ] || { echo "only $known names and $tested tests were looked for"; failed=1; }
 
 sed -n '/unknown_variables() {/,/ lines;/p' "$root/runtime/options/options.cpp" | grep -oE '"WEIR_[A-Z_]+"' | tr -d '"' | sort -u > "$work/variables"

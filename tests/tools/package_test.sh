@@ -20,9 +20,9 @@ cmake -S "$root/tests/consumer" -B "$work/build" "${arguments[@]}" > "$work/log"
 
 [ "$(WEIR_DEVICES=sim:2 "$work/build/consumer")" = "2 devices computed the right values" ]
 
-# The first test of docs/testing.md, verbatim: it reports the race, and nothing after the fix.
+# The first test of docs/how-to/test-without-a-gpu.md, verbatim: it reports the race, and nothing after the fix.
 mkdir "$work/mine"
-block() { awk -v kind="^\`\`\`$1\$" '$0 ~ kind && !done { on = 1; next } /^```$/ { if (on) done = 1; on = 0 } on' "$root/docs/testing.md"; }
+block() { awk -v kind="^\`\`\`$1\$" '$0 ~ kind && !done { on = 1; next } /^```$/ { if (on) done = 1; on = 0 } on' "$root/docs/how-to/test-without-a-gpu.md"; }
 block cmake > "$work/mine/CMakeLists.txt"
 block cpp > "$work/mine/my_test.cpp"
 make_mine() { cmake -S "$work/mine" -B "$work/mine/build" "${arguments[@]}" > "$work/log" 2>&1 && cmake --build "$work/mine/build" >> "$work/log" 2>&1 || { cat "$work/log"; exit 1; }; }
@@ -31,7 +31,7 @@ if "$work/mine/build/my_test" > "$work/said"; then
   echo "the page's program found nothing"
   exit 1
 fi
-shown=$(grep -m 1 '^race: bytes .* my_test.cpp' "$root/docs/testing.md")
+shown=$(grep -m 1 '^race: bytes .* my_test.cpp' "$root/docs/how-to/test-without-a-gpu.md")
 grep -qxF "$shown" "$work/said" || { cat "$work/said"; echo "and the page shows: $shown"; exit 1; }
 sed -i 's/^  weir::parallel_for/  compute.wait(copies);\n&/' "$work/mine/my_test.cpp"
 make_mine

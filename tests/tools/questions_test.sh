@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# docs/where-did-my-memory-go.md quotes code of examples/questions, and the programs' output up to times.
+# docs/how-to/where-did-my-memory-go.md quotes code of examples/questions, and the programs' output up to times.
 # Usage: questions_test.sh ROOT BUILD. WEIR_WRITE_DOCS=1 writes the current output to the page.
 set -euo pipefail
-page=$1/docs/where-did-my-memory-go.md source=$1/examples/questions/questions.cpp
+page=$1/docs/how-to/where-did-my-memory-go.md source=$1/examples/questions/questions.cpp
 failed=0
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -30,7 +30,7 @@ out=$(WEIR_CONF=device_limit:2GiB,launch_blocking:true "$weir" doctor --devices 
 expect 0 'device_limit     2 GiB                        from WEIR_CONF'
 expect 0 '* launch_blocking is on'
 run doctor --options
-[ "$out" = "$(cat "$1/docs/options.md")" ] || { echo "FAILED: docs/options.md is not what weir doctor --options prints"; failed=1; }
+[ "$out" = "$(cat "$1/docs/reference/options.md")" ] || { echo "FAILED: docs/reference/options.md is not what weir doctor --options prints"; failed=1; }
 run info --devices sim:0
 expect 1 'weir: --devices: "sim:0"'
 [[ $out != *.cpp* && $out != *WEIR_DEVICES* ]] || { echo "FAILED: a line of weir's own, or another name: $out"; failed=1; }

@@ -190,7 +190,7 @@ int doctor(std::vector<std::string> const& arguments) {
   std::string on;
   bool document = false;
   all.add_options()("help,h", "this text")("options", po::bool_switch(&document),
-                                           "the options as a document: docs/options.md")(
+                                           "the options as a document: docs/reference/options.md")(
       "devices", po::value(&on), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto");
   if (!understood(arguments, all)) return 0;
   if (document) {

@@ -334,7 +334,7 @@ int replay(std::vector<std::string> const& arguments) {
       "limit", po::value(&limit), "reserve at most so much: bytes, or 512MiB, 8GiB, …")(
       "json", po::bool_switch(&s.json), "a line of JSON a trace")(
       "snapshot", po::value(&s.snapshot),
-      "write to this file what PyTorch's memory viewer opens; what recording costs: docs/where-did-my-memory-go.md")(
+      "write to this file what PyTorch's memory viewer opens; what recording costs: docs/how-to/where-did-my-memory-go.md")(
       "html", po::value(&s.page),
       "write a page for a browser to this file: memory over time, and what lies where at any moment")(
       "trace", po::value(&paths), "files");
