@@ -1,4 +1,4 @@
-// The first hour: one file, both drivers.
+// The first program: one file, GPUs or simulated devices.
 #include <cstdio>
 #include "weir/observe.h"
 #include "weir/parallel_for.h"
@@ -9,7 +9,8 @@ struct scale_by {  // a kernel: plain C++ that nvcc and the host compiler both r
   WEIR_HOST_DEVICE void operator()(std::size_t i) const { y[i] = a * x[i]; }
 };
 
-int main() try {
+int main(int argc, char**) try {
+  if (argc > 1) return std::fputs("usage: hello (no options; WEIR_DEVICES chooses the devices)\n", stderr), 2;
   using namespace weir::literals;
   auto const shape = weir::shape{1024, 1024};
   weir::device_guard on{0};                                                  // with torch.cuda.device(0):
@@ -28,7 +29,11 @@ int main() try {
   // the use of x on this stream is recorded: no record_stream to forget
   weir::parallel_for(weir::current_stream(), x.numel(), {weir::reads(x), weir::writes(y)},
                      scale_by{y.data<float>(), x.data<float>(), 2.f});
-  std::printf("%f\n%s", weir::mean(y).item<float>(), weir::memory_summary().c_str());
+  float const mean = weir::mean(y).item<float>();
+  std::printf("mean = %.1f, expected 2.0: %s\n", static_cast<double>(mean), mean == 2 ? "ok" : "WRONG");
+  std::printf("memory of gpu:0: %zu KiB in use, %zu KiB reserved\n", weir::memory_allocated() / 1024,
+              weir::memory_reserved() / 1024);
+  return mean == 2 ? 0 : 1;
 } catch (weir::out_of_memory const& e) {
   std::fputs(e.report().text().c_str(), stderr);
   return 1;

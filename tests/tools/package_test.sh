@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs weir into an empty prefix and builds tests/consumer against it, as an external project would. Then
-# it moves the installation, which must still work: no installed file may contain the first prefix.
+# Installs weir into an empty prefix and builds tests/consumer against it, as a stranger's project would.
+# Then the install is moved, and must still be found: nothing in it may name the place it was first put.
 # Usage: package_test.sh ROOT BUILD
 set -euo pipefail
 root=$1
@@ -20,24 +20,45 @@ cmake -S "$root/tests/consumer" -B "$work/build" "${arguments[@]}" > "$work/log"
 
 [ "$(WEIR_DEVICES=sim:2 "$work/build/consumer")" = "2 devices computed the right values" ]
 
-# The first test of docs/how-to/test-without-a-gpu.md, verbatim: it reports the race, and nothing after the fix.
+# The program of docs/tutorial/find-a-race.md, as written there: it finds the race it shows, and none once it is mended.
 mkdir "$work/mine"
-block() { awk -v kind="^\`\`\`$1\$" '$0 ~ kind && !done { on = 1; next } /^```$/ { if (on) done = 1; on = 0 } on' "$root/docs/how-to/test-without-a-gpu.md"; }
+page=$root/docs/tutorial/find-a-race.md
+block() { awk -v kind="^\`\`\`$1\$" '$0 ~ kind && !done { on = 1; next } /^```$/ { if (on) done = 1; on = 0 } on' "$page"; }
 block cmake > "$work/mine/CMakeLists.txt"
 block cpp > "$work/mine/my_test.cpp"
+# A block of any page after <!-- program: NAME --> is a whole program; with `cuda` behind the name only nvcc reads it.
+with_cuda=no
+! grep -q 'WEIR_BUILT_WITH_CUDA \(ON\|1\|TRUE\))' "$work/prefix"/lib*/cmake/weir/weir-config.cmake "$work/prefix"/lib/*/cmake/weir/weir-config.cmake 2> /dev/null || with_cuda=yes
+programs=0
+while IFS=: read -r file mark; do
+  read -r _ _ name cuda _ <<< "$mark"
+  [ "$cuda" != cuda ] || [ $with_cuda = yes ] || continue
+  programs=$((programs + 1))
+  awk -v mark="$mark" '$0 == mark { wait = 1; next } wait && /^```/ { on = !on; if (!on) exit; next } on' "$file" > "$work/mine/$name"
+  if [ "$cuda" = cuda ]; then
+    printf 'add_library(program%s OBJECT)\ntarget_link_libraries(program%s PRIVATE weir::weir)\nweir_kernels(program%s %s)\n' $programs $programs $programs "$name"
+  else
+    printf 'add_executable(program%s)\ntarget_link_libraries(program%s PRIVATE weir::weir)\nweir_kernels(program%s %s)\n' $programs $programs $programs "$name"
+  fi >> "$work/mine/CMakeLists.txt"
+done < <(grep -r --include='*.md' '^<!-- program: .* -->$' "$root/README.md" "$root/docs")
+[ $programs -ge 1 ] || { echo "no page has a program"; exit 1; }
 make_mine() { cmake -S "$work/mine" -B "$work/mine/build" "${arguments[@]}" > "$work/log" 2>&1 && cmake --build "$work/mine/build" >> "$work/log" 2>&1 || { cat "$work/log"; exit 1; }; }
 make_mine
 if "$work/mine/build/my_test" > "$work/said"; then
   echo "the page's program found nothing"
   exit 1
 fi
-shown=$(grep -m 1 '^race: bytes .* my_test.cpp' "$root/docs/how-to/test-without-a-gpu.md")
+shown=$(grep -m 1 '^race: bytes .* my_test.cpp' "$root/docs/tutorial/find-a-race.md")
 grep -qxF "$shown" "$work/said" || { cat "$work/said"; echo "and the page shows: $shown"; exit 1; }
+# The README shows two lines of it.
+sed -n '/^## A race/,/^## How/p' "$root/README.md" | sed -n '/^```cpp/,/^```$/p' | grep -v '^```' | while IFS= read -r line; do
+  grep -qxF -- "$line" "$work/mine/my_test.cpp" || { echo "README.md shows a line that the program has not: $line"; exit 1; }
+done
 sed -i 's/^  weir::parallel_for/  compute.wait(copies);\n&/' "$work/mine/my_test.cpp"
 make_mine
 "$work/mine/build/my_test"
 
-# A different major version is rejected.
+# A version of another major number is not this package.
 sed 's/weir 0.1 REQUIRED/weir 1.0 REQUIRED/' "$root/tests/consumer/CMakeLists.txt" > "$work/CMakeLists.txt"
 cp "$root"/tests/consumer/*.{cpp,cu,h} "$work/"
 if cmake -S "$work" -B "$work/build1" "${arguments[@]}" > "$work/log" 2>&1; then

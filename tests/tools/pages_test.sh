@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# What README.md and the pages in docs/ promise: quoted files are the files, figures come from tools/figures, each message of the table
+# is in the sources, and the text stays short. Usage: pages_test.sh ROOT BUILD
+set -euo pipefail
+root=$1
+failed=0
+fail() { echo "FAILED: $*"; failed=1; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mapfile -t pages < <(cd "$root" && { ls README.md CONTRIBUTING.md; find docs -name '*.md' -not -path 'docs/lab/*'; } | LC_ALL=C sort)
+
+# A block after <!-- file: NAME --> is that file.
+quoted=0
+for page in "${pages[@]}"; do
+  while IFS= read -r name; do
+    quoted=$((quoted + 1))
+    awk -v mark="<!-- file: $name -->" '$0 == mark { wait = 1; next } wait && /^```/ { on = !on; if (!on) exit; next } on' "$root/$page" | cmp -s - "$root/$name" ||
+      fail "$page quotes $name otherwise than it is"
+  done < <(sed -n 's/^<!-- file: \(.*\) -->$/\1/p' "$root/$page")
+done
+[ $quoted -gt 0 ] || fail "no page quotes a file"
+
+# Figures: the page whole, and the table of the README.
+"$root/tools/figures" > "$work/page"
+cmp -s "$work/page" "$root/docs/reference/benchmarks.md" || fail "docs/reference/benchmarks.md is not what tools/figures prints (tools/figures --write)"
+sed -n '/^<!-- tools\/figures --readme -->$/,//p' "$root/README.md" | grep '^|' > "$work/table"
+"$root/tools/figures" --readme | grep . | cmp -s - "$work/table" || fail "the table of README.md is not what tools/figures --readme prints"
+printf '{"run": "a"}\nno json\n' > "$work/run"
+status=0
+"$root/tools/figures" "$work/run" > /dev/null 2> "$work/err" || status=$?
+[ $status = 2 ] && grep -q 'run:2: no JSON' "$work/err" || fail "a line that is no JSON: status $status"
+lines=$(wc -l < "$root/README.md")
+[ "$lines" -ge 110 ] && [ "$lines" -le 130 ] || fail "README.md has $lines lines, not 110 to 130"
+
+# Each message is in the sources: the texts of the first columns of docs/reference/messages.md.
+(cd "$root" && find include runtime streams peer tensor simulator tools cmake CMakeLists.txt -type f ! -name '*.md' -exec cat {} +) > "$work/sources"
+sed -n 's/^| `\([^`]*\)` |.*/\1/p' "$root/docs/reference/messages.md" > "$work/messages"
+[ "$(wc -l < "$work/messages")" -ge 40 ] || fail "only $(wc -l < "$work/messages") messages were looked for"
+# A long text is cut into two literals there.
+tr -d '\n' < "$work/sources" | sed -E 's/" +"//g' > "$work/joined"
+while IFS= read -r message; do
+  grep -qF -- "$message" "$work/joined" || fail "no source says \"$message\" (docs/reference/messages.md)"
+done < "$work/messages"
+
+# Words, less code and tables; sentences of at most 20 words in the mean.
+if command -v python3 > /dev/null; then
+  (cd "$root" && python3 - "${pages[@]}") << 'END' || fail "the pages are too long"
+import re, sys
+total, broken = 0, False
+sentences = []
+for page in sys.argv[1:]:
+    text = open(page, encoding="utf-8").read()
+    total += len(text.split())
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    prose = re.sub(r"^(\||#|<!--|!\[).*$", "", prose, flags=re.M)
+    prose = re.sub(r"`[^`]*`", "code", re.sub(r"\]\([^)]*\)", "]", prose))
+    prose = re.sub(r"^[ ]*([-*]|\d+\.) ", ". ", prose, flags=re.M).replace("\n\n", ". ")
+    mine = [len(s.split()) for s in re.split(r"[.?!]+(?:\s|$)", prose) if len(s.split()) > 1]
+    sentences += mine
+    mean = sum(mine) / max(1, len(mine))
+    if mean > 20:
+        print(f"{page}: {mean:.1f} words a sentence"); broken = True
+    if page == "README.md" and re.search(r"\b[0-9a-f]{7,10}\b", prose):
+        print("README.md names a commit"); broken = True
+print(f"{total} words, {sum(sentences) / len(sentences):.1f} a sentence")
+if total > 44000:
+    print("44000 words at most"); broken = True
+sys.exit(broken)
+END
+fi
+exit $failed
