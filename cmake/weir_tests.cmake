@@ -217,6 +217,13 @@ if(TARGET faults_test)
   target_compile_definitions(faults_test PRIVATE WEIR_DOCS="${PROJECT_SOURCE_DIR}/docs/lab")
 endif()
 
+# A C program: what uses weir/c.h is not C++.
+if(TARGET interop_test)
+  enable_language(C)
+  target_sources(interop_test PRIVATE tests/interop/c_program.c)
+  set_source_files_properties(tests/interop/c_program.c PROPERTIES SKIP_PRECOMPILE_HEADERS ON COMPILE_OPTIONS "-std=c99;-pedantic-errors;-Wall;-Wextra;-Werror")
+endif()
+
 # A library that contains weir, for tests with dlopen and dlclose.
 add_library(weir_test_plugin MODULE tests/defects/plugin/plugin.cpp)
 weir_own_code(weir_test_plugin)

@@ -113,6 +113,10 @@ class external_stream {
   stream_ref ref_;
 };
 
+// The registered stream with this handle; null is CUDA's legacy stream. A few nanoseconds.
+// Throws: invalid_use (not registered, a stream of another device), device_lost
+stream_ref borrow_stream(weir::device, CUstream_st*, source_location = source_location::current());
+
 // The device's default stream. It is ordered with CUDA's legacy stream, and so with bare <<<>>> launches.
 stream_ref default_stream(device = gpu, source_location = source_location::current());
 // The default stream, unless the thread has set another.

@@ -142,6 +142,12 @@ stream_clock& clocks::enrol(int device, driver::stream_handle h) {
   return *at->second.stream;
 }
 
+stream_clock* clocks::registered(int device, driver::stream_handle h) const {
+  auto const all = state_->registered.lock();
+  auto const at = all->find({device, h});
+  return at == all->end() ? nullptr : at->second.stream;
+}
+
 void clocks::leave(stream_clock& t) {
   {
     auto all = state_->registered.lock();

@@ -209,6 +209,7 @@ class clocks {
   bool any_ended() const noexcept;  // whether a registration has ended
   // An external stream: the existing registration of this handle, or a new one.
   stream_clock& enrol(int device, driver::stream_handle);
+  stream_clock* registered(int device, driver::stream_handle) const;  // null: it is not
   void leave(stream_clock&);                               // ends one enrol(); the last one retires the stream
   driver::result<event_ref> take_event(int device, driver::event_kind);  // for a weir::event
   // Known to be complete; no driver call. Never true for work that a lost device did not do.

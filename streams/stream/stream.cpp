@@ -148,32 +148,6 @@ stream::~stream() {
   if (auto* const pool = stream->owner().part_if_made<streams::stream_pool>()) pool->give_back(*stream);
 }
 
-external_stream::external_stream(weir::device d, CUstream_st* native, source_location at)
-    : ref_(streams::ref_of([&]() -> clock::stream_clock& {
-        auto& r = streams::current_runtime(at);
-        int const i = streams::resolve(d, r, "external_stream", at);
-        if (reinterpret_cast<std::uintptr_t>(native) == 2) {  // CU_STREAM_PER_THREAD
-          throw invalid_use("external_stream",
-                            "CUDA's per-thread default stream, which is another stream on every thread",
-                            "Register a stream of your own, or use weir::stream", at);
-        }
-        r.open(i, "external_stream", at);
-        auto const s = r.machine().adopt(i, native);
-        if (s.is.what == driver::code::invalid) {
-          throw invalid_use("external_stream", "a stream of another device, registered for gpu:" + std::to_string(i),
-                            "Name the device the stream was made on", at);
-        }
-        require(s.is, "external_stream", base::gpu_name(i),
-                "Streams of the CUDA runtime exist on GPUs alone: use weir::stream", at);
-        return r.part<clock::clocks>().enrol(i, s.value);
-      }())) {}
-
-external_stream::~external_stream() {
-  clock::stream_clock* const stream = clock::find(ref_.id());
-  if (!stream || process_is_ending() || process_was_forked()) return;
-  clocks_of(*stream).leave(*stream);
-}
-
 stream_ref default_stream(device d, source_location at) {
   auto& r = streams::current_runtime(at);
   return streams::ref_of(r.part<streams::stream_pool>().default_line(streams::resolve(d, r, "default_stream", at), at));
