@@ -29,7 +29,8 @@ int detail::new_part_slot() noexcept {
 
 runtime::impl::impl(weir::runtime& facade, std::unique_ptr<driver::driver> machine, weir::options o, std::string why,
                     source_location at)
-    : facade_(facade),
+    : in_use_(at),
+      facade_(facade),
       life_(std::make_shared<base::atomic<impl*>>(this)),
       driver_(races_wanted(o, at) ? with_checker(std::move(machine)) : std::move(machine)),
       observer_(driver_->watching()),

@@ -8,6 +8,7 @@
 #include "runtime/base/process.h"
 #include "runtime/base/sync.h"
 #include "runtime/base/text.h"
+#include "runtime/core/copies.h"
 #include "runtime/driver/driver.h"
 #include "weir/runtime.h"
 
@@ -95,6 +96,7 @@ struct runtime::impl {
   };
   void* make_part(int slot, void* (*make)(impl&), void (*destroy)(void*) noexcept);
 
+  copy_in_use const in_use_;
   weir::runtime& facade_;
   std::shared_ptr<base::atomic<impl*>> const life_;  // null once the end begins
   std::unique_ptr<driver::driver> driver_;

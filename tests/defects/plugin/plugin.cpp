@@ -2,6 +2,7 @@
 // Threads: one.
 #include <chrono>
 #include <optional>
+#include <string>
 #include <thread>
 
 #include "weir/launch.h"
@@ -20,6 +21,18 @@ extern "C" __attribute__((visibility("default"))) int touch_weir() {
   } catch (weir::error const&) {
     return 2;
   }
+}
+
+// What making a runtime threw; empty: nothing.
+extern "C" __attribute__((visibility("default"))) char const* why_weir_cannot_start() {
+  static std::string why;
+  why.clear();
+  try {
+    weir::runtime const brief{weir::simulated{.devices = 1}};
+  } catch (weir::invalid_use const& e) {
+    why = e.what();
+  }
+  return why.c_str();
 }
 
 extern "C" __attribute__((visibility("default"))) int use_weir() {
