@@ -1,4 +1,5 @@
-# Installs the headers, the library, and the package for find_package(weir).
+# Installs headers, both libraries, documents, and the packages for find_package(weir) and `pkg-config weir`.
+# `cpack -G DEB` makes a Debian package of the same.
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/weir)
 install(TARGETS weir EXPORT weir-targets FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
@@ -7,3 +8,35 @@ configure_package_config_file(cmake/weir-config.cmake.in ${PROJECT_BINARY_DIR}/w
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/weir-config-version.cmake COMPATIBILITY SameMajorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/weir-config.cmake ${PROJECT_BINARY_DIR}/weir-config-version.cmake
   cmake/weir_cuda.cmake cmake/weir_cblas.cmake cmake/weir_kernels.cmake DESTINATION ${package_dir})
+if(TARGET weir_shared)
+  install(TARGETS weir_shared EXPORT weir-targets FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  file(RELATIVE_PATH weir_up_from_pc /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+  string(REGEX REPLACE "/$" "" weir_up_from_pc "${weir_up_from_pc}")
+  configure_file(cmake/weir.pc.in ${PROJECT_BINARY_DIR}/weir.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/weir.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endif()
+install(FILES README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR})
+file(GLOB licenses LICENSE* COPYING* NOTICE*)
+if(licenses)
+  install(FILES ${licenses} DESTINATION ${CMAKE_INSTALL_DOCDIR})
+endif()
+
+if(PROJECT_IS_TOP_LEVEL)
+  set(CPACK_GENERATOR DEB)
+  set(CPACK_PACKAGE_NAME libweir-dev)
+  set(CPACK_PACKAGE_CONTACT "the authors of weir")
+  set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+  set(CPACK_STRIP_FILES ON)
+  set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+  set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
+  find_program(WEIR_SHLIBDEPS dpkg-shlibdeps)
+  mark_as_advanced(WEIR_SHLIBDEPS)
+  if(WEIR_SHLIBDEPS)
+    set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+  else()
+    set(CPACK_DEBIAN_PACKAGE_DEPENDS "libc6, libstdc++6")
+  endif()
+  set(CPACK_DEBIAN_PACKAGE_SUGGESTS "libopenblas0")  # products on simulated devices
+  include(CPack)
+endif()

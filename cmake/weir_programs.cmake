@@ -57,6 +57,15 @@ weir_program(share examples/share/*.cpp examples/share/*.cu)
 weir_program(questions examples/questions/*.cpp)
 weir_tested_program(seeds main.cpp)
 
+# A program in C, over the shared library.
+if(TARGET weir_shared)
+  enable_language(C)
+  add_executable(c_rows examples/c/main.c)
+  set_target_properties(c_rows PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin C_STANDARD 99 C_STANDARD_REQUIRED ON C_EXTENSIONS OFF)
+  target_compile_options(c_rows PRIVATE -Wall -Wextra -pedantic)
+  target_link_libraries(c_rows PRIVATE weir::shared)
+endif()
+
 weir_program(weir_tool tools/weir/*.cpp)
 if(TARGET weir_tool)
   weir_options(weir_tool)

@@ -235,6 +235,23 @@ if(TARGET defects_process_end_test)
   target_compile_definitions(defects_process_end_test PRIVATE WEIR_PLUGIN="$<TARGET_FILE:weir_test_plugin>")
 endif()
 
+# With libweir.so: the same plugin over it, and a program that shares one runtime with a plugin.
+if(TARGET weir_shared)
+  add_library(weir_test_shared_plugin MODULE tests/defects/plugin/plugin.cpp tests/interop/shared/plugin.cpp)
+  add_executable(weir_test_shared tests/interop/shared/main.cpp)
+  foreach(target weir_test_shared_plugin weir_test_shared)
+    weir_own_code(${target})
+    target_link_libraries(${target} PRIVATE weir::shared ${CMAKE_DL_LIBS})
+    set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  endforeach()
+  add_test(NAME interop.shared COMMAND weir_test_shared $<TARGET_FILE:weir_test_shared_plugin>)
+  set_tests_properties(interop.shared PROPERTIES TIMEOUT 60 LABELS interop ENVIRONMENT WEIR_DEVICES=sim:1:1)
+endif()
+if(TARGET interop_test AND TARGET weir_shared)
+  add_dependencies(interop_test weir_test_plugin weir_test_shared_plugin)
+  target_compile_definitions(interop_test PRIVATE WEIR_PLUGIN="$<TARGET_FILE:weir_test_plugin>" WEIR_SHARED_PLUGIN="$<TARGET_FILE:weir_test_shared_plugin>")
+endif()
+
 # weir_test_of_program(name file...): links the test of examples/name with all of its sources except the given
 # files. They are compiled once if the program is built too.
 macro(weir_test_of_program name)
@@ -264,6 +281,9 @@ add_test(NAME floors COMMAND ${PROJECT_SOURCE_DIR}/tools/floors ${PROJECT_SOURCE
 file(GLOB scripts CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/tests/tools tests/tools/*_test.sh)
 if(WEIR_SANITIZE)
   list(REMOVE_ITEM scripts package_test.sh)  # the consumer would need the same sanitizer
+endif()
+if(NOT TARGET weir_shared)
+  list(REMOVE_ITEM scripts exports_test.sh package_test.sh)
 endif()
 if(NOT TARGET weir_tool)
   list(REMOVE_ITEM scripts weir_test.sh questions_test.sh)
@@ -307,6 +327,11 @@ target_link_libraries(overrun PRIVATE weir::weir)
 set_target_properties(overrun PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 add_test(NAME overrun COMMAND overrun clean)
 set_tests_properties(overrun PROPERTIES TIMEOUT 60 LABELS soak ENVIRONMENT "WEIR_DEVICES=sim:1:1;WEIR_CONF=nvtx_memory:1")
+
+if(TARGET c_rows)
+  add_test(NAME c_rows COMMAND c_rows)
+  set_tests_properties(c_rows PROPERTIES TIMEOUT 60 LABELS examples ENVIRONMENT WEIR_DEVICES=sim:1:1)
+endif()
 
 # Two processes share a ring of buffers, undisturbed or with one of them killed or stopped halfway.
 if(TARGET share)

@@ -25,7 +25,7 @@ class foreign_memory {
   base::guarded<blob_owner> owner_;
 };
 
-struct storage::state {
+struct WEIR_LOCAL storage::state {
   // Device or pinned block; operator new; owned by `lent_buffer`; owned by the caller.
   enum class held : std::uint8_t { block, pageable, lent, borrowed };
   void* data = nullptr;
@@ -43,7 +43,7 @@ struct storage::state {
   ~state();
 };
 
-struct tensor::state {
+struct WEIR_LOCAL tensor::state {
   weir::storage storage;
   weir::shape shape;
   weir::strides strides;
@@ -51,7 +51,7 @@ struct tensor::state {
   weir::dtype type = float32;
 };
 
-struct tensor_access {  // access for functions of tensor/ that are no members
+struct WEIR_LOCAL tensor_access {  // access for functions of tensor/ that are no members
   static tensor::state const& of(tensor const& t) noexcept { return *t.state_; }
   static storage::state& block_of(tensor const& t) noexcept;
   static std::shared_ptr<storage::state> const& shared(weir::storage const& s) noexcept { return s.state_; }

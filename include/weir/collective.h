@@ -11,7 +11,7 @@
 
 #include "weir/stream.h"
 
-namespace weir {
+namespace weir WEIR_API {
 
 // average of integers: sum / ranks, rounded towards zero
 enum class reduce_op : std::uint8_t { sum, average, min, max };

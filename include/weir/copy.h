@@ -9,7 +9,7 @@
 
 #include "weir/memory.h"
 
-namespace weir {
+namespace weir WEIR_API {
 
 // Copies `bytes` on the stream. Default: the current stream of the device that the copy concerns; between two
 // devices, the source's. A copy between devices is ordered after the current streams of both, and before

@@ -4,7 +4,7 @@
 #pragma once
 #include "weir/runtime.h"
 
-namespace weir {
+namespace weir WEIR_API {
 
 struct device_properties {
   std::string name;

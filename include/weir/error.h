@@ -10,7 +10,7 @@
 
 #include "weir/stats.h"
 
-namespace weir {
+namespace weir WEIR_API {
 
 class error {
  public:

@@ -12,7 +12,7 @@
 
 #include "weir/memory.h"
 
-namespace weir {
+namespace weir WEIR_API {
 
 enum class access_mode : std::uint8_t { read, write, update };
 struct memory_use {

@@ -5,7 +5,7 @@
 
 #include "weir/runtime.h"
 
-namespace weir {
+namespace weir WEIR_API {
 
 struct log_line {
   std::int64_t ns;       // since 1970

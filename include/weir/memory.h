@@ -7,7 +7,7 @@
 #include <span>
 #include "weir/stream.h"
 
-namespace weir {
+namespace weir WEIR_API {
 // 512 B for sizes from 16 KiB. Below: the largest power of two that divides the size rounded up to 16 B.
 inline constexpr size_t default_alignment = 0;
 

@@ -8,7 +8,7 @@
 
 #include "weir/runtime.h"
 
-namespace weir {
+namespace weir WEIR_API {
 
 // Bytes of device memory. allocated: in live blocks, rounded; reserved: held from the driver. 0 before the
 // first use of the device.

@@ -25,7 +25,7 @@
 #define WEIR_HOST_DEVICE
 #endif
 
-namespace weir {
+namespace weir WEIR_API {
 namespace detail {
 
 [[noreturn]] void no_device_code(source_location);           // this file was compiled without nvcc

@@ -5,7 +5,7 @@
 
 #include "weir/copy.h"
 
-namespace weir {
+namespace weir WEIR_API {
 
 struct peer_link {
   device from, to;              // `from` reads and writes memory of `to`

@@ -12,6 +12,9 @@ namespace weir {
 namespace driver {
 class driver;
 }
+}  // namespace weir
+
+namespace weir WEIR_API {
 
 struct simulated {  // a machine inside this process; weir/sim.h steps, breaks and inspects it
   int devices = 4;

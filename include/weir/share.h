@@ -9,7 +9,7 @@
 
 #include "weir/peer.h"
 
-namespace weir {
+namespace weir WEIR_API {
 namespace peer {
 struct exported;
 struct opened_import;

@@ -10,7 +10,7 @@
 #include "weir/runtime.h"
 #include "weir/stream.h"
 
-namespace weir {
+namespace weir WEIR_API {
 namespace driver::sim {
 class controls;
 }

@@ -9,7 +9,7 @@
 #include <vector>
 #include "weir/types.h"
 
-namespace weir {
+namespace weir WEIR_API {
 // torch's four values; allocated and freed only grow, until reset. docs/explanation/memory.md says how exact a peak is
 struct statistic { std::int64_t current, peak, allocated, freed; };
 struct statistic_by_size { statistic all, small, large; };      // small: up to 32 KiB, in slabs

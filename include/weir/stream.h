@@ -9,7 +9,7 @@
 struct CUstream_st;  // the CUDA toolkit's tag: `CUstream_st*` is `cudaStream_t`, without its header
 struct CUevent_st;
 
-namespace weir {
+namespace weir WEIR_API {
 using float_milliseconds = std::chrono::duration<float, std::milli>;
 // torch: lower runs first; clamped to the device's range
 enum class priority : std::int8_t { normal = 0, high = -1, highest = -2 };

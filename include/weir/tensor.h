@@ -18,7 +18,7 @@
 #include "weir/copy.h"
 #include "weir/launch.h"
 
-namespace weir {
+namespace weir WEIR_API {
 
 class shape {  // up to 8 extents, no heap memory. No extents: one element
  public:

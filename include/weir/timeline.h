@@ -6,7 +6,7 @@
 
 #include "weir/types.h"
 
-namespace weir {
+namespace weir WEIR_API {
 
 // Names a part of the program in the timeline and in NVTX tools (Nsight Systems).
 // Requires: the ranges of one thread are nested.

@@ -5,7 +5,9 @@
 #include <string>
 #include <string_view>
 
-namespace weir {
+#include "weir/export.h"
+
+namespace weir WEIR_API {
 using std::size_t;
 // The caller's line: the last parameter of every call that can throw. clang 14 lacks std::source_location.
 class source_location {

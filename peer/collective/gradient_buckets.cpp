@@ -22,7 +22,7 @@ constexpr std::size_t least_bucket = std::size_t{1} << 20, most_bucket = std::si
 
 }  // namespace
 
-struct gradient_buckets::state {
+struct WEIR_LOCAL gradient_buckets::state {
   struct one {
     std::string name;
     std::int64_t count;

@@ -121,7 +121,7 @@ void use_on(clock::stream_clock&, device_span, std::string_view operation, std::
 
 namespace weir {
 
-struct communicator::state {
+struct WEIR_LOCAL communicator::state {
   std::shared_ptr<peer::group> all;
   int rank;
 

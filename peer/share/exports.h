@@ -48,7 +48,7 @@ class importer {
 
 class exports;
 class shared_pool;
-struct exported {  // a block of this process: a handle, or a range of a pool's handle
+struct WEIR_LOCAL exported {  // a block of this process: a handle, or a range of a pool's handle
   // exported_in_use: in an exportable_buffer, or a handle of a pool; idle: kept; looked_at: held by one thread
   enum class state : std::uint8_t { exported_in_use, idle, looked_at };
   mapped_handle pages;                  // empty: it lies in another block's handle
@@ -151,7 +151,7 @@ struct imported {  // memory of another process, mapped here once
 };
 
 class imports;
-struct opened_import {  // of one imported_buffer
+struct WEIR_LOCAL opened_import {  // of one imported_buffer
   std::shared_ptr<imported> of;
   imports* home = nullptr;
   owned_file life;

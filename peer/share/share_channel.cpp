@@ -156,7 +156,7 @@ size_t share_pool::trim() { return is_ && !is_->ended() && !process_was_forked()
 
 // The line --------------------------------------------------------------------------------------------------
 
-struct share_channel::state {
+struct WEIR_LOCAL share_channel::state {
   peer::owned_file socket;
   std::chrono::milliseconds timeout;
   struct arrived {

@@ -16,7 +16,7 @@
 
 namespace weir::peer {
 
-class shared_pool {
+class WEIR_LOCAL shared_pool {
  public:
   // Throws: as share_pool
   shared_pool(exports&, runtime::impl&, int device, share_pool_options const&, source_location);

@@ -6,7 +6,7 @@
 
 namespace weir {
 
-struct error::text {
+struct WEIR_LOCAL error::text {
   std::string operation, operands, remedy;
   source_location where;
 };

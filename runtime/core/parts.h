@@ -49,7 +49,7 @@ class known_runtime {
   std::shared_ptr<base::atomic<runtime::impl*> const> of_;
 };
 
-struct runtime::impl {
+struct WEIR_LOCAL runtime::impl {
   impl(weir::runtime& facade, std::unique_ptr<driver::driver>, weir::options, std::string why,
        source_location = source_location::current());
   ~impl();  // destroys the parts in reverse order, then the driver

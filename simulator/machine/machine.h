@@ -25,7 +25,7 @@ struct freedom_taken {
 };
 
 // What a test may do to a simulated machine. weir/sim.h has the public version.
-class controls {
+class WEIR_LOCAL controls {
  public:
   virtual ~controls() = default;
   // stepped: runs the stream's next operation. false: nothing can run

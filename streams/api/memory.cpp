@@ -306,7 +306,7 @@ void set_per_process_memory_fraction(double of_total, device on, source_location
   blocks(r).on(d, at).set_limit(static_cast<size_t>(of_total * static_cast<double>(info.value.total_memory)));
 }
 
-struct callback_registration::state {
+struct WEIR_LOCAL callback_registration::state {
   out_of_memory_callback call;
   memory::device_memory* in = nullptr;
   std::uint64_t id = 0;

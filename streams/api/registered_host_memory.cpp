@@ -99,7 +99,7 @@ void locked_ranges::forget(void* first) noexcept {
 
 }  // namespace streams
 
-struct registered_host_memory::state {
+struct WEIR_LOCAL registered_host_memory::state {
   void* first;
   known_runtime of;
 };

@@ -113,7 +113,7 @@ std::string format(std::vector<line_statistics> const& lines) {
   return out;
 }
 
-struct memory_tracker::state {
+struct WEIR_LOCAL memory_tracker::state {
   struct count {
     source_location where;
     std::int64_t blocks = 0, bytes = 0;

@@ -13,7 +13,7 @@ namespace weir {
 struct block_info;
 
 namespace detail {
-struct stream_access {  // the only access to the internals of public handles
+struct WEIR_LOCAL stream_access {  // the only access to the internals of public handles
   static clock::stream_clock* stream(stream_ref s) noexcept { return static_cast<clock::stream_clock*>(s.line_); }
   static stream_ref ref(clock::stream_clock& t) noexcept { return stream_ref(&t, t.tenure()); }
   static stream_ref none() noexcept { return stream_ref(nullptr, 0); }

@@ -7,7 +7,7 @@
 
 namespace weir {
 
-struct event::state {
+struct WEIR_LOCAL event::state {
   struct recorded {
     std::uint64_t stream = 0;  // id of the last record's stream; 0: never recorded
     clock::event_ref event;  // null: no driver event yet

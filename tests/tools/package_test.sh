@@ -19,6 +19,47 @@ command -v ninja > /dev/null && arguments+=(-G Ninja)
 cmake -S "$root/tests/consumer" -B "$work/build" "${arguments[@]}" > "$work/log" 2>&1 && cmake --build "$work/build" >> "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 
 [ "$(WEIR_DEVICES=sim:2 "$work/build/consumer")" = "2 devices computed the right values" ]
+if [ "$(readelf -d "$build/libweir.so" | grep -c 'NEEDED.*blas')" = 0 ] && grep -q CBLAS "$work/build/CMakeCache.txt"; then
+  echo "find_package(weir) looks for a CBLAS, which weir loads when there is one"
+  exit 1
+fi
+
+# A program and its plugin over the shared library.
+mkdir "$work/two"
+cp "$root"/tests/interop/shared/*.cpp "$work/two/"
+cat > "$work/two/CMakeLists.txt" <<'END'
+cmake_minimum_required(VERSION 3.25)
+project(two LANGUAGES CXX)
+find_package(weir 0.1 REQUIRED)
+add_executable(program main.cpp)
+add_library(plugin MODULE plugin.cpp)
+target_link_libraries(program PRIVATE weir::shared ${CMAKE_DL_LIBS})
+target_link_libraries(plugin PRIVATE weir::shared)
+END
+cmake -S "$work/two" -B "$work/two/build" "${arguments[@]}" > "$work/log" 2>&1 && cmake --build "$work/two/build" >> "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+[ "$(WEIR_DEVICES=sim:1 "$work/two/build/program" "$work/two/build/libplugin.so")" = "one runtime serves the program and its plugin" ]
+
+# The C program of docs/c-interface.md, as its page says to build it.
+if command -v pkg-config > /dev/null; then
+  mkdir "$work/c"
+  awk '/^```c$/ { on = 1; next } /^```$/ { on = 0 } on' "$root/docs/c-interface.md" > "$work/c/program.c"
+  export PKG_CONFIG_PATH
+  PKG_CONFIG_PATH=$(dirname "$(find "$work/prefix" -name weir.pc)")
+  libraries=$(pkg-config --variable=libdir weir)
+  (cd "$work/c" && ${CC:-cc} -std=c99 -pedantic -Wall -Werror program.c $(pkg-config --cflags --libs weir) -o program)
+  [ "$(WEIR_DEVICES=sim:1 LD_LIBRARY_PATH=$libraries "$work/c/program")" = "there and back; 0 blocks are left" ]
+  [ "$(pkg-config --modversion weir)" = 0.1.0 ]
+fi
+find "$work/prefix" -path '*/doc/*/README.md' | grep -q . || { echo "no document was installed"; exit 1; }
+
+# A Debian package has the same.
+if command -v dpkg-deb > /dev/null; then
+  (cd "$build" && cpack -G DEB -B "$work/deb") > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+  dpkg-deb -c "$work"/deb/*.deb > "$work/inside"
+  for file in include/weir/c.h include/weir/memory.h /libweir.so /libweir.a weir.pc weir-config.cmake bin/weir README.md; do
+    grep -q "$file" "$work/inside" || { echo "the Debian package lacks $file"; exit 1; }
+  done
+fi
 
 # The program of docs/tutorial/find-a-race.md, as written there: it finds the race it shows, and none once it is mended.
 mkdir "$work/mine"
