@@ -11,7 +11,7 @@
 #include "weir/collective.h"
 #include "weir/tensor.h"
 
-namespace weir {
+namespace weir WEIR_API {
 
 template <class T>
 class array {

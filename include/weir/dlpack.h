@@ -12,7 +12,7 @@
 #include "weir/array.h"
 #include "weir/dlpack_abi.h"
 
-namespace weir {
+namespace weir WEIR_API {
 
 struct dlpack_deleter {
   template <class Managed> void operator()(Managed* m) const {

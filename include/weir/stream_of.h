@@ -10,6 +10,6 @@ namespace weir::detail {
 // does; it stays registered until the runtime ends.
 // Requires: the program does not destroy the stream before its last use through weir.
 // Throws: as external_stream
-stream_ref stream_of(device, CUstream_st*, source_location = source_location::current());
+WEIR_API stream_ref stream_of(device, CUstream_st*, source_location = source_location::current());
 
 }  // namespace weir::detail

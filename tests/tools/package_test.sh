@@ -39,10 +39,10 @@ END
 cmake -S "$work/two" -B "$work/two/build" "${arguments[@]}" > "$work/log" 2>&1 && cmake --build "$work/two/build" >> "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 [ "$(WEIR_DEVICES=sim:1 "$work/two/build/program" "$work/two/build/libplugin.so")" = "one runtime serves the program and its plugin" ]
 
-# The C program of docs/c-interface.md, as its page says to build it.
+# The C program of docs/reference/c-interface.md, as its page says to build it.
 if command -v pkg-config > /dev/null; then
   mkdir "$work/c"
-  awk '/^```c$/ { on = 1; next } /^```$/ { on = 0 } on' "$root/docs/c-interface.md" > "$work/c/program.c"
+  awk '/^```c$/ { on = 1; next } /^```$/ { on = 0 } on' "$root/docs/reference/c-interface.md" > "$work/c/program.c"
   export PKG_CONFIG_PATH
   PKG_CONFIG_PATH=$(dirname "$(find "$work/prefix" -name weir.pc)")
   libraries=$(pkg-config --variable=libdir weir)
