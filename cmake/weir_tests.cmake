@@ -114,8 +114,9 @@ function(weir_test_runs program label)
     weir_test_entry(${name} ${program} ${index} ${parts})
     set_tests_properties(${name} PROPERTIES TIMEOUT ${limit} COST 10${parts} LABELS ${label})  # longest first
   endforeach()
-  # Repeats the tests with the race checker on every runtime. Some programs create no runtime.
-  if(NOT WEIR_SANITIZE AND NOT label MATCHES "^(base|driver|conformance|fuzz|stress)$")
+  # Repeats the tests with the race checker on every runtime. Some programs create no runtime, and one reads
+  # device memory on the host.
+  if(NOT WEIR_SANITIZE AND NOT program STREQUAL "interop_torch_hooks_test" AND NOT label MATCHES "^(base|driver|conformance|fuzz|stress)$")
     weir_part_of(WEIR_CHECKED_PART index parts)
     weir_test_entry(checked.${program} ${program} ${index} ${parts} WEIR_CHECK_RACES=fail WEIR_TEST_SEEDS=10)
     set_tests_properties(checked.${program} PROPERTIES TIMEOUT 300 COST 100 LABELS checked)
@@ -125,7 +126,7 @@ endfunction()
 # One program per folder, except for these files. They have their own main, change the environment, fork, load
 # a library that cannot be unloaded, or are linked with parts of a program.
 set(weir_own_program defects_fork_test defects_process_end_test examples_pipeline_test examples_seeds_test examples_trainer_test
-  peer_nccl_test peer_sim_test runtime_options_test)
+  interop_torch_hooks_test peer_nccl_test peer_sim_test runtime_options_test)
 # WEIR_UNITY compiles five files of these folders as one, or ten with a sanitizer, to parse shared headers
 # once. The second list has the exceptions: files that define a name that another file defines too.
 set(weir_together base conformance driver explore memory model peer streams tensor)
@@ -150,6 +151,9 @@ set(programs "")
 set(table "")
 foreach(file ${tests})
   if(WEIR_TEST_FILES AND NOT file IN_LIST WEIR_TEST_FILES)
+    continue()
+  endif()
+  if(NOT TARGET weir_torch AND file MATCHES "^tests/interop/torch_")
     continue()
   endif()
   if(WEIR_SANITIZE MATCHES address AND NOT WEIR_ASAN_ALL AND file MATCHES "^tests/(check|conformance|examples|runtime|tensor|tools)/")
@@ -250,6 +254,23 @@ endif()
 if(TARGET interop_test AND TARGET weir_shared)
   add_dependencies(interop_test weir_test_plugin weir_test_shared_plugin)
   target_compile_definitions(interop_test PRIVATE WEIR_PLUGIN="$<TARGET_FILE:weir_test_plugin>" WEIR_SHARED_PLUGIN="$<TARGET_FILE:weir_test_shared_plugin>")
+endif()
+
+# The library that PyTorch loads, as PyTorch calls it. fake_c10.cpp stands for PyTorch's own library of that name.
+if(TARGET interop_torch_hooks_test)
+  add_library(fake_c10 MODULE tests/interop/fake_torch/fake_c10.cpp)
+  weir_own_code(fake_c10)
+  set_target_properties(fake_c10 PROPERTIES OUTPUT_NAME c10_cuda LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  target_link_options(fake_c10 PRIVATE LINKER:-soname,libc10_cuda.so)
+  add_dependencies(interop_torch_hooks_test weir_torch fake_c10)
+  target_compile_definitions(interop_torch_hooks_test PRIVATE WEIR_TORCH_LIBRARY="$<TARGET_FILE:weir_torch>"
+    WEIR_FAKE_C10="$<TARGET_FILE:fake_c10>")
+  find_package(Python3 3.9 COMPONENTS Interpreter)
+  if(Python3_FOUND)
+    add_test(NAME interop.python COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/tests/interop/weir_torch_test.py
+      ${PROJECT_SOURCE_DIR} $<TARGET_FILE:weir_torch>)
+    set_tests_properties(interop.python PROPERTIES TIMEOUT 120 LABELS interop)
+  endif()
 endif()
 
 # weir_test_of_program(name file...): links the test of examples/name with all of its sources except the given

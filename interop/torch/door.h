@@ -1,0 +1,30 @@
+// What the files of libweir_torch share: the streams of other libraries, and texts of errors.
+// Threads: any.
+#pragma once
+#include <exception>
+#include <string>
+
+#include "interop/torch/retained_streams.h"
+
+#define WEIR_HOOK extern "C" __attribute__((visibility("default")))
+
+namespace weir::interop {
+
+// Blocks have the alignment of PyTorch's own, so that its kernels take the same paths and give the same bits.
+// Small sizes are rounded to it: sizes of slabs that are multiples of 512 B are served without a lock.
+inline constexpr std::size_t alignment = 512;
+constexpr std::size_t rounded(std::size_t bytes) noexcept {
+  return bytes > 32_KiB ? bytes : bytes ? (bytes + alignment - 1) & ~(alignment - 1) : alignment;
+}
+
+retained_streams& streams() noexcept;
+// Whether this process is a fork of one that used a device: its blocks are copies, which nothing gives back.
+bool is_forked() noexcept;
+// Where the Python program is, when a history records it; else the name of the door.
+source_location line_of_program() noexcept;
+extern std::atomic<bool> recording;
+void name_library(std::string path_prefix);  // frames of files below it are not told
+
+std::string text_of(std::exception_ptr);
+
+}  // namespace weir::interop

@@ -1,0 +1,129 @@
+// What Python asks of weir: figures, snapshots, limits, and blocks for libraries that have no hooks (CuPy).
+// Threads: any. Nothing throws: a call that fails returns null or -1, and weir_torch_error() has its text.
+// A text is valid until the thread's next call here.
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+#include "interop/torch/door.h"
+#include "interop/torch/torch_errors.h"
+#include "weir/memory.h"
+#include "weir/observe.h"
+
+namespace weir::interop {
+namespace {
+
+constexpr source_location of_python;  // its line is not known here
+thread_local std::string error_text;
+thread_local std::string answer_text;
+
+template <class Do>
+auto guarded(Do act, decltype(act()) failed) noexcept {
+  try {
+    error_text.clear();
+    return act();
+  } catch (...) {
+    error_text = text_of(std::current_exception());
+    return failed;
+  }
+}
+template <class Text>
+char const* answered(Text make) noexcept {
+  return guarded(
+      [&] {
+        answer_text = make();
+        return answer_text.c_str();
+      },
+      static_cast<char const*>(nullptr));
+}
+template <class Do>
+int done(Do act) noexcept {
+  return guarded(
+      [&] {
+        act();
+        return 0;
+      },
+      -1);
+}
+
+std::array<std::atomic<double>, 64> fractions{};  // 0: none was set
+
+}  // namespace
+}  // namespace weir::interop
+
+using namespace weir::interop;
+
+WEIR_HOOK char const* weir_torch_version() noexcept { return WEIR_VERSION; }
+WEIR_HOOK char const* weir_torch_error() noexcept { return error_text.c_str(); }
+// 1: out of memory arrives as torch.OutOfMemoryError; 0: as RuntimeError
+WEIR_HOOK int weir_torch_has_own_error() noexcept { return knows_torch_errors(); }
+
+// A line "key value" for each of torch's keys and weir's own.
+WEIR_HOOK char const* weir_torch_stats(int device) noexcept {
+  return answered([&] {
+    std::string all;
+    for (auto const& [key, value] : weir::memory_stats(device, of_python).flat())
+      all.append(key).append(1, '\t').append(std::to_string(value)).append(1, '\n');
+    return all;
+  });
+}
+WEIR_HOOK char const* weir_torch_summary(int device) noexcept {
+  return answered([&] { return weir::memory_summary(device, of_python); });
+}
+WEIR_HOOK char const* weir_torch_report(int device) noexcept {
+  return answered([&] { return weir::current_memory_report(device, of_python).text(); });
+}
+WEIR_HOOK int weir_torch_reset_peak(int device) noexcept {
+  return done([&] { weir::reset_peak_memory_stats(device, of_python); });
+}
+WEIR_HOOK int weir_torch_reset_accumulated(int device) noexcept {
+  return done([&] { weir::reset_accumulated_memory_stats(device, of_python); });
+}
+// PyTorch's hook, too. It allows 0; weir's smallest limit is what 0 then means.
+WEIR_HOOK void weir_torch_set_fraction(double fraction, int device) {
+  weir::set_per_process_memory_fraction(std::clamp(fraction, 1e-12, 1.0), device, of_python);
+  if (device >= 0 && device < 64) fractions[static_cast<std::size_t>(device)] = fraction;
+}
+WEIR_HOOK double weir_torch_get_fraction(int device) noexcept {
+  double const set = device >= 0 && device < 64 ? fractions[static_cast<std::size_t>(device)].load() : 0;
+  return set > 0 ? set : 1;
+}
+
+WEIR_HOOK int weir_torch_snapshot(char const* path) noexcept {
+  return done([&] { weir::dump_memory_snapshot(path, of_python); });
+}
+WEIR_HOOK int weir_torch_page(char const* path) noexcept {
+  return done([&] { weir::dump_memory_page(path, "PyTorch on weir", of_python); });
+}
+// Blocks get the line of the Python program, without frames of files below `library` (PyTorch's own folder).
+// Null: no line.
+WEIR_HOOK int weir_torch_record(std::size_t events, int stacks, char const* library) noexcept {
+  return done([&] {
+    name_library(library ? library : "");
+    weir::record_memory_history({.events = events, .stacks = stacks != 0}, of_python);
+    recording = library != nullptr;
+  });
+}
+WEIR_HOOK int weir_torch_stop_recording() noexcept {
+  return done([] {
+    recording = false;
+    weir::stop_memory_history();
+  });
+}
+
+// For libraries whose allocators carry no stream at the free: the block is of the stream that is named here.
+WEIR_HOOK void* weir_torch_allocate(std::size_t bytes, int device, CUstream_st* stream) noexcept {
+  return guarded(
+      [&] {
+        return weir::allocate(streams().of(device, stream), rounded(bytes), alignment,
+                              recording.load(std::memory_order_relaxed) ? line_of_program() : of_python);
+      },
+      static_cast<void*>(nullptr));
+}
+WEIR_HOOK int weir_torch_deallocate(void* p) noexcept {
+  if (is_forked()) return 0;
+  return done([&] { weir::deallocate(p, of_python); });
+}
+WEIR_HOOK int weir_torch_simulated() noexcept {
+  return guarded([] { return weir::runtime::current(of_python).is_simulated() ? 1 : 0; }, -1);
+}

@@ -1,0 +1,172 @@
+// The functions that torch.cuda.memory.CUDAPluggableAllocator calls.
+// Threads: any. None but alloc, begin_pool and init throws: PyTorch calls the others from destructors.
+#include <pthread.h>
+
+#include <cstdio>
+#include <functional>
+#include <stdexcept>
+#include <utility>
+
+#include "interop/torch/door.h"
+#include "interop/torch/torch_errors.h"
+#include "weir/memory.h"
+#include "weir/observe.h"
+
+namespace weir::interop {
+namespace {
+
+constinit std::atomic<bool> forked{false};
+using observer = void (*)(int device, std::size_t requested, std::size_t allocated, std::size_t free);
+constinit std::atomic<observer> on_out_of_memory{nullptr};
+constexpr source_location of_torch;  // a line of Python, which errors do not know
+
+constexpr char const* no_pools =
+    "weir does not allocate into pools of graphs yet: torch.cuda.graph, make_graphed_callables, MemPool and "
+    "torch.compile(mode=\"reduce-overhead\") need one. Run without a graph, compile with mode=\"default\" or "
+    "\"max-autotune-no-cudagraphs\", or run this program on PyTorch's own allocator";
+
+std::string of_bytes(std::size_t n) {
+  char text[64];
+  double const mib = static_cast<double>(n) / (1 << 20);
+  std::snprintf(text, sizeof text, mib >= 1024 ? "%.2f GiB" : "%.2f MiB", mib >= 1024 ? mib / 1024 : mib);
+  return text;
+}
+
+void* allocate_or_throw(std::size_t bytes, int device, CUstream_st* handle) {
+  if (is_forked()) {
+    throw std::runtime_error(
+        "weir: this process is a fork of one that used a device, and cannot use one itself. Start it with "
+        "the method spawn (torch.multiprocessing.set_start_method('spawn'))");
+  }
+  return allocate(streams().of(device, handle), rounded(bytes), alignment,
+                  recording.load(std::memory_order_relaxed) ? line_of_program() : of_torch);
+}
+
+[[noreturn]] void throw_for_torch(int device, std::size_t bytes) {
+  std::string text;
+  try {
+    throw;
+  } catch (out_of_memory const& e) {
+    memory_report const& r = e.report();
+    std::size_t const taken = r.reserved + r.other_processes, free = taken < r.capacity ? r.capacity - taken : 0;
+    text = "CUDA out of memory. Tried to allocate " + of_bytes(bytes) + ". GPU " + std::to_string(device) +
+           " has a total capacity of " + of_bytes(r.capacity) + " of which " + of_bytes(free) +
+           " is free. weir's report:\n" + r.text();
+    if (observer const tell = on_out_of_memory.load()) tell(device, bytes, r.allocated, free);
+  } catch (...) {
+    throw std::runtime_error("weir: " + text_of(std::current_exception()));
+  }
+  throw_out_of_memory(std::move(text));
+}
+
+void complain(char const* what) noexcept {
+  std::fprintf(stderr, "weir: %s: %s\n", what, text_of(std::current_exception()).c_str());
+}
+
+}  // namespace
+
+constinit std::atomic<bool> recording{false};
+
+// Never destroyed: PyTorch frees blocks after the destructors of statics.
+retained_streams& streams() noexcept {
+  static retained_streams& all = []() -> retained_streams& {
+    ::pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); });
+    return *new retained_streams;
+  }();
+  return all;
+}
+bool is_forked() noexcept { return forked.load(std::memory_order_relaxed); }
+
+std::string text_of(std::exception_ptr thrown) {
+  try {
+    std::rethrow_exception(std::move(thrown));
+  } catch (std::exception const& e) {
+    return e.what();
+  } catch (...) {
+    return "an unknown error";
+  }
+}
+
+}  // namespace weir::interop
+
+using namespace weir::interop;
+using pool_id = std::pair<unsigned long long, unsigned long long>;  // c10::MempoolId_t
+
+WEIR_HOOK void* weir_torch_alloc(std::size_t bytes, int device, CUstream_st* stream) {
+  try {
+    return allocate_or_throw(bytes, device, stream);
+  } catch (...) {
+    throw_for_torch(device, bytes);
+  }
+}
+
+WEIR_HOOK void weir_torch_free(void* p, std::size_t, int, CUstream_st*) noexcept {
+  if (is_forked()) return;
+  try {
+    weir::deallocate(p, of_torch);
+  } catch (...) {
+    complain("a block of PyTorch is not freed");
+  }
+}
+
+// Memory of others (from_blob, DLPack) is none of weir's, and its owner keeps it.
+WEIR_HOOK void weir_torch_record_stream(void* p, CUstream_st* stream) noexcept {
+  if (!p || is_forked()) return;
+  try {
+    int guess = streams().only_device();
+    if (guess < 0) {
+      auto const block = weir::find_block(p);
+      if (!block || block->on.is_cpu()) return;
+      guess = block->on.index();
+    }
+    weir::record_stream(p, streams().of_any_device(guess, stream), of_torch);
+  } catch (...) {
+    if (weir::find_block(p)) complain("record_stream");
+  }
+}
+
+// empty_cache()
+WEIR_HOOK void weir_torch_reset() noexcept {
+  if (is_forked()) return;
+  try {
+    for (int d = 0; d < weir::device_count(of_torch); ++d) {
+      if (weir::memory_reserved(d, of_torch)) weir::empty_cache(d, of_torch);
+    }
+  } catch (...) {
+    complain("empty_cache");
+  }
+}
+
+WEIR_HOOK void* weir_torch_base_alloc(void* p, std::size_t* bytes) noexcept {
+  auto const block = weir::find_block(p);
+  if (bytes) *bytes = block ? block->bytes : 0;
+  return block ? block->base : p;
+}
+
+// PyTorch is about to use CUDA for the first time.
+WEIR_HOOK void weir_torch_init(int devices) {
+  try {
+    weir::runtime& mine = weir::runtime::current(of_torch);
+    if (devices > 0 && mine.is_simulated()) {
+      throw std::runtime_error("PyTorch has GPUs and weir has " + mine.description() +
+                               ". Unset WEIR_DEVICES, or set it to cuda to learn why weir finds no GPU");
+    }
+    if (int const here = weir::device_count(of_torch); here != devices) {
+      throw std::runtime_error("PyTorch has " + std::to_string(devices) + " devices and weir has " +
+                               std::to_string(here) +
+                               ": set CUDA_VISIBLE_DEVICES before the program's first use of CUDA");
+    }
+  } catch (...) {
+    throw std::runtime_error("weir: " + text_of(std::current_exception()));
+  }
+}
+
+// One function is told of each allocation of PyTorch that fails, before the error is thrown.
+WEIR_HOOK void weir_torch_on_out_of_memory(observer tell) noexcept { on_out_of_memory.store(tell); }
+
+// By value, as PyTorch calls it.
+WEIR_HOOK void weir_torch_begin_pool(int, pool_id, std::function<bool(CUstream_st*)>) {  // NOLINT
+  throw std::runtime_error(no_pools);
+}
+WEIR_HOOK void weir_torch_end_pool(int, pool_id) noexcept {}
+WEIR_HOOK void weir_torch_release_pool(int, pool_id) noexcept {}

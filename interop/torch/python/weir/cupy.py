@@ -1,0 +1,61 @@
+"""CuPy on weir's pool: memory that PyTorch frees serves CuPy, and the other way.
+
+    import weir.cupy; weir.cupy.install()       makes it CuPy's allocator
+    with cupy.cuda.using_allocator(weir.cupy.allocate): ...
+
+A block belongs to the stream that is CuPy's current one when it is allocated: after its free, that stream's next
+work may use the memory at once. Wait for work of other streams on it before the free, as with CuPy's own pool.
+"""
+from weir import _library
+
+_streams = {}  # weir knows a stream by its handle for good: one that CuPy destroyed could come back as another
+
+
+def _stream(cupy):
+    current = cupy.cuda.get_current_stream()
+    handle = int(current.ptr)
+    if handle == 2:
+        raise _library.WeirError("weir.cupy: the per-thread default stream is another stream on every thread. Unset "
+                                 "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM, or enter a stream: with cupy.cuda.Stream(): ...")
+    if handle not in _streams:
+        _streams[handle] = current
+    return handle
+
+
+class _Block:
+    """Owns one block of weir."""
+
+    __slots__ = ("address",)
+
+    def __init__(self, address):
+        self.address = address
+
+    def __del__(self, free=_library.load().weir_torch_deallocate):  # bound here: a module may be gone at the end
+        if self.address:
+            free(self.address)
+            self.address = None
+
+
+def allocate(size):
+    """cupy.cuda.set_allocator's function. Raises cupy.cuda.memory.OutOfMemoryError with weir's report."""
+    import cupy
+
+    lib = _library.load()
+    device = cupy.cuda.runtime.getDevice()
+    address = lib.weir_torch_allocate(size, device, _stream(cupy))
+    if address is None:
+        text = lib.weir_torch_error().decode(errors="replace")
+        if "out of memory" not in text:
+            raise _library.WeirError(text)
+        error = cupy.cuda.memory.OutOfMemoryError(size, 0)
+        error.args = (text,)
+        raise error
+    block = _Block(address)
+    return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, size, block, device), 0)
+
+
+def install():
+    """Makes weir CuPy's allocator. Memory that CuPy holds already stays with its own pool until it is freed."""
+    import cupy
+
+    cupy.cuda.set_allocator(allocate)

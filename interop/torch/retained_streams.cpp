@@ -1,0 +1,82 @@
+#include "interop/torch/retained_streams.h"
+
+#include <cstdio>
+
+#include "weir/error.h"
+#include "weir/peer.h"
+
+namespace weir::interop {
+namespace {
+constexpr source_location unknown;  // a line of Python
+
+// Lets kernels and copies of `reader` use the memory of `owner`. A pair without a link stays as it is.
+void open_memory(int owner, int reader) {
+  try {
+    if (can_access_peer(reader, owner, unknown)) enable_peer_access(device(owner), {device(reader)}, unknown);
+  } catch (std::exception const& e) {
+    std::fprintf(stderr, "weir: gpu:%d does not reach the memory of gpu:%d, so that copies between them may fail: %s\n",
+                 reader, owner, e.what());
+  }
+}
+}  // namespace
+
+// A process that sees eight devices and uses one opens nothing. When a second device is used, weir tests
+// the links and opens the memory.
+void retained_streams::open_to_others(int device) {
+  std::uint64_t const bit = std::uint64_t{1} << (device & 63);
+  if (devices_ & bit) return;
+  devices_ |= bit;
+  only_device_.store((devices_ & (devices_ - 1)) ? -1 : device, std::memory_order_relaxed);
+  for (int other = 0; other < 64; ++other) {
+    if (other == device || !(devices_ >> other & 1)) continue;
+    open_memory(device, other);
+    open_memory(other, device);
+  }
+}
+
+stream_ref retained_streams::enrol(int device, CUstream_st* handle) {
+  std::uintptr_t const key = key_of(device, handle);
+  std::lock_guard const hold(lock_);
+  entry const* known = find(key);
+  if (auto const found = beyond_.find(key); !known && found != beyond_.end()) known = &found->second;
+  if (known && known->device != device) {
+    throw invalid_use(
+        "allocate", "a stream of gpu:" + std::to_string(known->device) + " for memory of gpu:" + std::to_string(device),
+        "Make the stream's device current first (with torch.cuda.device(...))", unknown);
+  }
+  if (!known) {
+    auto const* const stream = new external_stream(weir::device(device), key < 4096 ? nullptr : handle, unknown);
+    bool const fits = used_ < most;
+    std::size_t i = place_of(key);
+    while (fits && table_[i].key.load(std::memory_order_relaxed)) i = (i + 1) % places;
+    entry& e = fits ? table_[i] : beyond_[key];
+    e.device = device;
+    e.stream = stream;
+    e.key.store(key, std::memory_order_release);
+    used_ += fits;
+    known = &e;
+    open_to_others(device);
+  }
+  return *known->stream;
+}
+
+stream_ref retained_streams::of_any_device(int guess, CUstream_st* handle) {
+  if (entry const* const e = find(key_of(guess, handle))) return *e->stream;
+  {
+    std::lock_guard const hold(lock_);
+    if (auto const found = beyond_.find(key_of(guess, handle)); found != beyond_.end()) return *found->second.stream;
+  }
+  try {
+    return enrol(guess, handle);
+  } catch (invalid_use const&) {  // a stream of another device uses the block
+    for (int d = 0; d < device_count(unknown); ++d) {
+      if (d == guess) continue;
+      try {
+        return enrol(d, handle);
+      } catch (invalid_use const&) {}
+    }
+    throw;
+  }
+}
+
+}  // namespace weir::interop

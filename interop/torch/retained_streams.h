@@ -1,0 +1,65 @@
+// The streams of other libraries, found by their handles.
+// Each is registered with weir at its first use, for good.
+// Threads: any; a known stream is found without a lock.
+// Requires: a stream outlives its use here, as PyTorch's do, which are made once and never destroyed.
+#pragma once
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <unordered_map>
+
+#include "weir/stream.h"
+
+namespace weir::interop {
+
+class retained_streams {
+ public:
+  struct entry {
+    std::atomic<std::uintptr_t> key{0};  // 0: not used yet; written last
+    int device = 0;
+    external_stream const* stream = nullptr;  // kept for good: PyTorch frees blocks until the process ends
+  };
+  // Null is CUDA's legacy stream of that device.
+  // Throws: invalid_use (a stream of another device, the per-thread default stream), device_lost,
+  // driver_error
+  stream_ref of(int device, CUstream_st* handle) {
+    entry const* const e = find(key_of(device, handle));
+    if (e && e->device == device) [[likely]]
+      return *e->stream;
+    return enrol(device, handle);
+  }
+  // The stream of that handle on whatever device. The device of a new one is guessed first.
+  // Throws: invalid_use (a stream of no device), and as of()
+  stream_ref of_any_device(int guess, CUstream_st* handle);
+  // The only device that a stream was named on; -1: none yet, or several.
+  int only_device() const noexcept { return only_device_.load(std::memory_order_relaxed); }
+
+ private:
+  static constexpr std::size_t places = 1024, most = places / 2;  // later streams are found under the lock
+  // CUDA names the legacy stream by null or by 1. Addresses of streams are above these keys.
+  static std::uintptr_t key_of(int device, CUstream_st* handle) noexcept {
+    auto const h = reinterpret_cast<std::uintptr_t>(handle);
+    return h > 1 ? h : 16 + static_cast<std::uintptr_t>(device);
+  }
+  static std::size_t place_of(std::uintptr_t key) noexcept { return (key * 0x9E3779B97F4A7C15u) >> 54; }
+  entry const* find(std::uintptr_t key) const noexcept {
+    for (std::size_t i = place_of(key);; i = (i + 1) % places) {
+      std::uintptr_t const there = table_[i].key.load(std::memory_order_acquire);
+      if (there == key) [[likely]]
+        return &table_[i];
+      if (!there) return nullptr;  // at most half of the places are used, so one is empty
+    }
+  }
+  stream_ref enrol(int device, CUstream_st*);
+  void open_to_others(int device);
+
+  std::array<entry, places> table_;
+  std::mutex lock_;  // of what follows, and of every change of the table
+  std::size_t used_ = 0;
+  std::unordered_map<std::uintptr_t, entry> beyond_;
+  std::uint64_t devices_ = 0;  // a bit for each device that a stream was named on
+  std::atomic<int> only_device_{-1};
+};
+
+}  // namespace weir::interop

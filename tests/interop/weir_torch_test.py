@@ -1,0 +1,344 @@
+"""weir.torch beside a PyTorch that is made up (fake_torch/), on simulated devices.
+
+Each test is a process of its own, because weir is installed for good.
+
+Usage: weir_torch_test.py ROOT LIBRARY
+"""
+import base64
+import glob
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+import unittest
+import zipfile
+
+root, library = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
+here = os.path.dirname(os.path.abspath(__file__))
+package = os.path.join(root, "interop", "torch", "python")
+
+
+def run(*command, code=None, path=(package, os.path.join(here, "fake_torch")), cwd=None, **environment):
+    if code is not None:
+        command = ("-c", textwrap.dedent(code), *command)
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, timeout=60, cwd=cwd,
+        env={"PATH": os.environ["PATH"], "WEIR_DEVICES": "sim:1:1", "WEIR_TORCH_LIBRARY": library,
+             "PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1", **environment})
+
+
+class Case(unittest.TestCase):
+    def passes(self, code, *command, **how):
+        done = run(*command, code=code, **how)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done
+
+    def fails(self, code, text, **how):
+        done = run(code=code, **how)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn(text, done.stderr.splitlines()[-1])
+
+
+class Install(Case):
+    def test_before_first_use(self):
+        self.passes("""
+            import torch, weir.torch
+            assert not weir.torch.is_installed()
+            weir.torch.install()
+            weir.torch.install()
+            assert weir.torch.is_installed()
+            hooks = torch._Allocator.current.hooks
+            assert len(hooks) == 8 and all(hooks.values()) and len(set(hooks.values())) == 8, hooks
+        """)
+
+    def test_after_first_use_says_so(self):
+        self.fails("import torch, weir.torch; torch.cuda.init(); weir.torch.install()",
+                   "comes too late: PyTorch has used CUDA already")
+
+    # An extension may use the allocator without torch.cuda's knowledge.
+    def test_after_another_allocator_says_so(self):
+        self.fails("""
+            import torch, weir.torch
+            torch._Allocator.current = object()
+            weir.torch.install()
+        """, "Can't swap an already initialized allocator")
+
+    def test_without_cuda_says_so(self):
+        self.fails("import torch, weir.torch; weir.torch.install()", "is not built for CUDA", FAKE_TORCH_CUDA="none")
+
+    def test_without_library_says_so(self):
+        self.fails("import torch, weir.torch; weir.torch.install()", "no libweir_torch.so at /nowhere",
+                   WEIR_TORCH_LIBRARY="/nowhere")
+
+    def test_settings_of_pytorchs_allocator_are_told(self):
+        done = self.passes("import torch, weir.torch; weir.torch.install()",
+                           PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
+        self.assertIn("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True has no effect on weir", done.stderr)
+
+
+begin = "import torch, weir.torch; weir.torch.install()\n"
+
+
+class Figures(Case):
+    def test_follow_storages(self):
+        self.passes(begin + textwrap.dedent("""
+            from torch.cuda import memory_allocated
+            before = memory_allocated()
+            s = torch.UntypedStorage(1 << 20)
+            assert memory_allocated() == before + (1 << 20)
+            stats = torch.cuda.memory_stats()
+            for key in ("num_ooms", "num_alloc_retries", "max_split_size", "reserved_bytes.all.peak",
+                        "allocation.small_pool.freed", "oversize_segments.current", "num_device_alloc",
+                        "inactive_split_bytes.large_pool.current"):
+                assert isinstance(stats[key], int), key
+            del s
+            assert memory_allocated() == before
+            assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] >= before + (1 << 20)
+            torch._C._cuda_resetPeakMemoryStats(0)
+            torch._C._cuda_resetAccumulatedMemoryStats(0)
+            assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == before
+            assert torch._C._cuda_getMemoryFraction(0) == 1.0
+            assert torch._C._accelerator_getDeviceStats(0)["reserved_bytes"]["all"]["current"] > 0
+            assert "reserved" in weir.torch.summary() and weir.torch.report()
+        """))
+
+    def test_device_that_is_not_there_says_so(self):
+        self.fails(begin + "torch.UntypedStorage(8); torch._C._cuda_memoryStats(9)", "gpu:9")
+
+    # The innermost line that is not PyTorch's own.
+    def test_snapshot_has_the_line_of_the_program(self):
+        with tempfile.TemporaryDirectory() as work:
+            program = os.path.join(work, "program.py")
+            with open(program, "w") as file:
+                file.write(begin + textwrap.dedent("""
+                    import pickle, sys
+                    torch.cuda.memory._record_memory_history(max_entries=1000)
+                    kept = torch.UntypedStorage(123456)
+                    torch.cuda.memory._dump_snapshot(sys.argv[1])
+                    found = pickle.load(open(sys.argv[1], "rb"))
+                    blocks = [b for s in found["segments"] for b in s["blocks"] if b["requested_size"] == 123456]
+                    assert len(blocks) == 1 and blocks[0]["state"] == "active_allocated", blocks
+                    frame = blocks[0]["frames"][0]
+                    assert frame["filename"].endswith("program.py") and frame["line"] == 5, frame
+                    events = [e for t in found["device_traces"] for e in t if e["action"] == "alloc"]
+                    assert [e["size"] for e in events] == [123456], events
+                    assert torch._C._cuda_memorySnapshot((0, 1))["segments"] == []
+                    assert not any(torch._C._cuda_memorySnapshot((0, 0, False))["device_traces"])
+                    torch.cuda.memory._record_memory_history(None)
+                    more = torch.UntypedStorage(999999)
+                    traces = torch._C._cuda_memorySnapshot()["device_traces"]
+                    assert not any(e["size"] == 999999 for t in traces for e in t)
+                    weir.torch.save_page(sys.argv[1] + ".html")
+                """))
+            done = run(program, os.path.join(work, "snapshot"))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertGreater(os.path.getsize(os.path.join(work, "snapshot.html")), 1000)
+
+
+class Refusals(Case):
+    def test_graph_at_its_entry(self):
+        self.fails(begin + "with torch.cuda.graph(torch.cuda.CUDAGraph()): pass",
+                   "weir: torch.cuda.graph: weir has no memory for captured graphs")
+
+    def test_capture_by_hand(self):
+        self.fails(begin + "torch.cuda.CUDAGraph().capture_begin()", "weir: torch.cuda.CUDAGraph.capture_begin")
+
+    def test_pools(self):
+        self.fails(begin + "torch.cuda.MemPool()", "weir: torch.cuda.MemPool: weir has no pools to enter")
+
+    def test_ipc(self):
+        self.fails(begin + "torch.UntypedStorage(100)._share_cuda_()", "CUDA IPC")
+        self.fails(begin + "torch.UntypedStorage._new_shared_cuda(1, 2)", "CUDA IPC")
+
+    def test_cudnn_benchmark_stays_off_and_says_so(self):
+        for line in ("torch.backends.cudnn.benchmark = True", "torch._C._set_cudnn_benchmark(True)"):
+            done = self.passes(begin + line + "\nassert not torch.backends.cudnn.benchmark")
+            self.assertIn("torch.backends.cudnn.benchmark stays off", done.stderr)
+        done = self.passes(begin + "torch.backends.cudnn.benchmark = False")
+        self.assertEqual(done.stderr, "")
+
+    def test_cudnn_benchmark_of_before(self):
+        done = self.passes("import torch; torch._C._set_cudnn_benchmark(True)\n" + begin +
+                           "assert not torch.backends.cudnn.benchmark")
+        self.assertIn("stays off", done.stderr)
+
+
+class Launcher(Case):
+    def setUp(self):
+        self.work = tempfile.mkdtemp()
+        self.program = self.write("program.py", """
+            import multiprocessing, os, subprocess, sys
+            import beside
+
+            def child(q):
+                import torch, weir.torch
+                q.put(weir.torch.is_installed())
+
+            if __name__ == "__main__":
+                assert "torch" not in sys.modules
+                import torch, weir.torch
+                assert weir.torch.is_installed()
+                assert torch.__spec__.loader.__class__.__name__ == "SourceFileLoader", torch.__spec__
+                print(sys.argv, beside.name)
+                ask = "import torch, weir.torch; print(weir.torch.is_installed())"
+                print(subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True).stdout.strip())
+                spawn = multiprocessing.get_context("spawn")
+                q = spawn.Queue()
+                p = spawn.Process(target=child, args=(q,))
+                p.start()
+                print(q.get(timeout=20))
+                p.join()
+                sys.exit(3)
+        """)
+        self.write("beside.py", "name = 'beside'")
+
+    def write(self, name, text):
+        path = os.path.join(self.work, name)
+        with open(path, "w") as file:
+            file.write(textwrap.dedent(text))
+        return path
+
+    def test_program_and_its_processes(self):
+        done = run("-m", "weir.torch", self.program, "--steps", "3", "-m")
+        self.assertEqual((done.returncode, done.stdout.splitlines()),
+                         (3, [f"{[self.program, '--steps', '3', '-m']} beside", "True", "True"]), done.stderr)
+
+    def test_module(self):
+        done = run("-m", "weir.torch", "-m", "program", "x", cwd=self.work)
+        self.assertEqual((done.returncode, done.stdout.splitlines()),
+                         (3, [f"{[self.program, 'x']} beside", "True", "True"]), done.stderr)
+
+    # Without the folder of the package on PYTHONPATH, too: the package may lie in a repository.
+    def test_processes_find_the_package_themselves(self):
+        ask = "import torch, weir.torch, sys; print(weir.torch.is_installed(), sum('_start' in p for p in sys.path))"
+        done = run("-m", "weir.torch", self.write("outer.py", f"""
+            import os, subprocess, sys
+            start, fake = os.environ["PYTHONPATH"].split(os.pathsep)[0], {os.path.join(here, "fake_torch")!r}
+            path = os.pathsep.join([start, fake])
+            subprocess.run([sys.executable, "-c", {ask!r}], env={{**os.environ, "PYTHONPATH": path}})
+        """))
+        self.assertEqual(done.stdout.strip(), "True 1", done.stderr)
+
+    def test_switch_off_is_honoured(self):
+        done = run("-m", "weir.torch", self.write("outer.py", """
+            import os, subprocess, sys
+            ask = "import torch, weir.torch; print(weir.torch.is_installed())"
+            subprocess.run([sys.executable, "-c", ask], env={**os.environ, "WEIR_TORCH": "0"})
+        """))
+        self.assertEqual(done.stdout.strip(), "False", done.stderr)
+
+    def test_other_sitecustomize_still_runs(self):
+        other = tempfile.mkdtemp()
+        with open(os.path.join(other, "sitecustomize.py"), "w") as file:
+            file.write("import builtins; builtins.other_ran = True")
+        outer = self.write("outer.py", """
+            import subprocess, sys
+            subprocess.run([sys.executable, "-c", "print(other_ran)"])
+        """)
+        done = run("-m", "weir.torch", outer, path=(package, os.path.join(here, "fake_torch"), other))
+        self.assertEqual(done.stdout.strip(), "True", done.stderr)
+
+    def test_program_without_cuda_runs(self):
+        ask = self.write("p.py", "import torch, weir.torch; print(weir.torch.is_installed())")
+        done = run("-m", "weir.torch", ask, FAKE_TORCH_CUDA="none")
+        self.assertEqual(done.stdout.strip(), "False", done.stderr)
+
+    def test_wrong_use(self):
+        self.assertEqual(run("-m", "weir.torch").returncode, 2)
+        self.assertEqual(run("-m", "weir.torch", "-m").returncode, 2)
+        done = run("-m", "weir.torch", "-u", "x.py")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("no option -u", done.stderr)
+        self.assertEqual(run("-m", "weir.torch", "--help").returncode, 0)
+
+
+class CuPy(Case):
+    def test_shares_the_pool(self):
+        self.passes(begin + textwrap.dedent("""
+            import cupy, weir.cupy
+            weir.cupy.install()
+            used = torch.cuda.memory_allocated()
+            s = torch.UntypedStorage(1 << 24)
+            where = s.address
+            del s
+            p = cupy.allocator(1 << 24)  # on the stream of the block that was freed
+            assert p.ptr == where and p.mem.device_id == 0 and torch.cuda.memory_allocated() == used + (1 << 24)
+            peak = torch.cuda.memory_stats()["reserved_bytes.all.peak"]
+            assert peak < 3 << 23, peak
+            del p
+            assert torch.cuda.memory_allocated() == used
+            assert cupy.allocator(0).ptr
+            try:
+                cupy.allocator(1 << 40)
+            except cupy.OutOfMemoryError as error:
+                assert "1024.00 GiB" in str(error), error
+            else:
+                raise AssertionError("1 TiB")
+            kept = cupy.allocator(100)  # until the interpreter's end
+        """))
+
+    def test_streams_that_are_no_single_stream_are_refused(self):
+        self.fails("import cupy, weir.cupy; cupy.stream.ptr = 2; weir.cupy.allocate(8)",
+                   "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM")
+
+
+class Wheel(Case):
+    """./run wheel, into an environment of its own."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.work = tempfile.mkdtemp()
+        made = run(os.path.join(root, "interop", "torch", "wheel.py"), library, cls.work)
+        cls.path = made.stdout.strip()
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", os.path.join(cls.work, "env")], check=True)
+        cls.site = glob.glob(os.path.join(cls.work, "env", "lib", "python*", "site-packages"))[0]
+        zipfile.ZipFile(cls.path).extractall(cls.site)
+        cls.python = os.path.join(cls.work, "env", "bin", "python")
+
+    def test_record_is_of_its_files(self):
+        wheel = zipfile.ZipFile(self.path)
+        record = next(n for n in wheel.namelist() if n.endswith("/RECORD"))
+        lines = dict(line.split(",", 1) for line in wheel.read(record).decode().splitlines())
+        self.assertEqual(sorted(lines), sorted(wheel.namelist()))
+        self.assertIn("weir/libweir_torch.so", lines)
+        for name, told in lines.items():
+            data = wheel.read(name)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            self.assertEqual(told, "," if name == record else f"sha256={digest},{len(data)}", name)
+
+    # The platform that is named has the symbols that are asked for.
+    def test_name_tells_the_platform(self):
+        newest = max(int(m) for m in re.findall(r"GLIBC_2\.(\d+)", subprocess.run(
+            ["readelf", "-VW", library], capture_output=True, text=True).stdout))
+        found = re.fullmatch(r"weir-(.+)-py3-none-(?:manylinux_2_(\d+)|linux)_(.+)\.whl", os.path.basename(self.path))
+        self.assertTrue(found, self.path)
+        self.assertGreaterEqual(int(found[2] or 1000), newest)
+
+    def test_same_files_make_the_same_wheel(self):
+        again = run(os.path.join(root, "interop", "torch", "wheel.py"), library, os.path.join(self.work, "again"))
+        with open(self.path, "rb") as one, open(again.stdout.strip(), "rb") as other:
+            self.assertEqual(one.read(), other.read())
+
+    def in_env(self, *command, **environment):
+        own = {"PATH": os.environ["PATH"], "WEIR_DEVICES": "sim:1:1", "PYTHONPATH": os.path.join(here, "fake_torch")}
+        return subprocess.run([self.python, *command], capture_output=True, text=True, timeout=60, cwd=self.work,
+                              env={**own, **environment})
+
+    def test_installed_package_works(self):
+        code = ("import torch, weir, weir.torch, weir._library as l; weir.torch.install(); torch.UntypedStorage(100); "
+                "assert l.text('version') == weir.__version__; print(l.path())")
+        done = self.in_env("-c", code)
+        self.assertEqual(done.stdout.strip(), os.path.join(self.site, "weir", "libweir_torch.so"), done.stderr)
+
+    # A launcher that sets nothing but the switch, such as torchrun's.
+    def test_switch_alone_puts_a_process_on_weir(self):
+        code = "import torch, weir.torch; print(weir.torch.is_installed())"
+        for switch, on in (("1", "True"), ("0", "False")):
+            self.assertEqual(self.in_env("-c", code, WEIR_TORCH=switch).stdout.strip(), on)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
