@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""Programs of PyTorch on its own allocator, on its expandable segments and on weir: memory and time, as lines of JSON.
+
+Usage: bench.py [--starts N] [--seconds S] [--only PROGRAM[,PROGRAM]]     3 starts, at most 330 s, all programs
+Each start is a process of its own; the allocators take turns. `later_ms` is the median of a start's steps after the
+third, `peak_reserved` the most bytes that the allocator held. The last lines have the medians over the starts.
+`pairs` times raw_alloc and raw_delete through PyTorch's own functions, with Python's part (`call_ns`) beside it.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+here = os.path.dirname(os.path.abspath(__file__))
+allocators = ("native", "expandable", "weir")
+steps = {"gpt2": 13, "prefetch": 23, "gather": 23}
+
+
+def begin(allocator):
+    if allocator == "expandable":
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    sys.path[:0] = [here, os.path.join(here, "python")]
+    import torch
+
+    if allocator == "weir":
+        import weir.torch
+
+        weir.torch.install()
+    return torch
+
+
+def one(program, allocator):
+    torch = begin(allocator)
+    import random
+
+    if program == "pairs":
+        return pairs(torch)
+    import programs
+
+    torch.manual_seed(0)
+    random.seed(0)
+    times = []
+    torch.cuda.synchronize()
+    last = time.perf_counter()
+    for _ in getattr(programs, program)(steps[program]):
+        torch.cuda.synchronize()
+        now = time.perf_counter()
+        times.append((now - last) * 1e3)
+        last = now
+    later = sorted(times[3:])
+    stats = torch.cuda.memory_stats()
+    found = {"later_ms": round(statistics.median(later), 3), "least_ms": round(later[0], 3),
+             "most_ms": round(later[-1], 3), "first_ms": round(times[0], 1),
+             "peak_reserved": stats["reserved_bytes.all.peak"], "peak_requested": stats["requested_bytes.all.peak"]}
+    if allocator == "weir":
+        found |= {key: stats[key] for key in ("fences", "waits_inserted", "num_device_alloc", "num_alloc_retries")}
+    else:
+        found |= {"num_alloc_retries": stats["num_alloc_retries"]}
+    return found
+
+
+def pairs(torch):
+    torch.cuda.init()
+    stream = torch.cuda.current_stream().cuda_stream
+    alloc, delete = torch._C._cuda_cudaCachingAllocator_raw_alloc, torch._C._cuda_cudaCachingAllocator_raw_delete
+
+    def ns(act, count=100000):
+        for _ in range(1000):
+            act()
+        taken = []
+        for _ in range(5):
+            began = time.perf_counter_ns()
+            for _ in range(count):
+                act()
+            taken.append((time.perf_counter_ns() - began) / count)
+        return round(min(taken), 1)
+
+    found = {"call_ns": ns(torch._C._cuda_getDevice)}
+    for size, name in ((512, "512"), (65536, "64K"), (8 << 20, "8M")):
+        found[f"pair_{name}_ns"] = ns(lambda: delete(alloc(size, stream)))
+    found["empty_512_ns"] = ns(lambda: torch.empty(128, device="cuda"))
+    held = [torch.empty(1 + i % 500, device="cuda") for i in range(5000)]  # PyTorch's table is not empty in programs
+    found["pair_512_among_5000_ns"] = ns(lambda: delete(alloc(512, stream)))
+    del held
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--starts", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=330)
+    parser.add_argument("--only", default="gpt2,prefetch,gather,pairs")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.one:
+        print(json.dumps(one(*chosen.one)), flush=True)
+        return 0
+    began, all_runs, failed = time.monotonic(), {}, 0
+    for start in range(chosen.starts):
+        for program in chosen.only.split(","):
+            for allocator in allocators:
+                left = chosen.seconds - (time.monotonic() - began)
+                if left < 15:
+                    print(json.dumps({"stopped": f"{chosen.seconds} s are over", "start": start, "program": program}),
+                          flush=True)
+                    failed |= start == 0
+                    break
+                found = subprocess.run([sys.executable, os.path.abspath(__file__), "--one", program, allocator],
+                                       capture_output=True, text=True, timeout=left + 15)
+                said = {"program": program, "allocator": allocator, "start": start}
+                lines = [line for line in found.stdout.splitlines() if line.startswith("{")]
+                if found.returncode or not lines:
+                    failed = 1
+                    print(json.dumps(said | {"error": found.stderr[-1500:]}), flush=True)
+                    continue
+                said |= json.loads(lines[-1])
+                all_runs.setdefault((program, allocator), []).append(said)
+                print(json.dumps(said), flush=True)
+            else:
+                continue
+            break
+        else:
+            continue
+        break
+    for program in chosen.only.split(","):
+        medians = {}
+        for allocator in allocators:
+            runs = all_runs.get((program, allocator), [])
+            keys = [k for k, v in (runs[0] if runs else {}).items() if isinstance(v, (int, float)) and k != "start"]
+            medians[allocator] = {k: statistics.median(r[k] for r in runs) for k in keys} | {"starts": len(runs)}
+        line = {"median": program, **medians}
+        theirs = [medians[a]["later_ms"] for a in allocators[:2] if "later_ms" in medians[a]]
+        if theirs and "later_ms" in medians["weir"]:
+            line["weir_to_the_better"] = round(medians["weir"]["later_ms"] / min(theirs), 4)
+        if program == "pairs" and all(medians[a].get("pair_512_ns") for a in ("native", "weir")):
+            line["weir_to_native"] = {k: round((medians["weir"][k] - medians["weir"]["call_ns"]) /
+                                               (medians["native"][k] - medians["native"]["call_ns"]), 3)
+                                      for k in medians["native"] if k.startswith("pair")}
+        print(json.dumps(line), flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

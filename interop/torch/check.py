@@ -1,0 +1,531 @@
+#!/usr/bin/env python3
+"""What PyTorch and CuPy on weir must do, checked on a machine with GPUs.
+
+Usage: check.py [NAME...]      all checks, four at a time; exit status 0: all passed
+Each check is a process; some are two, with and without weir. A line of JSON for each: its name, whether it passed,
+seconds, and what it found. A check that needs what the machine lacks says so.
+"""
+import concurrent.futures
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+
+here = os.path.dirname(os.path.abspath(__file__))
+checks = {}
+
+
+class NotHere(Exception):
+    """The machine lacks what the check needs."""
+
+
+def check(on="weir"):
+    """on: weir; both: also on PyTorch's own allocator, and what the two return is equal; alone: started as it is."""
+    def add(function):
+        checks[function.__name__] = (function, on)
+        return function
+
+    return add
+
+
+def expect(truth, *told):
+    if not truth:
+        raise AssertionError(" ".join(str(t) for t in told))
+
+
+def bits_of(*tensors):
+    import torch
+
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def deterministic():
+    import random
+
+    import torch
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.deterministic = True
+    torch.manual_seed(7)
+    random.seed(7)
+    sys.path.insert(0, here)
+    import programs
+
+    return torch, programs
+
+
+def child(*command, **environment):
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=200,
+                          env={**os.environ, **environment})
+
+
+def program(text, *command, **environment):
+    """The text as a program on weir; command: what runs it, %s standing for its file."""
+    with tempfile.TemporaryDirectory() as work:
+        path = os.path.join(work, "program.py")
+        with open(path, "w") as file:
+            file.write(textwrap.dedent(text))
+        words = [path if word == "%s" else word for word in command or ("%s",)]
+        return child("-m", "weir.torch", *words, **environment)
+
+
+def raised(act):
+    try:
+        act()
+    except Exception as error:
+        return error
+    return AssertionError("nothing was raised")
+
+
+# Results
+
+@check(on="both")
+def training_has_the_same_bits():
+    torch, programs = deterministic()
+    for model in programs.gpt2(5, batch=2, length=128, layers=3, width=192, heads=3, words=1000):
+        pass
+    return bits_of(*model.parameters())
+
+
+@check(on="both")
+def prefetch_has_the_same_bits():
+    torch, programs = deterministic()
+    for model in programs.prefetch(25, batch=16, sizes=(64, 96, 80)):
+        pass
+    return bits_of(*model.parameters())
+
+
+@check(on="both")
+def gather_has_the_same_bits():
+    torch, programs = deterministic()
+    for out in programs.gather(12, layers=8, width=2048, rows=512):
+        pass
+    return bits_of(out)
+
+
+# A block is overwritten by a second stream as soon as it may be: without record_stream the sum would be
+# wrong.
+@check()
+def recorded_stream_is_waited_for():
+    import torch
+
+    side = torch.cuda.Stream()
+    wrong = 0
+    for _ in range(200):
+        x = torch.ones(1 << 20, device="cuda")
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(200000)
+            total = x.sum()
+        x.record_stream(side)
+        del x
+        y = torch.full((1 << 20,), 5.0, device="cuda")
+        side.synchronize()
+        wrong += total.item() != 1 << 20
+        del y
+    expect(wrong == 0, wrong, "sums were wrong")
+    return {"reserved_MiB": torch.cuda.memory_reserved() >> 20}
+
+
+@check()
+def many_streams():
+    import torch
+
+    streams = [torch.cuda.Stream(priority=-(i % 2)) for i in range(80)]
+    kept = []
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            kept.append(torch.full((10000,), float(len(kept)), device="cuda"))
+    torch.cuda.synchronize()
+    expect(all(t[0].item() == i == t[-1].item() for i, t in enumerate(kept)), "a value is wrong")
+
+
+@check()
+def compiled_functions():
+    import torch
+
+    f = torch.compile(lambda x: (x.sin() * 2 + x).relu().sum())
+    x = torch.randn(1 << 20, device="cuda")
+    expect(torch.allclose(f(x), (x.sin() * 2 + x).relu().sum(), rtol=1e-4), "compiled and eager differ")
+
+
+# Processes
+
+@check()
+def loader_with_workers_and_pinned_memory():
+    import torch
+
+    kept = torch.ones(1000, device="cuda")  # each worker ends with a copy
+    data = torch.utils.data.TensorDataset(torch.arange(65536, dtype=torch.float32).view(4096, 16))
+    total = 0.0
+    for _ in range(2):
+        for (batch,) in torch.utils.data.DataLoader(data, batch_size=256, num_workers=3, pin_memory=True):
+            total += batch.cuda(non_blocking=True).double().sum().item()
+    expect(total == 65536 * 65535, total)
+    expect(kept.sum().item() == 1000, "the parent's tensor has changed")
+
+
+@check()
+def fork_after_use():
+    import torch
+
+    x = torch.ones(1 << 20, device="cuda")
+    before = torch.cuda.memory_allocated()
+    pid = os.fork()
+    if pid == 0:
+        del x
+        import gc
+
+        gc.collect()
+        os._exit(5)
+    expect(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5, "the child did not end well")
+    expect(torch.cuda.memory_allocated() == before and x.sum().item() == 1 << 20, "the parent's memory has changed")
+
+
+@check()
+def fork_before_use():
+    import torch
+
+    pid = os.fork()
+    if pid == 0:
+        ok = torch.ones(1000, device="cuda").sum().item() == 1000 and torch.cuda.memory_allocated() > 0
+        os._exit(5 if ok else 6)
+    expect(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5, "the child did not work")
+    expect(torch.ones(10, device="cuda").sum().item() == 10, "the parent did not work")
+
+
+@check(on="alone")
+def end_with_everything_held():
+    done = program("""
+        import atexit, torch
+        torch.kept = [torch.ones(100000, device="cuda") for _ in range(100)]
+
+        class Late:
+            def __del__(self):
+                self.x = None
+
+        late = Late()
+        late.x, late.me = torch.ones(10, device="cuda"), late
+        with torch.cuda.stream(torch.cuda.Stream()):
+            y = torch.ones(1000, device="cuda")
+        torch.nn.Linear(10, 10).cuda()(torch.ones(1, 10, device="cuda")).sum().backward()
+        atexit.register(lambda: torch.kept.pop())
+    """)
+    expect(done.returncode == 0 and not done.stderr, done.returncode, done.stderr[-500:])
+
+
+@check(on="alone")
+def launcher_and_what_it_starts():
+    done = program("""
+        import subprocess, sys
+        import torch, torch.multiprocessing as mp
+
+        def inner(rank, q):
+            x = torch.ones(5, device="cuda")
+            q.put(torch.cuda.get_allocator_backend() + str(torch.cuda.memory_allocated()))
+
+        if __name__ == "__main__":
+            print(torch.cuda.get_allocator_backend(), sys.argv[1:])
+            q = mp.get_context("spawn").SimpleQueue()
+            mp.spawn(inner, (q,), nprocs=1)
+            print(q.get())
+            ask = "import torch; torch.ones(1, device='cuda'); print(torch.cuda.get_allocator_backend())"
+            print(subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True).stdout.strip())
+    """, "%s", "--lr", "1")
+    lines = done.stdout.splitlines()
+    expect(lines == ["pluggable ['--lr', '1']", "pluggable512", "pluggable"], lines, done.stderr[-1500:])
+
+
+@check(on="alone")
+def torchrun_data_parallel():
+    import torch
+
+    count = torch.cuda.device_count()
+    done = program("""
+        import os, torch, torch.distributed as dist
+
+        rank = int(os.environ["LOCAL_RANK"])
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl")
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512).cuda(), device_ids=[rank])
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(20):
+            model(torch.ones(8, 512, device="cuda") * (rank + 1)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert torch.cuda.get_allocator_backend() == "pluggable"
+        assert torch.cuda.memory_stats()["peer_access_bytes"] == 0, "a rank opened its memory"
+        total = model.module.weight.detach().sum()
+        everyone = [torch.empty_like(total) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyone, total)
+        assert everyone[0] == everyone[-1]
+        dist.destroy_process_group()
+        print("rank done")
+    """, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "%s")
+    expect(done.returncode == 0 and done.stdout.count("rank done") == count, done.stdout[-300:], done.stderr[-2000:])
+    return {"ranks": count}
+
+
+# Errors
+
+@check()
+def out_of_memory():
+    import torch
+
+    seen = []
+    torch._C._cuda_attach_out_of_memory_observer(lambda *what: seen.append(what))
+    torch.cuda.set_per_process_memory_fraction(0.02)
+    expect(torch.cuda.get_per_process_memory_fraction() == 0.02, torch.cuda.get_per_process_memory_fraction())
+    held = torch.ones(1 << 20, device="cuda")
+    error = raised(lambda: torch.empty(1 << 36, device="cuda"))
+    expect(str(error).startswith("CUDA out of memory. Tried to allocate 256.00 GiB"), error)
+    expect(isinstance(error, torch.cuda.OutOfMemoryError), "its type is", type(error))
+    expect(len(seen) == 1 and seen[0][1] == 1 << 38, seen)
+    inner = raised(lambda: held.repeat(1 << 14))
+    expect(isinstance(inner, torch.cuda.OutOfMemoryError), type(inner))
+
+    class Large(torch.autograd.Function):  # the engine carries the error from its own thread
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return torch.empty(1 << 36, device="cuda")
+
+    x = torch.ones(1, device="cuda", requires_grad=True)
+    later = raised(lambda: Large.apply(x).sum().backward())
+    expect(isinstance(later, torch.cuda.OutOfMemoryError), type(later), later)
+    expect(held.sum().item() == 1 << 20 and torch.cuda.memory_stats()["num_ooms"] >= 3, "works no more")
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    return {"text": str(error)[:400]}
+
+
+@check()
+def refusals_name_what_they_refuse():
+    import warnings
+
+    import torch
+
+    x = torch.ones(100, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+
+    def capture():
+        with torch.cuda.graph(graph):
+            x + 1
+
+    stream = torch.cuda.current_stream()
+    expect("torch.cuda.graph" in str(raised(capture)), raised(capture))
+    expect(torch.cuda.current_stream() == stream, "the refused capture left its stream current")
+    expect("capture_begin" in str(raised(graph.capture_begin)), raised(graph.capture_begin))
+    with torch.cuda.stream(torch.cuda.Stream()):
+        error = raised(super(torch.cuda.CUDAGraph, graph).capture_begin)
+    expect("torch.cuda.graph" in str(error), "the hook:", error)
+    expect("MemPool" in str(raised(torch.cuda.MemPool)), raised(torch.cuda.MemPool))
+    error = raised(x.untyped_storage()._share_cuda_)
+    expect("CUDA IPC" in str(error), error)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch.backends.cudnn.benchmark = True
+    expect(any("cudnn.benchmark stays off" in str(w.message) for w in told), told)
+    expect(not torch.backends.cudnn.benchmark, "cudnn.benchmark is on")
+    torch.nn.Conv2d(8, 8, 3).cuda()(torch.randn(4, 8, 32, 32, device="cuda")).sum().item()
+    f = torch.compile(lambda t: t.sin() + 1, mode="reduce-overhead")
+    error = raised(lambda: [f(x) for _ in range(4)])
+    expect("weir" in str(error), "reduce-overhead:", type(error), error)
+    expect((x + 1).sum().item() == 200, "works no more")
+
+
+@check(on="alone")
+def install_after_use_is_refused():
+    done = child("-c", "import torch; torch.ones(1, device='cuda'); import weir.torch; weir.torch.install()")
+    expect("comes too late" in done.stderr.splitlines()[-1], done.stderr[-500:])
+    # the allocator can be used without torch.cuda's knowledge
+    done = child("-c", "import torch, weir.torch; torch.cuda.init(); torch.cuda._initialized = False; "
+                 "weir.torch.install()")
+    expect("comes too late" in done.stderr.splitlines()[-1], done.stderr[-500:])
+
+
+@check(on="alone")
+def simulated_memory_is_refused():
+    done = program("import torch; torch.ones(1, device='cuda')", WEIR_DEVICES="sim")
+    expect("Unset WEIR_DEVICES" in done.stderr, done.stderr[-500:])
+
+
+# Figures
+
+@check(on="both")
+def figures_have_pytorchs_keys():
+    import torch
+
+    x = torch.ones(1 << 20, device="cuda")
+    keys = set(torch.cuda.memory_stats())
+    expect(torch.cuda.memory_allocated() >= 1 << 22, torch.cuda.memory_allocated())
+    expect(torch.cuda.max_memory_reserved() >= 1 << 22, torch.cuda.max_memory_reserved())
+    expect("Allocated memory" in torch.cuda.memory_summary(abbreviated=True), "no summary")
+    del x
+    now = torch.cuda.memory_allocated()
+    expect(torch.cuda.max_memory_allocated() > now, "no peak")
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.reset_accumulated_memory_stats()
+    expect(torch.cuda.max_memory_allocated() == now, "the peak stays")
+    if hasattr(torch, "accelerator") and hasattr(torch.accelerator, "memory_allocated"):
+        expect(torch.accelerator.memory_allocated() == now, torch.accelerator.memory_allocated())
+        torch.accelerator.reset_peak_memory_stats()
+    x = torch.ones(1 << 28, device="cuda")
+    del x
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    expect(torch.cuda.memory_reserved() < 1 << 28, "nothing was given back")
+    known = {k for k in keys if not k.startswith("reserved_bytes_by_private_pools")}
+    return {"keys": sorted(known)}
+
+
+@check()
+def snapshots_and_history():
+    import pickle
+
+    import torch
+
+    torch.cuda.memory._record_memory_history(max_entries=10000)
+    model = torch.nn.Linear(1000, 1000).cuda()
+    model(torch.ones(10, 1000, device="cuda")).sum().backward()
+    with tempfile.TemporaryDirectory() as work:
+        path = os.path.join(work, "snapshot.pickle")
+        torch.cuda.memory._dump_snapshot(path)
+        with open(path, "rb") as file:
+            found = pickle.load(file)
+        blocks = [b for s in found["segments"] for b in s["blocks"] if b["state"] == "active_allocated"]
+        lines = {f["filename"] for b in blocks for f in b["frames"]}
+        expect(any(name.endswith("check.py") for name in lines), lines)
+        expect(not any("/torch/nn/" in name for name in lines), lines)
+        for command in ("trace_plot", "segment_plot"):
+            done = child("-m", "torch.cuda._memory_viz", command, path, "-o", os.path.join(work, "out.html"))
+            expect(done.returncode == 0, command, done.stderr[-500:])
+    expect(torch.cuda.memory_snapshot(), "no segments")
+    torch.cuda.memory._record_memory_history(None)
+    import weir.torch
+
+    expect("reserved" in weir.torch.summary() and weir.torch.report(), "no words")
+    return {"lines": sorted(os.path.basename(n) for n in lines)}
+
+
+@check()
+def raw_blocks_and_zero_bytes():
+    import torch
+
+    raw = [torch.cuda.caching_allocator_alloc(0) for _ in range(10)] + [torch.cuda.caching_allocator_alloc(1000)]
+    expect(len(set(raw)) == 11 and all(raw), raw)
+    for p in raw:
+        torch.cuda.caching_allocator_delete(p)
+    empty = [torch.empty(0, device="cuda") for _ in range(100)]
+    expect(all((e + 1).numel() == 0 for e in empty), "an empty tensor")
+    small = [torch.empty(1, device="cuda") for _ in range(100)]
+    expect(all(t.data_ptr() % 512 == 0 for t in small), "alignment")
+
+
+# Devices and other libraries
+
+@check()
+def second_device():
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        raise NotHere("two GPUs")
+    x = torch.arange(1 << 26, device="cuda:0", dtype=torch.float32)
+    expect(torch.cuda.memory_stats(0)["peer_access_bytes"] == 0, "memory was open before a second device was used")
+    began = time.perf_counter()
+    y = x.to("cuda:1")
+    torch.cuda.synchronize(1)
+    first = time.perf_counter() - began
+    expect(bool((y.cpu() == x.cpu()).all()), "the copy differs")
+    taken = []
+    for _ in range(20):
+        torch.cuda.synchronize(0)
+        began = time.perf_counter()
+        y.copy_(x)
+        torch.cuda.synchronize(0)
+        torch.cuda.synchronize(1)
+        taken.append(time.perf_counter() - began)
+    back = torch.ones(1 << 20, device="cuda:1").to("cuda:0").sum().item()
+    expect(back == 1 << 20, back)
+    return {"first_ms": round(first * 1e3, 2), "GB/s": round(x.numel() * 4 / sorted(taken)[10] / 1e9, 1)}
+
+
+@check(on="alone")
+def one_pool_with_cupy():
+    try:
+        import cupy  # noqa: F401
+    except ImportError:
+        raise NotHere("CuPy") from None
+    found = {}
+    for pool in ("one", "own"):
+        done = child(os.path.join(here, "one_pool.py"), pool)
+        expect(done.returncode == 0, done.stdout[-500:], done.stderr[-1500:])
+        found[pool] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def run_one(name):
+    function, on = checks[name]
+    environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+                   "PYTHONPATH": os.pathsep.join([os.path.join(here, "python"), os.environ.get("PYTHONPATH", "")])}
+    results = []
+    began = time.monotonic()
+    for mode in {"weir": ("weir",), "both": ("weir", "native"), "alone": ("native",)}[on]:
+        start = ["-m", "weir.torch"] if mode == "weir" else []
+        try:
+            done = subprocess.run([sys.executable, *start, os.path.abspath(__file__), "--one", name],
+                                  capture_output=True, text=True, timeout=240, env=environment)
+        except subprocess.TimeoutExpired:
+            return {"check": name, "passed": False, "on": mode, "error": "took more than 240 s"}
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        said = json.loads(lines[-1]) if lines else {"passed": False, "error": done.stderr[-2000:]}
+        if done.returncode and said["passed"]:
+            said = {"passed": False, "error": f"ended with {done.returncode}: {done.stderr[-1500:]}"}
+        if not said["passed"] or said.get("lacks"):
+            return {"check": name, "on": mode} | said
+        results.append(said.get("found"))
+    line = {"check": name, "passed": True, "s": round(time.monotonic() - began, 1)}
+    if on != "both":
+        return line | {"found": results[0]} if results[0] is not None else line
+    if isinstance(results[0], dict):  # weir has all keys, and more
+        missing = sorted(set(results[1]["keys"]) - set(results[0]["keys"]))
+        if missing:
+            return line | {"passed": False, "error": f"missing keys: {missing}"}
+        return line | {"found": f"{len(results[1]['keys'])} keys"}
+    return line | {"passed": results[0] == results[1], "found": f"{results[0]} on weir, {results[1]} on PyTorch's own"}
+
+
+def main(arguments):
+    if arguments[:1] == ["--one"]:
+        try:
+            found = checks[arguments[1]][0]()
+            print(json.dumps({"passed": True, "found": found}), flush=True)
+        except NotHere as error:
+            print(json.dumps({"passed": True, "lacks": str(error)}), flush=True)
+        except AssertionError as error:
+            print(json.dumps({"passed": False, "error": str(error)[-3000:]}), flush=True)
+        return 0
+    unknown = [name for name in arguments if name not in checks]
+    if unknown:
+        print(f"check.py: no check {', '.join(unknown)}; there are {', '.join(checks)}", file=sys.stderr)
+        return 2
+    failed = 0
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for done in concurrent.futures.as_completed([pool.submit(run_one, name) for name in arguments or checks]):
+            print(json.dumps(done.result()), flush=True)
+            failed += not done.result()["passed"]
+    print(json.dumps({"checks": len(arguments or checks), "failed": failed}))
+    return failed != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
