@@ -38,8 +38,12 @@ def asked_for(library):
 
 def platform_of(library):
     newest, needed = asked_for(library)
+    for name in (name for name in needed if name.startswith("libweir.so")):
+        more, others = asked_for(os.path.join(os.path.dirname(library), name))
+        newest = {family: max(newest.get(family, 0), more.get(family, 0)) for family in newest | more}
+        needed = needed + others
     machine = platform.machine()
-    strange = [name for name in needed if not of_every_platform.fullmatch(name)]
+    strange = [name for name in needed if not of_every_platform.fullmatch(name) and not name.startswith("libweir.so")]
     wanted = [newest.get(family, 0) for family in ("GLIBC_2", "GLIBCXX_3.4", "CXXABI_1.3")]
     for glibc, (cxx, abi) in sorted(platforms.items()):
         if not strange and all(w <= has for w, has in zip(wanted, (glibc, cxx, abi))):
@@ -55,11 +59,13 @@ def files(library, work):
             if name.endswith(".py"):
                 path = os.path.join(folder, name)
                 yield os.path.relpath(path, os.path.dirname(package)), path
-    stripped = os.path.join(work, "libweir_torch.so")
-    shutil.copyfile(library, stripped)
-    if shutil.which("strip"):
-        subprocess.run(["strip", stripped], check=True)
-    yield "weir/libweir_torch.so", stripped
+    beside = [name for name in asked_for(library)[1] if name.startswith("libweir.so")]  # the library finds it there
+    for name in ["libweir_torch.so", *beside]:
+        stripped = os.path.join(work, name)
+        shutil.copyfile(os.path.join(os.path.dirname(library), name) if name in beside else library, stripped)
+        if shutil.which("strip"):
+            subprocess.run(["strip", stripped], check=True)
+        yield "weir/" + name, stripped
 
 
 def build(library, folder):
@@ -89,7 +95,7 @@ def build(library, folder):
 
         for name, source in files(library, work):
             with open(source, "rb") as file:
-                put(name, file.read(), 0o755 if name.endswith(".so") else 0o644)
+                put(name, file.read(), 0o644 if name.endswith(".py") else 0o755)
         for name, text in texts.items():
             put(name, text.encode())
         records.append(f"{info}/RECORD,,\n")
