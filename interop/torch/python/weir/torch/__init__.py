@@ -3,7 +3,7 @@
     python -m weir.torch train.py ARGS      a program as it is, and the processes that it starts
     import torch, weir.torch; weir.torch.install()      before the first use of CUDA
 
-docs/pytorch.md says what works, what is refused, and what the figures of torch.cuda mean then.
+docs/how-to/pytorch.md says what works, what is refused, and what the figures of torch.cuda mean then.
 """
 import os
 import sys
