@@ -2,8 +2,18 @@
 // Threads: main, as the program's last call.
 #pragma once
 #include <cstdio>
+#include <stdexcept>
 
 namespace examples {
+
+// A wrong argument: the program ends with status 2, as all of weir's do (docs/reference/command-line.md).
+struct usage_error : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+inline int wrong_usage(char const* program, usage_error const& e) {
+  std::fprintf(stderr, "%s: %s. See --help\n", program, e.what());
+  return 2;
+}
 
 // Returns: `status`; 1 instead of 0 if stdout could not be written completely. Reports that to stderr.
 inline int ending(char const* program, int status) {

@@ -45,9 +45,9 @@ std::size_t number(char const* option, char const* text, std::size_t most = std:
   std::size_t value = 0;
   auto const [end, failed] = std::from_chars(text, text + std::strlen(text), value);
   if (failed != std::errc() || *end || value == 0)
-    throw std::runtime_error(std::string(option) + " " + text + " is no number above 0");
+    throw examples::usage_error(std::string(option) + " " + text + " is no number above 0");
   if (value > most)
-    throw std::runtime_error(std::string(option) + " " + text + " is more than " + std::to_string(most));
+    throw examples::usage_error(std::string(option) + " " + text + " is more than " + std::to_string(most));
   return value;
 }
 
@@ -62,13 +62,23 @@ struct scratch {  // temporary files, removed on exit
 };
 
 char const* const usage =
-    "usage: pipeline [OPTIONS]   a file through a device, all that can overlap overlapping\n"
-    "  --input FILE    what is scrambled; without it a file of --bytes is made\n"
-    "  --output FILE   where to; without it what is written is restored, compared and removed\n"
-    "  --bytes N       256 MiB unless said\n"
-    "  --batch BYTES   a multiple of 8; 4 MiB unless said\n"
-    "  --depth N       batches under way at most; 4 unless said\n"
-    "  --check         restore and compare also what --output keeps\n";
+    "usage: pipeline [OPTIONS]\n"
+    "Takes a file through a device into another file: reads, copies, work and writes overlap. Draws what overlapped.\n"
+    "\n"
+    "options:\n"
+    "  --input FILE   what is scrambled (default: a file of --bytes is made)\n"
+    "  --output FILE  where to (default: a file that is restored, compared and removed)\n"
+    "  --bytes N      of the file that is made (default: 268435456)\n"
+    "  --batch BYTES  a multiple of 8 (default: 4194304)\n"
+    "  --depth N      batches under way at most (default: 4)\n"
+    "  --check        restore and compare also what --output keeps\n"
+    "  -h, --help     this text\n"
+    "\n"
+    "examples:\n"
+    "  ./run pipeline\n"
+    "  ./run pipeline --input big.bin --output scrambled.bin --check\n"
+    "\n"
+    "exit status: 0 every byte is right, 1 wrong bytes or an error, 2 usage\n";
 
 int command(int argc, char** argv) try {
   pipeline::settings s;
@@ -81,14 +91,14 @@ int command(int argc, char** argv) try {
       check = true;
       continue;
     }
-    if (i + 1 == argc) throw std::runtime_error(option + " is no option, or lacks its value");
+    if (i + 1 == argc) throw examples::usage_error(option + " is no option, or lacks its value");
     char const* const value = argv[++i];
     if (option == "--input") s.input = value;
     else if (option == "--output") s.output = value;
     else if (option == "--bytes") bytes = number("--bytes", value);
     else if (option == "--batch") s.batch = number("--batch", value);
     else if (option == "--depth") s.depth = static_cast<int>(number("--depth", value, std::numeric_limits<int>::max()));
-    else throw std::runtime_error(option + " is no option: --input, --output, --bytes, --batch, --depth, --check");
+    else throw examples::usage_error(option + " is no option: --input, --output, --bytes, --batch, --depth, --check");
   }
   scratch const temporary;
   check |= s.output.empty();
@@ -113,6 +123,8 @@ int command(int argc, char** argv) try {
   std::printf("checksum %016llx: %s\n", static_cast<unsigned long long>(o.checksum),
               right ? "every byte is right" : "WRONG BYTES");
   return right ? 0 : 1;
+} catch (examples::usage_error const& e) {
+  return examples::wrong_usage("pipeline", e);
 } catch (std::exception const& e) {
   std::fprintf(stderr, "pipeline: %s\n", e.what());
   return 1;

@@ -11,7 +11,8 @@
 namespace {
 
 void usage(std::ostream& to) {
-  to << "usage: questions [NAME]...   answers to questions about memory; all of them without a name; there are:";
+  to << "usage: questions [NAME]...\nAnswers to questions about memory, each by a small program; all of them without a "
+        "name.\nexit status: 0 ok, 1 error, 2 usage\nthere are:";
   for (questions::question const& q : questions::all()) to << ' ' << q.name;
   to << '\n';
 }
@@ -19,16 +20,20 @@ void usage(std::ostream& to) {
 int command(int argc, char** argv) try {
   if (argc == 2 && (argv[1] == std::string_view("--help") || argv[1] == std::string_view("-h")))
     return usage(std::cout), 0;
-  bool found = argc == 1;
+  for (int i = 1; i < argc; ++i) {
+    auto const all = questions::all();
+    if (std::none_of(all.begin(), all.end(), [&](auto const& q) { return q.name == argv[i]; })) {
+      std::cerr << "questions: no question '" << argv[i] << "'\n";
+      usage(std::cerr);
+      return 2;
+    }
+  }
   for (questions::question const& q : questions::all()) {
     if (argc > 1 && std::find(argv + 1, argv + argc, q.name) == argv + argc) continue;
-    found = true;
     if (argc == 1) std::cout << "== " << q.name << "\n";
     q.answer(std::cout);
   }
-  if (found) return 0;
-  usage(std::cerr);
-  return 2;
+  return 0;
 } catch (std::exception const& e) {
   std::cerr << "questions: " << e.what() << '\n';
   return 1;

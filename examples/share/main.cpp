@@ -34,8 +34,8 @@ std::uint64_t number(std::string const& option, char const* text,
   std::uint64_t value = 0;
   auto const [end, failed] = std::from_chars(text, text + std::strlen(text), value);
   if (failed != std::errc() || *end || value == 0)
-    throw std::runtime_error(option + " " + text + " is no number above 0");
-  if (value > most) throw std::runtime_error(option + " " + text + " is more than " + std::to_string(most));
+    throw examples::usage_error(option + " " + text + " is no number above 0");
+  if (value > most) throw examples::usage_error(option + " " + text + " is more than " + std::to_string(most));
   return value;
 }
 
@@ -103,13 +103,23 @@ int run(std::vector<std::string> const& options, std::string const& victim, mish
 }
 
 char const* const usage =
-    "usage: share [OPTIONS]   two processes, one ring of buffers in device memory; every word checked\n"
-    "  --bytes N               of a buffer\n"
-    "  --buffers N             of the ring\n"
-    "  --rounds N              buffers sent in all\n"
-    "  --timeout MS              how long one may say nothing before the other gives it up\n"
-    "  --kill writer|reader    is killed half way, and the other has to notice\n"
-    "  --stop writer|reader    is stopped half way, likewise\n";
+    "usage: share [OPTIONS]\n"
+    "Two processes share a ring of buffers in device memory. Every word is checked.\n"
+    "\n"
+    "options:\n"
+    "  --bytes N             of a buffer\n"
+    "  --buffers N           of the ring\n"
+    "  --rounds N            buffers sent in all\n"
+    "  --timeout MS          how long one process may say nothing before the other gives up\n"
+    "  --kill writer|reader  this one is killed half way, and the other must notice\n"
+    "  --stop writer|reader  this one is stopped half way, likewise\n"
+    "  -h, --help            this text\n"
+    "\n"
+    "examples:\n"
+    "  ./run share\n"
+    "  ./run share --kill reader\n"
+    "\n"
+    "exit status: 0 ok, 1 wrong bytes or an error, 2 usage, 3 the other process is gone, 4 it said nothing\n";
 
 int command(int argc, char** argv) try {
   share::settings s;
@@ -118,7 +128,7 @@ int command(int argc, char** argv) try {
   for (int i = 1; i < argc; ++i) {
     std::string const option = argv[i];
     if (option == "--help" || option == "-h") return std::fputs(usage, stdout), 0;
-    if (i + 1 == argc) throw std::runtime_error(option + " is no option, or lacks its value");
+    if (i + 1 == argc) throw examples::usage_error(option + " is no option, or lacks its value");
     char const* const value = argv[++i];
     if (option == "--bytes") s.bytes = number(option, value) / 8 * 8;
     else if (option == "--buffers") s.buffers = static_cast<int>(number(option, value, most_int));
@@ -127,14 +137,16 @@ int command(int argc, char** argv) try {
     else if (option == "--as") role = value;
     else if (option == "--kill" || option == "--stop")
       victim = value, meets = option == "--kill" ? mishap::killed : mishap::stopped;
-    else throw std::runtime_error(option + " is no option: --bytes, --buffers, --rounds, --timeout, --kill, --stop");
+    else throw examples::usage_error(option + " is no option: --bytes, --buffers, --rounds, --timeout, --kill, --stop");
   }
   if (!victim.empty() && victim != "writer" && victim != "reader")
-    throw std::runtime_error(victim + " is neither writer nor reader");
-  if (s.bytes == 0) throw std::runtime_error("a buffer has at least one word of 8 bytes");
+    throw examples::usage_error(victim + " is neither writer nor reader");
+  if (s.bytes == 0) throw examples::usage_error("a buffer has at least one word of 8 bytes");
   if (role.empty()) return run({argv + 1, argv + argc}, victim, meets);
   if (victim == role) s.meets = meets;
   return play(role, s);
+} catch (examples::usage_error const& e) {
+  return examples::wrong_usage("share", e);
 } catch (std::exception const& e) {
   std::fprintf(stderr, "share: %s\n", e.what());
   return 1;

@@ -3,6 +3,7 @@
 // Threads: one worker per device, and the main thread, which observes them.
 #include <algorithm>
 #include <boost/program_options.hpp>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -54,7 +55,7 @@ weir::dtype type_of(std::string const& name) {
        {std::pair{"fp32", weir::float32}, std::pair{"bf16", weir::bfloat16}, std::pair{"fp16", weir::float16}}) {
     if (name == known) return type;
   }
-  throw std::runtime_error("--dtype " + name + ": choose fp32, bf16 or fp16");
+  throw examples::usage_error("--dtype " + name + ": choose fp32, bf16 or fp16");
 }
 
 std::optional<asked> parse(int argc, char** argv) {
@@ -102,15 +103,26 @@ std::optional<asked> parse(int argc, char** argv) {
     auto const best = std::min_element(known.begin(), known.end(), [&](auto const& x, auto const& y) {
       return edits(name, "--" + x->long_name()) < edits(name, "--" + y->long_name());
     });
-    throw std::runtime_error("no option is called " + name + "; did you mean --" + (*best)->long_name() + "?");
+    bool const near = edits(name, "--" + (*best)->long_name()) <= 2;
+    throw examples::usage_error("no option is called " + name +
+                                (near ? "; did you mean --" + (*best)->long_name() + "?" : ""));
+  } catch (po::error const& e) {
+    throw examples::usage_error(e.what());
   }
   if (values.count("help")) {
-    std::cout << all;
+    std::cout << "usage: trainer --text FILE [OPTIONS]      (./run demo [OPTIONS] has a text)\n"
+              << all
+              << "\nexamples:\n  ./run demo --steps 200 --timeline t.json\n  ./run demo --table --dtype bf16\n"
+                 "\nexit status: 0 replicas agree, 1 they differ or an error, 2 usage\n";
     return {};
   }
-  po::notify(values);
+  try {
+    po::notify(values);
+  } catch (po::error const& e) {
+    throw examples::usage_error(e.what());
+  }
   auto const positive = [](char const* name, std::int64_t v) {
-    if (v < 1) throw std::runtime_error(std::string("--") + name + " " + std::to_string(v) + ": must be at least 1");
+    if (v < 1) throw examples::usage_error(std::string("--") + name + " " + std::to_string(v) + ": must be at least 1");
   };
   positive("steps", s.steps), positive("batch", s.batch), positive("context", s.shape.context),
       positive("embedding", s.shape.embedding);
@@ -119,7 +131,7 @@ std::optional<asked> parse(int argc, char** argv) {
   if (a.table) positive("steps", s.steps - 1);
   s.how.type = type_of(a.type);
   if (!std::isfinite(s.rate) || !std::isfinite(s.momentum))
-    throw std::runtime_error("--rate and --momentum: must be numbers");
+    throw examples::usage_error("--rate and --momentum: must be numbers");
   return a;
 }
 
@@ -145,7 +157,26 @@ void check_writable(char const* option, std::string const& path) {
   if (!was_there) std::filesystem::remove(path);
 }
 
+double mib(std::size_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+
+// What was shown, in five lines.
+void panel(int replicas, settings const& s, trainer::report const& report, trainer::outcome const& out,
+           double seconds) {
+  std::printf("\nshown     data-parallel training on %s, a replica on each of %d\n",
+              weir::runtime::current().description().c_str(), replicas);
+  std::printf("learned   loss %.2f -> %.2f in %lld steps, %.1f s\n", report.loss(report.first_step),
+              report.loss(s.steps - 1), static_cast<long long>(s.steps - report.first_step), seconds);
+  std::printf("replicas  %s; gradients were shared in %d buckets during the backward pass\n",
+              out.agree() ? "agree bit for bit" : "DIFFER", out.buckets);
+  std::printf("memory    at the peak");
+  for (int i = 0; i < replicas; ++i)
+    std::printf("%s gpu:%d %.1f MiB in use, %.1f reserved", i ? ";" : "", i, mib(weir::max_memory_allocated(i)),
+                mib(weir::max_memory_reserved(i)));
+  std::printf("\nnext      --table, --timeline t.json, --memory m.html, --text FILE; ./run questions\n");
+}
+
 int run(asked a) {
+  auto const began = std::chrono::steady_clock::now();
   if (!a.devices.empty()) setenv("WEIR_DEVICES", a.devices.c_str(), 1);
   settings& s = a.with;
   check_writable("--save", s.save_file);
@@ -170,13 +201,13 @@ int run(asked a) {
   int const available = weir::device_count();
   int const replicas = a.replicas ? a.replicas : available;
   if (replicas < 1 || replicas > available)
-    throw std::runtime_error("--replicas " + std::to_string(replicas) + ": there are " + std::to_string(available) +
+    throw examples::usage_error("--replicas " + std::to_string(replicas) + ": there are " + std::to_string(available) +
                              " devices");
   if (s.batch % replicas)
-    throw std::runtime_error("--batch " + std::to_string(s.batch) + " cannot be divided among " +
+    throw examples::usage_error("--batch " + std::to_string(s.batch) + " cannot be divided among " +
                              std::to_string(replicas) + " replicas; take a multiple");
   if (s.batch / replicas % s.accumulate) {
-    throw std::runtime_error("--accumulate " + std::to_string(s.accumulate) + ": a replica's " +
+    throw examples::usage_error("--accumulate " + std::to_string(s.accumulate) + ": a replica's " +
                              std::to_string(s.batch / replicas) +
                              " rows cannot be cut in so many parts; take a divisor");
   }
@@ -214,9 +245,7 @@ int run(asked a) {
   }
   std::printf("validation loss %.4f over %lld characters\n", out.validation_loss,
               static_cast<long long>(out.validation_rows));
-  std::printf("gradients shared in %d buckets; parameters %s on %d replica%s (%016llx)\n", out.buckets,
-              out.agree() ? "agree bit for bit" : "DIFFER", replicas, replicas == 1 ? "" : "s",
-              static_cast<unsigned long long>(out.fingerprints[0]));
+  std::printf("parameters of all replicas: %016llx\n", static_cast<unsigned long long>(out.fingerprints[0]));
   if (s.how.type == weir::float16)
     std::printf("losses were scaled by %.0f at the end; %d step%s left out\n", static_cast<double>(out.scale.by),
                 out.scale.steps_skipped, out.scale.steps_skipped == 1 ? " was" : "s were");
@@ -231,7 +260,7 @@ int run(asked a) {
     trainer::write_checkpoint(s.save_file, {s.shape, s.steps, text.characters(), out.values});
     std::printf("checkpoint written to %s\n", s.save_file.c_str());
   }
-  for (int i = 0; i < replicas; ++i) std::printf("%s\n", weir::memory_summary(weir::device(i)).c_str());
+  panel(replicas, s, report, out, std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
   return out.agree() ? 0 : 1;
 }
 
@@ -241,9 +270,11 @@ int command(int argc, char** argv) try {
 } catch (weir::out_of_memory const& e) {
   std::fprintf(stderr, "%s\n", e.report().text().c_str());
   return 1;
+} catch (examples::usage_error const& e) {
+  return examples::wrong_usage("trainer", e);
 } catch (std::exception const& e) {
-  std::fprintf(stderr, "%s\n", e.what());
-  return 2;
+  std::fprintf(stderr, "trainer: %s\n", e.what());
+  return 1;
 }
 
 }  // namespace

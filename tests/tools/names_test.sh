@@ -47,6 +47,10 @@ for page in "$root"/README.md "$root"/CONTRIBUTING.md "$root"/docs/*.md "$root"/
   wrong=$(unknown < "$page"; untested < "$page"; dangling "$(dirname "$page")" < "$page")
   [ -z "$wrong" ] || { echo "${page#"$root"/} names what is not there:"; echo "$wrong"; failed=1; }
 done
+# Pages that sources, scripts and messages name.
+wrong=$(cd "$root" && grep -rhoE 'docs/[a-z0-9/_-]+\.md' include runtime simulator streams peer tensor examples tools bench tests cmake run .ci 2> /dev/null | sort -u |
+  while IFS= read -r page; do [ -e "$page" ] || [ "$page" = docs/decisions/why.md ] || echo "$page"; done)
+[ -z "$wrong" ] || { echo "sources name pages that are not there:" $wrong; failed=1; }
 known=$(names < "$root/docs/reference/coming-from-pytorch.md" | wc -l) tested=$(cat "$root"/docs/*/*.md | tests | wc -l)
 [ "$known" -gt 40 ] && [ "$tested" -gt 60 ] || { echo "only $known names and $tested tests were looked for"; failed=1; }
 

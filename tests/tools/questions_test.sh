@@ -22,7 +22,7 @@ done < "$page" > "$work/page"
 plain() { sed -E 's/ in [0-9]+ us/ in N us/; s/[0-9.]+ ms/N ms/g; s/[0-9]+ % went/N % went/; s/fences [0-9]+/fences N/' "$1"; }
 diff <(plain "$page") <(plain "$work/page") || { echo "FAILED: the page says something else than the programs (WEIR_WRITE_DOCS=1 writes it anew)"; failed=1; }
 answers=$(grep -c '^`questions ' "$page")
-[ "$answers" = "$("$2/bin/questions" nothing 2>&1 | sed 's/.*there are: //' | wc -w)" ] || { echo "FAILED: $answers answers are on the page"; failed=1; }
+[ "$answers" = "$("$2/bin/questions" nothing 2>&1 | sed -n 's/.*there are: //p' | wc -w)" ] || { echo "FAILED: $answers answers are on the page"; failed=1; }
 
 # Files of other users in TMPDIR are neither written nor removed, and no file remains.
 mkdir "$work/tmp"

@@ -77,15 +77,16 @@ weir demo --text mine.txt
 has out 'trainer --text mine.txt in'
 if grep -q 'book' "$work/calls"; then echo "FAILED: a text of one's own fetches no book"; failed=1; fi
 weir prove abc
-is "no number of runs" 1
+is "no number of runs" 2
 has err "not 'abc'"
 if [ -s "$work/calls" ]; then echo "FAILED: something was built for it:"; cat "$work/calls"; failed=1; fi
 weir help
 for command in info doctor replay snapshot bench; do has out "weir ARGS .*$command"; done
+for group in Try Explore Verify Benchmark Build 'exit status'; do has out "^$group"; done
 weir tset
-is "an unknown command" 1
+is "an unknown command" 2
 has err "no command 'tset'"
 weir test relaese
-is "an unknown preset" 1
+is "an unknown preset" 2
 has err "not 'relaese'"
 exit $failed

@@ -36,8 +36,8 @@ TEST(topology, the_matrix_has_rows_legend_and_unverified_names) {
                                {1, 0, kind::direct, 0, true, true, false, true},
                                {1, 1, kind::self, 0, true, true, true}};
   std::string const text = draw(two, links);
-  EXPECT_NE(text.find("GPU0    X       NV18 "), std::string::npos) << text;
-  EXPECT_NE(text.find("GPU1    SIM!    X "), std::string::npos) << text;
+  EXPECT_NE(text.find("gpu:0   X       NV18 "), std::string::npos) << text;
+  EXPECT_NE(text.find("gpu:1   SIM!    X "), std::string::npos) << text;
   EXPECT_NE(text.find("so many NVLinks"), std::string::npos) << text;
   EXPECT_EQ(text.find("PXB"), std::string::npos) << text;
   EXPECT_NE(text.find("NOT verified, copies go through host memory: gpu:1 -> gpu:0"), std::string::npos) << text;

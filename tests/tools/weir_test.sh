@@ -16,32 +16,56 @@ run info --devices sim:3:2
 expect 0 'gpu:2'
 expect 0 'of 2 GiB'
 expect 0 'gpu:0 '
-[ "$(grep -c '^gpu:' <<< "$out")" = 3 ] || { echo "FAILED: three devices: $out"; failed=1; }
+[ "$(grep -c '^gpu:.* free of' <<< "$out")" = 3 ] || { echo "FAILED: three devices: $out"; failed=1; }
 run info --devices sim:1
 [[ $out != *links* ]] || { echo "FAILED: one device has no links: $out"; failed=1; }
 run info --devices sim:2
-expect 0 'GPU1    NV1     X'
+expect 0 'gpu:1   NV1     X'
 expect 0 'verified by writing and reading back: 2 links'
 run doctor --devices sim:2
-expect 0 'device_limit     none                         from default'
-expect 0 'machine            2 simulated devices'
-expect 0 '* Devices are simulated'
+expect 0 '[warn] machine                2 simulated devices'
+expect 0 ' warnings, 0 failed'
+[[ $out != *device_limit* && $out != *$'\033'* ]] || { echo "FAILED: options of their default, or colour in a file: $out"; failed=1; }
+run doctor --all --devices sim:2
+expect 0 'device_limit           none, from default'
 out=$(WEIR_CONF=device_limit:2GiB,launch_blocking:true "$weir" doctor --devices sim:2)
-expect 0 'device_limit     2 GiB                        from WEIR_CONF'
-expect 0 '* launch_blocking is on'
+expect 0 'device_limit           2 GiB, from WEIR_CONF'
+expect 0 '[warn] launch_blocking '
+if python3 -c pass 2> /dev/null; then
+  for words in 'doctor --all' info; do
+    run $words --json --devices sim:2
+    python3 -c '
+import json, sys
+said = json.load(sys.stdin)
+assert said["schema"] == "weir." + sys.argv[1] + "/1" and len(said["checks" if sys.argv[1] == "doctor" else "devices"]) >= 2, said' "${words%% *}" <<< "$out" || { echo "FAILED: $words: $out"; failed=1; }
+  done
+fi
+run --version
+expect 0 'weir 0.1.0'
+WEIR_CONF=colour:red run doctor
+expect 2 'weir: WEIR_CONF: no option is called "colour"'
+[[ $out != *.cpp* ]] || { echo "FAILED: a line of weir's own: $out"; failed=1; }
+for words in info doctor replay snapshot 'bench alloc' 'bench copy' 'bench pipeline' 'bench share'; do
+  run $words --help
+  expect 0 "usage: weir $words"
+  expect 0 'exit status: 0'
+  [[ $out != *' arg'* && $out != *'(='* ]] || { echo "FAILED: Boost's words: $out"; failed=1; }
+  run $words --bogus
+  expect 2 "weir $words: no option is called --bogus"
+done
 run doctor --options
 [ "$out" = "$(cat "$1/docs/reference/options.md")" ] || { echo "FAILED: docs/reference/options.md is not what weir doctor --options prints"; failed=1; }
 run info --devices sim:0
-expect 1 'weir: --devices: "sim:0"'
+expect 2 'weir: --devices: "sim:0"'
 [[ $out != *.cpp* && $out != *WEIR_DEVICES* ]] || { echo "FAILED: a line of weir's own, or another name: $out"; failed=1; }
 run info extra
-expect 1 '"extra"'
+expect 2 "weir info: unexpected argument 'extra'"
 run inof
 expect 2 "did you mean 'info'"
 run info --devices smi:2
-expect 1 'sim'
+expect 2 'sim'
 run info --divices sim
-expect 1 'divices'
+expect 2 'did you mean --devices?'
 run
 expect 0 'usage: weir'
 
@@ -68,7 +92,7 @@ expect 0 'in the second replay 0'
 run replay --devices sim --rounds 4 "$work/small"
 expect 0 'in the median of 3 later replays 0'
 run replay --devices sim --rounds 1 "$work/small"
-expect 1 'Ask for 2 at least'
+expect 2 'Ask for 2 at least'
 run replay --devices sim:1:1 --limit 128MiB "$work/small"
 expect 0 'fits'
 run replay --json --devices sim --limit 64MiB "$work/small"
@@ -88,21 +112,21 @@ for ((i = 0; i < 300; ++i)); do printf 'a %d 100 %d\nf %d\n' $i $i $i; done > "$
 run replay --json --devices sim "$work/streams"
 expect 0 '"ops": 600, '
 run replay --devices sim --limit none "$work/small"
-expect 1 'is no size'
+expect 2 'is no size'
 run replay --devices sim --epsilon many "$work/small"
-expect 1 'is no number from 0 to 1'
+expect 2 'is no number from 0 to 1'
 run replay --json --devices sim --epsilon 0.5 "$work/small"
 expect 0 '"epsilon": 0.5, '
 run replay --devices sim:0 "$work/small"
-expect 1 'weir: --devices: "sim:0"'
+expect 2 'weir: --devices: "sim:0"'
 run replay --devices sim "$work"
 expect 1 'is a directory'
 run snapshot "$work"
 expect 1 'is a directory'
 run snapshot "$work/small" "$work/other"
-expect 1 '/other"'
+expect 2 "unexpected argument '$work/other'"
 run replay --devices sim
-expect 1 'no trace'
+expect 2 'no trace'
 run replay --devices sim --snapshot "$work/snapshot" "$work/small"
 expect 0 ''
 if python3 -c pass 2> /dev/null; then
@@ -137,7 +161,7 @@ expect 1 'byte 0: this is no pickle'
 run snapshot "$work/nowhere.pickle"
 expect 1 'nowhere.pickle'
 run snapshot
-expect 1 'weir snapshot FILE.pickle'
+expect 2 'weir snapshot FILE.pickle'
 head -c 40 "$work/small.gz" > "$work/short.gz"
 run replay --devices sim "$work/short.gz"
 expect 1 'cut short or damaged'
@@ -191,9 +215,9 @@ rows = [json.loads(line, parse_constant=no) for line in sys.stdin]
 assert [len(r["threads_ns"]) for r in rows if r["pattern"] == "threads16"] == [16, 16, 16], rows' <<< "$out" || { echo "FAILED: no JSON: $out"; failed=1; }
 fi
 run bench alloc --devices sim:1 pair513
-expect 1 'no pattern "pair513"'
+expect 2 'no pattern "pair513"'
 run bench alloc --devices sim:1 --rounds 0
-expect 1 'at least one'
+expect 2 'at least one'
 run bench --help
 expect 0 'weir bench copy --help'
 run bench
@@ -218,13 +242,13 @@ run bench copy --json --rounds 1 --bytes 3MiB --devices sim:1:1 'stage_*'
 expect 0 '"row": "stage_hand_d2h_past_8", "bytes": 3145728, "unit": "GB/s", "weir": '
 [[ $out != *null* && $(grep -c '"row": "stage_h2d_' <<< "$out") -ge 10 ]] || { echo "FAILED: a figure on both sides of each manner of staging: $out"; failed=1; }
 run bench copy --devices sim:1 pinned
-expect 1 'no row "pinned"'
+expect 2 'no row "pinned"'
 run bench copy --devices sim:1 --bytes much
-expect 1 'is no size'
+expect 2 'is no size'
 run bench copy --devices sim:1 --bytes 1
-expect 1 '"1" is no multiple of 4 KiB. Ask for whole pages'
+expect 2 '"1" is no multiple of 4 KiB. Ask for whole pages'
 run bench copy --devices sim:1 --rounds 0
-expect 1 'at least one'
+expect 2 'at least one'
 
 # A pipeline: correct results, every key.
 run bench pipeline --json --rounds 1 --batches 12 --batch 64KiB --equal --devices sim:1:1
@@ -234,15 +258,15 @@ keys=$(grep -o '"[a-z_]*":' <<< "$out" | tr -d '":' | xargs)
 run bench pipeline --rounds 1 --batches 12 --batch 64KiB --devices sim:1:1
 expect 0 'of its slowest stage'
 run bench pipeline --batches 4 --devices sim:1
-expect 1 'three times the depth'
+expect 2 'three times the depth'
 for length in 0 1e300 inf nan; do
   run bench pipeline --batches 12 --work $length --devices sim:1
-  expect 1 'Ask for more than 0, and 1000 at most'
+  expect 2 'Ask for more than 0, and 1000 at most'
 done
 run bench pipeline --help
-expect 0 '(=0.9)'
+expect 0 '(default: 0.9)'
 run bench pipeline --batch 3 --devices sim:1
-expect 1 '64KiB or more'
+expect 2 '64KiB or more'
 
 # Shared memory with a second process: every row and key, on one device and on two.
 run bench share --json --rounds 1 --bytes 2MiB --devices sim:2:1
@@ -254,14 +278,14 @@ expect 0 'the reader on gpu:0'
 expect 0 'ring_large'
 [[ $out != *read_* ]] || { echo "FAILED: a row that nobody named: $out"; failed=1; }
 run bench share --devices sim:1 event large
-expect 1 'no row "large"'
+expect 2 'no row "large"'
 run bench share --devices sim:1 --bytes 1000
-expect 1 'no multiple of 4 KiB'
+expect 2 'no multiple of 4 KiB'
 run bench share --devices sim:1 --rounds 0
-expect 1 'at least one'
+expect 2 'at least one'
 for reader in 2 -1; do
   run bench share --devices sim:2 --reader $reader
-  expect 1 "--reader $reader: there are 2 devices"
+  expect 2 "--reader $reader: there are 2 devices"
 done
 run bench share --devices sim:1 --as-reader
 expect 1 'is no Unix socket'

@@ -237,6 +237,7 @@ void print(pattern const& p, std::string const& allocator, figures const& f, dou
 // Rounds of all contenders alternate, so that disturbances of the machine affect all equally.
 void measure(pattern const& p, std::vector<contender> const& all, int rounds, bool json) {
   struct entry { contender const* who; std::unique_ptr<figures> got; std::unique_ptr<measured> run; };
+  show_progress(p.name);
   std::vector<entry> entries;
   bool const at_once = p.name != "live516";  // a pattern that fills the memory runs alone
   for (contender const& c : all) {
@@ -252,6 +253,7 @@ void measure(pattern const& p, std::vector<contender> const& all, int rounds, bo
   for (int i = 0; at_once && i < rounds; ++i) {
     for (entry& e : entries) e.got->ns.push_back(e.run->round());
   }
+  show_progress({});
   double malloc_ns = 1;
   for (entry const& e : entries) {
     if (e.who->name == "malloc") malloc_ns = e.got->median();

@@ -368,6 +368,7 @@ void run(row const& r, int rounds, bool json) {
     double const a = r.weir ? r.weir() : 0, b = r.raw ? r.raw() : 0;
     if (i) ours.push_back(a), raw.push_back(b);
   }
+  show_progress({});
   print(r, median(ours), median(raw), json);
 }
 
@@ -427,7 +428,7 @@ int bench_copy(std::vector<std::string> const& arguments) {
   for (auto const& [name, make] : rows) {
     if (!is_wanted(name, names)) continue;
     auto const one = make(r);
-    if (one) run(*one, rounds, json), any = true;
+    if (one) show_progress(name), run(*one, rounds, json), any = true;
     else if (!names.empty())
       std::fprintf(stderr,
                    "weir: bench copy: no row %s: it needs a second device or CUDA's driver, and this machine is %s\n",

@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 
+#include <algorithm>
 #include <boost/version.hpp>
 #include <cstdio>
 #include <cstdlib>
@@ -22,12 +23,36 @@ extern char** environ;
 namespace weir::tool {
 namespace {
 
-struct advice {
-  std::vector<std::string> all;
-  void give(std::string text) { all.push_back(std::move(text)); }
+enum class mark : std::uint8_t { none, ok, warn, fail };
+constexpr char const* mark_names[] = {"info", "ok", "warn", "fail"};
+
+struct row {
+  std::string section, name, value;
+  mark how = mark::none;
+  std::string advice;
 };
 
-void row(char const* name, std::string const& value) { std::printf("%-18s %s\n", name, value.c_str()); }
+// What was looked at, in the order of the page.
+class findings {
+ public:
+  void begin(char const* section) { section_ = section; }
+  void say(std::string name, std::string value) {
+    all_.push_back({section_, std::move(name), std::move(value), mark::none, {}});
+  }
+  // `advice` empty: ok. Else a sentence that says what to do.
+  void check(std::string name, std::string value, std::string advice, mark bad = mark::warn) {
+    mark const how = advice.empty() ? mark::ok : bad;
+    all_.push_back({section_, std::move(name), std::move(value), how, std::move(advice)});
+  }
+  std::vector<row> const& all() const noexcept { return all_; }
+  std::size_t count(mark m) const {
+    return static_cast<std::size_t>(std::count_if(all_.begin(), all_.end(), [&](row const& r) { return r.how == m; }));
+  }
+
+ private:
+  std::string section_;
+  std::vector<row> all_;
+};
 
 // Formats CUDA's encoding of versions: 13000 is "13.0".
 std::string cuda_version(int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); }
@@ -49,34 +74,38 @@ found_library find_library(std::initializer_list<char const*> names, char const*
   return {};
 }
 
-void libraries(advice& to) {
+void libraries(findings& to) {
+  to.begin("software");
+  to.say("weir", version_line());
   auto const driver = find_library({"libcuda.so.1"}, "cuDriverGetVersion");
-  row("CUDA driver",
-      driver.name.empty() ? "libcuda.so.1 not found" : driver.name + ", CUDA " + cuda_version(driver.version));
+  std::string const text =
+      driver.name.empty() ? "libcuda.so.1 not found" : driver.name + ", CUDA " + cuda_version(driver.version);
 #if defined(WEIR_TOOLKIT)
-  row("CUDA toolkit", "built with " WEIR_TOOLKIT);
-  if (!driver.name.empty() && driver.version < 12000)
-    to.give("The CUDA driver is older than 12.0, which weir needs: update it.");
+  if (driver.name.empty()) to.say("CUDA driver", text);
+  else
+    to.check("CUDA driver", text,
+             driver.version < 12000 ? "The driver is older than CUDA 12.0, which weir needs: update it." : "",
+             mark::fail);
 #else
-  row("CUDA toolkit", "built without: simulated devices only");
-  if (!driver.name.empty())
-    to.give(
-        "A CUDA driver is here, but this build has no CUDA in it: put nvcc on PATH (or set CUDA_HOME) and build "
-        "again.");
+  to.check(
+      "CUDA driver", text,
+      driver.name.empty() ? "" : "This build has no CUDA in it: put nvcc on PATH (or set CUDA_HOME) and build again.");
 #endif
   auto const blas = find_library({"libcublas.so.13", "libcublas.so.12"}, "cublasGetVersion");
-  row("cuBLAS", blas.name.empty() ? "libcublas.so.13 or .12 not found" : blas.name);
+  to.check("cuBLAS", blas.name.empty() ? "libcublas.so.13 or .12 not found" : blas.name,
+           !driver.name.empty() && blas.name.empty()
+               ? "matmul on GPUs needs cuBLAS: install it, or put its folder into LD_LIBRARY_PATH."
+               : "");
   auto const nccl = find_library({"libnccl.so.2"}, "ncclGetVersion");
-  row("NCCL", nccl.name.empty()
-                  ? "libnccl.so.2 not found"
-                  : nccl.name + ", " + std::to_string(nccl.version / 10000) + "." +
-                        std::to_string(nccl.version / 100 % 100) + "." + std::to_string(nccl.version % 100));
-  row("Boost",
-      "built with " + std::to_string(BOOST_VERSION / 100000) + "." + std::to_string(BOOST_VERSION / 100 % 1000));
-  if (!driver.name.empty() && blas.name.empty())
-    to.give("matmul on GPUs needs cuBLAS: install it, or put its folder into LD_LIBRARY_PATH.");
-  if (!driver.name.empty() && nccl.name.empty())
-    to.give("Communicators over GPUs are quicker with NCCL: install libnccl2, or put its folder into LD_LIBRARY_PATH.");
+  to.check("NCCL",
+           nccl.name.empty() ? "libnccl.so.2 not found"
+                             : nccl.name + ", " + std::to_string(nccl.version / 10000) + "." +
+                                   std::to_string(nccl.version / 100 % 100) + "." + std::to_string(nccl.version % 100),
+           !driver.name.empty() && nccl.name.empty()
+               ? "Collectives over GPUs need NCCL: install libnccl2, or put its folder into LD_LIBRARY_PATH."
+               : "");
+  to.say("Boost",
+         "built with " + std::to_string(BOOST_VERSION / 100000) + "." + std::to_string(BOOST_VERSION / 100 % 1000));
 }
 
 std::string limit_text(rlim_t l) { return l == RLIM_INFINITY ? "unlimited" : bytes_text(l); }
@@ -88,126 +117,161 @@ std::string first_line(char const* path) {
   return line;
 }
 
-void limits(advice& to) {
+void limits(findings& to) {
   rlimit addresses{}, locked{}, files{};
   (void)::getrlimit(RLIMIT_AS, &addresses);
   (void)::getrlimit(RLIMIT_MEMLOCK, &locked);
   (void)::getrlimit(RLIMIT_NOFILE, &files);
-  row("processors", std::to_string(os::usable_processors()) + " for this process, " + bytes_text(os::memory_of_host()) +
-                        " of memory");
-  row("address space", limit_text(addresses.rlim_cur));
-  row("locked memory", limit_text(locked.rlim_cur) + " (CUDA's page-locked memory does not count)");
-  row("open files", std::to_string(files.rlim_cur));
-  if (addresses.rlim_cur != RLIM_INFINITY) {
-    to.give(
-        "Addresses are limited (ulimit -v): weir reserves them by the TiB. Lift the limit, or set address_space to "
-        "what a device's blocks need.");
-  }
-  if (files.rlim_cur < 1024)
-    to.give(
-        "Fewer than 1024 files may be open: `ulimit -n 4096`; a program with many GPUs and processes runs out of "
-        "them.");
+  to.begin("host");
+  to.say("processors", std::to_string(os::usable_processors()) + " for this process, " +
+                           bytes_text(os::memory_of_host()) + " of memory");
+  to.check("address space", limit_text(addresses.rlim_cur),
+           addresses.rlim_cur == RLIM_INFINITY
+               ? ""
+               : "Addresses are limited (ulimit -v), and weir reserves them by the TiB: lift the limit, or set "
+                 "address_space to what a device's blocks need.");
+  to.say("locked memory", limit_text(locked.rlim_cur) + " (CUDA's page-locked memory does not count)");
+  to.check("open files", std::to_string(files.rlim_cur),
+           files.rlim_cur >= 1024 ? "" : "Many GPUs and processes need more open files: `ulimit -n 4096`.");
   std::string const maps = first_line("/proc/sys/vm/max_map_count");
-  if (!maps.empty()) row("mappings", maps + " a process");
+  if (!maps.empty()) to.say("mappings", maps + " a process");
   std::string const huge = first_line("/sys/kernel/mm/transparent_hugepage/enabled");
-  if (!huge.empty()) row("huge pages", huge);
-  if (huge.find("[never]") != huge.npos)
-    to.give(
-        "Transparent huge pages are off: page-locking large host memory takes longer. `echo madvise > "
-        "/sys/kernel/mm/transparent_hugepage/enabled`.");
-  struct statvfs shared{};
-  if (::statvfs("/dev/shm", &shared) == 0) row("/dev/shm", bytes_text(shared.f_bavail * shared.f_frsize) + " free");
+  if (!huge.empty())
+    to.check("huge pages", huge,
+             huge.find("[never]") == huge.npos ? ""
+                                               : "Page-locking large host memory takes longer without them: `echo "
+                                                 "madvise > /sys/kernel/mm/transparent_hugepage/enabled`.");
+  struct statvfs shared {};
+  if (::statvfs("/dev/shm", &shared) == 0) to.say("/dev/shm", bytes_text(shared.f_bavail * shared.f_frsize) + " free");
 }
 
-void variables() {
+void variables(findings& to) {
+  to.begin("environment");
   for (char** v = environ; v && *v; ++v) {
     std::string const entry = *v;
     for (char const* prefix : {"WEIR_", "CUDA_", "NCCL_"}) {
-      if (entry.starts_with(prefix)) row("variable", entry);
+      std::size_t const equals = std::min(entry.find('='), entry.size());
+      if (entry.starts_with(prefix)) to.say(entry.substr(0, equals), entry.substr(std::min(equals + 1, entry.size())));
     }
   }
+  for (std::string const& line : unknown_variables()) to.check("unknown variable", "", line);
 }
 
-void options_in_force(advice& to) {
+// Those that something sets; `whole`: the others, too.
+void options_in_force(findings& to, bool whole) {
+  to.begin("options");
   auto const found = find_options();
-  size_t i = 0;
-  for (option_row const& o : option_table()) {
-    row(i == 0 ? "options" : "", [&] {
-      char text[160];
-      std::snprintf(text, sizeof text, "%-16s %-28s from %s", std::string(o.name).c_str(),
-                    option_text(o, found.in_force).c_str(), found.origin[i].c_str());
-      return std::string(text);
-    }());
-    ++i;
+  for (std::size_t i = 0; i < option_table().size(); ++i) {
+    option_row const& o = option_table()[i];
+    if (found.origin[i] == "default" && !whole) continue;
+    std::string const value = option_text(o, found.in_force) + ", from " + found.origin[i];
+    std::string slow;
+    if (o.name == "launch_blocking" && found.in_force.launch_blocking)
+      slow = "Every launch waits for its work: for finding an error, not for speed.";
+    if (o.name == "check_races" && found.in_force.check_races)
+      slow = "Every call is checked: for finding a race, not for speed.";
+    if (slow.empty()) to.say(std::string(o.name), value);
+    else to.check(std::string(o.name), value, slow);
   }
-  if (found.in_force.launch_blocking)
-    to.give("launch_blocking is on: every launch waits for its work. For finding an error, not for speed.");
-  if (found.in_force.check_races)
-    to.give("check_races is on: every call is looked at. For finding a race, not for speed.");
 }
 
-void devices(advice& to) {
+void devices(findings& to) {
+  to.begin("devices");
   runtime& here = runtime::current();
-  row("machine", here.description());
-  if (here.is_simulated())
-    to.give(
-        "Devices are simulated: results are right, times mean nothing. WEIR_DEVICES=cuda refuses to start without a "
-        "GPU and says why.");
+  to.check("machine", here.description(),
+           here.is_simulated()
+               ? "Simulated: results are right, times mean nothing. WEIR_DEVICES=cuda says why there is no GPU."
+               : "");
   int const count = device_count();
   for (int i = 0; i < count; ++i) {
     auto const p = get_device_properties(i);
     auto const m = mem_get_info(i);
-    row(device(i).str().c_str(), p.name + ", " + bytes_text(m.free) + " free of " + bytes_text(m.total) +
-                                     (p.numa_node >= 0 ? ", NUMA node " + std::to_string(p.numa_node) : ""));
-    if (!p.simulated && m.free < m.total / 2) {
-      to.give(
-          "Half of " + device(i).str() +
-          " and more is held by others: `nvidia-smi` names the processes; CUDA_VISIBLE_DEVICES chooses among devices.");
-    }
-    if (!p.simulated && p.major < 7)
-      to.give(device(i).str() + " is of compute capability " + std::to_string(p.major) + "." + std::to_string(p.minor) +
-              ": weir's own kernels are built for 7.5 and newer.");
+    std::string const value = p.name + ", " + bytes_text(m.free) + " free of " + bytes_text(m.total) +
+                              (p.numa_node >= 0 ? ", NUMA node " + std::to_string(p.numa_node) : "");
+    bool const old = !p.simulated && (p.major < 7 || (p.major == 7 && p.minor < 5));
+    if (old)
+      to.check(device(i).str(), value,
+               "Compute capability " + std::to_string(p.major) + "." + std::to_string(p.minor) +
+                   ": weir's kernels are built for 7.5 and newer.",
+               mark::fail);
+    else
+      to.check(device(i).str(), value,
+               !p.simulated && m.free < m.total / 2
+                   ? "Others hold half of it or more: `nvidia-smi` names the processes; CUDA_VISIBLE_DEVICES chooses "
+                     "devices."
+                   : "");
   }
   if (count < 2) return;
+  std::size_t good = 0;
   for (peer_link const& l : links()) {
     if (l.from.index() >= l.to.index()) continue;
+    std::string const pair = l.from.str() + " - " + l.to.str();
     if (l.wrong)
-      to.give("The link " + l.from.str() + " - " + l.to.str() +
-              " gave wrong bytes when it was tried: copies go through host memory. Look for Xid errors in `dmesg`.");
-    if (l.by == peer_link::kind::host && !here.is_simulated()) {
-      to.give(l.from.str() + " and " + l.to.str() +
-              " do not reach each other: copies go through host memory (IOMMU or ACS settings, or no link).");
-    }
+      to.check("link", pair, "It gave wrong bytes, so copies go through host memory. Look for Xid errors in `dmesg`.",
+               mark::fail);
+    else if (l.by == peer_link::kind::host && !here.is_simulated())
+      to.check("link", pair, "No access, so copies go through host memory (IOMMU or ACS settings, or no link).");
+    else ++good;
   }
+  if (good) to.check("links", std::to_string(good) + " tested", "");
+}
+
+void print_text(findings const& all) {
+  std::string section;
+  for (row const& r : all.all()) {
+    if (r.section != section) std::printf("%s%s\n", section.empty() ? "" : "\n", r.section.c_str());
+    section = r.section;
+    char const* const blank = "      ";
+    std::string const shown = r.how == mark::none   ? blank
+                              : r.how == mark::ok   ? coloured("[ok]  ", colour::green)
+                              : r.how == mark::warn ? coloured("[warn]", colour::yellow)
+                                                    : coloured("[fail]", colour::red);
+    std::printf("  %s %-22s %s\n", shown.c_str(), r.name.c_str(), r.value.c_str());
+    if (!r.advice.empty()) std::printf("  %s   %s\n", blank, r.advice.c_str());
+  }
+  std::printf("\n%zu ok, %zu warnings, %zu failed\n", all.count(mark::ok), all.count(mark::warn),
+              all.count(mark::fail));
+}
+
+void print_json(findings const& all) {
+  std::printf("{\"schema\": \"weir.doctor/1\", \"version\": %s, \"checks\": [", json_text(version_line()).c_str());
+  bool first = true;
+  for (row const& r : all.all()) {
+    std::printf("%s{\"section\": %s, \"name\": %s, \"value\": %s, \"status\": \"%s\", \"advice\": %s}",
+                first ? "" : ", ", json_text(r.section).c_str(), json_text(r.name).c_str(), json_text(r.value).c_str(),
+                mark_names[static_cast<std::size_t>(r.how)], json_text(r.advice).c_str());
+    first = false;
+  }
+  std::printf("], \"ok\": %zu, \"warnings\": %zu, \"failed\": %zu}\n", all.count(mark::ok), all.count(mark::warn),
+              all.count(mark::fail));
 }
 
 }  // namespace
 
 int doctor(std::vector<std::string> const& arguments) {
   namespace po = boost::program_options;
-  po::options_description all(
-      "weir doctor: what is here, what is in force and where it came from, what to do about it");
+  po::options_description all("weir doctor: checks this machine, prints the options in force, and says what to do");
   std::string on;
-  bool document = false;
-  all.add_options()("help,h", "this text")("options", po::bool_switch(&document),
-                                           "the options as a document: docs/reference/options.md")(
-      "devices", po::value(&on), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto");
-  if (!understood(arguments, all)) return 0;
+  bool document = false, json = false, whole = false;
+  all.add_options()("devices", po::value(&on), "auto | cuda | sim[:N[:GiB]] (default: WEIR_DEVICES, else auto)")(
+      "all", po::bool_switch(&whole), "also options that have their default")("json", po::bool_switch(&json),
+                                                                              "one line of JSON")(
+      "options", po::bool_switch(&document), "the options as a document: docs/reference/options.md")("help,h",
+                                                                                                     "this text");
+  if (!understood(arguments, all)) return all_well;
   if (document) {
     std::cout << options_document();
-    return 0;
+    return all_well;
   }
   use_devices(on);
-  advice found;
+  findings found;
   libraries(found);
   devices(found);
   limits(found);
-  variables();
-  options_in_force(found);
-  std::printf("\n");
-  if (found.all.empty()) std::printf("Nothing to advise.\n");
-  for (auto const& text : found.all) std::printf("* %s\n", text.c_str());
-  return 0;
+  variables(found);
+  options_in_force(found, whole);
+  json ? print_json(found) : print_text(found);
+  return found.count(mark::fail) ? finding : all_well;
 }
 
 }  // namespace weir::tool

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "command_line.h"
 #include "commands.h"
 #include "runtime/base/text.h"
 #include "weir/error.h"
@@ -13,19 +14,36 @@
 namespace {
 char const* const usage =
     "usage: weir COMMAND [OPTIONS]\n"
-    "  info     the machine: devices, memory, links   (weir info --help)\n"
-    "  doctor   limits and options in force, where each came from, and what to do   (weir doctor --help)\n"
-    "  bench    what things cost here: bench alloc | copy | pipeline | share   (weir bench alloc --help)\n"
-    "  replay   recorded allocations, run through weir: memory and time they take   (weir replay --help)\n"
-    "  snapshot a memory snapshot, of weir's or PyTorch's: what it holds, and a page for a browser   (weir snapshot "
-    "--help)\n";
+    "A memory runtime for GPUs: what this machine is, what a program needs, what calls cost.\n"
+    "\n"
+    "commands:\n"
+    "  info      the machine: devices, memory, links\n"
+    "  doctor    checks of this machine, options in force, advice\n"
+    "  replay    recorded allocations of a program: the memory and the time that they take\n"
+    "  snapshot  a memory snapshot of weir or PyTorch: sums, and a page for a browser\n"
+    "  bench     what calls cost here: alloc, copy, pipeline, share\n"
+    "\n"
+    "options:\n"
+    "  --version   the version\n"
+    "  -h, --help  this text; weir COMMAND --help has the options of a command\n"
+    "\n"
+    "examples:\n"
+    "  weir doctor\n"
+    "  weir replay --limit 8GiB mine.trace.gz\n"
+    "\n"
+    "exit status: 0 ok, 1 a finding or an error, 2 usage, 3 does not fit\n";
 
 char const* const bench_usage =
     "usage: weir bench BENCHMARK [OPTIONS]\n"
-    "  alloc    nanoseconds of an allocation and its free, beside malloc   (weir bench alloc --help)\n"
-    "  copy     copies through weir and by the driver's own call   (weir bench copy --help)\n"
-    "  pipeline copy in, work, copy out on three streams   (weir bench pipeline --help)\n"
-    "  share    memory that a second process reads   (weir bench share --help)\n";
+    "What calls cost on this machine.\n"
+    "\n"
+    "benchmarks:\n"
+    "  alloc     an allocation and its free, beside malloc   (weir bench alloc --help)\n"
+    "  copy      copies through weir and by the driver's own call   (weir bench copy --help)\n"
+    "  pipeline  copy in, work, copy out on three streams   (weir bench pipeline --help)\n"
+    "  share     memory that a second process reads   (weir bench share --help)\n"
+    "\n"
+    "exit status: 0 ok, 1 error, 2 usage\n";
 
 bool asks_for_help(std::string const& word) { return word == "--help" || word == "-h" || word == "help"; }
 
@@ -40,10 +58,25 @@ int bench(std::vector<std::string> const& rest) {
   if (what == "share") return weir::tool::bench_share(arguments);
   if (what.empty()) std::fprintf(stderr, "weir bench: no benchmark is named\n%s", bench_usage);
   else std::fprintf(stderr, "weir bench: no benchmark '%s'; there are: alloc, copy, pipeline, share\n", what.c_str());
-  return 2;
+  return weir::tool::wrong_usage;
 }
 
-// Reports weir's errors without their source location, which is of no use to the tool's users.
+// A mistake in an argument or in the environment, not in a file that was read.
+bool is_usage(weir::invalid_use const& e) {
+  for (std::string_view const with : {"--", "WEIR_", "bench", "runtime"}) {
+    if (e.operation().starts_with(with)) return true;
+  }
+  bool const reads_files = e.operation() == "replay" || e.operation() == "snapshot";
+  return reads_files && (e.operands().starts_with("--") || e.operands().starts_with("no "));
+}
+
+// Omits the source location, which is of no use to the tool's users. Operands may contain text from a file.
+void report(weir::error const& e) {
+  std::string const remedy(e.remedy());
+  std::fprintf(stderr, "weir: %s: %s%s%s\n", std::string(e.operation()).c_str(),
+               weir::base::visible(e.operands()).c_str(), remedy.empty() ? "" : ". ", remedy.c_str());
+}
+
 int command(int argc, char** argv) try {
   std::string const command = argc > 1 ? argv[1] : "--help";
   std::vector<std::string> const rest(argv + (argc > 1 ? 2 : 1), argv + argc);
@@ -53,21 +86,26 @@ int command(int argc, char** argv) try {
   if (command == "replay") return weir::tool::replay(rest);
   if (command == "snapshot") return weir::tool::snapshot(rest);
   if (asks_for_help(command)) return std::fputs(usage, stdout), 0;
-  static constexpr std::string_view commands[] = {"info", "doctor", "bench", "replay", "snapshot", "help"};
+  if (command == "--version") return std::printf("%s\n", weir::tool::version_line().c_str()), 0;
+  static constexpr std::string_view commands[] = {"info", "doctor", "bench", "replay", "snapshot", "help", "--version"};
   auto const meant = weir::base::near(command, commands);
   std::fprintf(stderr, "weir: no command '%s'%s\n%s", command.c_str(),
                meant ? ("; did you mean '" + std::string(*meant) + "'?").c_str() : "", usage);
-  return 2;
+  return weir::tool::wrong_usage;
+} catch (weir::tool::usage_error const& e) {
+  std::fprintf(stderr, "%s\n", weir::base::visible(e.what()).c_str());
+  return weir::tool::wrong_usage;
+} catch (weir::invalid_use const& e) {
+  report(e);
+  return is_usage(e) ? weir::tool::wrong_usage : weir::tool::finding;
 } catch (weir::error const& e) {
-  std::string const remedy(e.remedy());  // operands may contain text from a file
-  std::fprintf(stderr, "weir: %s: %s%s%s\n", std::string(e.operation()).c_str(),
-               weir::base::visible(e.operands()).c_str(), remedy.empty() ? "" : ". ", remedy.c_str());
-  return 1;
+  report(e);
+  return weir::tool::finding;
 } catch (std::exception const& e) {
   std::fprintf(stderr, "weir: %s\n", weir::base::visible(e.what()).c_str());
-  return 1;
+  return weir::tool::finding;
 }
-}
+}  // namespace
 
 int main(int argc, char** argv) {
   int const status = command(argc, argv);

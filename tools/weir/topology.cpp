@@ -111,14 +111,14 @@ std::string draw(std::vector<device_properties> const& all, std::vector<peer_lin
   for (auto const& p : all) folders.push_back(p.simulated ? "" : folder_of(p));
   std::string text, row;
   append(row, "", width);
-  for (size_t i = 0; i < all.size(); ++i) append(row, "GPU" + std::to_string(i), width);
+  for (size_t i = 0; i < all.size(); ++i) append(row, "gpu:" + std::to_string(i), width);
   append(row, "processors", 20);
   row += "NUMA node";
   text = row + "\n";
   std::set<std::string> seen;
   for (size_t i = 0; i < all.size(); ++i) {
     row.clear();
-    append(row, "GPU" + std::to_string(i), width);
+    append(row, "gpu:" + std::to_string(i), width);
     for (size_t k = 0; k < all.size(); ++k) {
       peer_link const& l = links[i * all.size() + k];
       std::string const word = cell(l, all, folders);
