@@ -46,7 +46,11 @@ int done(Do act) noexcept {
       -1);
 }
 
-std::array<std::atomic<double>, 64> fractions{};  // 0: none was set
+std::array<std::atomic<double>, 64> fractions{};   // by device; 0: none was set
+std::array<std::atomic<std::int64_t>, 64> held{};  // bytes of libraries without hooks, by device
+void count(int device, std::size_t bytes, int sign) noexcept {
+  if (device >= 0 && device < 64) held[static_cast<std::size_t>(device)] += sign * static_cast<std::int64_t>(bytes);
+}
 
 }  // namespace
 }  // namespace weir::interop
@@ -115,14 +119,23 @@ WEIR_HOOK int weir_torch_stop_recording() noexcept {
 WEIR_HOOK void* weir_torch_allocate(std::size_t bytes, int device, CUstream_st* stream) noexcept {
   return guarded(
       [&] {
-        return weir::allocate(streams().of(device, stream), rounded(bytes), alignment,
-                              recording.load(std::memory_order_relaxed) ? line_of_program() : of_python);
+        void* const p = weir::allocate(streams().of(device, stream), rounded(bytes), alignment,
+                                       recording.load(std::memory_order_relaxed) ? line_of_program() : of_python);
+        count(device, rounded(bytes), 1);
+        return p;
       },
       static_cast<void*>(nullptr));
 }
 WEIR_HOOK int weir_torch_deallocate(void* p) noexcept {
   if (is_forked()) return 0;
-  return done([&] { weir::deallocate(p, of_python); });
+  return done([&] {
+    auto const block = weir::find_block(p);
+    weir::deallocate(p, of_python);
+    if (block && block->base == p) count(block->on.index(), block->bytes, -1);
+  });
+}
+WEIR_HOOK std::int64_t weir_torch_held(int device) noexcept {
+  return device >= 0 && device < 64 ? held[static_cast<std::size_t>(device)].load() : 0;
 }
 WEIR_HOOK int weir_torch_simulated() noexcept {
   return guarded([] { return weir::runtime::current(of_python).is_simulated() ? 1 : 0; }, -1);

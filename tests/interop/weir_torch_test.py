@@ -266,10 +266,11 @@ class CuPy(Case):
             del s
             p = cupy.allocator(1 << 24)  # on the stream of the block that was freed
             assert p.ptr == where and p.mem.device_id == 0 and torch.cuda.memory_allocated() == used + (1 << 24)
+            assert weir.cupy.memory_allocated() == weir.cupy.memory_allocated(0) == 1 << 24
             peak = torch.cuda.memory_stats()["reserved_bytes.all.peak"]
             assert peak < 3 << 23, peak
             del p
-            assert torch.cuda.memory_allocated() == used
+            assert torch.cuda.memory_allocated() == used and weir.cupy.memory_allocated() == 0
             assert cupy.allocator(0).ptr
             try:
                 cupy.allocator(1 << 40)

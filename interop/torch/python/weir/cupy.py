@@ -54,6 +54,15 @@ def allocate(size):
     return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, size, block, device), 0)
 
 
+def memory_allocated(device=None):
+    """Bytes of the device that CuPy holds; the rest of torch.cuda.memory_allocated(device) is PyTorch's."""
+    if device is None:
+        import cupy
+
+        device = cupy.cuda.runtime.getDevice()
+    return _library.load().weir_torch_held(int(device))
+
+
 def install():
     """Makes weir CuPy's allocator. Memory that CuPy holds already stays with its own pool until it is freed."""
     import cupy
