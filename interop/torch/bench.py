@@ -1,17 +1,23 @@
 #!/usr/bin/env python3
 """Programs of PyTorch on its own allocator, on its expandable segments and on weir: memory and time, as lines of JSON.
 
-Usage: bench.py [--starts N] [--seconds S] [--only PROGRAM[,PROGRAM]]     3 starts, at most 330 s, all programs
-Each start is a process of its own; the allocators take turns. `later_ms` is the median of a start's steps after the
-third, `peak_reserved` the most bytes that the allocator held. The last lines have the medians over the starts.
-`pairs` times raw_alloc and raw_delete through PyTorch's own functions, with Python's part (`call_ns`) beside it.
+Usage: bench.py [--starts N] [--seconds S] [--only PROGRAM[,PROGRAM]]
+3 starts, at most 330 s, and gpt2,prefetch,gather,pairs by default. Each start is a process of its own; the allocators
+take turns. `later_ms` is the median of a start's steps after the third, `peak_reserved` the most bytes that the
+allocator held. The last lines have the medians over the starts.
+  gpt2, prefetch, gather   see programs.py
+  pairs                    raw_alloc and raw_delete by PyTorch's own functions; Python's part is `call_ns`
+  FILE.py                  a program of tools/peers/programs: the turns of its steps() are its steps
+  ddp, peer                need two GPUs: data-parallel training of two models, by rank; copies of 256 MiB to cuda:1
 """
 import argparse
 import json
 import os
+import runpy
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 here = os.path.dirname(os.path.abspath(__file__))
@@ -36,20 +42,36 @@ def one(program, allocator):
     torch = begin(allocator)
     import random
 
-    if program == "pairs":
-        return pairs(torch)
-    import programs
-
+    if program in ("pairs", "peer"):
+        return {"pairs": pairs, "peer": peer}[program](torch)
     torch.manual_seed(0)
     random.seed(0)
     times = []
-    torch.cuda.synchronize()
-    last = time.perf_counter()
-    for _ in getattr(programs, program)(steps[program]):
+
+    def timed(turns):
         torch.cuda.synchronize()
-        now = time.perf_counter()
-        times.append((now - last) * 1e3)
-        last = now
+        last = time.perf_counter()
+        for turn in turns:
+            yield turn
+            torch.cuda.synchronize()
+            now = time.perf_counter()
+            times.append((now - last) * 1e3)
+            last = now
+
+    if program.endswith(".py"):
+        sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
+        import parts
+
+        of_program = parts.steps
+        parts.steps = lambda *how: timed(of_program(*how))
+        runpy.run_path(program, run_name="__main__")
+        if len(times) < 5:
+            raise SystemExit(f"{program} has {len(times)} turns of parts.steps(): time it as a whole")
+    else:
+        import programs
+
+        for _ in timed(getattr(programs, program)(steps[program])):
+            pass
     later = sorted(times[3:])
     stats = torch.cuda.memory_stats()
     found = {"later_ms": round(statistics.median(later), 3), "least_ms": round(later[0], 3),
@@ -88,15 +110,80 @@ def pairs(torch):
     return found
 
 
+def peer(torch):
+    x = torch.arange(1 << 26, device="cuda:0", dtype=torch.float32)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    y = x.to("cuda:1")
+    torch.cuda.synchronize(1)
+    first, taken = time.perf_counter() - began, []
+    for _ in range(30):
+        torch.cuda.synchronize(0)
+        began = time.perf_counter()
+        y.copy_(x)
+        torch.cuda.synchronize(0)
+        torch.cuda.synchronize(1)
+        taken.append(time.perf_counter() - began)
+    assert torch.equal(x.cpu(), y.cpu())
+    return {"first_ms": round(first * 1e3, 2), "GB_s": round(x.numel() * 4 / statistics.median(taken) / 1e9, 1)}
+
+
+def rank(allocator, out):
+    """One process of ddp. The first writes its step times."""
+    torch = begin(allocator)
+    import torch.distributed as dist
+    from torch import nn
+
+    mine = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(mine)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    dist.init_process_group("nccl")
+    found = {}
+    for width, batch, name in ((4096, 2048, "large_ms"), (1024, 1024, "small_ms")):
+        layers = [layer for _ in range(8) for layer in (nn.Linear(width, width), nn.ReLU())]
+        model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers).cuda(), device_ids=[mine],
+                                                    gradient_as_bucket_view=True)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9, fused=True)
+        x, y = (torch.randn(batch, width, device="cuda") for _ in range(2))
+        rounds = []
+        for _ in range(7):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            for _ in range(20):
+                optimizer.zero_grad(set_to_none=True)
+                (model(x) - y).square().mean().backward()
+                optimizer.step()
+            torch.cuda.synchronize()
+            rounds.append((time.perf_counter() - began) / 20 * 1e3)
+        found[name] = round(statistics.median(rounds[2:]), 3)
+    dist.destroy_process_group()
+    if mine == 0:
+        with open(out, "w") as file:
+            json.dump(found, file)
+
+
+def ddp(allocator):
+    with tempfile.TemporaryDirectory() as work:
+        out = os.path.join(work, "out.json")
+        subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+                        os.path.abspath(__file__), "--rank", allocator, out], check=True, stdout=sys.stderr)
+        with open(out) as file:
+            return json.load(file)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--starts", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=330)
     parser.add_argument("--only", default="gpt2,prefetch,gather,pairs")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    if chosen.rank:
+        rank(*chosen.rank)
+        return 0
     if chosen.one:
-        print(json.dumps(one(*chosen.one)), flush=True)
+        print(json.dumps(ddp(chosen.one[1]) if chosen.one[0] == "ddp" else one(*chosen.one)), flush=True)
         return 0
     began, all_runs, failed = time.monotonic(), {}, 0
     for start in range(chosen.starts):
@@ -108,9 +195,14 @@ def main():
                           flush=True)
                     failed |= start == 0
                     break
-                found = subprocess.run([sys.executable, os.path.abspath(__file__), "--one", program, allocator],
-                                       capture_output=True, text=True, timeout=left + 15)
                 said = {"program": program, "allocator": allocator, "start": start}
+                try:
+                    found = subprocess.run([sys.executable, os.path.abspath(__file__), "--one", program, allocator],
+                                           capture_output=True, text=True, timeout=min(left, 90))
+                except subprocess.TimeoutExpired as error:
+                    failed = 1
+                    print(json.dumps(said | {"error": f"not done after {error.timeout:.0f} s"}), flush=True)
+                    continue
                 lines = [line for line in found.stdout.splitlines() if line.startswith("{")]
                 if found.returncode or not lines:
                     failed = 1

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""PyTorch and CuPy in one process take turns with 1 GiB, and share 256 MiB: what does the device hold?
+"""PyTorch, CuPy and a C interface in one process take turns with 1 GiB, and share 256 MiB: what does the device hold?
 
-Usage: one_pool.py one     both on weir: memory that one frees serves the other
-       one_pool.py own     each with its own pool
+Usage: one_pool.py one     all on weir: memory that one frees serves the next
+       one_pool.py own     PyTorch and CuPy, each with its own pool
 The turns' live peak is known: 1.25 GiB. With one pool the device holds at most 1.03 times that, which is checked;
-with two pools 2.25 GiB. The numbers that both libraries compute are checked, too. Prints a line of JSON; exit status 0:
+with two pools 2.25 GiB. The numbers that the libraries compute are checked, too. Prints a line of JSON; exit status 0:
 as it must be.
 """
+import ctypes
+import glob
 import json
 import os
 import sys
@@ -28,6 +30,13 @@ if one:
     import weir.cupy
 
     weir.cupy.install()
+    from weir import _library
+
+    # A C or C++ extension that is linked with libweir.so shares the pool; here Python calls its C interface.
+    found = glob.glob(os.path.join(os.path.dirname(_library.path()), "libweir.so.*"))
+    c = ctypes.CDLL(found[0]) if found else None
+else:
+    c = None
 
 GiB = 1 << 30
 live = GiB + GiB // 4
@@ -44,6 +53,10 @@ for turn in range(4):
     assert float(cupy.from_dlpack(shared)[1000]) == 1000
     del y
     cupy.cuda.get_current_stream().synchronize()
+    if c:
+        z = ctypes.c_void_p()
+        assert c.weir_allocate(ctypes.byref(z), ctypes.c_size_t(GiB), ctypes.c_size_t(0), 0, None) == 0
+        assert c.weir_free(z) == 0
 
 if one:
     stats = torch.cuda.memory_stats()
@@ -53,5 +66,6 @@ else:
     mine, others = torch.cuda.max_memory_reserved(), cupy.get_default_memory_pool().total_bytes()
     held, told = mine + others, {"pytorch": mine, "cupy": others}
     right = held >= 2 * GiB
-print(json.dumps({"pools": sys.argv[1], "held": held, "times_live": round(held / live, 3), **told, "right": right}))
+line = {"pools": sys.argv[1], "with_c": bool(c), "held": held, "times_live": round(held / live, 3)}
+print(json.dumps({**line, **told, "right": right}))
 sys.exit(not right)
