@@ -272,6 +272,14 @@ class CuPy(Case):
             del p
             assert torch.cuda.memory_allocated() == used and weir.cupy.memory_allocated() == 0
             assert cupy.allocator(0).ptr
+
+            # A user of libweir.so's C interface, if the library shares it.
+            import ctypes, glob, os
+            for path in glob.glob(os.path.join(os.path.dirname(weir._library.path()), "libweir.so.*")):
+                z = ctypes.c_void_p()
+                size, default = ctypes.c_size_t(1 << 24), ctypes.c_size_t(0)
+                assert ctypes.CDLL(path).weir_allocate(ctypes.byref(z), size, default, 0, None) == 0
+                assert z.value == where and ctypes.CDLL(path).weir_free(z) == 0
             try:
                 cupy.allocator(1 << 40)
             except cupy.OutOfMemoryError as error:
