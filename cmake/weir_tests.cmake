@@ -292,9 +292,9 @@ weir_test_of_program(trainer main.cpp progress.cpp)
 weir_test_of_program(seeds main.cpp)
 weir_test_of_program(pipeline main.cpp)
 
-# The tool's topology matrix and snapshot reader, without its main.
+# The tool's GPU sizes, topology matrix and snapshot reader, without its main.
 if(TARGET tools_test)
-  target_sources(tools_test PRIVATE tools/weir/topology.cpp tools/weir/unpickle.cpp)
+  target_sources(tools_test PRIVATE tools/weir/gpu_sizes.cpp tools/weir/topology.cpp tools/weir/unpickle.cpp)
 endif()
 
 # The code rules and the tests of the script that checks them.

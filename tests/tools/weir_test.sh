@@ -87,20 +87,22 @@ keys=$(grep -o '"[a-z_]*":' <<< "$out" | tr -d '":' | xargs)
 gzip -c "$work/small" > "$work/small.gz"
 run replay --devices sim "$work/small.gz" "$work/small"
 expect 0 'small.gz: 9 operations of 2 streams on 1 simulated device'
-expect 0 'requested at most 120.0 MiB'
+expect 0 'requested       120.0 MiB'
 expect 0 'in the second replay 0'
 run replay --devices sim --rounds 4 "$work/small"
 expect 0 'in the median of 3 later replays 0'
 run replay --devices sim --rounds 1 "$work/small"
 expect 2 'Ask for 2 at least'
 run replay --devices sim:1:1 --limit 128MiB "$work/small"
-expect 0 'fits'
+expect 0 "FITS a limit of 128 MiB: $work/small"
+run replay --devices sim:1:1 --limit 64MiB "$work/small"
+expect 3 "DOES NOT FIT a limit of 64 MiB: $work/small"
 run replay --json --devices sim --limit 64MiB "$work/small"
 expect 1 '"ooms": '
 expect 1 'The limit forbids it'
 printf 'a 0 2097153 0\n' > "$work/page"
 run replay --devices sim --limit 3MiB "$work/page"
-expect 1 'larger than the limit, whatever is freed'  # two pages do not fit, though the bytes would
+expect 3 'larger than the limit, whatever is freed'  # two pages do not fit, though the bytes would
 # A block in use on another stream until its c: short of memory, the replay waits for it, as a program would.
 printf 'a 0 8388608 0\nf 0\na 1 8388608 1\nc 0\nf 1\n' > "$work/later"
 run replay --json --devices sim --limit 12MiB "$work/later"
@@ -108,6 +110,34 @@ expect 0 '"ooms": 0, "ladders": 2, "opened_early": 1, "recovered_by": {"blocks b
 printf 'a 0 8388608 65535\na 1 8388608 7\nf 0\nf 1\na 2 8388608 65535\nf 2\n' > "$work/numbers"
 run replay --devices sim "$work/numbers"
 expect 0 'numbers: 6 operations of 2 streams on 1 simulated device'
+# Two blocks of 40 MiB and one small: 20 pages each, and one. The search finds that, and says so in both ways.
+run replay --fit --devices sim "$work/small" "$work/page"
+expect 0 'FITS IN'
+expect 0 '8 GB and up'
+[ "$(grep -c '^FITS IN' <<< "$out")" = 2 ] || { echo "FAILED: a line for each trace: $out"; failed=1; }
+[[ $out != *$'\r'* ]] || { echo "FAILED: progress is told where no terminal is: $(cat -v <<< "$out")"; failed=1; }
+run replay --fit --json --devices sim "$work/page"
+expect 0 '"fits": true, "ops": 1, "peak_requested": 2097153, "gpu_gb": 8, "epsilon": 0.0270, "limit": 4194304, '
+wanted="trace devices fits ops peak_requested gpu_gb epsilon limit ratio warm_ns_per_op warm_driver_ns_per_op opened_early careful_limit careful_ratio careful_warm_ns_per_op careful_warm_driver_ns_per_op careful_opened_early unlimited_peak_reserved unlimited_warm_ns_per_op unlimited_warm_driver_ns_per_op"
+keys=$(grep -o '"[a-z_]*":' <<< "$out" | tr -d '":' | xargs)
+[ "$keys" = "$wanted" ] || { echo "FAILED: the keys are $keys"; failed=1; }
+run replay --json --devices sim --limit 4194304 "$work/page"
+expect 0 '"ooms": 0'
+run replay --json --devices sim --limit 4194303 "$work/page"
+expect 1 '"ooms": '
+# The program waits for its second stream where the limit asks for that.
+run replay --fit --json --devices sim "$work/later"
+expect 0 '"limit": 8388608, "ratio": 0.5000, '
+printf 'a 0 2147483648 0\n' > "$work/large"
+run replay --fit --devices sim:1:1 "$work/large" "$work/small"
+expect 3 'DOES NOT FIT'
+expect 3 'FITS IN'
+run replay --fit --json --devices sim:1:1 "$work/large"
+expect 1 '"fits": false, "ops": 1, "peak_requested": 2147483648, "gpu_gb": null, "epsilon": 0.0270, "limit": null, '
+run replay --fit --limit 1GiB --devices sim "$work/small"
+expect 1 'Leave these out'
+run replay --fit --devices sim
+expect 1 'no trace'
 for ((i = 0; i < 300; ++i)); do printf 'a %d 100 %d\nf %d\n' $i $i $i; done > "$work/streams"
 run replay --json --devices sim "$work/streams"
 expect 0 '"ops": 600, '

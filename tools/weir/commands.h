@@ -10,7 +10,8 @@ namespace weir::tool {
 int info(std::vector<std::string> const& arguments);
 // Prints libraries, devices, limits and options with their origin, and advice. Throws: as info
 int doctor(std::vector<std::string> const& arguments);
-// Replays allocation traces and prints memory use and time. Returns: 1 if one did not fit. Throws: as info
+// Replays allocation traces and prints memory use and time. Returns: 3 if one did not fit, with --json 1.
+// Throws: as info
 int replay(std::vector<std::string> const& arguments);
 // Prints the contents of a memory snapshot, and writes them as an HTML page. Throws: as info
 int snapshot(std::vector<std::string> const& arguments);

@@ -176,11 +176,13 @@ class reader {
     }
   }
   void count_peak() {
-    std::size_t live = 0;
+    std::size_t live = 0, held = 0;
     for (auto const& op : out_.operations) {
-      if (op.does == trace::kind::take) live += op.bytes;
-      else if (op.does != trace::kind::give_in_use) live -= seen_[op.block].bytes;
+      if (op.does == trace::kind::take) live += op.bytes, held += op.bytes;
+      if (op.does == trace::kind::give || op.does == trace::kind::done) live -= seen_[op.block].bytes;
+      if (op.does == trace::kind::give || op.does == trace::kind::give_in_use) held -= seen_[op.block].bytes;
       out_.peak_requested = std::max(out_.peak_requested, live);
+      out_.peak_held = std::max(out_.peak_held, held);
     }
   }
 

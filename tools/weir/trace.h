@@ -27,6 +27,7 @@ struct trace {
   std::vector<operation> operations;
   std::uint32_t blocks = 0, streams = 0;
   std::size_t peak_requested = 0;  // bytes in use at once, as asked; in use until its c where a block has one
+  std::size_t peak_held = 0;       // the same, until its f: a program that waits for its other streams needs no less
 };
 
 inline constexpr std::uint32_t most_streams = 65536;  // an operation has room for no more
