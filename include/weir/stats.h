@@ -15,9 +15,10 @@ struct statistic { std::int64_t current, peak, allocated, freed; };
 struct statistic_by_size { statistic all, small, large; };      // small: up to 32 KiB, in slabs
 // Recovery steps, in order, when neither the stream's cache nor the driver can serve an allocation. The last
 // is a retry for memory that other threads freed meanwhile.
-inline constexpr std::array<std::string_view, 8> recovery_steps{
+inline constexpr std::array<std::string_view, 9> recovery_steps{
     "pending blocks", "complete blocks of other streams", "blocks behind a device wait", "blocks in caches of threads",
-    "free pages returned to the device", "out-of-memory callbacks", "waited for the oldest fence", "another look"};
+    "free pages returned to the device", "out-of-memory callbacks", "waited for the oldest fence",
+    "room between blocks of any stream", "another look"};
 
 // reserved = allocated + pending + cached holds in each of all, small and large (asserted).
 struct memory_statistics {
@@ -53,6 +54,12 @@ struct stream_memory_use {  // one stream's memory on one device
   size_t largest_free;                // bytes of one block
   struct waiting { std::uint64_t stream; size_t bytes; };
   std::vector<waiting> waits_for;     // pending bytes by the stream that uses them
+};
+// What allocations of a stream could get now, in blocks of 32 KiB and more; less: slabs may still serve small ones.
+struct headroom {
+  size_t largest;  // bytes of one block; 0: no block of 32 KiB
+  // bytes of several: what no live block's page holds, and free ranges of 32 KiB and more beside live blocks
+  size_t bytes;
 };
 struct recovery_step { std::string_view name; size_t gave_bytes; std::int64_t ns; };
 struct memory_report {  // of one failed allocation, or of the moment of a query

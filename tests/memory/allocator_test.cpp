@@ -306,7 +306,7 @@ TEST_F(allocations, a_failure_reports_what_was_tried) {
   } catch (out_of_memory const& e) {
     EXPECT_EQ(e.report().requested, std::size_t{2} << 20);
     EXPECT_EQ(e.report().allocated, std::size_t{3} << 20);
-    EXPECT_EQ(e.report().recovery.size(), 7u);
+    EXPECT_EQ(e.report().recovery.size(), 8u);
     EXPECT_GE(std::ranges::max(e.report().recovery, {}, &recovery_step::ns).ns, spent_ns) << "the callback's";
     EXPECT_NE(e.report().text().find("holds the memory itself"), std::string::npos) << e.report().text();
   }

@@ -330,14 +330,12 @@ TEST(cliff_addresses, a_refusal_for_want_of_them_says_so) {
                      options{.address_space = 64 << 20});
   std::vector<void*> all;
   std::string why;
-  for (int i = 0; i < 2000 && why.empty(); ++i) {
-    try {
-      all.push_back(bench.on(0).allocate(bench.stream(0), page, 0, at));
-    } catch (out_of_memory const& e) {
-      why = e.report().text();
-    }
+  for (int i = 0; i < 4; ++i) all.push_back(bench.on(0).allocate(bench.stream(0), page, 0, at));
+  try {
+    all.push_back(bench.on(0).allocate(bench.stream(0), std::size_t{48} << 20, 0, at));
+  } catch (out_of_memory const& e) {
+    why = e.report().text();
   }
-  EXPECT_LT(all.size() * page, std::size_t{64} << 20);
   EXPECT_NE(why.find("No range of addresses"), std::string::npos) << why;
   for (void* const p : all) bench.on(0).deallocate(p, nullptr, at);
 }

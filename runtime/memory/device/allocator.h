@@ -83,6 +83,7 @@ class allocator {
   virtual memory_report report() const = 0;              // present state, nothing requested
   virtual std::vector<mapped_range> layout() const = 0;  // by address; each heap at one moment
   virtual std::vector<stream_memory_use> by_stream() const = 0;
+  virtual weir::headroom headroom(clock::stream_clock const& home) const = 0;  // as weir/memory.h says
   virtual void reset_peak() = 0;
   virtual void reset_accumulated() = 0;
   // the invariants that do not hold, by name; empty: all hold

@@ -39,6 +39,7 @@ class device_allocator final : public allocator {
   memory_report report() const override { return audit_.report(); }
   std::vector<mapped_range> layout() const override { return audit_.layout(); }
   std::vector<stream_memory_use> by_stream() const override { return audit_.by_stream(); }
+  weir::headroom headroom(clock::stream_clock const& home) const override { return audit_.headroom(home); }
   void reset_peak() override { audit_.reset_peak(); }
   void reset_accumulated() override { audit_.reset_accumulated(); }
   std::vector<std::string> validate() const override { return audit_.validate(); }

@@ -1,6 +1,6 @@
 // Reads one device's memory: statistics, reports, layout and invariants.
 // Threads: any. One heap's lock after the other. Changes peaks, reclaims what is known to be complete, and
-// shuts thread caches (layout(), by_stream(), validate()); changes nothing else.
+// shuts thread caches (layout(), by_stream(), headroom(), validate()); changes nothing else.
 #pragma once
 #include <string>
 #include <vector>
@@ -22,6 +22,19 @@ class memory_audit {
   memory_report report() const;
   std::vector<mapped_range> layout() const;
   std::vector<stream_memory_use> by_stream() const;
+  weir::headroom headroom(clock::stream_clock const& home) const;  // as weir/memory.h says
+  // What a stream could be given if all work were done. Of blocks in the arena. Examines everything.
+  struct room {
+    struct place {
+      stream_heap* in;
+      arena::zone part;
+      std::size_t largest;  // bytes of one block there
+    };
+    std::size_t anywhere = 0;  // bytes of handles without a byte in use, and of those that may be made
+    std::size_t ends = 0;      // bytes of free ranges of a granule and more, in handles that stay
+    std::vector<place> places;
+  };
+  room look_for_room(stream_heap const* mine) const;  // null: of a stream without memory
   std::vector<std::string> validate() const;
   // Bytes of unreclaimable handles: a byte is live, pending, of a slab's run or not known to be complete, or
   // the handle is granted to other devices, or in transit to a block. Examines everything.

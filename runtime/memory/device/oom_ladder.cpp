@@ -18,6 +18,7 @@ enum class rungs : std::size_t {
   pages,
   callbacks,
   oldest_fence,
+  any_room,
   another_look
 };
 static_assert(static_cast<std::size_t>(rungs::another_look) + 1 == recovery_steps.size());
@@ -144,7 +145,24 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
     }
     if (attempt()) return found(rungs::another_look);
   }
+  if (step(rungs::any_room, [&]() -> std::size_t { return out = between_blocks(mine, alone), 0; })) return out;
   refuse(r, describe_failure());
+}
+
+// Last, for it examines everything: where blocks in use leave the most room, in whichever heap, with all pages that
+// can go there. Steps before may have taken pages from such a place that now fit nowhere else.
+void* oom_ladder::between_blocks(stream_heap& mine, alloc_request const& r) {
+  auto const room = audit_.look_for_room(&mine);
+  void* out = nullptr;
+  for (auto const& p : room.places) {
+    if (p.largest < r.rounded) continue;
+    if (of_.space.maps()) (void)return_.some(~std::size_t{0});
+    driver::status const s = growth_.grow_there(*p.in, p.part, r, out);
+    of_.note_status(s);
+    if (s.ok() && reuse_.hand_over(*p.in, out, mine)) return out;
+    out = nullptr;
+  }
+  return out;
 }
 
 void oom_ladder::refuse(alloc_request const& r, memory_report const& why) {

@@ -31,6 +31,8 @@ class oom_ladder {
   [[noreturn]] void refuse(alloc_request const&, memory_report const&);      // likewise, at once
 
  private:
+  void* between_blocks(stream_heap& mine, alloc_request const&);  // null: no place has so much room
+
   device_context& of_;
   heap_table& heaps_;
   physical_memory& memory_;

@@ -168,6 +168,29 @@ void* block_reuse::from_others(stream_heap& mine, alloc_request const& r, std::s
   return out;
 }
 
+bool block_reuse::hand_over(stream_heap& from, void* block, stream_heap& mine) {
+  if (&from == &mine) return true;
+  auto const at = reinterpret_cast<address>(block);
+  clock::stamp last;
+  std::size_t bytes = 0;
+  {
+    section const hold(from);
+    heap_block& p = *block_ref::find(*of_.space.find(block), at).block;
+    p.home = mine.home.load();
+    last = {from.home.load()->id(), p.freed}, bytes = p.bytes;
+  }
+  if (last.n == 0 || of_.is_complete(last)) return true;
+  bool const may_wait = of_.waits != options::wait_policy::never && !mine.home.load()->carries_collectives();
+  ordering const now = may_wait ? order_behind(mine, last) : ordering::refused;
+  if (now == ordering::waits) tell_wait(mine, last, at, bytes);
+  if (now != ordering::refused) return true;
+  section const hold(from);
+  heap_block& p = *block_ref::find(*of_.space.find(block), at).block;
+  from.counts.freed(observe::size_pool::large, p.bytes, p.requested);
+  from.blocks.give(p, last.n);
+  return false;
+}
+
 void block_reuse::tell_wait(stream_heap& mine, clock::stamp s, address at, std::size_t bytes) const {
   if (!of_.runtime.observer()) [[likely]]
     return;

@@ -22,6 +22,9 @@ class block_reuse {
   // ordered or known to be complete; no driver call
   void* from_others(stream_heap& mine, alloc_request const&, std::size_t at_most,
                     std::size_t most_donors = ~std::size_t{0});
+  // Makes a new block of that heap one of `mine`, behind all work that used its memory. False: it may not wait for
+  // that, and the block is free again.
+  bool hand_over(stream_heap& from, void* block, stream_heap& mine);
   // For the ladder: a device wait. Null with `gave` raised: bytes became free, search again.
   void* after_a_wait(stream_heap& mine, alloc_request const&, std::size_t& gave);
 

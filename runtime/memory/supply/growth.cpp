@@ -15,6 +15,13 @@ driver::status growth::grow(stream_heap& mine, alloc_request const& r, void*& ou
   return grow_by(mine, r, run_length::usual, out, spare);
 }
 
+driver::status growth::grow_there(stream_heap& in, arena::zone part, alloc_request const& r, void*& out) {
+  if (of_.space.maps()) return grow_by(in, r, run_length::usual, out, 0, part);
+  section const hold(in);
+  out = in.take_anywhere(r);
+  return out ? driver::status{} : driver::status{driver::code::out_of_memory};
+}
+
 // Within the bound, that is: a run that is longer than it has to be makes nothing move.
 bool growth::has_room_for_long_run(stream_heap& mine, alloc_request const& r) {
   if (r.size_class < 0) return false;
@@ -27,12 +34,13 @@ bool growth::has_room_for_long_run(stream_heap& mine, alloc_request const& r) {
 }
 
 driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, run_length how, void*& out,
-                               std::size_t spare) {
+                               std::size_t spare, std::optional<arena::zone> only) {
   mapping_lock::shared const coming(memory_.changes);
   growth_plan g;
   {
     section const hold(mine);
-    if ((out = mine.take_or_shed(r))) return {};  // freed meanwhile, or by the rung before
+    // freed meanwhile, or by the rung before
+    if ((out = only ? mine.take_anywhere(r) : mine.take_or_shed(r))) return {};
     std::size_t const bytes = r.size_class < 0           ? r.rounded
                               : how == run_length::usual ? mine.slots.usual_next_run_bytes(r.size_class)
                                                          : mine.slots.next_run_bytes(r.size_class);
@@ -42,7 +50,9 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, run_le
       bool const run = r.size_class >= 0 && mine.blocks.has_runs();
       return mover_.plan(mine, bytes, alignment, run ? arena::zone::runs : arena::zone::blocks, g, thorough);
     };
-    if (!planned(false)) {
+    if (only) {
+      if (!mover_.plan(mine, bytes, alignment, *only, g, true)) return no_addresses;
+    } else if (!planned(false)) {
       std::size_t has = 0;
       for (region const* r : mine.blocks.regions()) has += r->bytes;
       region* const more = of_.space.take(bytes + alignment, mine, has);

@@ -3,6 +3,8 @@
 //
 // Invariant: what is reserved for a plan serves no other request until it is committed.
 #pragma once
+#include <optional>
+
 #include "runtime/memory/supply/handle_return.h"
 #include "runtime/memory/supply/peer_access.h"
 #include "runtime/memory/supply/reserve_bound.h"
@@ -17,12 +19,15 @@ class growth {
 
   // spare: bytes that may be reserved past the bound's first term. Throws: bad_alloc
   driver::status grow(stream_heap& mine, alloc_request const&, void*& out, std::size_t spare = 0);
+  // In that heap and that part alone, from free memory or new pages, for the heap's own home.
+  driver::status grow_there(stream_heap&, arena::zone, alloc_request const&, void*& out);
   // no driver was asked: what is short is room to map at
   static constexpr driver::status no_addresses{driver::code::out_of_memory, -1};
 
  private:
   enum class run_length : std::uint8_t { usual, as_slabs_are_many };
-  driver::status grow_by(stream_heap& mine, alloc_request const&, run_length, void*& out, std::size_t spare);
+  driver::status grow_by(stream_heap& mine, alloc_request const&, run_length, void*& out, std::size_t spare,
+                         std::optional<arena::zone> only = {});
   bool has_room_for_long_run(stream_heap& mine, alloc_request const&);
   driver::status grow_segment(stream_heap& mine, alloc_request const&, void*& out);
   // Fills a plan's window (growth_fill.cpp): makes handles while the bound allows it,

@@ -1,0 +1,127 @@
+// How much a stream could allocate now: what recovery steps could gather, reckoned without taking a step.
+// Threads: as memory_audit.h.
+//
+// A handle with no byte in use can move, or go back to the driver and be made anew: its bytes serve any place. A
+// handle with a byte in use stays where it is, and its free parts serve a block that reaches into it.
+#include <algorithm>
+
+#include "runtime/memory/device/memory_audit.h"
+
+namespace weir::memory {
+namespace {
+
+// Addresses between two blocks in use. Its ends may lie in handles that stay; what lies between may be mapped anew.
+struct opening {
+  std::size_t head = 0, between = 0, tail = 0;  // bytes
+
+  // With so many bytes of handles that serve any place. grows: those may be mapped between the ends.
+  std::size_t largest(std::size_t anywhere, bool grows) const noexcept {
+    if (between <= (grows ? anywhere : 0)) return head + between + tail;
+    return (grows ? anywhere : 0) + std::max(head, tail);
+  }
+  std::size_t ends() const noexcept {  // bytes of what serves a block with no page more
+    if (between == 0) return head + tail >= granule ? head + tail : 0;
+    return (head >= granule ? head : 0) + (tail >= granule ? tail : 0);
+  }
+};
+
+class openings {
+ public:
+  openings(stream_heap const& of, region const& in) : handles_(of.handles), in_(in) {}
+  std::vector<opening> blocks, runs;  // below region::runs, and above
+  std::size_t whole_bytes = 0;    // of handles without a byte in use
+
+  void walk() {
+    address idle = in_.base;
+    auto const used = [&](address from, address to) {
+      close(idle, from);
+      idle = to;
+    };
+    for (heap_block const* p = in_.first; p; p = p->after) {
+      if (p->at == in_.runs) used(p->at, p->at);
+      if (p->is == state::live || p->is == state::reserved) used(p->at, p->end());
+      if (p->is == state::slab) each_cell_in_use(*p, used);
+    }
+    close(idle, in_.base + in_.bytes);
+  }
+
+ private:
+  // Cells without a live slot return to the arena when memory is short.
+  template <class Used>
+  static void each_cell_in_use(heap_block const& run, Used used) {
+    slab const& s = *run.in_slab;
+    for (std::uint32_t i = s.index(run.at); i < s.slots && s.start(i) < run.end(); ++i) {
+      if (s.has_gone(i) || s.at(i) != slot::live) continue;
+      used(std::max(run.at, round_down(s.start(i), cell)), std::min(run.end(), round_up(s.start(i) + s.size, cell)));
+    }
+  }
+  void close(address from, address to) {
+    if (from >= to) return;
+    opening g{0, to - from, 0};
+    handle const* const first = in_.page(from);
+    handle const* const last = in_.page(to - 1);
+    bool const enters = first && first->at < from, leaves = last && last->at + last->bytes > to;
+    if (enters) g.head = std::min(to, first->at + first->bytes) - from;
+    if (leaves && !(enters && first == last)) g.tail = to - last->at;
+    g.between -= g.head + g.tail;
+    address const end = to - g.tail;
+    for (auto h = handles_.lower_bound(from + g.head); h != handles_.end() && h->first < end; ++h)
+      whole_bytes += h->second.bytes;
+    (from < in_.runs ? blocks : runs).push_back(g);
+  }
+
+  std::map<address, aliased_handle> const& handles_;
+  region const& in_;
+};
+
+}  // namespace
+
+memory_audit::room memory_audit::look_for_room(stream_heap const* mine) const {
+  std::size_t const page = of_.space.page_bytes(), reserved = of_.counts.reserved(), limit = of_.counts.limit();
+  auto const left = of_.machine.memory(of_.device);
+  std::size_t fresh = left.ok() ? left.value.free : 0;  // bytes to be made
+  if (limit) fresh = std::min(fresh, limit - std::min(limit, reserved));
+  struct part {
+    stream_heap* in;
+    arena::zone which;
+    std::vector<opening> all;
+  };
+  std::vector<part> parts;
+  std::size_t whole = 0;
+  room out;
+  for (stream_heap* m : heaps_.all()) {
+    bool const lends = m == mine || !mine || heap_table::may_lend(*m, *mine);
+    base::biased_lock hold(m->lock);
+    for (thread_cache* c : m->caches) c->revoke();  // so that nothing moves meanwhile
+    for (region const* r : m->blocks.regions()) {
+      openings in(*m, *r);
+      in.walk();
+      whole += in.whole_bytes;
+      if (!lends) continue;
+      parts.push_back({m, arena::zone::blocks, std::move(in.blocks)});
+      if (!in.runs.empty()) parts.push_back({m, arena::zone::runs, std::move(in.runs)});
+    }
+  }
+  out.anywhere = round_down(fresh + whole, page);
+  for (part const& p : parts) {
+    std::size_t largest = 0;
+    for (opening const& g : p.all) {
+      largest = std::max(largest, g.largest(out.anywhere, of_.space.maps()));
+      out.ends += g.ends();
+    }
+    out.places.push_back({p.in, p.which, largest});
+  }
+  return out;
+}
+
+weir::headroom memory_audit::headroom(clock::stream_clock const& home) const {
+  stream_heap const* mine = nullptr;
+  heaps_.if_any(home, [&](stream_heap const& m) { mine = &m; });
+  room const all = look_for_room(mine);
+  std::size_t largest = all.anywhere;
+  for (auto const& p : all.places) largest = std::max(largest, p.largest);
+  if (largest < granule) largest = 0;
+  return {largest, std::max(largest, all.anywhere + all.ends)};
+}
+
+}  // namespace weir::memory
