@@ -289,6 +289,12 @@ size_t empty_cache(device on, source_location at) {
   return a ? a->empty_cache() : 0;
 }
 
+headroom memory_headroom(device on, source_location at) {
+  runtime::impl& r = streams::current_runtime(at);
+  int const d = streams::resolve(on, r, "memory_headroom", at);
+  return blocks(r).on(d, at).headroom(streams::current_clock(r, d, at));
+}
+
 void set_memory_limit(size_t bytes, device on, source_location at) {
   runtime::impl& r = streams::current_runtime(at);
   blocks(r).on(streams::resolve(on, r, "set_memory_limit", at), at).set_limit(bytes);

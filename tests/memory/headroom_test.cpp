@@ -1,0 +1,125 @@
+// memory_headroom: what it promises can be had, and no more. Random programs, by seed.
+// Threads: each test's own; work runs on the machine's threads.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "runtime/core/parts.h"
+#include "runtime/memory/device/device_memory.h"
+#include "tests/support/seeds.h"
+#include "weir/device.h"
+#include "weir/launch.h"
+#include "weir/memory.h"
+#include "weir/observe.h"
+#include "weir/runtime.h"
+
+namespace weir {
+namespace {
+
+constexpr size_t step = 512;           // bytes: sizes of larger blocks are rounded up to it
+constexpr size_t smallest = 32 << 10;  // bytes: of a block that headroom counts
+
+// Allocates and frees at random, on a few streams, with marks and work.
+class program {
+ public:
+  explicit program(std::uint64_t seed)
+      : random_(seed * 0x9e3779b97f4a7c15u + 1), own_(drawn_machine(), drawn_options()) {
+    runtime_guard const in(own_);
+    for (int i = 0, n = 1 + below(3); i < n; ++i) streams_.emplace_back();
+  }
+  ~program() {
+    runtime_guard const in(own_);
+    for (void* p : live_) deallocate(p);
+    streams_.clear();
+  }
+  void run() {
+    runtime_guard const in(own_);
+    for (int i = 0, n = 20 + below(200); i < n; ++i) step_once();
+    stream_guard const on(streams_[static_cast<size_t>(below(static_cast<int>(streams_.size())))]);
+    if (below(2)) synchronize();
+    auto const before = memory_stats();
+    headroom const h = memory_headroom();
+    auto const after = memory_stats();
+    EXPECT_EQ(before.reserved_bytes.all.current, after.reserved_bytes.all.current);
+    EXPECT_EQ(before.segment.all.allocated, after.segment.all.allocated);
+    EXPECT_LE(h.largest, h.bytes);
+    below(2) ? largest_is_exact(h) : bytes_can_be_had(h);
+    EXPECT_EQ(own_.get().part<memory::device_memory>().on(0).validate(), std::vector<std::string>{});
+  }
+
+ private:
+  int below(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
+  simulated drawn_machine() {
+    size_ = (below(2) ? 8_MiB : 40_MiB) + static_cast<size_t>(below(1 << 21));
+    limited_ = below(3) != 0;
+    return {.devices = 1, .memory = limited_ ? 64_MiB : size_, .virtual_memory = below(6) != 0};
+  }
+  options drawn_options() {
+    options o;
+    if (limited_) o.device_limit = size_;
+    if (below(3) == 0) o.epsilon = 0;
+    if (below(4) == 0) o.deterministic = true;
+    if (below(4) == 0) o.device_waits = options::wait_policy::never;
+    if (below(4) == 0) o.poll_on_miss = false;
+    return o;
+  }
+  stream_ref any_stream() { return streams_[static_cast<size_t>(below(static_cast<int>(streams_.size())))]; }
+  size_t size() { return static_cast<size_t>(1 + below(1 << (4 + below(19)))); }
+  void step_once() {
+    if (below(5) < 3) {
+      try {
+        live_.push_back(allocate(any_stream(), size()));
+      } catch (out_of_memory const&) {}
+    } else if (!live_.empty()) {
+      size_t const i = static_cast<size_t>(below(static_cast<int>(live_.size())));
+      void* const p = std::exchange(live_[i], live_.back());
+      live_.pop_back();
+      below(3) ? deallocate(p) : deallocate(any_stream(), p);
+    }
+    if (below(8) == 0) launch(any_stream(), {}, [](auto) {}, [] {});
+  }
+  void largest_is_exact(headroom const& h) {
+    void* p = nullptr;
+    if (h.largest) {
+      EXPECT_NO_THROW(p = allocate(h.largest)) << h.largest;
+      EXPECT_NE(p, nullptr);
+      deallocate(p);
+    }
+    headroom const again = memory_headroom();
+    void* more = nullptr;
+    EXPECT_THROW(more = allocate(std::max(again.largest, smallest - step) + step), out_of_memory) << again.largest;
+    deallocate(more);
+  }
+  // One largest block after another.
+  void bytes_can_be_had(headroom const& h) {
+    std::vector<void*> all;
+    size_t had = 0;
+    for (headroom now = h; now.largest; now = memory_headroom()) {
+      void* p = nullptr;
+      EXPECT_NO_THROW(p = allocate(now.largest)) << now.largest;
+      if (!p) break;
+      all.push_back(p);
+      had += now.largest;
+    }
+    EXPECT_GE(had, h.bytes);
+    EXPECT_LT(had, h.bytes + 2 * smallest * (all.size() + 1));  // smaller pieces at the ends of these
+    for (void* p : all) deallocate(p);
+  }
+
+  std::mt19937_64 random_;
+  size_t size_ = 0;  // bytes: of the limit, or of the device
+  bool limited_ = false;
+  runtime own_;
+  std::vector<stream> streams_;
+  std::vector<void*> live_;
+};
+
+TEST(headroom, is_exact_for_one_thread) {
+  for (std::uint64_t const seed : tests::seeds("headroom", 400)) {
+    SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
+    program(seed).run();
+  }
+}
+
+}  // namespace
+}  // namespace weir
