@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "command_line.h"
 #include "fit.h"
 #include "runtime/base/round_up.h"
 #include "runtime/base/text.h"

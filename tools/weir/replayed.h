@@ -34,8 +34,6 @@ struct replay_settings {
   std::string snapshot, page;  // files; empty: none is wanted
 };
 
-inline constexpr int does_not_fit = 3;  // exit status, except with --json
-
 // Throws: the library's errors
 replay_outcome replay_one(std::string const& path, trace const&, replay_settings const&);
 double ratio(trace const&, replay_outcome const&);  // the peak reserved, of the peak requested
