@@ -17,16 +17,9 @@ class streams_by_handle {  // a part of the runtime
   explicit streams_by_handle(runtime::impl& r) { r.part<clock::clocks>(); }  // which outlives what is registered there
   stream_ref of(int device, CUstream_st* handle, source_location at) {
     auto const all = all_.lock();
-    auto& its = (*all)[{device, handle}];
-    if (!its) {
-      try {
-        its = std::make_unique<external_stream>(weir::device(device), handle, at);
-      } catch (...) {
-        all->erase({device, handle});
-        throw;
-      }
-    }
-    return *its;
+    if (auto const found = all->find({device, handle}); found != all->end()) return *found->second;
+    auto made = std::make_unique<external_stream>(weir::device(device), handle, at);
+    return *all->emplace(std::pair(device, handle), std::move(made)).first->second;
   }
 
  private:
@@ -36,7 +29,6 @@ class streams_by_handle {  // a part of the runtime
 }  // namespace
 
 stream_ref detail::stream_of(device on, CUstream_st* handle, source_location at) {
-  if (reinterpret_cast<std::uintptr_t>(handle) == 1) handle = nullptr;  // cudaStreamLegacy
   runtime::impl& r = streams::current_runtime(at);
   return r.part<streams_by_handle>().of(streams::resolve(on, r, "stream_of", at), handle, at);
 }
