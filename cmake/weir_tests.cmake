@@ -217,6 +217,12 @@ if(WEIR_SANITIZE)
   endforeach()
 endif()
 
+# Against a stand-in for RMM's header, and CCCL without nvcc.
+if(WEIR_WITH_CUDA)
+  set_source_files_properties(tests/interop/rmm_error_test.cpp PROPERTIES
+    INCLUDE_DIRECTORIES "${PROJECT_SOURCE_DIR}/tests/interop/stand_in;${CUDAToolkit_INCLUDE_DIRS};${CUDAToolkit_INCLUDE_DIRS}/cccl")
+endif()
+
 if(TARGET faults_test)
   target_compile_definitions(faults_test PRIVATE WEIR_DOCS="${PROJECT_SOURCE_DIR}/docs/lab")
 endif()

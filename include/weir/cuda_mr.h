@@ -61,7 +61,10 @@ class basic_resource {
   // then, with this error as the last word.
   void deallocate(::cuda::stream_ref s, void* p, size_t, size_t = default_alignment,
                   source_location at = source_location::current()) {
-    freed([&] { weir::deallocate(stream_of(s, at), p, at); });
+    freed([&] {
+      if (auto const last_use = stream_if_any(s, at)) weir::deallocate(*last_use, p, at);
+      else weir::deallocate(p, at);
+    });
   }
 
   // Host and all streams may use the memory at once. Blocks: device memory, until the work of the device's
@@ -118,6 +121,14 @@ class basic_resource {
  private:
   stream_ref stream_of(::cuda::stream_ref s, source_location at) const {
     return detail::stream_of(device_, s.get(), at);
+  }
+  // None in a forked child, where a copy of the parent's block is not freed.
+  std::optional<stream_ref> stream_if_any(::cuda::stream_ref s, source_location at) const {
+    try {
+      return stream_of(s, at);
+    } catch (not_supported const&) {
+      return std::nullopt;
+    }
   }
   static void* pinned_block(size_t bytes, size_t alignment, source_location at) {
     return buffer(bytes, {.on = cpu, .kind = memory_kind::pinned, .alignment = alignment}, at).release();

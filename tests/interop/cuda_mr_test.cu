@@ -3,6 +3,8 @@
 #if defined(__CUDACC__)
 #include <cuda_runtime_api.h>
 
+#include <cstdlib>
+
 #include "tests/interop/mr_concepts.h"
 #include "tests/interop/where.h"
 #include "tests/support/refused.h"
@@ -113,7 +115,7 @@ TEST_F(cuda_mr, an_unknown_handle_is_refused_on_simulated_devices) {
 
 // The reference ends the process, as CCCL's erased deallocate is noexcept, with weir's words.
 TEST_F(cuda_mr, a_double_free_through_a_reference_says_so) {
-  GTEST_FLAG_SET(death_test_style, "fast");
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a new process: a forked one frees nothing
   mr::device_resource r;
   void* const p = test::take(r, 1 << 20, legacy);
   test::give(r, p, 1 << 20, legacy);
@@ -122,6 +124,26 @@ TEST_F(cuda_mr, a_double_free_through_a_reference_says_so) {
 #else
   test::refused([&] { test::give(r, p, 1 << 20, legacy); });
 #endif
+}
+
+// As the destructors of a forked child's containers do.
+TEST_F(cuda_mr, a_free_in_a_forked_child_does_nothing) {
+  GTEST_FLAG_SET(death_test_style, "fast");
+  mr::device_resource r;
+  void* const p = r.allocate(legacy, 1 << 20);
+  EXPECT_EXIT((r.deallocate(legacy, p, 1 << 20), r.deallocate_sync(p, 1 << 20), std::_Exit(0)),
+              testing::ExitedWithCode(0), "");
+  r.deallocate(legacy, p, 1 << 20);
+}
+
+TEST_F(cuda_mr, errors_name_the_line_of_the_call) {
+  mr::device_resource r;
+  try {
+    (void)r.allocate(legacy, 100, 3);
+    FAIL();
+  } catch (invalid_use const& e) {
+    EXPECT_NE(std::string(e.where().file_name()).find("cuda_mr_test"), std::string::npos);
+  }
 }
 
 TEST_F(cuda_mr_gpu, a_stream_of_another_device_is_refused) {
