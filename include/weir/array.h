@@ -28,7 +28,8 @@ class array {
       : stream_(on), memory_(on, size, at), size_(size) {}
   explicit array(size_t size = 0, source_location at = source_location::current())
       : array(current_stream(gpu, at), size, at) {}
-  // A copy of these elements, in host or device memory. Blocks: until host memory has been read.
+  // A copy of these elements, in host or device memory, made on the stream. Pageable memory has been read on
+  // return.
   array(stream_ref on, std::span<T const> from, source_location at = source_location::current())
       : array(on, from.size(), at) {
     if (size_) copy(stream_, data(), from.data(), size_bytes(), non_blocking, at);

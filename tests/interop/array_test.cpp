@@ -211,5 +211,15 @@ TEST_F(array_of, its_memory_goes_back_at_its_end) {
   EXPECT_EQ(memory_allocated(), 0u);
 }
 
+TEST_F(array_of, errors_name_the_line_of_the_call) {
+  array<int> a(s, 3);
+  try {
+    a.resize(static_cast<size_t>(-1));
+    FAIL();
+  } catch (invalid_use const& e) {
+    EXPECT_NE(std::string(e.where().file_name()).find("array_test"), std::string::npos);
+  }
+}
+
 }  // namespace
 }  // namespace weir

@@ -353,5 +353,15 @@ TEST_F(dlpack, memory_elsewhere_than_said_is_refused) {
   expect_refused("multiple of its size");
 }
 
+TEST_F(dlpack, errors_name_the_line_of_the_call) {
+  from.steps = {-3, 1};
+  try {
+    (void)from_dlpack(&from.managed);
+    FAIL();
+  } catch (invalid_use const& e) {
+    EXPECT_NE(std::string(e.where().file_name()).find("dlpack_test"), std::string::npos);
+  }
+}
+
 }  // namespace
 }  // namespace weir
