@@ -56,6 +56,8 @@ weir_tested_program(pipeline main.cpp)
 weir_program(share examples/share/*.cpp examples/share/*.cu)
 weir_program(questions examples/questions/*.cpp)
 weir_tested_program(seeds main.cpp)
+weir_program(exchange examples/interop/exchange.cpp)
+weir_program(one_pool examples/interop/one_pool.cu)
 
 # A program in C, over the shared library.
 if(TARGET weir_shared)

@@ -371,3 +371,11 @@ if(TARGET share)
   set_tests_properties(share share.kill_writer share.kill_reader share.stop_writer share.stop_reader PROPERTIES
     TIMEOUT 60 LABELS examples ENVIRONMENT WEIR_DEVICES=sim:2:1)
 endif()
+
+# They check their results themselves.
+foreach(program exchange one_pool)
+  if(TARGET ${program})
+    add_test(NAME ${program} COMMAND ${program})
+    set_tests_properties(${program} PROPERTIES TIMEOUT 60 LABELS examples ENVIRONMENT WEIR_DEVICES=sim:2:1)
+  endif()
+endforeach()
