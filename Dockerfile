@@ -7,7 +7,7 @@ FROM ${BASE}
 COPY . /weir
 WORKDIR /weir
 RUN apt-get update && tools/packages build && rm -rf /var/lib/apt/lists/*
-RUN cmake -G Ninja -B /build -DWEIR_TESTS=OFF -DWEIR_UNITY=ON -DWEIR_PRECOMPILE=ON -DCMAKE_BUILD_TYPE=Release \
+RUN cmake -G Ninja -B /build -DWEIR_TESTS=OFF -DCMAKE_BUILD_TYPE=Release \
  && cmake --build /build && cmake --install /build
 ENV PATH=/build/bin:${PATH}
 CMD ["weir", "doctor"]
