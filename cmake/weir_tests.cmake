@@ -320,6 +320,7 @@ foreach(script ${scripts})
   add_test(NAME tools.${name} COMMAND ${PROJECT_SOURCE_DIR}/tests/tools/${script} ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR})
   set_tests_properties(tools.${name} PROPERTIES TIMEOUT 120 LABELS tools COST 300)  # longest first
 endforeach()
+set_tests_properties(tools.docs PROPERTIES TIMEOUT 400)  # a browser opens four pages
 set_tests_properties(floors PROPERTIES TIMEOUT 60 LABELS tools)
 
 # Not a test: prints what CUDA does on this machine where its documentation leaves it open.

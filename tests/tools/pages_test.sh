@@ -29,6 +29,23 @@ printf '{"run": "a"}\nno json\n' > "$work/run"
 status=0
 "$root/tools/figures" "$work/run" > /dev/null 2> "$work/err" || status=$?
 [ $status = 2 ] && grep -q 'run:2: no JSON' "$work/err" || fail "a line that is no JSON: status $status"
+# A run of this machine: what the tool prints becomes a page.
+cat > "$work/weir" << 'END'
+#!/bin/sh
+case "$1 $2" in
+  "info "*) echo "a machine of stubs" ;;
+  "bench alloc") echo '{"pattern": "pair512", "allocator": "weir", "ns": 12.5, "mpairs_per_s": 80}' ;;
+  "bench copy") echo '{"row": "pinned_h2d", "bytes": 1048576, "unit": "GB/s", "weir": 50.5, "raw": 51, "ratio": 0.99}' ;;
+  "bench pipeline") echo '{"batch_bytes": 65536, "ratio": 1.01, "by_hand_ratio": 1.02, "reserved_mib": 4}' ;;
+  replay*) echo '{"trace": "x/a.trace.gz", "ops": 9, "ratio": 1.02, "first_ns_per_op": 1, "warm_ns_per_op": 2}' ;;
+esac
+END
+chmod +x "$work/weir"
+WEIR_TOOL=$work/weir "$root/tools/figures" --measure x/a.trace.gz > "$work/run" && "$root/tools/figures" "$work/run" > "$work/page"
+for cell in 'a machine of stubs' '| 12.5 |' '| 50.5 | 51 |' '| 1.010 | 1.020 |' '| a | 9 | 1.020 |'; do
+  grep -qF -- "$cell" "$work/page" || fail "the page of a measured run has no '$cell'"
+done
+
 lines=$(wc -l < "$root/README.md")
 [ "$lines" -ge 110 ] && [ "$lines" -le 130 ] || fail "README.md has $lines lines, not 110 to 130"
 
