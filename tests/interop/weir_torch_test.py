@@ -201,6 +201,10 @@ class Launcher(Case):
             file.write(textwrap.dedent(text))
         return path
 
+    def test_program_that_allocates_is_quiet(self):
+        done = run("-m", "weir.torch", self.write("p.py", "import torch; torch.UntypedStorage(100)"))
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
     def test_program_and_its_processes(self):
         done = run("-m", "weir.torch", self.program, "--steps", "3", "-m")
         self.assertEqual((done.returncode, done.stdout.splitlines()),
