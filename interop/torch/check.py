@@ -193,11 +193,21 @@ def fork_after_use():
 def fork_before_use():
     import torch
 
+    ask, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
-        ok = torch.ones(1000, device="cuda").sum().item() == 1000 and torch.cuda.memory_allocated() > 0
-        os._exit(5 if ok else 6)
-    expect(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5, "the child did not work")
+        try:
+            x = torch.ones(1000, device="cuda")
+            told = f"sum {x.sum().item()}, memory {torch.cuda.memory_allocated() >= 4000}"
+        except BaseException as error:
+            told = f"{type(error).__name__}: {error}"
+        os.write(tell, told.encode())
+        os._exit(0)
+    os.close(tell)
+    with os.fdopen(ask) as pipe:
+        told = pipe.read()
+    os.waitpid(pid, 0)
+    expect(told == "sum 1000.0, memory True", "the child:", told)
     expect(torch.ones(10, device="cuda").sum().item() == 10, "the parent did not work")
 
 

@@ -69,6 +69,17 @@ class Install(Case):
     def test_without_cuda_says_so(self):
         self.fails("import torch, weir.torch; weir.torch.install()", "is not built for CUDA", FAKE_TORCH_CUDA="none")
 
+    # A runtime that install() made could not serve a forked child.
+    def test_child_that_is_forked_later_works(self):
+        self.passes("""
+            import os, torch, weir.torch
+            weir.torch.install()
+            child = os.fork()
+            s = torch.UntypedStorage(1 << 20)
+            assert torch.cuda.memory_allocated() == 1 << 20, torch.cuda.memory_allocated()
+            assert child == 0 or os.waitpid(child, 0)[1] == 0
+        """)
+
     def test_without_library_says_so(self):
         self.fails("import torch, weir.torch; weir.torch.install()", "no libweir_torch.so at /nowhere",
                    WEIR_TORCH_LIBRARY="/nowhere")
