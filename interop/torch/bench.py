@@ -6,7 +6,8 @@ Usage: bench.py [--starts N] [--seconds S] [--only PROGRAM[,PROGRAM]]
 take turns. `later_ms` is the median of a start's steps after the third, `peak_reserved` the most bytes that the
 allocator held. The last lines have the medians over the starts.
   gpt2, prefetch, gather   see programs.py
-  pairs                    raw_alloc and raw_delete by PyTorch's own functions; Python's part is `call_ns`
+  pairs                    raw_alloc and raw_delete by PyTorch's own functions; a call of Python takes `call_ns`.
+                           The allocator floor is malloc as a pluggable one: nothing on PyTorch's table is quicker
   FILE.py                  a program of tools/peers/programs: the turns of its steps() are its steps
   ddp, peer                need two GPUs: data-parallel training of two models, by rank; copies of 256 MiB to cuda:1
 """
@@ -35,6 +36,9 @@ def begin(allocator):
         import weir.torch
 
         weir.torch.install()
+    if allocator == "floor":
+        memory = torch.cuda.memory
+        memory.change_current_allocator(memory.CUDAPluggableAllocator("libc.so.6", "malloc", "free"))
     return torch
 
 
@@ -188,7 +192,7 @@ def main():
     began, all_runs, failed = time.monotonic(), {}, 0
     for start in range(chosen.starts):
         for program in chosen.only.split(","):
-            for allocator in allocators:
+            for allocator in allocators + ("floor",) * (program == "pairs"):
                 left = chosen.seconds - (time.monotonic() - began)
                 if left < 15:
                     print(json.dumps({"stopped": f"{chosen.seconds} s are over", "start": start, "program": program}),
@@ -219,7 +223,7 @@ def main():
         break
     for program in chosen.only.split(","):
         medians = {}
-        for allocator in allocators:
+        for allocator in allocators + ("floor",) * (program == "pairs"):
             runs = all_runs.get((program, allocator), [])
             keys = [k for k, v in (runs[0] if runs else {}).items() if isinstance(v, (int, float)) and k != "start"]
             medians[allocator] = {k: statistics.median(r[k] for r in runs) for k in keys} | {"starts": len(runs)}
@@ -227,10 +231,12 @@ def main():
         theirs = [medians[a]["later_ms"] for a in allocators[:2] if "later_ms" in medians[a]]
         if theirs and "later_ms" in medians["weir"]:
             line["weir_to_the_better"] = round(medians["weir"]["later_ms"] / min(theirs), 4)
-        if program == "pairs" and all(medians[a].get("pair_512_ns") for a in ("native", "weir")):
-            line["weir_to_native"] = {k: round((medians["weir"][k] - medians["weir"]["call_ns"]) /
-                                               (medians["native"][k] - medians["native"]["call_ns"]), 3)
-                                      for k in medians["native"] if k.startswith("pair")}
+        for allocator in ("weir", "floor") * (program == "pairs"):
+            mine, native = medians[allocator], medians["native"]
+            if mine["starts"] and native["starts"]:
+                line[allocator + "_to_native"] = {
+                    k: round((mine[k] - mine["call_ns"]) / (native[k] - native["call_ns"]), 3)
+                    for k in native if k.startswith("pair")}
         print(json.dumps(line), flush=True)
     return failed
 
