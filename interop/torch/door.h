@@ -5,6 +5,7 @@
 #include <string>
 
 #include "interop/torch/retained_streams.h"
+#include "weir/memory.h"
 
 #define WEIR_HOOK extern "C" __attribute__((visibility("default")))
 
@@ -24,6 +25,15 @@ bool is_forked() noexcept;
 source_location line_of_program() noexcept;
 extern std::atomic<bool> recording;
 void name_library(std::string path_prefix);  // frames of files below it are not told
+
+// Throws: as allocate() and retained_streams::of()
+inline void* allocate_rounded(std::size_t bytes, int device, CUstream_st* handle) {
+  constexpr source_location unknown;  // a line of Python
+  stream_ref const home = streams().of(device, handle);
+  if (!recording.load(std::memory_order_relaxed)) [[likely]]
+    return allocate(home, rounded(bytes), alignment, unknown);
+  return allocate(home, rounded(bytes), alignment, line_of_program());
+}
 
 std::string text_of(std::exception_ptr);
 

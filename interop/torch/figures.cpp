@@ -7,7 +7,6 @@
 
 #include "interop/torch/door.h"
 #include "interop/torch/torch_errors.h"
-#include "weir/memory.h"
 #include "weir/observe.h"
 
 namespace weir::interop {
@@ -119,8 +118,7 @@ WEIR_HOOK int weir_torch_stop_recording() noexcept {
 WEIR_HOOK void* weir_torch_allocate(std::size_t bytes, int device, CUstream_st* stream) noexcept {
   return guarded(
       [&] {
-        void* const p = weir::allocate(streams().of(device, stream), rounded(bytes), alignment,
-                                       recording.load(std::memory_order_relaxed) ? line_of_program() : of_python);
+        void* const p = allocate_rounded(bytes, device, stream);
         count(device, rounded(bytes), 1);
         return p;
       },

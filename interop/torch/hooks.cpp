@@ -9,7 +9,6 @@
 
 #include "interop/torch/door.h"
 #include "interop/torch/torch_errors.h"
-#include "weir/memory.h"
 #include "weir/observe.h"
 
 namespace weir::interop {
@@ -38,8 +37,7 @@ void* allocate_or_throw(std::size_t bytes, int device, CUstream_st* handle) {
         "weir: this process is a fork of one that used a device, and cannot use one itself. Start it with "
         "the method spawn (torch.multiprocessing.set_start_method('spawn'))");
   }
-  return allocate(streams().of(device, handle), rounded(bytes), alignment,
-                  recording.load(std::memory_order_relaxed) ? line_of_program() : of_torch);
+  return allocate_rounded(bytes, device, handle);
 }
 
 [[noreturn]] void throw_for_torch(int device, std::size_t bytes) {
