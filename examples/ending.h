@@ -18,7 +18,7 @@ inline int wrong_usage(char const* program, usage_error const& e) {
 // Returns: `status`; 1 instead of 0 if stdout could not be written completely. Reports that to stderr.
 inline int ending(char const* program, int status) {
   if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return status;
-  std::fprintf(stderr, "%s: not all that was printed could be written: is the disk full?\n", program);
+  std::fprintf(stderr, "%s: writing the output failed: check whether the disk is full\n", program);
   return status ? status : 1;
 }
 

@@ -27,7 +27,7 @@ driver::opened open_machine(machine_choice const& asked, source_location at) {
   auto found = driver::open_cuda();
   if (found.machine) return {std::move(found.machine), std::move(found.why)};
   if (asked.which == machine_choice::kind::cuda) {
-    throw not_supported("runtime", "WEIR_DEVICES=cuda, and there is no usable GPU: " + found.why,
+    throw not_supported("runtime", "WEIR_DEVICES=cuda without a usable GPU: " + found.why,
                         "Use WEIR_DEVICES=auto or sim:4 to run on simulated devices", at);
   }
   return open_simulated(asked.sim, asked.visible, " (no GPU: " + found.why + ")");

@@ -45,11 +45,10 @@ extents check(tensor const& a, tensor const& b, transposed how, source_location 
     return "left " + a.shape().str() + (left ? " transposed" : "") + ", right " + b.shape().str() +
            (right ? " transposed" : "");
   };
-  if (a.dim() != 2 || b.dim() != 2)
-    throw invalid_use("matmul", operands(), "Both must have two dimensions: view them so", at);
+  if (a.dim() != 2 || b.dim() != 2) throw invalid_use("matmul", operands(), "View both with two dimensions", at);
   if (!has_product(a.dtype()) || a.dtype() != b.dtype()) {
     throw not_supported("matmul", std::string(name_of(a.dtype())) + " times " + std::string(name_of(b.dtype())),
-                        "Both are float32, float16 or bfloat16: convert with to(dtype)", at);
+                        "Convert both to float32, float16 or bfloat16 with to(dtype)", at);
   }
   tensors::require_same_device(a, b, "matmul", "left", "right", at);
   extents const e{a.shape()[left ? 1 : 0], b.shape()[right ? 0 : 1], a.shape()[left ? 0 : 1]};
@@ -57,10 +56,10 @@ extents check(tensor const& a, tensor const& b, transposed how, source_location 
   if (e.k != of_right) {
     throw invalid_use("matmul",
                       operands() + ": " + std::to_string(e.k) + " columns meet " + std::to_string(of_right) + " rows",
-                      "The columns of the left must be as many as the rows of the right", at);
+                      "Pass operands where the left has as many columns as the right has rows", at);
   }
   if (e.m > INT_MAX || e.n > INT_MAX || e.k > INT_MAX)
-    throw not_supported("matmul", operands(), "Extents are at most 2^31 - 1: cut the product in parts", at);
+    throw not_supported("matmul", operands(), "Divide the product: extents are at most 2^31 - 1", at);
   return e;
 }
 
@@ -73,7 +72,7 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
     throw not_supported(
         "matmul_out",
         "out " + std::string(name_of(out.dtype())) + " for operands of " + std::string(name_of(left.dtype())),
-        "out has their dtype, or float32", at);
+        "Pass an out of their dtype, or of float32", at);
   }
   tensors::require_same_device(out, left, "matmul_out", "out", "left", at);
   if (out.shape() != weir::shape{e.m, e.n}) {
@@ -90,7 +89,7 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
   }
   if (tensors::may_share_elements(out, left) || tensors::may_share_elements(out, right)) {
     throw invalid_use("matmul_out", "out " + out.shape().str() + " shares memory with an operand",
-                      "Give it memory of its own", at);
+                      "Pass an out with memory of its own", at);
   }
   std::optional<matrix> const c = as_matrix(out);
   if (!c) {  // no BLAS writes a result with gaps in both dimensions

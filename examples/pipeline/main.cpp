@@ -45,7 +45,7 @@ std::size_t number(char const* option, char const* text, std::size_t most = std:
   std::size_t value = 0;
   auto const [end, failed] = std::from_chars(text, text + std::strlen(text), value);
   if (failed != std::errc() || *end || value == 0)
-    throw examples::usage_error(std::string(option) + " " + text + " is no number above 0");
+    throw examples::usage_error(std::string(option) + " " + text + " is not a number above 0");
   if (value > most)
     throw examples::usage_error(std::string(option) + " " + text + " is more than " + std::to_string(most));
   return value;
@@ -91,14 +91,14 @@ int command(int argc, char** argv) try {
       check = true;
       continue;
     }
-    if (i + 1 == argc) throw examples::usage_error(option + " is no option, or lacks its value");
+    if (i + 1 == argc) throw examples::usage_error(option + " is not an option, or lacks its value");
     char const* const value = argv[++i];
     if (option == "--input") s.input = value;
     else if (option == "--output") s.output = value;
     else if (option == "--bytes") bytes = number("--bytes", value);
     else if (option == "--batch") s.batch = number("--batch", value);
     else if (option == "--depth") s.depth = static_cast<int>(number("--depth", value, std::numeric_limits<int>::max()));
-    else throw examples::usage_error(option + " is no option: --input, --output, --bytes, --batch, --depth, --check");
+    else throw examples::usage_error(option + " is not an option: --input, --output, --bytes, --batch, --depth, --check");
   }
   scratch const temporary;
   check |= s.output.empty();

@@ -70,7 +70,7 @@ class sink {
     file_.flush();
     if (!file_)
       throw std::runtime_error(path_.string() + " takes no more at byte " + std::to_string(at_) +
-                               ": is the disk full?");
+                               ". Check whether the disk is full");
     at_ += bytes;
   }
 

@@ -52,7 +52,7 @@ void fragmented(table& t, std::size_t room) {
     std::vector<weir::buffer> const rest = every_other(4_MiB, room);
     t.row("full of 4 MiB blocks, every other one dropped", {exactly(half), exactly(2 * half)}, "");
     weir::memory_report const report = weir::current_memory_report();
-    t.holds(report.largest_free < room / 4, "current_memory_report: half is free, the largest hole is " +
+    t.holds(report.largest_free < room / 4, "current_memory_report: half is free, the largest free block is " +
                                                 in_words(static_cast<std::int64_t>(report.largest_free)));
     weir::buffer const large(room / 4);
     t.row("a block of a quarter of the device", {exactly(half + half / 2), exactly(2 * half)},
@@ -69,7 +69,7 @@ void fragmented(table& t, std::size_t room) {
       said = e.report().text();
     }
     t.holds(!said.empty(), "a quarter of the device is refused here: each page of 2 MiB holds a live block");
-    t.holds(said.find("hole") != std::string::npos, "and the report names the largest hole");
+    t.holds(said.find("largest free") != std::string::npos, "and the report names the largest free block");
     for (std::size_t i = 0; i < rest.size() / 2; ++i) rest[i].reset();
     weir::buffer const large(room / 4);
     t.row("the older half of them dropped: it fits", {exactly(half), exactly(2 * half)}, "");

@@ -34,7 +34,7 @@ std::uint64_t number(std::string const& option, char const* text,
   std::uint64_t value = 0;
   auto const [end, failed] = std::from_chars(text, text + std::strlen(text), value);
   if (failed != std::errc() || *end || value == 0)
-    throw examples::usage_error(option + " " + text + " is no number above 0");
+    throw examples::usage_error(option + " " + text + " is not a number above 0");
   if (value > most) throw examples::usage_error(option + " " + text + " is more than " + std::to_string(most));
   return value;
 }
@@ -128,7 +128,7 @@ int command(int argc, char** argv) try {
   for (int i = 1; i < argc; ++i) {
     std::string const option = argv[i];
     if (option == "--help" || option == "-h") return std::fputs(usage, stdout), 0;
-    if (i + 1 == argc) throw examples::usage_error(option + " is no option, or lacks its value");
+    if (i + 1 == argc) throw examples::usage_error(option + " is not an option, or lacks its value");
     char const* const value = argv[++i];
     if (option == "--bytes") s.bytes = number(option, value) / 8 * 8;
     else if (option == "--buffers") s.buffers = static_cast<int>(number(option, value, most_int));
@@ -137,7 +137,7 @@ int command(int argc, char** argv) try {
     else if (option == "--as") role = value;
     else if (option == "--kill" || option == "--stop")
       victim = value, meets = option == "--kill" ? mishap::killed : mishap::stopped;
-    else throw examples::usage_error(option + " is no option: --bytes, --buffers, --rounds, --timeout, --kill, --stop");
+    else throw examples::usage_error(option + " is not an option: --bytes, --buffers, --rounds, --timeout, --kill, --stop");
   }
   if (!victim.empty() && victim != "writer" && victim != "reader")
     throw examples::usage_error(victim + " is neither writer nor reader");

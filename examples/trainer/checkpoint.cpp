@@ -75,7 +75,7 @@ void write_checkpoint(std::filesystem::path const& file, checkpoint const& c) {
     out.close();
     if (!out)
       throw std::runtime_error("checkpoint: " + beside.string() +
-                               " cannot be written: is the disk full, or the folder not writable?");
+                               " cannot be written. Check the disk space and the permissions of the folder");
   }
   std::error_code failed;
   std::filesystem::rename(beside, file, failed);

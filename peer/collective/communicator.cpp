@@ -12,7 +12,7 @@
 namespace weir {
 namespace {
 
-constexpr char const* make_anew = "Make a new one with communicator::create_all";
+constexpr char const* make_anew = "Create a new one with communicator::create_all";
 
 }  // namespace
 
@@ -77,7 +77,7 @@ group::group(runtime::impl& owner, std::vector<int> devices, std::unique_ptr<col
 runtime::impl& group::owner(std::string_view operation, source_location at) const {
   if (ended())
     throw invalid_use(std::string(operation), "the communicator's runtime has ended",
-                      "A runtime outlives every use of it", at);
+                      "Keep the runtime until its last use", at);
   return runtime_;
 }
 
@@ -90,7 +90,7 @@ void group::refuse_if_over(shared const& s, int rank, std::string const& operati
   for (std::size_t other = 0; other < s.gone.size(); ++other) {
     if (s.gone[other])
       throw invalid_use(operation, base::text(who, ": rank ", other, "'s communicator is destroyed"),
-                        "Keep all ranks' communicators until the last collective was asked for", at);
+                        "Keep all ranks' communicators until the last collective call", at);
   }
 }
 
@@ -107,9 +107,9 @@ std::uint64_t group::agree(int rank, collective_request const& r, source_locatio
     std::string const there =
         first.at.file_name() ? base::text(" at ", first.at.file_name(), ":", first.at.line()) : "";
     throw invalid_use(std::string(name_of(r.what)),
-                      base::text("rank ", rank, " asks for ", r.text(), " where rank ", first.first_rank, " asked for ",
+                      base::text("rank ", rank, " calls ", r.text(), " where rank ", first.first_rank, " called ",
                                  first.first.text(), there),
-                      "All ranks ask for the same collectives in the same order", at);
+                      "Call the same collectives in the same order on all ranks", at);
   }
   ++s->open[place].ranks;
   std::uint64_t const sequence = next++;
@@ -190,7 +190,7 @@ void group::barrier(int rank, base::time_limit limit, source_location at) {
   s->at_barrier[static_cast<std::size_t>(rank)] = false;
   refuse_if_over(*s, rank, "barrier", at);
   throw timed_out("barrier", base::text("rank ", rank, " waited ", limit.ns() / 1'000'000, " ms for ", missing),
-                  "See where the thread of that rank stands, or allow a longer limit", at);
+                  "Check why the thread of that rank did not call, or use a longer limit", at);
 }
 
 void group::abort(int rank) noexcept {
@@ -271,10 +271,10 @@ void use_on(clock::stream_clock& stream, device_span what, std::string_view oper
   std::string const op(operation);
   auto const role = [&] { return base::text(operand, " of ", what.count, " ", weir::name_of(what.dtype), " at"); };
   auto const named = [&] { return role() + " " + base::address_text(what.data); };
-  if (what.count < 0) throw invalid_use(op, named() + ": a negative count", "Counts are of elements, from 0 up", at);
+  if (what.count < 0) throw invalid_use(op, named() + ": a negative count", "Pass a number of elements, 0 or more", at);
   std::size_t bytes = 0;
   if (__builtin_mul_overflow(static_cast<std::size_t>(what.count), size_of(what.dtype), &bytes))
-    throw invalid_use(op, named() + ": more bytes than an address can count", "Counts are of elements", at);
+    throw invalid_use(op, named() + ": the number of bytes overflows", "Pass a number of elements", at);
   if (bytes == 0) return;
   using streams::known_range;
   auto const is = known_range::of(stream.owner(), what.data, bytes);
@@ -282,14 +282,14 @@ void use_on(clock::stream_clock& stream, device_span what, std::string_view oper
   int device = is.device;
   if (!known) {  // the program's own driver memory
     auto const found = stream.owner().machine().find(what.data);
-    require(found.is, operation, named(), "The address is looked up in the driver", at);
+    require(found.is, operation, named(), "Pass memory that the driver knows", at);
     if (found.value.in == driver::where::device) device = found.value.device;
   }
   if (device != stream.device()) {
     std::string const whose =
         device < 0 ? "not memory of " : "memory of " + base::gpu_name(device) + ", the rank's device is ";
     throw invalid_use(op, named() + " is " + whose + base::gpu_name(stream.device()),
-                      "Each rank gives memory of its own device, from weir::allocate, a buffer or a tensor", at);
+                      "Pass memory of the rank's device, from weir::allocate, a buffer or a tensor", at);
   }
   if (is.memory && is.block.home != &stream) is.memory->record_use(what.data, stream, at);
 }
@@ -308,13 +308,13 @@ communicator::~communicator() = default;
 
 std::vector<communicator> communicator::create_all(std::span<weir::device const> devices, source_location at) {
   runtime::impl& owner = streams::current_runtime(at);
-  if (devices.empty()) throw invalid_use("communicator::create_all", "no devices", "Name a device for each rank", at);
+  if (devices.empty()) throw invalid_use("communicator::create_all", "no devices", "Pass a device for each rank", at);
   std::vector<int> ordinals;
   for (weir::device const d : devices) {
     int const ordinal = streams::resolve(d, owner, "communicator::create_all", at);
     if (std::find(ordinals.begin(), ordinals.end(), ordinal) != ordinals.end()) {
       throw invalid_use("communicator::create_all", base::gpu_name(ordinal) + " is named twice",
-                        "Each rank has its own device", at);
+                        "Pass another device for each rank", at);
     }
     ordinals.push_back(ordinal);
   }
@@ -358,13 +358,13 @@ void require_slice_or_apart(device_span whole, device_span part, int rank, int r
   if (whole.dtype != part.dtype) {
     throw invalid_use(
         op, "out and in are of " + std::string(name_of(whole.dtype)) + " and " + std::string(name_of(part.dtype)),
-        "Both sides have one element type", at);
+        "Use one element type for both", at);
   }
   std::int64_t product = 0;
   if (__builtin_mul_overflow(part.count, static_cast<std::int64_t>(ranks), &product) || product != whole.count) {
     throw invalid_use(op,
                       base::text("parts of ", part.count, " elements from ", ranks, " ranks do not make ", whole.count),
-                      "The whole holds as many parts as there are ranks", at);
+                      "Pass one part for each rank", at);
   }
   auto const begin = [](device_span s) { return reinterpret_cast<std::uintptr_t>(s.data); };
   auto const bytes = [](device_span s) { return static_cast<std::uintptr_t>(s.count) * size_of(s.dtype); };
@@ -374,7 +374,7 @@ void require_slice_or_apart(device_span whole, device_span part, int rank, int r
     throw invalid_use(op,
                       base::text("the part at ", base::address_text(part.data), " overlaps the whole at ",
                                  base::address_text(whole.data), ", and is not rank ", rank, "'s slice of it"),
-                      "Give that slice, or memory apart", at);
+                      "Pass that slice, or memory that does not overlap", at);
   }
 }
 

@@ -49,23 +49,23 @@ class chained_backend final : public collective_backend {
     std::size_t const bytes = r.part_bytes() * (r.what == collective::broadcast ? 1 : devices_.size()),
                       from = chains_.from(r.what, devices_.size());
     if (bytes < from || !lanes_ || bytes == 0) {
-      said = by_others(from == chains::never || !lanes_ ? "copies in chains were not asked for"
+      said = by_others(from == chains::never || !lanes_ ? "chain copies are not enabled"
                                                         : size_text(bytes) + " are less than " + size_text(from));
       return others_->issue(rank, on, sequence, r, at);
     }
     auto const met = meet(rank, {&on, r, on.captured().value}, sequence, at);
     if (!met)
       throw driver_error(0, std::string(name_of(r.what)), operands(rank, r) + ": the communicator was aborted",
-                         "Make a new one with communicator::create_all", at);
+                         "Create a new one with communicator::create_all", at);
     said = met->way;
     if (!met->carried) return others_->issue(rank, on, sequence, r, at);
     if (!met->refused.ok())
-      throw_refusal(met->refused, name_of(r.what), operands(rank, r) + ", by copies",
-                    "The same call may be made again, by all ranks", at);
+      throw_refusal(met->refused, name_of(r.what), operands(rank, r) + ", by copies", "Repeat the call on all ranks",
+                    at);
   }
 
   std::string broken(int rank) override {
-    if (int const device = lost_.load(); device >= 0) return base::gpu_name(device) + " is lost, and copies with it";
+    if (int const device = lost_.load(); device >= 0) return base::gpu_name(device) + " is lost";
     return others_->broken(rank);
   }
   void abort() noexcept override {

@@ -83,11 +83,12 @@ struct chains::state {
     if (is == links::link_state::refused)
       return base::gpu_name(from) + " does not reach memory of " + base::gpu_name(to);
     if (is == links::link_state::wrong)
-      return "the link from " + base::gpu_name(from) + " to " + base::gpu_name(to) + " changed bytes when it was tried";
-    if (!ways.may_be_opened(to)) return "memory of " + base::gpu_name(to) + " comes in segments, which are not opened";
+      return "the link from " + base::gpu_name(from) + " to " + base::gpu_name(to) + " failed its test";
+    if (!ways.may_be_opened(to))
+      return "memory of " + base::gpu_name(to) + " consists of segments, which peers cannot access";
     auto* const its = memory.owner(h.dst);
     auto const block = its ? its->find(h.dst) : std::nullopt;
-    if (!block) return "rank " + std::to_string(h.to) + " gave memory that is not weir's";
+    if (!block) return "rank " + std::to_string(h.to) + " passed memory that weir did not allocate";
     auto const open = [&] { return its->granted(h.dst, from) && ways.known(from, to) == links::link_state::proven; };
     if (!open()) ways.count_bytes(from, *its, *block, parts[h.to].what.part_bytes(), at);
     return open() ? "" : "memory of rank " + std::to_string(h.to) + " is not open to " + base::gpu_name(from) + " yet";

@@ -75,10 +75,10 @@ struct WEIR_LOCAL gradient_buckets::state {
 gradient_buckets::state::one& gradient_buckets::state::find(int i, std::string_view operation, source_location at) {
   std::string const op(operation);
   if (!block)
-    throw invalid_use(op, std::to_string(ones.size()) + " gradients are added, none is built",
+    throw invalid_use(op, std::to_string(ones.size()) + " gradients are added, but not built",
                       "Call build() after the last add()", at);
   if (i < 0 || static_cast<std::size_t>(i) >= ones.size()) {
-    throw invalid_use(op, base::text("gradient ", i, " of ", ones.size()), "add() returned their numbers, from 0", at);
+    throw invalid_use(op, base::text("gradient ", i, " of ", ones.size()), "Pass a number that add() returned", at);
   }
   return ones[static_cast<std::size_t>(i)];
 }
@@ -121,11 +121,11 @@ gradient_buckets::~gradient_buckets() = default;
 
 int gradient_buckets::add(std::string name, std::int64_t count, dtype type, source_location at) {
   if (state_->block)
-    throw invalid_use("gradient_buckets::add", "\"" + name + "\" after build()", "Add everything first", at);
+    throw invalid_use("gradient_buckets::add", "\"" + name + "\" after build()", "Call add() before build()", at);
   constexpr std::int64_t most = std::int64_t{1} << 56;
   if (count < 0 || count > most)
     throw invalid_use("gradient_buckets::add", base::text("\"", name, "\" of ", count, " elements"),
-                      "Counts are of elements, from 0 up", at);
+                      "Pass a number of elements, 0 or more", at);
   if (!peer::reducible(type))
     throw not_supported("gradient_buckets::add", "\"" + name + "\" of " + std::string(name_of(type)),
                         "Reduce float32, float64, float16, bfloat16, int8, uint8, int32 or int64", at);
@@ -133,8 +133,8 @@ int gradient_buckets::add(std::string name, std::int64_t count, dtype type, sour
   if (bytes > ~std::size_t{0} / 2 - state_->half) {
     std::string const what = base::text("\"", name, "\" of ", count, " ", name_of(type), " (", bytes, " B)");
     throw invalid_use(
-        "gradient_buckets::add", base::text(what, " beside ", state_->half, " B: twice as much has no address"),
-        "One block holds all parameters and gradients: check the product that the count was made from", at);
+        "gradient_buckets::add", base::text(what, " beside ", state_->half, " B: twice as much overflows"),
+        "Check the product that the count was made from: one block holds all parameters and gradients", at);
   }
   state_->ones.push_back({std::move(name), count, type});
   state_->half += bytes;
@@ -149,8 +149,10 @@ void gradient_buckets::build(source_location at) {
 
 void gradient_buckets::build(stream_ref on, source_location at) {
   state& s = *state_;
-  if (s.block) throw invalid_use("gradient_buckets::build", "a second build()", "Build once, after the last add()", at);
-  if (s.ones.empty()) throw invalid_use("gradient_buckets::build", "nothing is added", "add() each gradient first", at);
+  if (s.block)
+    throw invalid_use("gradient_buckets::build", "a second build()", "Call build() once, after the last add()", at);
+  if (s.ones.empty())
+    throw invalid_use("gradient_buckets::build", "there is no gradient", "Call add() for each gradient first", at);
   runtime::impl& owner = s.all->owner("gradient_buckets::build", at);
   runtime_guard const in(owner.facade());
   int const device = s.all->device(s.rank);
@@ -193,7 +195,7 @@ device_span gradient_buckets::parameters(source_location at) const {
       throw invalid_use("gradient_buckets::parameters",
                         "\"" + first.name + "\" is of " + std::string(name_of(first.type)) + ", \"" + o.name +
                             "\" of " + std::string(name_of(o.type)),
-                        "Go through parameter(i) instead", at);
+                        "Use parameter(i) instead", at);
     }
   }
   return {state_->block, static_cast<std::int64_t>(state_->half / size_of(first.type)), first.type};
@@ -212,13 +214,14 @@ void gradient_buckets::mark_ready(int i, stream_ref writer, source_location at) 
     throw invalid_use("gradient_buckets::mark_ready",
                       base::text(s.named(i), " from a stream of gpu:", stream.device(),
                                  ", the rank's device is gpu:", s.all->device(s.rank)),
-                      "Give the stream that wrote the gradient", at);
+                      "Pass the stream that wrote the gradient", at);
   }
   if (o.was_ready) {
-    throw invalid_use("gradient_buckets::mark_ready", s.named(i) + " is ready twice in one step",
-                      "Say ready once, after the last write: when a layer is computed again or gradients accumulate, "
-                      "after the last pass",
-                      at);
+    throw invalid_use(
+        "gradient_buckets::mark_ready", s.named(i) + " is ready twice in one step",
+        "Call mark_ready once, after the last write. If a layer is recomputed or gradients accumulate, call it "
+        "after the last pass",
+        at);
   }
   s.memory(at).record_use(s.block, stream, at);
   state::bucket& b = s.buckets[static_cast<std::size_t>(o.bucket)];
@@ -247,9 +250,10 @@ void gradient_buckets::finish(stream_ref reader, source_location at) {
     if (constexpr int named = 8; more++ < named) missing += (missing.empty() ? "" : ", ") + s.named(i);
   }
   if (more) {
-    throw invalid_use("gradient_buckets::finish",
-                      base::text(more, " of ", size(), " gradients never were ready: ", missing, more > 8 ? ", …" : ""),
-                      "Every gradient is ready once a step, also one that is zero", at);
+    throw invalid_use(
+        "gradient_buckets::finish",
+        base::text(more, " of ", size(), " gradients were not marked as ready: ", missing, more > 8 ? ", …" : ""),
+        "Call mark_ready for each gradient in each step, also for a zero gradient", at);
   }
   s.start_full_buckets(at);  // again, if a start was refused before
   clock::stream_clock& side = streams::clock_of(*s.side);

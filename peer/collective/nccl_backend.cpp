@@ -96,8 +96,8 @@ class nccl_backend final : public collective_backend {
     ncclResult_t const answer = nccl().CommInitAll(made.data(), static_cast<int>(made.size()), devices_.data());
     if (answer != ncclSuccess) {
       throw driver_error(static_cast<int>(answer), "communicator::create_all",
-                         base::text(devices_.size(), " GPUs: NCCL answers ", words(answer, nullptr)),
-                         "NCCL_DEBUG=INFO makes NCCL say more", at);
+                         base::text(devices_.size(), " GPUs: NCCL returns ", words(answer, nullptr)),
+                         "Set NCCL_DEBUG=INFO for NCCL's own messages", at);
     }
     for (std::size_t i = 0; i < made.size(); ++i) ranks_[i].comm = made[i];
   }
@@ -121,7 +121,7 @@ class nccl_backend final : public collective_backend {
       base::lock_guard const lock(mine.calls);
       if (!mine.comm)
         throw driver_error(0, std::string(name_of(r.what)), operands() + ": the communicator was aborted",
-                           "Make a new one with communicator::create_all", at);
+                           "Create a new one with communicator::create_all", at);
       bool const bytes = !r.reduces();  // no arithmetic: element types do not matter
       std::size_t const count = static_cast<std::size_t>(r.count) * (bytes ? size_of(r.type) : 1);
       ncclDataType_t const type = bytes ? ncclUint8 : type_of(r.type);
@@ -157,7 +157,7 @@ class nccl_backend final : public collective_backend {
     if (auto const s = on.captured().is; s.what == driver::code::lost)
       throw_refusal(s, name_of(r.what), operands(), "", at);
     throw driver_error(static_cast<int>(answer), std::string(name_of(r.what)), operands() + ": NCCL answers " + text,
-                       "NCCL_DEBUG=INFO makes NCCL say more", at);
+                       "Set NCCL_DEBUG=INFO for NCCL's own messages", at);
   }
 
   std::string broken(int rank) override {

@@ -191,7 +191,7 @@ class streams_backend final : public collective_backend {
     driver::status s = enqueue(rank_task::step::arrive, touches);
     if (!s.ok()) {
       take_back(rank, sequence, where);
-      throw_refusal(s, name_of(r.what), operands(), "The simulated machine refused the work", at);
+      throw_refusal(s, name_of(r.what), operands(), "Create a new communicator with communicator::create_all", at);
     }
     s = enqueue(rank_task::step::share, {});
     if (s.ok()) s = enqueue(rank_task::step::depart, {});
@@ -203,7 +203,7 @@ class streams_backend final : public collective_backend {
     }
     failure_->failed_rank.store(rank);
     abort();
-    throw_refusal(s, name_of(r.what), operands(), "The simulated machine refused the work", at);
+    throw_refusal(s, name_of(r.what), operands(), "Create a new communicator with communicator::create_all", at);
   }
 
   std::string broken(int) override {

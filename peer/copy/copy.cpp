@@ -41,44 +41,41 @@ bool overlap(void const* a, void const* b, std::size_t bytes) {
 void choose(runtime::impl& r, plan& p) {
   if (p.dst.on_host() && p.src.on_host()) {
     p.by = copy_route::host;
-    p.reason = "both are memory of the host: this thread copies once the stream is done";
+    p.reason = "host to host: this thread copies when the stream is complete";
   } else if (p.dst.on_host() || p.src.on_host()) {
     bool const pinned = (p.dst.on_host() ? p.dst : p.src).in == driver::where::pinned;
     p.by = pinned ? copy_route::engine : copy_route::staged;
     p.reason = pinned ? "pinned memory: the device's copy engine reaches it"
-                      : "pageable memory: no engine reaches it, so it goes through slots of pinned memory";
+                      : "pageable memory: the copy goes through pinned staging buffers";
     if (!pinned || p.bytes < stripes::worth) return;
     auto const& lent = settings().helpers;
     if (lent.empty()) return;
     if (r.part<stripes>().any_reaches(p.dst.on_host() ? p.src.device : p.dst.device, lent)) {
       p.by = copy_route::striped;
-      p.reason =
-          "pinned memory, and enough of it: in parts over this device's link to the host and those of lent devices";
+      p.reason = "pinned memory, a large copy: in parts over this device's host link and those of shared devices";
     } else {
-      p.reason = "pinned memory: the device's copy engine reaches it, and none of the lent devices reaches the device";
+      p.reason = "pinned memory: the device's copy engine reaches it, and no shared device reaches the device";
     }
   } else if (p.dst.device == p.src.device) {
     p.by = copy_route::same_device;
-    p.reason = "both lie on one device";
+    p.reason = "both are on one device";
   } else {
     auto& all = r.part<links>();
     auto const out = all.known(p.src.device, p.dst.device), in = all.known(p.dst.device, p.src.device);
     p.by = copy_route::peer;
     if (out == links::link_state::wrong || in == links::link_state::wrong) {
       p.by = copy_route::staged;
-      p.reason = "the link between these devices changed bytes when it was tried";
+      p.reason = "the link between these devices failed its test";
       return;
     }
     if (out == links::link_state::refused && in == links::link_state::refused) {
       p.by = copy_route::staged;
-      p.reason = "the driver gives neither device access to the other";
+      p.reason = "neither device can access the other";
       return;
     }
     p.dst_open = p.dst.open_to(p.src.device), p.src_open = p.src.open_to(p.dst.device);
-    p.reason =
-        p.dst_open || p.src_open
-            ? "device to device over the link: the memory is granted to the peer"
-            : "device to device by the driver: the memory is not granted to the peer until enough has been copied";
+    p.reason = p.dst_open || p.src_open ? "device to device over the link: the peer has access to the memory"
+                                        : "device to device by the driver: the peer gets access when enough was copied";
   }
 }
 
@@ -90,12 +87,11 @@ void force(plan& p, copy_route by, source_location at) {
   bool const anyhow_peer = by == copy_route::peer && p.by == copy_route::staged && !p.dst.on_host() && !p.src.on_host();
   if (!through_slots && !anyhow_peer && !straight) {
     throw invalid_use("copy", text_of(p) + ", by copy_route::" + std::string(name_of(by)),
-                      "A route_guard forces a route these places do not have; automatic takes copy_route::" +
-                          std::string(name_of(p.by)),
+                      "Use a route that this memory has: automatic selects copy_route::" + std::string(name_of(p.by)),
                       at);
   }
   p.by = by;
-  p.reason = "a route_guard of this thread says so";
+  p.reason = "a route_guard of this thread selects it";
 }
 
 // Requires: a.bytes > 0.
@@ -105,7 +101,7 @@ plan look(runtime::impl& r, asked a, source_location at) {
   p.dst = inspect(r, "copy", "dst", a.dst, a.bytes, at);
   p.src = inspect(r, "copy", "src", a.src, a.bytes, at);
   if (a.dst != a.src && overlap(a.dst, a.src, a.bytes))
-    throw invalid_use("copy", text_of(p) + ", which overlap", "Copy through a third place", at);
+    throw invalid_use("copy", text_of(p) + ", which overlap", "Copy through a third buffer", at);
   choose(r, p);
   force(p, settings().by, at);
   return p;
@@ -129,7 +125,7 @@ void check_stream(plan const& p, clock::stream_clock const& stream, source_locat
   bool const is_host = p.by == copy_route::host;
   if (is_host || stream.device() == p.dst.device || stream.device() == p.src.device) return;
   throw invalid_use("copy", text_of(p) + ", on a stream of gpu:" + std::to_string(stream.device()),
-                    "Pass a stream of a device that the memory lies on", at);
+                    "Pass a stream of a device that holds the memory", at);
 }
 
 void synchronize(runtime::impl& r, clock::stream_clock const& stream, clock::stamp s, char const* operation,
@@ -139,7 +135,7 @@ void synchronize(runtime::impl& r, clock::stream_clock const& stream, clock::sta
   if (!waited.ok() && waited.what != driver::code::lost &&
       r.machine().synchronize_stream(stream.device(), stream.handle()).ok())
     waited = {};
-  if (!waited.ok()) throw_refusal(waited, operation, text_of(p), "Waiting for the stream was refused", at);
+  if (!waited.ok()) throw_refusal(waited, operation, text_of(p), "Repeat the call", at);
 }
 
 // Marks the block for a stream other than its home.
@@ -211,7 +207,7 @@ class between {
   }
   [[noreturn]] void refused(driver::status s, plan const& p, source_location at) const {
     throw_refusal(s, "copy", text_of(p) + streams::which_is_lost(r_, s, p.dst.device, p.src.device),
-                  "The streams of both devices could not be ordered: the same call may be made again", at);
+                  "Repeat the call: the streams of both devices could not be ordered", at);
   }
   void order_after(clock::stream_clock& later, clock::stream_clock& earlier, plan const& p, source_location at) const {
     if (later.wait(earlier.now()).ok()) return;
@@ -365,7 +361,7 @@ stamp fill(runtime::impl& r, clock::stream_clock* given, void* dst, std::byte va
   p.dst = inspect(r, "fill", "dst", dst, bytes, at);
   if (given && !p.dst.on_host() && given->device() != p.dst.device)
     throw invalid_use("fill", "dst " + p.dst.text() + ", on a stream of gpu:" + std::to_string(given->device()),
-                      "Pass a stream of the device that the memory lies on", at);
+                      "Pass a stream of the device that holds the memory", at);
   auto& stream = given             ? *given
                : p.dst.on_host() ? streams::current_clock(r, at)
                                  : streams::current_clock(r, p.dst.device, at);

@@ -18,7 +18,7 @@ endpoint inspect(runtime::impl& r, std::string_view operation, std::string_view 
     throw invalid_use(std::string(operation),
                       std::string(role) + " " + what + ", asked " + std::to_string(bytes) + " B", remedy, where);
   };
-  if (!at) refuse("is null", "Pass memory, or zero bytes");
+  if (!at) refuse("is null", "Pass an address, or zero bytes");
   using streams::known_range;
   auto const is = known_range::of(r, at, bytes);
   if (!is.locked_in_place && is.require_inside(operation, role, where).is == known_range::verdict::inside) {
@@ -33,15 +33,15 @@ endpoint inspect(runtime::impl& r, std::string_view operation, std::string_view 
   auto const ask = [&](void const* one) {  // also for pages that the program registered: they count whole
     auto const answer = r.machine().find(one);
     require(answer.is, operation, std::string(role) + " " + base::address_text(one),
-            "The driver could not say where this lies", where);
+            "Pass memory that the driver knows", where);
     return answer.value;
   };
   auto const first = ask(at);
   found.in = first.in;
   found.device = first.device;
   if (first.in == driver::where::unknown_device)
-    refuse(base::address_text(at) + " is device memory of no device of this runtime",
-           "Copy with the runtime whose memory it is");
+    refuse(base::address_text(at) + " is device memory of another runtime or library",
+           "Copy with the runtime that allocated the memory");
   if (first.in == driver::where::pinned) {  // a range that leaves its registration is pageable to a copy engine
     auto const last = ask(static_cast<std::byte const*>(at) + (bytes - 1));
     if (last.in != driver::where::pinned) found.in = driver::where::pageable;

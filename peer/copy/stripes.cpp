@@ -265,9 +265,10 @@ bool stripes::carry(clock::stream_clock& stream, endpoint const& dst, endpoint c
   my.keep(std::move(lanes));
   if (thrown) std::rethrow_exception(thrown);
   if (!failed.ok())
-    throw_refusal(failed, "copy",
-                  streams::range_text(dst.at, bytes) + " <- " + streams::range_text(src.at, bytes) + " over lent links",
-                  "Bytes that a lent device carried are lost: copy again without it", where);
+    throw_refusal(
+        failed, "copy",
+        streams::range_text(dst.at, bytes) + " <- " + streams::range_text(src.at, bytes) + " over shared links",
+        "Repeat the copy without the lost device", where);
   return true;
 }
 

@@ -350,11 +350,11 @@ void links::must_reach(int from, int to, std::string_view operation, source_loca
   auto const is = prove(from, to, at);
   if (is == link_state::proven) return;
   std::string const why =
-      is == link_state::wrong     ? "This link changed bytes when it was tried: copy instead"
-      : is == link_state::refused ? "These devices do not reach each other: copy instead"
+      is == link_state::wrong     ? "Copy instead: this link failed its test"
+      : is == link_state::refused ? "Copy instead: these devices cannot access each other"
       : !may_be_opened(to)
-          ? "Memory of " + base::gpu_name(to) + " comes in segments, which cannot be opened: copy instead"
-          : "One of them has memory open with " + std::to_string(most_peers) + " devices already: copy instead";
+          ? "Copy instead: memory of " + base::gpu_name(to) + " consists of segments, which peers cannot access"
+          : "Copy instead: one device already shares memory with " + std::to_string(most_peers) + " devices";
   throw not_supported(std::string(operation), base::pair_text(from, to), why, at);
 }
 

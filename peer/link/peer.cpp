@@ -74,12 +74,12 @@ void detail::enable_peer_access(void const* block, device reader, source_locatio
     links_of(r).open_to_each_other(from, its->device, at);
     require(r.part<peer::shared_memory>().of(its->kind)->open_to(block, from), "enable_peer_access",
             "shared memory at " + streams::range_text(block, 0) + " for gpu:" + std::to_string(from),
-            "Copy instead, or try again", at);
+            "Copy instead, or repeat the call", at);
     return;
   }
   if (!found) {
     throw invalid_use("enable_peer_access", streams::range_text(block, 0) + " for gpu:" + std::to_string(from),
-                      "Pass a live block of this runtime: other memory is opened by whoever made it", at);
+                      "Pass a live block of this runtime", at);
   }
   int const to = memory->device();
   if (from == to) return;
@@ -88,7 +88,7 @@ void detail::enable_peer_access(void const* block, device reader, source_locatio
   if (memory->granted(block, from)) return;
   require(memory->grant(block, from), "enable_peer_access",
           streams::range_text(found->base, found->bytes) + " for gpu:" + std::to_string(from),
-          "Copy instead, or try again", at);
+          "Copy instead, or repeat the call", at);
 }
 
 }  // namespace weir

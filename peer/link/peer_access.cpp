@@ -26,7 +26,7 @@ void links::enable_peer_access(int to, clock::stream_clock* home, std::span<int 
   }
   auto const refused = home ? memory_of(to).open_to(home, all) : open_all(to, all);
   require(refused, "enable_peer_access", "memory of gpu:" + std::to_string(to) + " for " + names,
-          "Copy instead, or try again", at);
+          "Copy instead, or repeat the call", at);
 }
 
 bool links::open_to_each_other(int a, int b, source_location at) noexcept {

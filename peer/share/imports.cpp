@@ -16,15 +16,14 @@ constexpr char const* operation = "share_channel::receive";
 
 [[noreturn]] void refuse(std::string what, source_location at) {
   throw invalid_use(operation, std::move(what),
-                    "Nothing of it was kept: let the other process send its buffer again, with the same weir", at);
+                    "Let the other process send its buffer again, with the same version of weir", at);
 }
 [[noreturn]] void is_gone(std::string const& name, source_location at) {
-  throw peer_disconnected(operation, name + ": its owner has ended since, or taken it back",
-                          "Let a process that lives send it", at);
+  throw peer_disconnected(operation, name + ": its owner has ended or withdrawn it",
+                          "Let a running process send the buffer", at);
 }
 [[noreturn]] void cannot_talk(std::string const& name, source_location at) {
-  throw driver_error(0, operation, name + ": the system passes no word between this process and its owner", "Try again",
-                     at);
+  throw driver_error(0, operation, name + ": the socket between this process and its owner failed", "Try again", at);
 }
 
 // Unused handles that stay mapped for reuse; each takes up to three descriptors.
@@ -65,8 +64,8 @@ int imports::device_named(std::string const& uuid, source_location at) {
   }
   auto const found = std::find(uuids_.begin(), uuids_.end(), uuid);
   if (found != uuids_.end()) return static_cast<int>(found - uuids_.begin());
-  throw not_supported(operation, "memory of " + uuid + ", a device that this process does not see",
-                      "Let CUDA_VISIBLE_DEVICES name it in both processes", at);
+  throw not_supported(operation, "memory of " + uuid + ", a device that is not visible to this process",
+                      "List it in CUDA_VISIBLE_DEVICES of both processes", at);
 }
 
 // Names in a message are not trusted: the kernel must confirm that both descriptors are the same open file.
@@ -87,10 +86,10 @@ void imports::take_word(loaned& with, std::string const& name, source_location a
   std::array<std::byte, 8> text{};
   auto const got = os::receive_message(with.life.get(), text, {});
   if (got.is == os::heard::closed) is_gone(name, at);
-  if (got.is == os::heard::too_late) refuse(name + ": a stale message, it was opened before", at);
+  if (got.is == os::heard::too_late) refuse(name + ": a stale message, the buffer was opened before", at);
   if (got.is != os::heard::message) cannot_talk(name, at);
   if (got.bytes != 1 || got.file_count > 0 || static_cast<importer_signal>(text[0]) != importer_signal::lent)
-    refuse(name + ": a damaged loan, its owner says something else", at);
+    refuse(name + ": a damaged loan, its owner sent an unexpected signal", at);
   with.taken = true;
 }
 
@@ -142,7 +141,7 @@ std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& 
   sweep();
   if (is.what == driver::code::invalid) {
     char const* const why = machine.simulated() ? os::unfit_to_map(memory.get(), m.handle_bytes) : nullptr;
-    refuse(text + ": the descriptor that came with it is " + (why ? why : "none of such memory"), at);
+    refuse(text + ": the descriptor that came with it is " + (why ? why : "not shared memory of a device"), at);
   }
   if (is.what != driver::code::out_of_memory) throw_refusal(is, operation, text, "Try again", at);
   memory_report r{};
@@ -158,12 +157,11 @@ void imports::make_reachable(imported& b, int reader, source_location at) {
   runtime_.open(reader, operation, at);
   auto const is = runtime_.part<links>().prove(reader, b.device, at);
   if (is != links::link_state::proven)
-    throw not_supported(
-        operation,
-        pair + (is == links::link_state::wrong ? ": this link changed bytes when it was tried" : ": no link"),
-        "Open it for " + base::gpu_name(b.device) + " and copy", at);
-  require(b.pages.grant(reader), operation, pair, "Open it for " + base::gpu_name(b.device) + " and copy, or try again",
-          at);
+    throw not_supported(operation,
+                        pair + (is == links::link_state::wrong ? ": this link failed its test" : ": no link"),
+                        "Open it for " + base::gpu_name(b.device) + " and copy", at);
+  require(b.pages.grant(reader), operation, pair,
+          "Open it for " + base::gpu_name(b.device) + " and copy, or repeat the call", at);
 }
 
 std::unique_ptr<opened_import> imports::open(message const& m, loaned& with, std::uint64_t channel, int reader,
@@ -175,7 +173,7 @@ std::unique_ptr<opened_import> imports::open(message const& m, loaned& with, std
   auto made = std::make_unique<opened_import>();
   std::string const name = base::text("a buffer in handle ", m.serial, " of its owner");
   if (!os::is_message_socket(life.get()))
-    refuse(name + ": a damaged loan, its descriptor is no socket that keeps messages apart", at);
+    refuse(name + ": a damaged loan, its descriptor is not a SOCK_SEQPACKET socket", at);
   take_word(with, name, at);
   auto b = find(m, memory, channel, device);
   if (b && b->pages.bytes() != m.handle_bytes)
@@ -185,7 +183,7 @@ std::unique_ptr<opened_import> imports::open(message const& m, loaned& with, std
                                       : say(life, importer_signal::opened)) {
     case os::heard::message: break;
     case os::heard::closed: is_gone(name, at);
-    case os::heard::too_late: refuse(name + ": a damaged loan, its owner hears nothing", at);
+    case os::heard::too_late: refuse(name + ": a damaged loan, its owner does not read", at);
     case os::heard::refused: cannot_talk(name, at);
   }
   with.opened = true;
@@ -198,7 +196,7 @@ std::unique_ptr<opened_import> imports::open(message const& m, loaned& with, std
     make_reachable(*b, reader, at);
     auto const opened = grant_all(*b, runtime_.part<links>().readers(device));
     if (opened.what != driver::code::not_supported)
-      require(opened, operation, name, "Try again: it is still the next", at);
+      require(opened, operation, name, "Repeat the call: the buffer is still the next message", at);
   } catch (std::logic_error const&) {  // released at once: no work has used it
     static_cast<void>(say(life, importer_signal::released));
     drop();

@@ -33,15 +33,15 @@ std::string judge(message const& m, std::size_t bytes, std::size_t files, bool c
   if (m.kind != message_kind::number && m.kind != message_kind::buffer) return "a message of an unknown kind";
   std::size_t const wanted = m.kind == message_kind::buffer ? 2 : 0;
   if (cut && files <= wanted)
-    return "a message whose descriptors did not all arrive: this process has as many open as it may";
+    return "a message without all its descriptors: this process has reached its limit of open files";
   if (files != wanted) return base::text("a message with ", files, " descriptors");
   if (m.kind == message_kind::number) return {};
   bool const fits =
       m.bytes > 0 && m.bytes <= m.handle_bytes && m.offset <= m.handle_bytes - m.bytes && m.offset % granule == 0;
-  if (!fits) return "a message of sizes that cannot be";
+  if (!fits) return "a message of impossible sizes";
   auto const uuid = uuid_of(m);
   if (!std::all_of(uuid.begin(), uuid.end(), [](char c) { return c >= ' ' && c <= '~'; }))
-    return "a message of a device whose name is none";
+    return "a message with an invalid device name";
   return {};
 }
 

@@ -19,7 +19,7 @@ peer_disconnected::peer_disconnected(std::string operation, std::string operands
 
 namespace {
 void check_size(char const* operation, size_t bytes, source_location at) {
-  if (bytes == 0) throw invalid_use(operation, "0 B", "Ask for at least one byte: nothing else can be passed on", at);
+  if (bytes == 0) throw invalid_use(operation, "0 B", "Pass a size of at least one byte", at);
   if (bytes > ~size_t{0} / 4)
     throw invalid_use(operation, std::to_string(bytes) + " B",
                       "The size has overflowed: check the product it was made from", at);
@@ -63,13 +63,13 @@ int exportable_buffer::importers() const {
 void exportable_buffer::record_stream(stream_ref s, source_location at) const {
   auto& stream = streams::clock_or_throw(s, "exportable_buffer::record_stream", at);
   if (!is_ || is_->ended)
-    throw invalid_use("exportable_buffer::record_stream", "an empty buffer", "Record streams while the buffer is held",
-                      at);
+    throw invalid_use("exportable_buffer::record_stream", "an empty buffer",
+                      "Record streams before the buffer is released", at);
   auto& users = is_->users;
   if (std::find(users.begin(), users.end(), &stream) != users.end()) return;
   if (&stream.owner().machine() != &is_->home->machine())
     throw invalid_use("exportable_buffer::record_stream", "a stream of another runtime",
-                      "Use streams of the runtime whose buffer it is", at);
+                      "Use streams of the buffer's runtime", at);
   is_->last_uses.reserve(users.size() + 1);
   users.push_back(&stream);
 }
@@ -93,7 +93,7 @@ void imported_buffer::release(stream_ref last_use, source_location at) {
   auto& stream = streams::clock_or_throw(last_use, "imported_buffer::release", at);
   if (!is_ || is_->of->ended) return is_.reset();
   require(is_->home->clocks().synchronize(stream.now()), "imported_buffer::release", streams::describe(stream),
-          "It is still open: try again, or let it end", at);
+          "Repeat the call, or destroy the buffer: it is still open", at);
   is_->home->close(*is_);
   is_.reset();
 }
@@ -125,7 +125,7 @@ namespace {
 peer::shared_pool& live(std::shared_ptr<peer::shared_pool> const& is, source_location at) {
   constexpr char const* operation = "share_pool::allocate";
   if (!is || is->ended())
-    throw invalid_use(operation, "a pool that was moved from, or whose runtime has ended", "Make another one", at);
+    throw invalid_use(operation, "a pool that was moved from, or whose runtime has ended", "Create a new pool", at);
   if (process_was_forked()) streams::throw_forked(operation, at);
   return *is;
 }
@@ -178,14 +178,14 @@ struct WEIR_LOCAL share_channel::state {
     switch (os::send_message(socket.get(), peer::bytes_of(m), files, timeout)) {
       case os::heard::message: return;
       case os::heard::too_late:
-        throw timed_out(operation, "the other process has heard " + timeout_text(),
-                        "It may be stopped: try again, or end the line", at);
+        throw timed_out(operation, "the other process has read " + timeout_text(),
+                        "Repeat the call, or close the channel: the other process may be stopped", at);
       case os::heard::closed:
-        throw peer_disconnected(operation, "the other process has ended, or closed its end",
-                                "Nothing was sent: start another one", at);
+        throw peer_disconnected(operation, "the other process has ended or closed the channel",
+                                "Start another process: nothing was sent", at);
       case os::heard::refused: break;
     }
-    throw driver_error(0, operation, "the system does not send it", "Close descriptors, and try again", at);
+    throw driver_error(0, operation, "the system refuses to send", "Close descriptors, and repeat the call", at);
   }
 
   // Ensures: `next` is present and of that kind.
@@ -193,7 +193,7 @@ struct WEIR_LOCAL share_channel::state {
     if (!next) next = receive(operation, at);
     if (next->what.kind == kind) return;
     bool const buffer = kind == peer::message_kind::number;
-    throw invalid_use(operation, buffer ? "a buffer comes first" : "a number comes first",
+    throw invalid_use(operation, buffer ? "the next message is a buffer" : "the next message is a signal",
                       buffer ? "Call receive() before wait()" : "Call wait() before receive()", at);
   }
 
@@ -203,17 +203,17 @@ struct WEIR_LOCAL share_channel::state {
     switch (got.is) {
       case os::heard::message: break;
       case os::heard::too_late:
-        throw timed_out(operation, "the other process has said " + timeout_text(),
-                        "It may be stopped: try again, or end the line", at);
+        throw timed_out(operation, "the other process has sent " + timeout_text(),
+                        "Repeat the call, or close the channel: the other process may be stopped", at);
       case os::heard::closed:
-        throw peer_disconnected(operation, "the other process has ended, or closed its end",
-                                "All it said was heard: start another one", at);
-      case os::heard::refused: throw driver_error(0, operation, "the system does not receive it", "Try again", at);
+        throw peer_disconnected(operation, "the other process has ended or closed the channel",
+                                "Start another process: all its messages were read", at);
+      case os::heard::refused: throw driver_error(0, operation, "the system refuses to receive", "Try again", at);
     }
     if (auto const wrong = peer::judge(out.what, got.bytes, got.file_count, got.cut); !wrong.empty()) {
-      throw invalid_use(
-          operation, wrong,
-          "Nothing of it was kept. Let both processes run the same weir, and nobody else write to this socket", at);
+      throw invalid_use(operation, wrong,
+                        "Run the same version of weir in both processes, and let no other code write to this socket",
+                        at);
     }
     out.with = {std::move(got.files[0]), std::move(got.files[1])};
     return out;
@@ -224,15 +224,15 @@ namespace {
 void check_timeout(char const* operation, std::chrono::milliseconds timeout, source_location at) {
   if (timeout.count() <= 0)
     throw invalid_use(operation, base::text("a timeout of ", timeout.count(), " ms"),
-                      "Say how long to wait for the other process", at);
+                      "Pass a positive time to wait for the other process", at);
 }
 }  // namespace
 
 share_channel::share_channel(int socket, std::chrono::milliseconds timeout, source_location at) {
   if (!os::is_message_socket(socket)) {
     throw invalid_use("share_channel",
-                      base::text("descriptor ", socket, " is no Unix socket that keeps messages apart"),
-                      "Make it with socketpair(AF_UNIX, SOCK_SEQPACKET, ...), or bind, listen, accept", at);
+                      base::text("descriptor ", socket, " is not a Unix socket of type SOCK_SEQPACKET"),
+                      "Create it with socketpair(AF_UNIX, SOCK_SEQPACKET, ...), or with bind, listen and accept", at);
   }
   check_timeout("share_channel", timeout, at);
   state_ = std::make_unique<state>();
@@ -244,7 +244,8 @@ share_channel::share_channel(share_channel&&) noexcept = default;
 share_channel& share_channel::operator=(share_channel&&) noexcept = default;
 
 share_channel::state& share_channel::live(char const* operation, source_location at) const {
-  if (!state_) throw invalid_use(operation, "a line that was moved from", "Use the one it was moved to", at);
+  if (!state_)
+    throw invalid_use(operation, "a channel that was moved from", "Use the channel that it was moved to", at);
   if (state_->of_process != os::fork_generation()) streams::throw_forked(operation, at);
   return *state_;
 }
@@ -261,7 +262,7 @@ void share_channel::set_timeout(std::chrono::milliseconds timeout, source_locati
 namespace {
 void wait_for(clock::stream_clock& stream, char const* operation, source_location at) {
   require(stream.owner().part<clock::clocks>().synchronize(stream.now()), operation, streams::describe(stream),
-          "Nothing was sent: try again", at);
+          "Repeat the call: nothing was sent", at);
 }
 }  // namespace
 
@@ -269,7 +270,8 @@ void share_channel::send(exportable_buffer const& b, stream_ref last_write, sour
   constexpr char const* operation = "share_channel::send";
   state& own = live(operation, at);
   if (!b.data())
-    throw invalid_use(operation, "an empty buffer", "Send one that is held, of a runtime that has not ended", at);
+    throw invalid_use(operation, "an empty buffer",
+                      "Send a buffer that is not released, of a runtime that has not ended", at);
   wait_for(streams::clock_or_throw(last_write, operation, at), operation, at);
   peer::exported &is = *b.is_, &whole = is.handle();
   if (is.importers.size() > 8) {  // keeps the last loan: it shows importers that the memory still exists
@@ -286,7 +288,7 @@ void share_channel::send(exportable_buffer const& b, stream_ref last_write, sour
   peer::importer ours{peer::owned_file(mine)};
   peer::owned_file const life(theirs);
   if (mine < 0) no_files();
-  if (!ours.lend()) throw driver_error(0, operation, "the system passes no word on", "Try again", at);
+  if (!ours.lend()) throw driver_error(0, operation, "the system refuses to send", "Try again", at);
   auto const memory = whole.descriptor(is.home->machine());
   if (memory.is.what == driver::code::out_of_memory) no_files();
   require(memory.is, operation, base::text(whole.pages.bytes(), " B of gpu:", is.device), "Try again", at);

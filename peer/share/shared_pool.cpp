@@ -36,8 +36,8 @@ shared_pool::shared_pool(exports& e, runtime::impl& r, int device, share_pool_op
     std::string const pair = base::pair_text(reader, device);
     r.open(reader, "share_pool", at);
     if (r.part<links>().prove(reader, device, at) != links::link_state::proven)
-      throw not_supported("share_pool", "a reader without a link: " + pair,
-                          "Leave it out: copies reach it all the same", at);
+      throw not_supported("share_pool", "a reader without a direct link: " + pair,
+                          "Omit this reader: copies still reach it", at);
     readers_.push_back(reader);
   }
 }
@@ -380,7 +380,7 @@ std::vector<std::string> shared_pool::validate() const {
       if (r.free && last_free)
         wrong.push_back(base::text("handle ", serial, ": two free ranges side by side at ", offset));
       if (r.size.is_linked() != (r.free && !h.spoilt))
-        wrong.push_back(base::text("handle ", serial, ": what serves is in order by size, at ", offset));
+        wrong.push_back(base::text("handle ", serial, ": the index by size is wrong, at ", offset));
       next = offset + r.bytes;
       (r.free ? free : taken) += r.bytes;
       last_free = r.free;
@@ -390,8 +390,8 @@ std::vector<std::string> shared_pool::validate() const {
   }
   if (reserved != b->reserved) wrong.push_back(base::text("reserved ", b->reserved, ", handles have ", reserved));
   if (taken != b->allocated + b->held_bytes + b->lost)
-    wrong.push_back(base::text("taken ", taken, " is not allocated + held + lost"));
-  if (reserved != taken + free) wrong.push_back("reserved is not taken + free");
+    wrong.push_back(base::text("taken ", taken, " != allocated + held + lost"));
+  if (reserved != taken + free) wrong.push_back("reserved != taken + free");
   return wrong;
 }
 

@@ -34,7 +34,7 @@ file_text read_text(char const* path, std::size_t most_bytes) {
   struct ::stat about {};
   if ((file.number >= 0 ? ::fstat(file.number, &about) : ::stat(path, &about)) != 0) return refused();
   if (!S_ISREG(about.st_mode)) return {{}, kind_of(about.st_mode)};
-  if (file.number < 0) return {{}, "cannot be read: this process may not open it"};
+  if (file.number < 0) return {{}, "cannot be read: permission denied"};
   std::string text;
   std::array<char, 4096> part;
   for (;;) {

@@ -84,13 +84,12 @@ char const* unfit_to_map(int file, std::uint64_t bytes) noexcept {
   struct statfs in {};
   struct stat about {};
   int const seals = ::fcntl(file, F_GET_SEALS), mode = ::fcntl(file, F_GETFL);
-  if (seals < 0 || mode < 0 || ::fstatfs(file, &in) != 0 || ::fstat(file, &about) != 0)
-    return "no memory that processes share";
-  if (!S_ISREG(about.st_mode) || in.f_type != TMPFS_MAGIC) return "no memory that processes share";
+  if (seals < 0 || mode < 0 || ::fstatfs(file, &in) != 0 || ::fstat(file, &about) != 0) return "no shared memory";
+  if (!S_ISREG(about.st_mode) || in.f_type != TMPFS_MAGIC) return "no shared memory";
   if ((seals & F_SEAL_SHRINK) == 0 || (seals & F_SEAL_SEAL) == 0)
-    return "a file that may be cut short: F_SEAL_SHRINK and F_SEAL_SEAL must be set";
+    return "a file without the seals F_SEAL_SHRINK and F_SEAL_SEAL";
   if ((seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) != 0 || (mode & O_ACCMODE) != O_RDWR)
-    return "a file that may not be written";
+    return "a file that is not writable";
   if (static_cast<std::uint64_t>(about.st_size) != bytes) return "a file of another size";
   return nullptr;
 }

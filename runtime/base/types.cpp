@@ -10,7 +10,7 @@ namespace weir {
 
 device::device(std::string_view text, source_location at) : index_(-1) {
   auto const refuse = [&] {
-    throw invalid_use("device", "\"" + std::string(text) + "\" names no device",
+    throw invalid_use("device", "\"" + std::string(text) + "\" is not a device",
                       "Write cpu, gpu, gpu:N, cuda or cuda:N", at);
   };
   if (text == "cpu") {

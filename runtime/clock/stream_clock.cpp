@@ -320,19 +320,19 @@ std::vector<std::string> stream_clock::validate() const {
   };
   base::lock_guard const hold(lock_);
   std::uint64_t const next = next_.load();
-  hold_that(done_.load() < next, "done only grows and names fences that were begun");
+  hold_that(done_.load() < next, "`done` is not below `next`");
   auto const begun_there = [](frontier::entry const& e) {
     stream_clock const* const there = find(e.stream);
     return !there || e.n < there->next_.load();
   };
   if (frontier_) {
     for (auto const& e : frontier_->entries())
-      hold_that(begun_there(e), "a waiter merges only after the driver's wait returned");
+      hold_that(begun_there(e), "the frontier names a fence that was not begun");
   }
   std::uint64_t before = 0;
   for (auto const& f : fences_.all()) {
-    hold_that(f->n > before, "ascending");
-    hold_that(f->n < next, "a record increments next before the driver call");
+    hold_that(f->n > before, "the fences are not in ascending order");
+    hold_that(f->n < next, "a fence has a number that `next` has not reached");
     before = f->n;
     if (!f->seen) continue;
     bool const complete = f->n <= done_.load();  // read first: observe() raises the other streams before this one
@@ -340,12 +340,11 @@ std::vector<std::string> stream_clock::validate() const {
       stream_clock const* const there = find(e.stream);
       bool const done = !there || there->is_complete_up_to(e.n);
       hold_that(done || (frontier_ && frontier_->of(e.stream) >= e.n),
-                "a fence carries the frontier as it was before its record");
-      if (complete)
-        hold_that(done, "completion is transitive: a complete fence completes all that it was ordered after");
+                "a fence is ordered after a stamp that the frontier lacks");
+      if (complete) hold_that(done, "a fence is complete and a stamp before it is not");
     }
   }
-  hold_that(fences_.all().size() <= fence_list::most, "at most `most`");
+  hold_that(fences_.all().size() <= fence_list::most, "there are more fences than `most`");
   return broken;
 }
 

@@ -60,7 +60,7 @@ runtime::impl::~impl() {
 
 runtime::impl& known_runtime::get(std::string_view operation, std::string const& what, source_location at) const {
   if (auto* const r = if_alive()) return *r;
-  throw invalid_use(std::string(operation), what + ", whose runtime has ended", "A runtime outlives every use of it",
+  throw invalid_use(std::string(operation), what + ", whose runtime has ended", "Keep the runtime until its last use",
                     at);
 }
 
@@ -93,15 +93,16 @@ void* runtime::impl::make_part(int slot, void* (*make)(impl&), void (*destroy)(v
 
 void runtime::impl::open(int device, std::string_view operation, source_location at) {
   if (device < 0 || device >= device_count_) {
-    throw invalid_use(
-        std::string(operation), base::gpu_name(device) + " of " + std::to_string(device_count_) + " devices",
-        device_count_ ? "Devices count from gpu:0 to gpu:" + std::to_string(device_count_ - 1) : "There is no GPU here",
-        at);
+    throw invalid_use(std::string(operation),
+                      base::gpu_name(device) + " of " + std::to_string(device_count_) + " devices",
+                      device_count_ ? "Devices count from gpu:0 to gpu:" + std::to_string(device_count_ - 1)
+                                    : "Set WEIR_DEVICES=sim for simulated devices",
+                      at);
   }
   auto& opened = opened_[static_cast<std::size_t>(device)];
   if (opened.load(base::memory_order_acquire)) return;
   require(driver_->open(device), operation, base::gpu_name(device),
-          "`nvidia-smi` shows whether the GPU is healthy and free", at);
+          "Check with `nvidia-smi` that the GPU is healthy and free", at);
   opened.store(true, base::memory_order_release);
   if (logs(*this, log_level::info)) {
     auto const its = driver_->info(device);
@@ -130,23 +131,22 @@ void throw_refusal(driver::status s, std::string_view operation, std::string ope
   switch (s.what) {
     case driver::code::lost:
       throw device_lost(s.native, op, operands + ": the device is lost to this process",
-                        "An earlier kernel may be the cause: run with CUDA_LAUNCH_BLOCKING=1, then restart the "
-                        "process; other devices go on",
+                        "Restart the process; the other devices still work. To find the kernel that failed, run with "
+                        "CUDA_LAUNCH_BLOCKING=1",
                         at);
-    case driver::code::not_supported:
-      throw not_supported(op, operands + ": this machine cannot", remedy, at);
+    case driver::code::not_supported: throw not_supported(op, operands + ": not supported by this machine", remedy, at);
     case driver::code::not_permitted:
       if (driver::inside_work::here()) {
-        throw invalid_use(op, operands + ": called from a host function of a stream, which may not call the driver",
+        throw invalid_use(op, operands + ": called from a host function of a stream, where CUDA allows no driver call",
                           "Return from the function first, or call from another thread", at);
       }
-      throw invalid_use(op, operands + ": not permitted here, in a capture", remedy, at);
+      throw invalid_use(op, operands + ": not permitted during a capture", remedy, at);
     case driver::code::forked:
       throw not_supported(op, operands + ": this process was forked from one that uses GPUs",
                           "Fork before the first use of weir, or start a new process instead", at);
     case driver::code::unloading:
-      throw driver_error(s.native, op, operands + ": the process is ending", "End the use of weir before main returns",
-                         at);
+      throw driver_error(s.native, op, operands + ": the process is ending",
+                         "Make no call to weir after main has returned", at);
     default:
       throw driver_error(
           s.native, op,

@@ -20,47 +20,52 @@ namespace {
 constexpr option_row table[] = {
     {"device_limit", &options::device_limit, "none", nullptr,
      "Bytes of device memory that weir may reserve on each device."},
-    {"pinned_limit", &options::pinned_limit, "what the host has to spare", nullptr,
-     "Bytes of page-locked host memory that weir may hold. Default: what the host and this process's control group "
-     "have available, less an eighth of the host's memory or 8 GiB."},
+    {"pinned_limit", &options::pinned_limit, "what the host can spare", nullptr,
+     "Bytes of page-locked host memory that weir may reserve. The default is the memory that the host, or the "
+     "process's control group, has available at the request. An eighth of the host's memory, at most 8 GiB, is left "
+     "free."},
     {"pinned_idle", &options::pinned_idle, "never", nullptr,
-     "How long unused page-locked memory is kept. A later allocation of such memory returns it to the system. See "
-     "docs/reference/copies.md."},
+     "How long unused page-locked memory is kept. A later allocation of page-locked memory then returns it to the "
+     "system. See docs/reference/copies.md."},
     {"address_space", &options::address_space, "16 TiB, halved until it fits", nullptr,
-     "Bytes of addresses reserved for each device. Addresses cost nothing. Set less if `ulimit -v` limits them."},
+     "Bytes of address space reserved for each device. It uses no memory. A process with a limit (`ulimit -v`) may "
+     "need less."},
     {"launch_blocking", &options::launch_blocking, "", "CUDA_LAUNCH_BLOCKING",
-     "Every launch waits for its work, so that an error names the right line. Slow."},
+     "Each launch waits for its work, so that an error names the line of its cause. Slow."},
     {"nvtx_memory", &options::nvtx_memory, "", nullptr,
-     "Announces blocks to tools that listen to NVTX: compute-sanitizer then sees a kernel that overruns its block. "
+     "Registers blocks with NVTX, so that compute-sanitizer sees a kernel's accesses outside blocks. "
      "Implies launch_blocking."},
     {"check_races", &options::check_races, "", "WEIR_CHECK_RACES",
-     "Reports races: two uses of a byte that nothing orders, and memory used before or after its lifetime. See "
-     "docs/how-to/test-without-a-gpu.md."},
+     "Reports races: two uses of a byte without an order, and uses of memory before its allocation or after its free. "
+     "See docs/how-to/test-without-a-gpu.md."},
     {"epsilon", &options::epsilon, "", nullptr,
-     "The part, from 0 to 1, by which reserved memory may exceed the most that was in use. Smaller: less idle memory, "
-     "more moves. See docs/explanation/memory.md."},
+     "The fraction, from 0 to 1, by which reserved memory may exceed the most that was in use. A smaller value "
+     "reserves less and moves more handles. See docs/explanation/memory.md."},
     {"poll_on_miss", &options::poll_on_miss, "", nullptr,
-     "An allocation that finds nothing free asks the driver which memory of other streams is complete. Off: only "
-     "before out_of_memory."},
+     "An allocation without a free block asks the driver which other streams' work is complete. If false, weir asks "
+     "only before out_of_memory."},
     {"device_waits", &options::device_waits, "", nullptr,
-     "When a stream waits on the device for memory that another one still uses. `never`; `when_short`: before "
-     "out_of_memory; `before_growth`: also instead of growth, if four blocks that would fit wait for a stream that is "
-     "behind. Never a stream that carries collectives."},
-    {"fence_interval", &options::fence_interval, "16 MiB, or a part of what the stream holds", nullptr,
-     "Bytes freed between two events, if a second stream is active. Smaller: a wait for memory covers less later work, "
-     "and frees cost more."},
+     "When weir lets a stream wait on the device for memory that another stream still uses. `never`. `when_short`: "
+     "before out_of_memory. "
+     "`before_growth`: also instead of growth, if four suitable blocks are pending on a stream that is behind. "
+     "A stream that carries collectives never waits."},
+    {"fence_interval", &options::fence_interval, "16 MiB, or a fraction of the stream's memory", nullptr,
+     "Bytes freed between two fences while a second stream is active. With fewer bytes a wait for memory covers less "
+     "work after the last use, and frees cost more."},
     {"deterministic", &options::deterministic, "", nullptr,
-     "Where device blocks lie depends on the program's calls alone, not on when work completes, unless memory is short "
-     "while collectives run. Costs memory and overlap. See docs/decisions/reuse.md."},
+     "Addresses of device blocks depend on the program's calls alone, not on when work completes. The exception is "
+     "short memory during collectives. Costs memory and overlap: see docs/decisions/reuse.md."},
     {"copy_collectives_from", &options::copy_collectives_from, "as measured; simulated devices: never", nullptr,
-     "Total bytes from which weir's own copies carry a broadcast, scatter or gather instead of NCCL. Such a call waits "
-     "for all ranks. 1: all of them; 1024TiB: none. See docs/reference/collectives.md."},
+     "Total bytes from which weir's own copies, not NCCL, run a broadcast, scatter or gather. Such a call waits "
+     "until all ranks have called. 1: always; 1024TiB: never. See docs/reference/collectives.md."},
     {"peer_access", &options::peer_access, "", nullptr,
-     "Opens all memory of two devices to each other from their first copy or communicator on. A handle then costs 0.15 "
-     "ms more, 50 us for each further peer, and is not moved. See docs/reference/copies.md."},
+     "From the first copy or collective between two devices on, each device can access all memory of the other, "
+     "later memory included. A handle costs about 0.15 ms more, and 50 us for each further peer. Open handles are "
+     "not moved. See docs/reference/copies.md."},
     {"log", &options::log, "", nullptr,
-     "What weir writes to stderr, or passes to on_log: `silent`; `error`: out of memory, a lost device; `warning`: "
-     "memory was short; `info`: machines and devices; `debug`: memory taken from the driver and returned, waits."},
+     "What weir writes to the standard error output, or passes to on_log. `silent`; `error`: out of memory, "
+     "a lost device; `warning`: short memory; "
+     "`info`: machines and devices; `debug`: memory mapped and returned, waits inserted."},
 };
 
 // The mistake is in the environment, so no line of the program is named.
@@ -94,14 +99,14 @@ constexpr std::pair<std::string_view, std::string_view> of_pytorch[] = {
     {"max_split_size_mb", "Leave it out: weir moves free memory together. `epsilon` bounds what lies idle"},
     {"max_non_split_rounding_mb", "Leave it out: weir moves free memory together. `epsilon` bounds what lies idle"},
     {"roundup_power2_divisions", "Leave it out: weir rounds small blocks to 16 B. `epsilon` bounds what lies idle"},
-    {"garbage_collection_threshold", "Leave it out: free memory is given back as `epsilon` says"},
-    {"expandable_segments", "Leave it out: weir always maps memory so, where the driver can"},
+    {"garbage_collection_threshold", "Leave it out: `epsilon` bounds the free memory that weir keeps"},
+    {"expandable_segments", "Leave it out: weir always maps memory in segments that expand, if the driver can"},
     {"backend", "Leave it out: weir has one allocator"},
     {"per_process_memory_fraction", "Use device_limit:SIZE, or weir::set_per_process_memory_fraction"},
-    {"release_lock_on_cudamalloc", "Leave it out: weir holds no lock over calls of the driver"},
+    {"release_lock_on_cudamalloc", "Leave it out: weir holds no lock during driver calls"},
     {"pinned_use_cuda_host_register", "Leave it out: weir registers its pages with the driver"},
-    {"pinned_num_register_threads", "Leave it out. weir::reserve_pinned_memory takes pinned memory beforehand"},
-    {"pinned_use_background_threads", "Leave it out: events are asked by the calls that need the memory"},
+    {"pinned_num_register_threads", "Leave it out, and reserve pinned memory with weir::reserve_pinned_memory"},
+    {"pinned_use_background_threads", "Leave it out: weir queries events in the calls that need memory"},
 };
 
 // `where`: WEIR_CONF, or a file and a line. Returns: the row that was set.
@@ -119,13 +124,13 @@ size_t set_option(options& into, std::string_view key, std::string_view value, s
       return *given;
     };
     if (auto const* const size = std::get_if<size_t options::*>(&row.at)) {
-      into.** size =
-          required(size_from_text(value), " is no size", "Write bytes, or a number and KiB, MiB, GiB or TiB: 512MiB");
+      into.** size = required(size_from_text(value), " is not a size",
+                              "Write bytes, or a number and KiB, MiB, GiB or TiB: 512MiB");
     } else if (auto const* const time = std::get_if<std::chrono::milliseconds options::*>(&row.at)) {
       into.** time =
-          required(time_from_text(value), " is no time", "Write a number and ms, s or min, or 0: " + name + ":30s");
+          required(time_from_text(value), " is not a time", "Write a number and ms, s or min, or 0: " + name + ":30s");
     } else if (auto const* const part = std::get_if<double options::*>(&row.at)) {
-      into.** part = required(part_from_text(value), " is no number from 0 to 1", "Write " + name + ":0.02");
+      into.** part = required(part_from_text(value), " is not a number from 0 to 1", "Write " + name + ":0.02");
     } else if (auto const* const policy = std::get_if<options::wait_policy options::*>(&row.at)) {
       into.**policy = static_cast<options::wait_policy>(word_of(wait_policies, key, value, where, at));
     } else if (auto const* const level = std::get_if<log_level options::*>(&row.at)) {
@@ -138,13 +143,13 @@ size_t set_option(options& into, std::string_view key, std::string_view value, s
   }
   for (auto const& [of_torch, instead] : of_pytorch) {
     if (key == of_torch)
-      refuse(std::string(where), in_quotes(key) + " is an option of PyTorch's, none of weir's",
-             std::string(instead) + ". docs/reference/coming-from-pytorch.md says more", at);
+      refuse(std::string(where), in_quotes(key) + " is an option of PyTorch, not of weir",
+             std::string(instead) + ". See docs/reference/coming-from-pytorch.md", at);
   }
   std::vector<std::string_view> names;
   for (option_row const& row : table) names.push_back(row.name);
-  refuse(std::string(where), "no option is called " + in_quotes(key),
-         did_you_mean(key, names) + "docs/reference/options.md lists them", at);
+  refuse(std::string(where), "there is no option " + in_quotes(key),
+         did_you_mean(key, names) + "docs/reference/options.md lists the options", at);
 }
 
 // a hundred years fit in a count of nanoseconds
@@ -282,14 +287,14 @@ void check_options(options const& o, source_location at) {
       throw invalid_use("runtime", "options::" + std::string(row.name) + " of " + value, std::move(remedy), at);
     };
     auto const one_of = [&](std::size_t n, std::span<std::string_view const> words) {
-      if (n >= words.size()) refuse_it(std::to_string(n), "Name one of " + all_of(words));
+      if (n >= words.size()) refuse_it(std::to_string(n), "Choose one of " + all_of(words));
     };
     if (auto const* const time = std::get_if<std::chrono::milliseconds options::*>(&row.at)) {
       if (!is_time(o.**time))
         refuse_it(std::to_string((o.**time).count()) + " ms",
-                  "Name a time from 0 to 100 years; 0: " + std::string(row.nothing));
+                  "Choose a time from 0 to 100 years; 0: " + std::string(row.nothing));
     } else if (auto const* const part = std::get_if<double options::*>(&row.at)) {
-      if (!is_part(o.**part)) refuse_it(std::to_string(o.**part), "Name a number from 0 to 1, like 0.02");
+      if (!is_part(o.**part)) refuse_it(std::to_string(o.**part), "Choose a number from 0 to 1, such as 0.02");
     } else if (auto const* const policy = std::get_if<options::wait_policy options::*>(&row.at)) {
       one_of(static_cast<std::size_t>(o.**policy), wait_policies);
     } else if (auto const* const level = std::get_if<log_level options::*>(&row.at)) {
@@ -318,16 +323,16 @@ std::string option_text(option_row const& row, options const& o) {
 std::string options_document() {
   std::string out =
       "# Options\n\n"
-      "Set them by `WEIR_CONF=key:value,key:value`, by the lines of the file that `WEIR_CONF_FILE` names (`key:value`, "
-      "`#` begins a comment,\n"
-      "at most 1 MiB), or by the members of `weir::options`. weir reads the file first, then `WEIR_CONF`, then the "
-      "other variables. The last\n"
-      "value counts. What code passes to a runtime counts alone. `weir doctor` prints the options in force and their "
-      "origin.\n\n"
-      "A size is bytes, or a number and KiB, MiB, GiB or TiB. A time is a number and ms, s or min. A switch is true or "
-      "false. weir refuses an\n"
-      "unknown key or value, and names the nearest right one. It warns once of a variable `WEIR_…` that it does not "
-      "read.\n\n"
+      "Options come from the file that `WEIR_CONF_FILE` names, from `WEIR_CONF=key:value,key:value`, from the other "
+      "variables below,\n"
+      "or from `weir::options` in code. The later of these sources overrides the earlier. A runtime with options in "
+      "code ignores the others.\n\n"
+      "- The file has lines `key:value`; `#` begins a comment. It is a regular file of at most 1 MiB.\n"
+      "- A size is a number of bytes, or a number and KiB, MiB, GiB or TiB. A time is a number and ms, s or min.\n"
+      "- A switch is true or false, on or off, yes or no, 1 or 0.\n"
+      "- weir refuses an unknown key or value, and names the nearest valid one.\n"
+      "- weir warns once, at any log level, of a variable `WEIR_*` that it does not read.\n"
+      "- `weir doctor` prints the options in force and their origin.\n\n"
       "This page is `weir doctor --options`.\n\n"
       "| option | default | also | |\n| --- | --- | --- | --- |\n";
   for (option_row const& row : table) {
@@ -344,12 +349,12 @@ machine_choice parse_devices(std::string_view text, std::string const& where, so
   if (word == "auto" || word == "cuda") {
     if (word.size() != text.size())
       refuse(where, in_quotes(text) + ": " + in_quotes(word) + " takes no number",
-             "Choose among GPUs with CUDA_VISIBLE_DEVICES", at);
+             "Select GPUs with CUDA_VISIBLE_DEVICES", at);
     choice.which = word == "auto" ? machine_choice::kind::automatic : machine_choice::kind::cuda;
     return choice;
   }
   if (word != "sim") {
-    refuse(where, in_quotes(text) + " is no machine",
+    refuse(where, in_quotes(text) + " is not a machine",
            did_you_mean(word, machines) + "Write auto, cuda or sim[:devices[:GiB]]", at);
   }
   choice.which = machine_choice::kind::simulated;
@@ -358,13 +363,15 @@ machine_choice parse_devices(std::string_view text, std::string const& where, so
   std::string_view const count = rest.substr(0, rest.find(':'));
   auto const devices = whole_number(count);
   if (!devices || *devices < 1 || *devices > 64)
-    refuse(where, in_quotes(text) + ": " + in_quotes(count) + " is no number of devices", "Write sim:1 to sim:64", at);
+    refuse(where, in_quotes(text) + ": " + in_quotes(count) + " is not a number of devices", "Write sim:1 to sim:64",
+           at);
   choice.sim.devices = static_cast<int>(*devices);
   if (count.size() == rest.size()) return choice;
   rest.remove_prefix(count.size() + 1);
   auto const gib = whole_number(rest);
   if (!gib || *gib < 1 || *gib > 1024)
-    refuse(where, in_quotes(text) + ": " + in_quotes(rest) + " is no number of GiB", "Write sim:N:1 to sim:N:1024", at);
+    refuse(where, in_quotes(text) + ": " + in_quotes(rest) + " is not a number of GiB", "Write sim:N:1 to sim:N:1024",
+           at);
   choice.sim.memory = *gib << 30;
   return choice;
 }
@@ -458,7 +465,7 @@ std::vector<std::string> unknown_variables() {
     if (std::find(std::begin(ours), std::end(ours), name) != std::end(ours)) continue;
     if (std::any_of(std::begin(of_tests_and_tools), std::end(of_tests_and_tools), begins)) continue;
     std::string const meant = did_you_mean(name, ours);
-    lines.push_back("weir reads no variable " + in_quotes(name) + ". " +
+    lines.push_back("weir does not read the variable " + in_quotes(name) + ". " +
                     (meant.empty() ? "It reads " + all_of(ours) : meant.substr(0, meant.size() - 1)));
   }
   return lines;

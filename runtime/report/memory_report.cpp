@@ -9,7 +9,7 @@
 namespace weir {
 namespace {
 
-constexpr char const* limit_forbids = "The limit forbids it: raise it, or free memory.\n";
+constexpr char const* limit_forbids = "The memory limit is reached: raise the limit, or free memory.\n";
 
 std::string in_units(size_t bytes) {
   constexpr std::array<char const*, 4> names{"B", "KiB", "MiB", "GiB"};
@@ -43,7 +43,7 @@ std::string memory_report::text() const {
   row("  allocated", allocated);
   row("  pending", pending);
   row("  cached", cached);
-  row("largest hole", largest_free);
+  row("largest free", largest_free);
   bool addresses = false;  // addresses were short, not memory
   for (recovery_step const& tried : recovery) {
     if (tried.name == "addresses") {
@@ -52,7 +52,7 @@ std::string memory_report::text() const {
     }
     bool const waited = tried.name.starts_with("waited");  // frees no bytes, but later steps may find some
     out += "  tried " + std::string(tried.name) + ": " +
-           (waited ? (tried.gave_bytes ? "it came" : "there was none") : in_units(tried.gave_bytes)) + " in " +
+           (waited ? (tried.gave_bytes ? "completed" : "none was pending") : in_units(tried.gave_bytes)) + " in " +
            std::to_string(tried.ns / 1000) + " us\n";
   }
   size_t const others_leave = capacity - std::min(capacity, other_processes);
@@ -65,37 +65,38 @@ std::string memory_report::text() const {
     size_t const spare = host_available - std::min(host_available, host_kept);
     out += "The host has " + in_units(host_available) + " available, of which weir leaves " + in_units(host_kept) +
            " to others and may pin " + in_units(spare) +
-           ": free pinned memory, use fewer or smaller buffers, or say with pinned_limit how much may be pinned in all "
+           ". Free pinned memory, use fewer or smaller buffers, or raise the total with pinned_limit "
            "(WEIR_CONF=pinned_limit:" +
            std::to_string((reserved + rounded) / (size_t{1} << 30) + 1) + "GiB).\n";
   } else if (addresses) {
     out +=
-        "No range of addresses is left that is long enough, whatever memory is free: each stream has its own. Raise "
-        "the option address_space, or use fewer streams: one that ends leaves its addresses to the next.\n";
+        "The address space has no free range of that length. Each stream has addresses of its own. Raise "
+        "the option address_space, or use fewer streams: a new stream reuses the addresses of one that has ended.\n";
   } else if (limit != 0 && rounded > limit) {
     out +=
-        "The request is larger than the limit, whatever is freed: raise it (set_memory_limit, or the option "
-        "device_limit), or ask for less.\n";
+        "The request is larger than the memory limit. Raise the limit (set_memory_limit, or the option "
+        "device_limit), or request less.\n";
   } else if (limit != 0 && allocated + rounded > limit && limit < capacity) {
     out += limit_forbids;
   } else if (exported > capacity / 2) {
     out +=
-        "Most of the device is shared with other processes, or kept to be: end shared buffers and pools that serve "
-        "nobody, or trim the pools.\n";
+        "Most of the device is memory to share with other processes. Destroy unused shared buffers and pools, "
+        "or trim the pools.\n";
   } else if (outside > capacity / 2) {
-    out +=
-        "Most of the device is held outside weir, by other processes or libraries: end them, or use another device.\n";
+    out += "Other processes or libraries hold most of the device. End them, or use another device.\n";
   } else if (held + rounded <= within && largest_free < rounded && cached >= within / 64) {
     // less is the rest of a page here and there
     out +=
-        "Enough bytes are free, but something lives on each of their pages, so none can be moved: take large blocks "
-        "first, and what lives long together.\n";
+        "Enough bytes are free, but live blocks occupy their pages, so weir cannot merge them. Allocate large "
+        "blocks first, and long-lived blocks together.\n";
   } else if (pending > rounded) {
-    out += "Freed blocks wait for their streams: synchronize before allocating, or keep fewer steps in flight.\n";
+    out +=
+        "Freed blocks are pending on their streams. Synchronize before the allocation, or keep fewer steps in "
+        "flight.\n";
   } else if (limited) {
     out += limit_forbids;
   } else {
-    out += "The program holds the memory itself: free tensors and buffers earlier, or use smaller batches.\n";
+    out += "The program's live blocks fill the memory. Free tensors and buffers earlier, or use smaller batches.\n";
   }
   return out;
 }

@@ -22,13 +22,14 @@ struct count {
 };
 constexpr count counts[] = {
     {&memory_statistics::num_ooms, "weir_out_of_memory_total", "Allocations that failed."},
-    {&memory_statistics::num_alloc_retries, "weir_ladders_climbed_total",
-     "Allocations that had to look for memory beyond their stream's cache and the driver."},
-    {&memory_statistics::waits_inserted, "weir_waits_inserted_total", "Waits between streams for the sake of memory."},
+    {&memory_statistics::num_alloc_retries, "weir_recovery_attempts_total",
+     "Allocations that neither their stream's heap nor the driver could serve."},
+    {&memory_statistics::waits_inserted, "weir_waits_inserted_total",
+     "Waits inserted between streams to reuse memory."},
     {&memory_statistics::late_waits, "weir_late_waits_total",
-     "Of these waits, those behind all that a stream had been given when somebody asked."},
-    {&memory_statistics::fences, "weir_fences_total", "Events recorded for the sake of memory."},
-    {&memory_statistics::pages_mapped, "weir_pieces_mapped_total", "Pieces of memory asked of the driver."},
+     "Inserted waits that cover all work enqueued at the request."},
+    {&memory_statistics::fences, "weir_fences_total", "Events recorded to reuse memory."},
+    {&memory_statistics::pages_mapped, "weir_pages_mapped_total", "Memory handles created by the driver."},
 };
 
 class page {
@@ -52,39 +53,39 @@ class page {
 
 std::string metrics(std::span<measured const> all) {
   page out;
-  out.family("weir_memory_bytes", "gauge", "Memory held of the driver, by state: the sum is what is reserved.");
+  out.family("weir_memory_bytes", "gauge",
+             "Reserved device memory, by state. The states add up to all reserved memory.");
   for (measured const& m : all) {
     for (level const& l : levels) out.sample(m.device, "state", l.state, (m.numbers.*l.at).all.current);
   }
-  out.family("weir_memory_peak_bytes", "gauge", "The most there was since the peaks were reset.");
+  out.family("weir_memory_peak_bytes", "gauge", "Peak memory since the last reset.");
   for (measured const& m : all) {
     for (level const& l : peaks) out.sample(m.device, "state", l.state, (m.numbers.*l.at).all.peak);
   }
   out.family("weir_shared_bytes", "gauge",
-             "Memory of the device that is shared with other processes, beside what is reserved: this process's, and "
-             "others' mapped here.");
+             "Device memory shared with other processes, not part of reserved memory: exported by this process, or "
+             "imported from others.");
   for (measured const& m : all) {
     out.sample(m.device, "state", "exported", m.numbers.exported_bytes.current);
     out.sample(m.device, "state", "imported", m.numbers.imported_bytes.current);
   }
-  out.family("weir_blocks", "gauge", "Live blocks, by size: small ones are slots of a slab.");
+  out.family("weir_blocks", "gauge", "Live blocks, by size. Small blocks are slots of a slab.");
   for (measured const& m : all) {
     out.sample(m.device, "size", "small", m.numbers.allocation.small.current);
     out.sample(m.device, "size", "large", m.numbers.allocation.large.current);
   }
-  out.family("weir_allocations_total", "counter", "Blocks taken.");
+  out.family("weir_allocations_total", "counter", "Blocks allocated.");
   for (measured const& m : all) {
     out.sample(m.device, "size", "small", m.numbers.allocation.small.allocated);
     out.sample(m.device, "size", "large", m.numbers.allocation.large.allocated);
   }
-  out.family("weir_allocated_bytes_total", "counter", "Bytes taken, rounded.");
+  out.family("weir_allocated_bytes_total", "counter", "Bytes allocated, after rounding.");
   for (measured const& m : all) out.sample(m.device, "", "", m.numbers.allocated_bytes.all.allocated);
   for (count const& c : counts) {
     out.family(c.name, "counter", c.help);
     for (measured const& m : all) out.sample(m.device, "", "", static_cast<std::int64_t>(m.numbers.*c.at));
   }
-  out.family("weir_ladders_found_total", "counter",
-             "Of the allocations that had to look, those that found memory, by where.");
+  out.family("weir_recovered_allocations_total", "counter", "Allocations served by a recovery step, by step.");
   for (measured const& m : all) {
     for (std::size_t i = 0; i < recovery_steps.size(); ++i)
       out.sample(m.device, "step", recovery_steps[i], static_cast<std::int64_t>(m.numbers.recovered_by[i]));

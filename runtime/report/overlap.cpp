@@ -65,7 +65,7 @@ std::string sentence(int device, device_times const& d) {
   std::string out = "gpu:" + std::to_string(device) + ": kernels ran for " + time_text(computing) + ", copies for " +
                     time_text(copying) + ", streams waited for each other for " + time_text(d.waited) + ".\n";
   if (d.copies.empty() || copying == 0) return out;
-  out += "Of the copies " + std::to_string(overlapped * 100 / copying) + " % went on while a kernel ran.\n";
+  out += "Of the copies, " + std::to_string(overlapped * 100 / copying) + " % of the time overlapped with a kernel.\n";
   auto const worst = std::max_element(lines.begin(), lines.end(),
                                       [](auto const& a, auto const& b) { return a.second.alone < b.second.alone; });
   if (worst->second.alone * 50 < copying) return out;

@@ -42,11 +42,11 @@ std::string whose_cached(statistic const& cached, std::int64_t reserved, std::sp
     out += (told++ ? ", " : ": ") + bytes_text(u.cached) + " belong to stream " + std::to_string(u.stream) +
            (u.allocated == 0 && u.pending == 0 ? ", which holds nothing else" : "");
   }
-  return out + ". Other streams get them when they run short; empty_cache() gives them to other programs.\n";
+  return out + ". Other streams can use them when memory is short; empty_cache() returns them to the driver.\n";
 }
 
 std::string what_is_pending(std::int64_t pending, std::span<stream_memory_use const> streams) {
-  std::string out = in_units(pending) + " are given back but may still be in use:";
+  std::string out = in_units(pending) + " are freed but may still be in use:";
   std::size_t told = 0;
   for (stream_memory_use const& u : streams) {
     for (auto const& w : u.waits_for) {
@@ -73,27 +73,28 @@ std::string sentences(memory_statistics const& n, memory_report const& now,
   if (worth(cached, reserved)) out += whose_cached(n.cached_bytes.all, reserved, streams);
   if (worth(pending, reserved)) out += what_is_pending(pending, streams);
   if (worth(cached, reserved) && hole < cached / 2)
-    out += "The largest free piece has " + in_units(hole) + " of the " + in_units(cached) +
-           " free: a larger block moves free memory together, or takes more.\n";
+    out += "The largest free block has " + in_units(hole) + " of the " + in_units(cached) +
+           " free. A larger allocation merges free memory, or reserves more.\n";
   if (worth(rounding, reserved))
     out += in_units(rounding) +
-           " go to rounding: blocks of a few bytes each; one large block cut by the program would not pay it.\n";
+           " are lost to rounding of small blocks. Allocate one large block and divide it to avoid this.\n";
   if (worth(n.reserved_bytes.all.peak - reserved, reserved))
-    out += "The most ever held was " + in_units(n.reserved_bytes.all.peak) + ", " +
+    out += "The peak of reserved memory was " + in_units(n.reserved_bytes.all.peak) + ", " +
            in_units(n.reserved_bytes.all.peak - reserved) + " more than now.\n";
   if (n.peer_access_bytes)
     out += in_units(static_cast<std::int64_t>(n.peer_access_bytes)) +
-           " are open to other devices, and stay where they are.\n";
+           " are open to other devices. weir does not move them.\n";
   if (n.exported_bytes.current)
-    out += in_units(n.exported_bytes.current) + " more are held to be shared with other processes.\n";
-  if (n.imported_bytes.current) out += in_units(n.imported_bytes.current) + " of other processes are mapped here.\n";
+    out += in_units(n.exported_bytes.current) + " more are reserved to share with other processes.\n";
+  if (n.imported_bytes.current)
+    out += in_units(n.imported_bytes.current) + " of other processes are mapped in this process.\n";
   if (worth(outside(now), static_cast<std::int64_t>(now.capacity))) {
     out += in_units(outside(now)) + " of the device's " + bytes_text(now.capacity) +
-           " are held outside weir: by other programs, libraries, or CUDA's own context.\n";
+           " are in use outside weir: by other programs, by libraries, or by CUDA's context.\n";
   }
   if (n.num_ooms)
     out += std::to_string(n.num_ooms) + (n.num_ooms == 1 ? " allocation" : " allocations") +
-           " failed for want of memory; out_of_memory::report() says of each what was tried.\n";
+           " failed for lack of memory. out_of_memory::report() lists the recovery steps of each.\n";
   return out;
 }
 
@@ -102,7 +103,7 @@ std::string sentences(memory_statistics const& n, memory_report const& now,
 std::string summary(memory_statistics const& n, memory_report const& now, std::span<stream_memory_use const> streams) {
   char head[160];
   std::snprintf(head, sizeof head, "%-14s %20s %20s %22s %22s\n", (now.on.str() + ", bytes").c_str(), "now", "peak",
-                "taken in all", "given back in all");
+                "allocated in all", "freed in all");
   std::string out = head;
   out += row("reserved", n.reserved_bytes.all);
   out += row("= allocated", n.allocated_bytes.all);
@@ -113,11 +114,11 @@ std::string summary(memory_statistics const& n, memory_report const& now, std::s
   out += row("  small", n.allocation.small);
   out += row("  large", n.allocation.large);
   out += row("segments", n.segment.all);
-  out += "largest piece free " + grouped(static_cast<std::int64_t>(now.largest_free)) + " B; device " +
+  out += "largest free block " + grouped(static_cast<std::int64_t>(now.largest_free)) + " B; device " +
          grouped(static_cast<std::int64_t>(now.capacity)) + " B, limit " +
          (now.limit ? grouped(static_cast<std::int64_t>(now.limit)) + " B" : "none") + ", outside weir " +
          grouped(outside(now)) + " B\n";
-  out += "out of memory " + std::to_string(n.num_ooms) + ", ladders climbed " + std::to_string(n.num_alloc_retries) +
+  out += "out of memory " + std::to_string(n.num_ooms) + ", recovery attempts " + std::to_string(n.num_alloc_retries) +
          ", waits inserted " + std::to_string(n.waits_inserted) + ", fences " + std::to_string(n.fences) + "\n";
   return out + sentences(n, now, streams);
 }

@@ -72,8 +72,8 @@ bool checking_driver::met_shield(std::uint64_t shield, os::bad_access const& a) 
     return true;
   }
   std::string const code = os::code_text(a.code);
-  known->report_early_host(*use, code.empty() ? "code of the host" : "code of the host (" + code + ", for addr2line)",
-                           "that", {nullptr, nullptr, 0}, code, use->at, use->bytes, how);
+  known->report_early_host(*use, code.empty() ? "host code" : "host code (" + code + ", for addr2line)", "that",
+                           {nullptr, nullptr, 0}, code, use->at, use->bytes, how);
   return true;
 }
 

@@ -187,7 +187,7 @@ std::string checking_driver::describe(address at) {
   auto const b = (*known)->blocks.find(at, 1);
   if (b == (*known)->blocks.end()) return {};
   return "byte " + std::to_string(at - b->first) + " of " + (*known)->block_text(b) +
-         (b->second.live ? "" : ", given back at " + text_of(b->second.freed));
+         (b->second.live ? "" : ", freed at " + text_of(b->second.freed));
 }
 
 epoch checking_driver::position(int device, stream_handle s) {

@@ -46,7 +46,7 @@ std::string_view name_of(finding::kind k) noexcept {
 }
 
 std::string text_of(source_location const& h) {
-  if (!h.file_name()) return "a place that is not known";
+  if (!h.file_name()) return "an unknown place";
   std::string_view file = h.file_name();
   file = file.substr(file.rfind('/') + 1);
   return h.line() ? std::string(file) + ':' + number(h.line()) : std::string(file);
@@ -74,7 +74,7 @@ std::string knowledge::bytes_of(address at, std::size_t bytes) {
   if (auto const b = blocks.find(at, bytes); b != blocks.end() && b->first <= at)
     return range(at - b->first) + " of " + block_text(b);
   part const p = memory.find(at, bytes).front();
-  if (p.of->number == 0) return number(bytes) + " bytes that are not weir's";
+  if (p.of->number == 0) return number(bytes) + " bytes of unknown memory";
   return range(p.from) + " of memory " + number(p.of->number) +
          (p.of->device < 0 ? " of the host" : " of gpu:" + number(static_cast<std::uint64_t>(p.of->device)));
 }
@@ -102,13 +102,13 @@ void knowledge::report_race(access const& before, access const& now, address fro
   std::string text;
   if (before.how == action::allocates) {
     text = which + ": " + b + " " + does(now.how) + " them on " + stream(now.stream) +
-           ", and nothing orders that after the block's beginning on " + stream(before.stream) + " (" + a +
-           "), where earlier work may still use its memory. Remedy: allocate it on " + stream(now.stream) + ", or " +
+           ". No wait orders that after the allocation on " + stream(before.stream) + " (" + a +
+           "), and earlier work may still use its memory. Remedy: allocate it on " + stream(now.stream) + ", or " +
            wait;
   } else {
     text = which + ": " + a + " " + does(before.how) + " them on " + stream(before.stream) + ", " + b + " " +
            does(now.how) + " them on " + stream(now.stream) + (alias ? ", through another mapping" : "") +
-           (now.captured ? ", both in one graph" : "") + ", and nothing orders the two. Remedy: " + wait;
+           (now.captured ? ", both in one graph" : "") + ". No wait orders the two. Remedy: " + wait;
   }
   note(finding::kind::race, key_of(before.site, before.stream) + '|' + key_of(now.site, now.stream), std::move(text),
        before.site.at, now.site.at);
@@ -119,18 +119,18 @@ void knowledge::report_use_after_free(access const& now, blocks::map::iterator b
        text_of(now.site) + " " + does(now.how) + " " +
            bytes_of(std::max(now.at, b->first),
                     std::min(now.at + now.bytes, b->first + b->second.bytes) - std::max(now.at, b->first)) +
-           " on " + stream(now.stream) + ", which was given back at " + text_of(b->second.freed) +
-           ". Remedy: keep the block until the last work that uses it has been given to its stream.",
+           " on " + stream(now.stream) + ", which was freed at " + text_of(b->second.freed) +
+           ". Remedy: free the block after the last work that uses it was enqueued.",
        b->second.freed, now.site.at);
 }
 
 void knowledge::report_freed_in_use(access const& before, std::span<stream_id const> behind, blocks::map::iterator b) {
-  std::string const home =
-      behind.empty() ? "the host, which has not seen it complete" : "the block's own " + stream(behind.front());
+  std::string const home = behind.empty() ? "The host has not waited for that"
+                                          : "No wait orders that before the block's own " + stream(behind.front());
   note(finding::kind::freed_in_use, key_of(before.site, before.stream) + '|' + key_of(b->second.freed),
-       block_text(b) + " was given back at " + text_of(b->second.freed) + " while " + text_of(before.site) + " " +
-           does(before.how) + " it on " + stream(before.stream) + ", which nothing orders before " + home +
-           ". Remedy: mark the block for that stream first (record_stream, or declare the use: launch and copy do it), "
+       block_text(b) + " was freed at " + text_of(b->second.freed) + " while " + text_of(before.site) + " " +
+           does(before.how) + " it on " + stream(before.stream) + ". " + home +
+           ". Remedy: mark the block for that stream first (record_stream, or a declared use in launch or copy), "
            "or wait for it.",
        before.site.at, b->second.freed);
 }
@@ -148,41 +148,40 @@ void knowledge::report_handed_out_early(access const& before, blocks::map::itera
   std::string const by = b->second.home ? "on " + stream(b->second.home) : "to the host";
   std::string const why =
       before.how == action::frees
-          ? "an earlier block there was given back (" + text_of(before.site) + ") behind work of " +
-                stream(before.stream)
+          ? "an earlier block there was freed (" + text_of(before.site) + ") behind work of " + stream(before.stream)
           : text_of(before.site) + " " + does(before.how) + " that memory on " + stream(before.stream);
   note(finding::kind::handed_out_early, key_of(before.site, before.stream) + '|' + key_of(b->second.allocated),
-       block_text(b) + " was handed out " + by + " while " + why +
-           ", which is neither complete nor ordered before. This is a defect of the allocator, or the earlier use was "
-           "never declared or marked.",
+       block_text(b) + " was allocated " + by + " while " + why +
+           ", which is neither complete nor ordered before. The earlier use was not declared or marked, or the "
+           "allocator has a defect.",
        before.site.at, b->second.allocated);
 }
 
 void knowledge::report_unmapped(access const& before, base::site site, address at, std::size_t bytes) {
   auto const b = blocks.find(std::max(before.at, at), 1);
   note(finding::kind::unmapped_in_use, key_of(before.site, before.stream) + '|' + key_of(site, 0),
-       text_of(site) + " takes away " + number(bytes) + " bytes of pages" +
-           (b == blocks.end() ? "" : " with " + block_text(b)) + " while " + text_of(before.site) + " " +
-           does(before.how) + " " + number(before.bytes) + " bytes there on " + stream(before.stream) +
-           " and is not known to be complete. Pages go only when the host has seen their last use complete.",
+       text_of(site) + " unmaps " + number(bytes) + " bytes" + (b == blocks.end() ? "" : " with " + block_text(b)) +
+           " while " + text_of(before.site) + " " + does(before.how) + " " + number(before.bytes) + " bytes there on " +
+           stream(before.stream) +
+           " and is not known to be complete. This is a defect of the allocator, or the use was not declared.",
        before.site.at, site.at);
 }
 
 void knowledge::report_changed(source const& s) {
   note(finding::kind::source_changed, key_of(s.site, s.copy.stream),
        bytes_of(s.at, s.bytes) + " were the source of " + text_of(s.site) + " on " + stream(s.copy.stream) +
-           ", and changed before the host had seen that copy complete. Remedy: write them again only when the copy's "
-           "stamp, an event after it or its stream was found complete, or take another buffer meanwhile.",
+           ", and changed before the host had waited for that copy. Remedy: before the next write, wait for the copy's "
+           "stamp, for an event after it or for its stream; or use another buffer.",
        s.site.at, {nullptr, nullptr, 0});
 }
 
 // `where`: the place before which the program must wait.
-void knowledge::report_early_host(access const& before, std::string who, std::string where, source_location second,
+void knowledge::report_early_host(access const& before, std::string user, std::string where, source_location second,
                                   std::string key, address at, std::size_t bytes, char const* how) {
   note(finding::kind::early_host, key_of(before.site, before.stream) + '|' + std::move(key),
        bytes_of(at, bytes) + ": " + text_of(before.site) + " " + does(before.how) + " them on " +
-           stream(before.stream) + ", " + std::move(who) + " " + how +
-           " them, and the host has not waited for that. Remedy: before " + std::move(where) +
+           stream(before.stream) + ", " + std::move(user) + " " + how +
+           " them. The host has not waited for that. Remedy: before " + std::move(where) +
            " synchronize the stream, an event after it, or the stamp that copy returned (copied.synchronize()).",
        before.site.at, second);
 }
@@ -192,15 +191,15 @@ void knowledge::report_undeclared(base::running_work const& work, char const* ho
   note(finding::kind::undeclared,
        key_of_call(work.given) + '|' + (b == blocks.end() ? "?" : key_of(b->second.allocated)),
        "work (" + base::text_of(work) + ") " + how + " " + (b == blocks.end() ? "pinned memory" : block_text(b)) +
-           ", which it does not declare: nothing keeps that memory alive for it, and no order is checked. Remedy: "
-           "declare to launch or parallel_for all that the work uses: reads(p), writes(p), updates(p).",
+           ", which it does not declare. weir neither keeps that memory for the work nor checks its order. Remedy: "
+           "declare all memory that the work uses to launch or parallel_for: reads(p), writes(p), updates(p).",
        work.given.at, {nullptr, nullptr, 0});
 }
 
 void knowledge::stuck(std::string circle, base::site site) {
   note(finding::kind::stuck, key_of(site, 0),
-       text_of(site) + " waits for what cannot come: " + std::move(circle) +
-           ". Remedy: let one of them not wait, or give what it waits for.",
+       text_of(site) + " waits forever: " + std::move(circle) +
+           ". Remedy: remove one of the waits, or enqueue the work that it waits for.",
        site.at, {nullptr, nullptr, 0});
 }
 

@@ -51,12 +51,13 @@ bool explain(os::bad_access const& a) {
   if (who.empty()) return false;
   if (then.block) more = then.block(where);
   base::running_work const* const work = base::this_call().running;
-  os::print_error("weir: " + (work ? "work (" + base::text_of(*work) + ")" : "host code") + " touched " + who +
-                  (more.empty() ? "" : ", in " + more) +
-                  (work ? ", which it does not declare, or not so far. Remedy: declare to launch or parallel_for all "
-                          "that the work uses: reads(p), writes(p), updates(p).\n"
-                        : ", outside of any work that declares it. Device memory is read and written by work on a "
-                          "stream: declare it to launch or parallel_for, or copy it with weir::copy.\n"));
+  os::print_error(
+      "weir: " + (work ? "work (" + base::text_of(*work) + ")" : "host code") + " touched " + who +
+      (more.empty() ? "" : ", in " + more) +
+      (work ? ", which it does not declare, or not up to there. Remedy: declare all memory that the work "
+              "uses to launch or parallel_for: reads(p), writes(p), updates(p).\n"
+            : ", outside work that declares it. Only work on a stream may read and write device memory. Remedy: "
+              "declare it to launch or parallel_for, or copy it with weir::copy.\n"));
   if (then.the_end) then.the_end();
   return false;
 }

@@ -122,7 +122,7 @@ machine::~machine() {
     auto const left = census();
     if (at_end_) at_end_(left);
     if (print) {
-      for (auto const& line : left) os::print_error("weir: simulated machine left: " + line + "\n");
+      for (auto const& line : left) os::print_error("weir: left in the simulated machine: " + line + "\n");
     }
   }
   executor_.reset();
@@ -145,7 +145,7 @@ status machine::may_call() const {
 status machine::may_call_among_hosts() const {
   base::thread_scheduler& threads = hosts_->threads();
   if (!threads.has_this_thread()) {
-    all_.note_finding("stranger: a thread that simulation::spawn did not make called a machine whose threads it made");
+    all_.note_finding("stranger: a thread not started by simulation::spawn called a machine with spawned threads");
     return {code::not_permitted};
   }
   if (threads.over()) return {code::failed};

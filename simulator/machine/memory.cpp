@@ -386,7 +386,7 @@ bool memory::reaches(mapping const& m, int device) const {
 
 std::string memory::judge_locked(use const& u) const {
   address at = u.what.at;
-  if (wraps(at, u.what.bytes)) return "bytes that run past the end of all addresses";
+  if (wraps(at, u.what.bytes)) return "a range that wraps around the address space";
   address const end = at + u.what.bytes;
   auto const verb = u.what.writes ? "writes" : "reads";
   auto const who = [&] {
@@ -404,11 +404,11 @@ std::string memory::judge_locked(use const& u) const {
     auto const m = holder_of(mappings_, at);
     if (m != mappings_.end()) {
       if (!reaches(m->second, u.device))
-        return base::text(who(), ", memory of device ", handles_[m->second.handle].device, " that it was not granted");
+        return base::text(who(), ", memory of device ", handles_[m->second.handle].device, " without a grant");
       at = m->first + m->second.bytes;
       continue;
     }
-    return who() + ", where nothing is mapped";
+    return who() + ", which is not mapped";
   }
   return {};
 }
@@ -446,7 +446,7 @@ std::string memory::begin(std::span<use const> uses) {
   for (use const& u : uses) open &= open_to(u);
   if (open) return {};
   end_locked(uses);
-  return base::text("device ", uses.front().device, " cannot be let at its pages: the system refused");
+  return base::text("device ", uses.front().device, " has no access to its pages: mprotect failed");
 }
 
 void memory::end(std::span<use const> uses) {

@@ -214,7 +214,7 @@ outcome stepping::until(base::unique_lock& lock, stream& s, std::uint64_t positi
     end = drive(s, position);
   } while (end == outcome::stuck && all_.wait_for_hosts(lock, s));
   if (end == outcome::stuck && !all_.has_hosts())
-    all_.note_finding("stuck: the host waits, and nothing can move: " + all_.why_not(s));
+    all_.note_finding("stuck: the host waits, and no stream can proceed: " + all_.why_not(s));
   return end;
 }
 

@@ -232,18 +232,18 @@ stream const* queues::who_has_what(operation const& waits, words const& known, w
 stream const* queues::why_not_ready(operation const& o, std::string& text) const {
   words const* const known = said_of_work.load();
   if (!o.job.ready || !known || known->of != o.job.ready) {
-    text += " stands before work that is not ready: it waits for work of other streams";
+    text += " is at work that waits for other streams";
     return nullptr;
   }
-  text += " stands before " + known->name(o.job.state) + ", which waits for ";
+  text += " is at " + known->name(o.job.state) + ", which waits for ";
   work other;
   stream const* const has = who_has_what(o, *known, other);
   if (has) {
-    text += known->name(other.state) + ", still to run: ";
+    text += known->name(other.state) + ", not yet run: ";
     return has;
   }
   std::string const missing = known->missing(o.job.state);
-  text += missing.empty() ? "work of other streams" : missing + ", which was never given";
+  text += missing.empty() ? "work of other streams" : missing + ", which was not enqueued";
   return nullptr;
 }
 
@@ -252,14 +252,14 @@ std::string queues::why_not(stream const& from) const {
   std::vector<stream const*> passed;
   for (stream const* s = &from; s;) {
     text += named(*s);
-    if (std::find(passed.begin(), passed.end(), s) != passed.end()) return text + ": a circle";
+    if (std::find(passed.begin(), passed.end(), s) != passed.end()) return text + ": a cycle";
     passed.push_back(s);
     if (devices[static_cast<std::size_t>(s->device)].lost) return text + ", whose device is lost";
-    if (s->queue.empty()) return text + ", which has nothing to do";
+    if (s->queue.empty()) return text + ", which is empty";
     operation const& o = s->queue.front();
     if (o.what == operation::kind::gate) return text + " is held by gate " + std::to_string(o.held().number);
     if (stream const* const ahead = ahead_of(*s)) {
-      text += " shares a connection and stands behind ";
+      text += " shares a connection and is behind ";
       s = ahead;
     } else if (o.what == operation::kind::work) {
       s = why_not_ready(o, text);
@@ -267,7 +267,7 @@ std::string queues::why_not(stream const& from) const {
       text += " waits" + at(o.site) + " for operation " + std::to_string(o.position) + " of ";
       s = &o.awaited();
     } else {
-      return text + ", which can move";
+      return text + ", which can proceed";
     }
   }
   return text;

@@ -29,7 +29,7 @@ int thread_scheduler::number() noexcept {
 }
 
 void thread_scheduler::enter(std::string name, life l) {
-  if (active() || here()) end_process("a thread begins a second relay");
+  if (active() || here()) end_process("a scheduled thread enters a second scheduler");
   auto first = std::make_shared<member>();
   first->in = this;
   first->name = std::move(name);
@@ -45,7 +45,7 @@ void thread_scheduler::enter(std::string name, life l) {
 }
 
 void thread_scheduler::leave() noexcept {
-  if (!has_this_thread() || alive_ != 1) end_process("a relay is left while threads of it are running: " + circle());
+  if (!has_this_thread() || alive_ != 1) end_process("the scheduler ends while its threads run: " + circle());
   detail::scheduled_thread::value = nullptr;
   threads_.clear();
   ready_.clear();
@@ -57,7 +57,7 @@ void thread_scheduler::leave() noexcept {
 
 void thread_scheduler::end() noexcept {
   if (!active()) return;
-  if (!has_this_thread()) end_process("a machine with threads of its own is ended by another thread: " + circle());
+  if (!has_this_thread()) end_process("a thread outside the scheduler ends its machine: " + circle());
   if (alive_ > 1) {
     if (!over_) why_over_ = "the machine ends before its threads: " + circle();
     give_up();
@@ -139,8 +139,8 @@ void thread_scheduler::point() noexcept {
   member& me = *detail::this_scheduler_thread();
   if (me.quiet > 0 || choosing_) return;
   if (++points_ % endless == 0) {
-    if (over_) end_process("a run that is over does not end: " + why_over_);
-    why_over_ = "the run does not end: " + std::to_string(points_) + " switch points were passed; " + circle();
+    if (over_) end_process("a stopped run does not end: " + why_over_);
+    why_over_ = "the run does not end: " + std::to_string(points_) + " switch points; " + circle();
     choices_.stuck(why_over_);
     give_up();
   }
@@ -153,7 +153,7 @@ void thread_scheduler::yield() noexcept {
   member& me = *detail::this_scheduler_thread();
   point();
   if (me.quiet > 0 && ++points_ % endless == 0)
-    end_process("a thread waits for another one while it may not be switched away (base::undivided, base::quiet)");
+    end_process("a thread waits for another one inside base::no_switch or with base::quiet");
   if (ready_.size() < 2 || me.quiet > 0 || choosing_) return;
   choices_.yields(me.number);
   std::vector<int> others = ready_;
@@ -230,8 +230,7 @@ void thread_scheduler::lock(member& me, mutex& m) {
 // The holder is outside the relay and needs no baton, or locked it before it entered and waits for the baton.
 void thread_scheduler::lock_from_outside(mutex& m) {
   for (int naps = 0; !m.mutex_.try_lock(); ++naps) {
-    if (naps > 20'000)
-      end_process("a lock is never given back that no thread of this machine locked since it is one: " + circle());
+    if (naps > 20'000) end_process("a lock is never unlocked, and no thread of this machine holds it: " + circle());
     std::this_thread::sleep_for(std::chrono::microseconds(500));
   }
 }
@@ -423,7 +422,7 @@ std::string thread_scheduler::state_of(member const& t) const {
     case state::others: return named(t) + " waits in a call: " + (*t.why)();
     case state::thread: return text + "the end of " + named(*static_cast<member const*>(t.what));
     case state::asleep: return named(t) + " sleeps";
-    case state::ready: return named(t) + " can go on";
+    case state::ready: return named(t) + " can run";
     case state::ended: break;
   }
   return {};
@@ -463,8 +462,7 @@ std::shared_ptr<sync_scheduler> scheduler_thread::start(std::shared_ptr<void> wi
 void scheduler_thread::join(sync_scheduler* by) {
   if (is == state::ended) return;
   auto* const me = static_cast<scheduler_thread*>(by);
-  if (!me || me->in != in)
-    end_process("a thread of a seeded machine is joined by a thread that is none of that machine's");
+  if (!me || me->in != in) end_process("a thread outside a seeded machine joins a thread of the machine");
   in->join(*me, *this);
 }
 

@@ -58,8 +58,8 @@ bool adoptions::owner_ends_slowly(void* block, std::uint64_t since) noexcept {
   }
   try {
     std::fprintf(stderr,
-                 "weir: buffer: %p was adopted by another buffer%s; this one owned it and gives nothing back. "
-                 "release() a block before it is adopted\n",
+                 "weir: buffer: %p was adopted by another buffer%s, so this buffer does not free it. "
+                 "Call release() before adopt()\n",
                  block, text_of(by).c_str());
   } catch (...) {}  // no memory for the message
   return false;

@@ -82,8 +82,7 @@ known_range const& known_range::require_inside(std::string_view operation, std::
                                                source_location where) const {
   if (is == verdict::inside || is == verdict::unknown) [[likely]] return *this;
   auto const refuse = [&](std::string const& what, char const* remedy) {
-    std::string const asked =
-        bytes ? ", asked " + std::to_string(bytes) + " B" : ", asked for what follows in its block";
+    std::string const asked = bytes ? ", asked " + std::to_string(bytes) + " B" : ", asked for the rest of its block";
     throw invalid_use(std::string(operation), std::string(operand) + " " + text() + " " + what + asked, remedy, where);
   };
   switch (is) {
@@ -93,14 +92,12 @@ known_range const& known_range::require_inside(std::string_view operation, std::
              "Use no more bytes than the block holds");
       break;
     case verdict::no_block:
-      if (memory || pinned)
-        refuse("is not allocated", "It was freed before this call, or never handed out: keep its owner until then");
-      refuse("lies in memory shared with other processes, in no buffer",
-             "The buffer was given back before this call: keep it until then");
+      if (memory || pinned) refuse("is not allocated", "Keep the owner of the memory until this call");
+      refuse("lies in shared memory, but in no buffer", "Keep the buffer until this call");
       break;
-    case verdict::wraps: refuse("wraps around the address space", "Look for a size that overflowed"); break;
+    case verdict::wraps: refuse("wraps around the address space", "Check the size for an overflow"); break;
     case verdict::of_another_runtime:
-      refuse("is device memory of another runtime", "Use the runtime whose memory it is");
+      refuse("is device memory of another runtime", "Use the runtime that allocated the memory");
       break;
     case verdict::inside:
     case verdict::unknown: break;

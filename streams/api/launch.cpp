@@ -40,7 +40,7 @@ void check_use(streams::known_range const& is, memory_use const& u, clock::strea
   if (is.require_inside("launch", verb(u.how), at).is == streams::known_range::verdict::unknown) {
     if (find_block(u.address))
       refuse("a block of another runtime",
-             "Launch on a stream of the runtime whose block it is; order two runtimes on the host");
+             "Launch on a stream of the block's runtime; synchronize two runtimes on the host");
     // A GPU may access any memory, even pageable. Simulated devices reach only their own and pinned memory.
     driver::driver& machine = stream.owner().machine();
     auto const place =
@@ -49,10 +49,9 @@ void check_use(streams::known_range const& is, memory_use const& u, clock::strea
       refuse("pageable memory of the host", "Copy it to the device, or keep it in pinned memory (weir::pinned)");
     }
     if (place.ok() && place.value.in == driver::where::unknown_device) {
-      refuse("device memory of no device of this runtime", "Launch with the runtime whose memory it is");
+      refuse("device memory of another runtime or library", "Launch with the runtime that allocated the memory");
     }
-    if (u.bytes == 0)
-      refuse("memory that weir does not know, nor where it ends", "Say how many bytes: reads(p, bytes)");
+    if (u.bytes == 0) refuse("unknown memory of unknown size", "Pass the number of bytes: reads(p, bytes)");
     return;
   }
   if (is.device >= 0 && is.device != stream.device() && !is.open_to(stream.device())) {
@@ -102,7 +101,7 @@ class body {
     } catch (std::exception const& e) {
       its.end(std::string("an exception: ") + e.what());
     } catch (...) {
-      its.end("something that is no std::exception");
+      its.end("an exception that is not a std::exception");
     }
   }
   static void drop(void* self) { delete static_cast<body*>(self); }
@@ -110,8 +109,8 @@ class body {
  private:
   [[noreturn]] void end(std::string const& what) const noexcept {
     os::print_error("weir: work (" + base::text_of(about_) + ") threw " + what +
-                    ". Nobody can catch it on a stream: the process ends. Remedy: catch it in the work, and leave word "
-                    "in memory that the host looks at.\n");
+                    ". No code can catch it on a stream: the process ends. Remedy: catch it in the work, and store the "
+                    "error in memory that the host reads.\n");
     driver::check::print_all_findings();
     std::terminate();
   }
@@ -121,10 +120,11 @@ class body {
 
 void require_of(clock::stream_clock& stream, driver::status s, std::string_view what, source_location at) {
   if (s.ok()) [[likely]] return;
-  throw_refusal(
-      stream.note(s), what, "stream " + std::to_string(stream.id()) + " of " + base::gpu_name(stream.device()),
-      "Earlier work of the device may be the cause: options::launch_blocking (CUDA_LAUNCH_BLOCKING=1) finds the line",
-      at);
+  throw_refusal(stream.note(s), what,
+                "stream " + std::to_string(stream.id()) + " of " + base::gpu_name(stream.device()),
+                "Earlier work of the device may have failed. Find its line with options::launch_blocking "
+                "(CUDA_LAUNCH_BLOCKING=1)",
+                at);
 }
 
 }  // namespace
@@ -195,8 +195,8 @@ void end_work(stream_ref s, std::span<memory_use const> uses, source_location at
 }
 
 void no_device_code(source_location at) {
-  throw not_supported("parallel_for", "a GPU, and a loop that only the host compiler has read",
-                      "Name the file in weir_kernels(target file.cu) and build with a CUDA toolkit", at);
+  throw not_supported("parallel_for", "this call was compiled without nvcc and has no GPU kernel",
+                      "Add the file to weir_kernels(target file.cu), and build with a CUDA toolkit", at);
 }
 
 void check_native_launch(stream_ref s, int native_code, source_location at) {
@@ -213,7 +213,7 @@ namespace weir {
 
 void launch_host(stream_ref s, std::function<void()> run, source_location at) {
   clock::stream_clock& stream = streams::clock_or_throw(s, "launch_host", at);
-  if (!run) throw invalid_use("launch_host", "an empty function", "Give it something to run", at);
+  if (!run) throw invalid_use("launch_host", "an empty function", "Pass a function", at);
   base::call_site const in(stream.owner().observer(), "launch_host", at);
   streams::timed_work const timed(stream, "launch_host", 0, at);
   using function = std::function<void()>;

@@ -27,17 +27,15 @@ memory::device_memory& blocks(runtime::impl& r) { return r.part<memory::device_m
   if (find_block(p)) {  // see streams::block_of_allocator
     throw invalid_use(operation,
                       base::address_text(p) +
-                          " lies in an exportable_buffer, an imported_buffer or a registered_host_memory, which keep "
-                          "their own memory",
-                      "Call what that object has for it (exportable_buffer::record_stream, its end), or wait for the "
-                      "stream before it "
-                      "ends",
+                          " lies in an exportable_buffer, an imported_buffer or a registered_host_memory",
+                      "Use that object's own call (exportable_buffer::record_stream), or synchronize with the "
+                      "stream before it ends",
                       at);
   }
   throw invalid_use(operation,
                     base::address_text(p) +
-                        " is no live block of weir: host memory, another library's, or of a runtime that has ended",
-                    "Pass the address of a block that weir allocated and that is still held", at);
+                        " is not a live block of weir: host memory, another library's, or of a runtime that has ended",
+                    "Pass the address of a block that weir allocated and that is not freed", at);
 }
 
 // The block's allocator in the stream's runtime: a stream of another runtime could end before the block.
@@ -55,7 +53,7 @@ streams::pinned_memory* pinned_owner(void const* p, clock::stream_clock const& u
   throw invalid_use(operation,
                     base::address_text(p) + " is a block of another runtime than " + streams::describe(user) +
                         " of runtime " + std::to_string(user.owner().id()),
-                    "Use streams of the runtime whose block it is; order two runtimes on the host", at);
+                    "Use streams of the block's runtime; synchronize two runtimes on the host", at);
 }
 
 void* pageable(size_t bytes, size_t alignment, source_location at) {
@@ -139,7 +137,7 @@ void record_stream(void const* p, stream_ref user, source_location at) {
   if (auto* const host = pinned_owner(p, stream)) {
     if (host->find(p)) return host->record_use(p, stream);
     throw invalid_use("record_stream", base::address_text(p) + " lies in no live pinned block",
-                      "It was freed before: record the stream while the block is held", at);
+                      "Record the stream before the block is freed", at);
   }
   throw_stranger("record_stream", p, stream, at);
 }
@@ -305,7 +303,7 @@ void set_per_process_memory_fraction(double of_total, device on, source_location
   int const d = streams::resolve(on, r, "set_per_process_memory_fraction", at);
   if (!(of_total > 0 && of_total <= 1)) {
     throw invalid_use("set_per_process_memory_fraction", std::to_string(of_total),
-                      "Name a fraction of the device's memory above 0, at most 1", at);
+                      "Pass a fraction of the device's memory, above 0 and at most 1", at);
   }
   auto const info = r.machine().info(d);
   require(info.is, "set_per_process_memory_fraction", device(d).str(), "", at);
@@ -326,7 +324,7 @@ callback_registration::~callback_registration() {
 }
 
 callback_registration on_out_of_memory(out_of_memory_callback call, int order, source_location at) {
-  if (!call) throw invalid_use("on_out_of_memory", "an empty function", "Give it something to call", at);
+  if (!call) throw invalid_use("on_out_of_memory", "an empty function", "Pass a function", at);
   auto s = std::make_unique<callback_registration::state>();
   s->call = std::move(call);
   s->in = &blocks(streams::current_runtime(at));

@@ -110,7 +110,7 @@ registered_host_memory::registered_host_memory(std::span<std::byte> memory, sour
   if (!memory.data()) throw invalid_use("registered_host_memory", what, "Pass memory of the host", at);
   if (memory.empty()) return;
   if (memory.size() > ~std::size_t{0} - reinterpret_cast<driver::address>(memory.data()) - os::page_size()) {
-    throw invalid_use("registered_host_memory", what + ", which ends beyond all addresses",
+    throw invalid_use("registered_host_memory", what + ", which wraps around the address space",
                       "The size has overflowed: check the product it was made from", at);
   }
   auto const page = static_cast<driver::address>(os::page_size());
@@ -121,9 +121,9 @@ registered_host_memory::registered_host_memory(std::span<std::byte> memory, sour
   state_.reset(new state{memory.data() - (own - begin), known_runtime(r)});
   auto const pinned = r.part<streams::locked_ranges>().lock(state_->first, end - begin, {own, memory.size()}, at);
   if (pinned.what == driver::code::invalid)
-    throw invalid_use("registered_host_memory", what,
-                      "Some of its pages are page-locked already, or are no memory of the host", at);
-  require(pinned, "registered_host_memory", what, "The system locks no more pages: `ulimit -l`, or pin less", at);
+    throw invalid_use("registered_host_memory", what, "Pass host memory that is not page-locked yet", at);
+  require(pinned, "registered_host_memory", what, "Raise the system's limit of locked pages (`ulimit -l`), or pin less",
+          at);
 }
 
 registered_host_memory::~registered_host_memory() {

@@ -11,12 +11,11 @@ namespace {
 [[noreturn]] void refused(driver::status why, clock::stream_clock const& stream, void const* dst, void const* src,
                           std::size_t bytes, source_location at, std::string const& whose = "") {
   bool const filling = !src;
-  throw_refusal(why, filling ? "fill" : "copy",
-                range_text(dst, bytes) + (filling ? "" : " <- " + range_text(src, bytes)) +
-                    " on a stream of gpu:" + std::to_string(stream.device()) + whose,
-                why.what == driver::code::lost ? "Go on with the other devices"
-                                               : "Nothing was enqueued: the same call may be made again",
-                at);
+  throw_refusal(
+      why, filling ? "fill" : "copy",
+      range_text(dst, bytes) + (filling ? "" : " <- " + range_text(src, bytes)) +
+          " on a stream of gpu:" + std::to_string(stream.device()) + whose,
+      why.what == driver::code::lost ? "Continue with the other devices" : "Nothing was enqueued: repeat the call", at);
 }
 
 }  // namespace

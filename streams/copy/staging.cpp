@@ -191,7 +191,7 @@ struct staging::state {
       base::internal_ordering const own_affair(owner.observer());
       if (auto const waited = clocks.synchronize(oldest); !waited.ok()) {
         throw_refusal(waited, "copy", "waiting for staging memory of gpu:" + std::to_string(stream.device()),
-                      "Earlier copies to this device are not done", where);
+                      "Repeat the call when earlier copies to this device are complete", where);
       }
       auto r = room_of(stream).lock();
       forget_complete(*r);
@@ -237,10 +237,9 @@ struct staging::state {
       throw_refusal(stream.note(captured.is), "copy", of_copy(stream, dst, src, bytes), "", where);
     }
     if (captured.ok() && captured.value) {
-      throw invalid_use(
-          "copy",
-          range_text(dst, bytes) + " <- " + range_text(src, bytes) + ", staged, on a stream that is being captured",
-          "Capture copies of pinned memory: a slot could not be kept for every replay", where);
+      throw invalid_use("copy",
+                        range_text(dst, bytes) + " <- " + range_text(src, bytes) + ", staged, on a stream in capture",
+                        "Capture copies of pinned memory: a staging buffer cannot serve each replay", where);
     }
   }
 };
@@ -378,10 +377,8 @@ staging::download staging::to_host(clock::stream_clock& stream, void* dst, void 
       auto const queued = my.owner.machine().host_function(stream.device(), stream.handle(),
                                                            {&arrival::run, &arrival::drop, new arrival{job, i}});
       if (!queued.ok()) {
-        throw_refusal(
-            stream.note(queued), "copy", of_copy(stream, dst, src, bytes),
-            queued.what == driver::code::lost ? "Go on with the other devices" : "The same call may be made again",
-            where);
+        throw_refusal(stream.note(queued), "copy", of_copy(stream, dst, src, bytes),
+                      queued.what == driver::code::lost ? "Continue with the other devices" : "Repeat the call", where);
       }
     }
   } catch (...) {
@@ -428,8 +425,7 @@ void staging::to_waiting_host(clock::stream_clock& stream, void* dst, void const
   auto const done = [&](driver::status s) {
     if (s.ok()) return;
     throw_refusal(s, "copy", of_copy(stream, dst, src, bytes),
-                  s.what == driver::code::lost ? "Go on with the other devices" : "The same call may be made again",
-                  where);
+                  s.what == driver::code::lost ? "Continue with the other devices" : "Repeat the call", where);
   };
   base::internal_ordering const own_affair(my.owner.observer());
   for (std::size_t given = 0, came = 0; came < chunks; ++came) {
@@ -469,7 +465,7 @@ void staging::between(clock::stream_clock& from, clock::stream_clock& to, void* 
   auto const ordered = [&](driver::status waited) {
     if (!waited.ok())
       throw_refusal(waited, "copy", range_text(dst, bytes) + " <- " + range_text(src, bytes) + " between devices",
-                    "The same call may be made again", where);
+                    "Repeat the call", where);
   };
   std::vector<clock::stamp> emptied(slots.size());
   for (std::size_t i = 0, offset = 0; offset < bytes; ++i, offset += chunk) {

@@ -16,16 +16,16 @@ constexpr std::size_t fence_after = std::size_t{1} << 20;
 [[noreturn]] void refuse_free(pinned_space& space, void* block, pinned_space::place found, source_location at) {
   std::string const what = base::address_text(block);
   if (found == space.end()) {
-    throw invalid_use("deallocate", what + ", which no pinned pool of this runtime handed out",
-                      "free memory where it was allocated", at);
+    throw invalid_use("deallocate", what + ", which is not pinned memory of this runtime",
+                      "Free the block with the runtime that allocated it", at);
   }
   if (found->second.is == state_of::live) {
     throw invalid_use("deallocate",
                       what + ", inside the pinned block " + base::address_text(found->first) + " of " +
                           std::to_string(found->second.requested) + " B",
-                      "free the address that allocate returned", at);
+                      "Free the address that allocate returned", at);
   }
-  throw invalid_use("deallocate", what + ", pinned memory that has been freed already", "free a block once", at);
+  throw invalid_use("deallocate", what + ", pinned memory that was freed before", "Free each block once", at);
 }
 
 }  // namespace

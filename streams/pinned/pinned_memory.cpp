@@ -231,7 +231,7 @@ pinned_memory::~pinned_memory() {
   }
   if (held) try {
       os::print_error("weir: " + std::to_string(held) + " pinned blocks (" + bytes_text(held_bytes) +
-                      ") outlive their runtime; their pages stay\n");
+                      ") not freed before the runtime ended; the pages stay locked\n");
   } catch (...) {}
 }
 
@@ -253,14 +253,14 @@ void* pinned_memory::hand_out(int device, std::size_t bytes, std::size_t alignme
 void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignment, source_location at) {
   if (process_was_forked())
     throw_refusal({driver::code::forked, 0}, "allocate", bytes_text(bytes) + " of pinned memory",
-                  "allocate in the process that made the runtime", at);
+                  "Allocate in the process that created the runtime", at);
   if (alignment & (alignment - 1)) {
     throw invalid_use("allocate", bytes_text(bytes) + " of pinned memory, aligned to " + std::to_string(alignment),
-                      "pass a power of two, or 0 for the natural alignment", at);
+                      "Pass a power of two, or 0 for the natural alignment", at);
   }
   if (bytes > largest || alignment > largest) {
     throw invalid_use("allocate", bytes_text(bytes) + " of pinned memory, aligned to " + std::to_string(alignment),
-                      "no machine holds that much: look for a size that overflowed", at);
+                      "The size has overflowed: check the product it was made from", at);
   }
   state_->decay();
   std::size_t const rounded = base::round_up(bytes ? bytes : 1, pinned_space::granule);
@@ -297,7 +297,7 @@ void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignm
     std::int64_t const start = base::now_ns();
     bool const may = state_->may_give_back();
     std::size_t const gave = may ? state_->trim() : 0;
-    climbed(may ? "idle pages given back" : "idle pages kept, for collectives are under way", gave, start);
+    climbed(may ? "idle pages returned" : "idle pages kept during collectives", gave, start);
     grown = state_->grow(near, rounded, aligned, bytes);
     return grown.block;
   };
@@ -310,15 +310,15 @@ void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignm
     do {
       std::int64_t const start = base::now_ns();
       if (void* const block = state_->wait_for_room(near, bytes, rounded, aligned, time, grown.others)) return block;
-      climbed("waiting for copies under way", 0, start);
+      climbed("wait for copies", 0, start);
       if (give_back_and_grow()) return grown.block;
       ++time.polls;
     } while (grown.is.what == driver::code::out_of_memory && (grown.others || state_->more_may_come()) && time.left());
   }
   if (grown.is.what == driver::code::out_of_memory || grown.is.ok())
     state_->refuse(bytes, rounded, std::move(ladder), at);
-  throw_refusal(grown.is, "allocate", bytes_text(bytes) + " of pinned memory", "the driver could not lock host pages",
-                at);
+  throw_refusal(grown.is, "allocate", bytes_text(bytes) + " of pinned memory",
+                "Raise the system's limit of locked pages (`ulimit -l`), or pin less", at);
 }
 
 void pinned_memory::let_idle_go_after(std::int64_t ns) {
@@ -360,7 +360,7 @@ std::vector<std::string> pinned_memory::validate() const {
   if (live != p->counters.allocated() || pending != p->counters.pending() || in_segments != p->counters.reserved() ||
       now.reserved_bytes.all.current !=
           now.allocated_bytes.all.current + now.pending_bytes.all.current + now.cached_bytes.all.current) {
-    wrong.push_back("reserved = allocated + pending + cached");
+    wrong.push_back("reserved != allocated + pending + cached");
   }
   return wrong;
 }

@@ -129,18 +129,18 @@ std::vector<std::string> pinned_space::validate() const {
     address at = base;
     bool free_before = false;
     for (auto here = ranges_.find(base); here != ranges_.end() && here->second.segment == base; ++here) {
-      if (here->first != at) wrong.push_back("the ranges of a segment cover it without a gap");
+      if (here->first != at) wrong.push_back("the ranges of a segment leave a gap or overlap");
       bool const is_free = here->second.is == state::free;
-      if (is_free && free_before) wrong.push_back("no two neighbours are both free");
+      if (is_free && free_before) wrong.push_back("two neighbouring free ranges were not merged");
       if (is_free && !by_size_.contains({here->second.bytes, here->second.age, here->first}))
-        wrong.push_back("the free ranges are exactly those listed by size");
+        wrong.push_back("the list by size differs from the free ranges");
       listed += is_free;
       free_before = is_free;
       at += here->second.bytes;
     }
-    if (at != base + bytes) wrong.push_back("the ranges of a segment cover it without a gap");
+    if (at != base + bytes) wrong.push_back("the ranges of a segment leave a gap or overlap");
   }
-  if (listed != by_size_.size()) wrong.push_back("the free ranges are exactly those listed by size");
+  if (listed != by_size_.size()) wrong.push_back("the list by size differs from the free ranges");
   return wrong;
 }
 

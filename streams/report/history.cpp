@@ -103,7 +103,7 @@ std::string format(std::vector<line_statistics> const& lines) {
     std::snprintf(text, sizeof text, "%12s %8s %12s %8s %12s %10s  %s\n", column...);
     out += text;
   };
-  row("live", "blocks", "at the peak", "blocks", "taken in all", "blocks", "line");
+  row("live", "blocks", "at the peak", "blocks", "allocated", "blocks", "line");
   for (line_statistics const& l : lines) {
     row(bytes_text(static_cast<size_t>(l.bytes)).c_str(), std::to_string(l.blocks).c_str(),
         bytes_text(static_cast<size_t>(l.bytes_at_peak)).c_str(), std::to_string(l.blocks_at_peak).c_str(),

@@ -17,7 +17,7 @@ simulation::simulation(runtime& r, driver::sim::controls& c) noexcept : runtime_
 simulation simulation::of(runtime& r, source_location at) {
   if (driver::sim::controls* const c = driver::sim::controls_of(r.get().machine())) return simulation(r, *c);
   throw invalid_use("simulation::of", "this runtime has " + r.description(),
-                    "Make one with runtime(simulated{}), or set WEIR_DEVICES=sim", at);
+                    "Create the runtime with simulated{}, or set WEIR_DEVICES=sim", at);
 }
 
 int simulation::ordinal(device d, std::string_view operation, source_location at) const {
@@ -27,30 +27,29 @@ int simulation::ordinal(device d, std::string_view operation, source_location at
 bool simulation::step(stream_ref s, source_location at) {
   clock::stream_clock& stream = streams::clock_or_throw(s, "simulation::step", at);
   if (stream.owner().machine().moves_by_itself()) {
-    throw invalid_use("simulation::step", streams::describe(stream) + ", which the machine's own threads move",
-                      "Make it with simulated{.schedule = simulated::scheduling::stepped}", at);
+    throw invalid_use("simulation::step", streams::describe(stream) + ", which the machine's own threads execute",
+                      "Create the runtime with simulated{.schedule = simulated::scheduling::stepped}", at);
   }
   return controls_->step(stream.device(), stream.handle());
 }
 
 void simulation::run(source_location at) {
   if (controls_->run()) return;
-  throw invalid_use("simulation::run", controls_->stuck(), "Let one of them not wait, or give what it waits for", at);
+  throw invalid_use("simulation::run", controls_->stuck(),
+                    "Remove one of the waits, or enqueue the work that it waits for", at);
 }
 
 void simulation::spawn(std::string name, std::function<void()> body, source_location at) {
-  if (!body)
-    throw invalid_use("simulation::spawn", "\"" + name + "\" with an empty function", "Give it something to run", at);
+  if (!body) throw invalid_use("simulation::spawn", "\"" + name + "\" with an empty function", "Pass a function", at);
   base::thread_scheduler* const threads = controls_->host_threads();
   if (!threads)
-    throw invalid_use("simulation::spawn", "this machine is not run by a seed",
-                      "Make it with simulated{.schedule = scheduling::seeded}", at);
+    throw invalid_use("simulation::spawn", "this machine has no seed",
+                      "Create the runtime with simulated{.schedule = scheduling::seeded}", at);
   base::thread_scheduler* const mine = base::thread_scheduler::here();
   if (mine != (threads->active() ? threads : nullptr)) {
-    throw invalid_use(
-        "simulation::spawn",
-        mine ? "this thread is one of another machine's" : "this thread is none of those whose order the seed chooses",
-        "Spawn on the thread that spawned first, or on one it spawned", at);
+    throw invalid_use("simulation::spawn",
+                      mine ? "this thread belongs to another machine" : "this thread is not scheduled by the seed",
+                      "Call spawn on the first thread that did, or on a spawned thread", at);
   }
   if (!threads->active()) threads->enter("main", base::thread_scheduler::life::while_needed);
   threads->spawn(std::move(name), [r = runtime_, body = std::move(body)] {
@@ -63,11 +62,11 @@ void simulation::join(source_location at) {
   base::thread_scheduler* const threads = controls_->host_threads();
   if (!threads || !threads->active()) return;
   if (!threads->has_this_thread())
-    throw invalid_use("simulation::join", "this thread is none of those whose order the seed chooses",
-                      "Join on the thread that spawned first", at);
+    throw invalid_use("simulation::join", "this thread is not scheduled by the seed",
+                      "Call join on the first thread that spawned", at);
   std::string const why = threads->join();
   if (!why.empty())
-    throw invalid_use("simulation::join", why, "Let one of them not wait, or give what it waits for", at);
+    throw invalid_use("simulation::join", why, "Remove one of the waits, or enqueue the work that it waits for", at);
 }
 
 std::uint64_t simulation::fail_call(std::string_view call, std::uint64_t k, source_location at) {
@@ -77,8 +76,8 @@ std::uint64_t simulation::fail_call(std::string_view call, std::uint64_t k, sour
     throw invalid_use("simulation::fail_call", std::move(operands), std::move(remedy), at);
   };
   if (std::find(names.begin(), names.end(), call) == names.end())
-    refuse("no call is named \"" + std::string(call) + "\"",
-           base::did_you_mean(call, names) + "Name one of the driver's calls, or any");
+    refuse("there is no driver call \"" + std::string(call) + "\"",
+           base::did_you_mean(call, names) + "Pass the name of a driver call, or any");
   if (k == 0) refuse("call 0 of \"" + std::string(call) + "\"", "Calls from now on count from 1");
   return controls_->fail_call(call, k, takes_memory ? driver::code::out_of_memory : driver::code::failed);
 }

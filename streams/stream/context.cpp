@@ -119,8 +119,8 @@ void restore(seat& s, driver::driver& machine, frame const& f) {
 void require_not_stuck(driver::driver& machine, driver::status s, std::string_view operation, source_location at) {
   if (s.ok()) [[likely]] return;
   if (std::string const why = s.what == driver::code::failed ? machine.why_stuck() : std::string(); !why.empty())
-    throw_refusal(s, operation, "waited for what cannot come: " + why,
-                  "Let one of them not wait, or give what it waits for", at);
+    throw_refusal(s, operation, "waited forever: " + why,
+                  "Remove one of the waits, or enqueue the work that it waits for", at);
 }
 
 int resolve(device d, runtime::impl& r, std::string_view operation, source_location at) {
@@ -170,10 +170,10 @@ void throw_not_valid(stream_ref s, std::string_view operation, source_location a
   std::string const what =
       base::text("stream ", clock::tenure_word::id(tenure), " of gpu:", clock::tenure_word::device(tenure));
   clock::stream_clock const* const stream = clock::find(clock::tenure_word::id(tenure));
-  if (!stream) refuse(what + ", whose runtime has ended", "A runtime outlives every use of it");
+  if (!stream) refuse(what + ", whose runtime has ended", "Keep the runtime until its last use");
   if (stream->alive() == clock::life::retired)
     refuse(what + ", whose registration has ended", "Keep the external_stream object while its stream is used");
-  throw invalid_use(std::string(operation), what + ", which was given back",
+  throw invalid_use(std::string(operation), what + ", which was destroyed",
                     "Keep the stream object while its references are used", at);
 }
 

@@ -55,7 +55,7 @@ void synchronize(device d, source_location at) {
   streams::require_not_stuck(r.machine(), is, "synchronize", at);
   require(is, "synchronize", base::gpu_name(i),
           is.what == driver::code::not_permitted
-              ? "A stream of it is being captured: end the capture first, or synchronize with other streams one by one"
+              ? "End the capture on this device first, or synchronize with other streams one by one"
               : "",
           at);
 }

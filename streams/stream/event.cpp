@@ -27,7 +27,7 @@ struct WEIR_LOCAL event::state {
 
 namespace {
 constexpr char const* recorded_inside =
-    "an event last recorded inside a capture, which happens anew at each launch of its graph";
+    "an event last recorded inside a capture, which each launch of the graph repeats";
 constexpr char const* record_outside = "Record it on a stream that is not captured, behind the launch";
 }  // namespace
 
@@ -115,12 +115,12 @@ float_milliseconds event::elapsed_time(event const& end, source_location at) con
   clock::stream_clock* const to = clock::find(b.stream);
   if (!from || !to) refuse(std::string("the ") + (from ? "end" : "start") + " event was never recorded", "Record both");
   if (&from->owner() != &to->owner() || from->device() != to->device()) {
-    refuse("start on " + streams::describe(*from) + ", end on " + streams::describe(*to), "Time within one device");
+    refuse("start on " + streams::describe(*from) + ", end on " + streams::describe(*to), "Record both on one device");
   }
   if (a.last->captured || b.last->captured) refuse(recorded_inside, record_outside);
   auto const ms = from->owner().machine().elapsed_ms(a.event->handle(), b.event->handle());
   if (ms.is.what == driver::code::not_ready)
-    refuse("the work between the events is not done", "Synchronize with the end event first");
+    refuse("the work between the events is not complete", "Synchronize with the end event first");
   require(from->note(ms.is), "event::elapsed_time", streams::describe(*from), "", at);
   return float_milliseconds(ms.value);
 }
@@ -132,7 +132,8 @@ CUevent_st* event::native(source_location at) const {
   clock::stream_clock* const stream = clock::find(now->stream);
   if (!stream) return nullptr;
   auto const r = stream->owner().machine().native_event(now->event->handle());
-  require(r.is, "event::native", streams::describe(*stream), "Events of CUDA exist on GPUs alone", at);
+  require(r.is, "event::native", streams::describe(*stream),
+          "Use native() on GPUs only: other devices have no CUDA event", at);
   now->event->give_away();
   now->last->stale.store(true);
   return r.value;
@@ -154,12 +155,11 @@ void stream_ref::wait(event const& e, source_location at) const {
     streams::timed_work const timed(stream, "wait", 0, at, from->id());
     auto const s = stream.wait(now.last, *from);
     if (s.what == driver::code::not_ready) continue;  // recorded again meanwhile: use that record
-    require(
-        s, "stream::wait", streams::describe(stream) + ", for an event on " + streams::describe(*from),
-        s.what == driver::code::not_permitted
-            ? "Captured streams and events recorded inside wait for each other alone, as long as their capture lasts"
-            : "",
-        at);
+    require(s, "stream::wait", streams::describe(stream) + ", for an event on " + streams::describe(*from),
+            s.what == driver::code::not_permitted
+                ? "A captured stream can wait only for streams and events of its own capture, until the capture ends"
+                : "",
+            at);
     return;
   }
 }

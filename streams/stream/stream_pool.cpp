@@ -26,7 +26,7 @@ stream_pool::~stream_pool() {
 clock::stream_clock& stream_pool::make(int device, driver::stream_kind kind, priority p, source_location at) {
   runtime_.open(device, "stream", at);
   auto const s = runtime_.machine().create_stream(device, kind, static_cast<int>(p));
-  if (!s.ok()) throw_refusal(s.is, "stream", base::gpu_name(device), "Give back streams that are not needed", at);
+  if (!s.ok()) throw_refusal(s.is, "stream", base::gpu_name(device), "Destroy streams that are not needed", at);
   try {
     auto made = made_.lock();
     base::make_room(*made);

@@ -493,11 +493,11 @@ TEST(scheduler_death, misuse_ends_the_process_with_its_reason) {
     rig r(1);
     r.threads.spawn("a", [] { for (int i = 0; i < 100; ++i) base::yield_thread(); });
     r.threads.leave();
-  }, "a relay is left while threads of it are running");
+  }, "the scheduler ends while its threads run");
   EXPECT_DEATH({
     rig r(1);
     std::thread([&] { r.threads.end(); }).join();
-  }, "is ended by another thread");
+  }, "a thread outside the scheduler ends its machine");
   EXPECT_DEATH({
     rig r(1);
     r.run({[] { base::thread([] { throw std::runtime_error("of a thread"); }).join(); }});
@@ -505,7 +505,7 @@ TEST(scheduler_death, misuse_ends_the_process_with_its_reason) {
   EXPECT_DEATH({
     rig r(1);
     r.run({[] { for (std::uint64_t i = 0; i <= 2 * thread_scheduler::endless; ++i) base::switch_point(); }});
-  }, "a run that is over does not end: the run does not end");
+  }, "a stopped run does not end: the run does not end");
   EXPECT_DEATH({
     rig r(1);
     base::atomic<bool> never = false;
@@ -513,7 +513,7 @@ TEST(scheduler_death, misuse_ends_the_process_with_its_reason) {
       base::no_switch const one_step;
       while (!never.load()) base::yield_thread();
     }});
-  }, "may not be switched away");
+  }, "inside base::no_switch or with base::quiet");
   EXPECT_DEATH({
     for (int i = 0; i < base::thread_slots; ++i) (void)base::detail::new_thread_slot();
     (void)base::detail::new_thread_slot();
@@ -528,7 +528,7 @@ TEST(hosts, a_machine_refuses_a_thread_that_it_does_not_switch) {
   EXPECT_EQ(answer->what, driver::code::not_permitted);
   ASSERT_EQ(r.findings().size(), 1u);
   EXPECT_EQ(r.findings()[0],
-            "stranger: a thread that simulation::spawn did not make called a machine whose threads it made");
+            "stranger: a thread not started by simulation::spawn called a machine with spawned threads");
 }
 
 }  // namespace

@@ -47,10 +47,10 @@ std::string at_line(int n) { return "collectives_test.cpp:" + std::to_string(n);
 TEST(collectives, a_cycle_through_two_ranks_is_printed) {
   using scheduling = simulated::scheduling;
   std::string const after[] = {
-      " stands before rank 0's part of all_reduce of 4 float32 (sum) (collectives_test.cpp:301), which waits for rank "
+      " is at rank 0's part of all_reduce of 4 float32 (sum) (collectives_test.cpp:301), which waits for rank "
       "1's part of ",
-      " (collectives_test.cpp:303), still to run: stream ", " waits (wait at collectives_test.cpp:302) for operation ",
-      ": a circle"};
+      " (collectives_test.cpp:303), not yet run: stream ", " waits (wait at collectives_test.cpp:302) for operation ",
+      ": a cycle"};
   std::string first;
   for (auto const& [how, seed] :
        {std::pair{scheduling::seeded, 1}, {scheduling::seeded, 2}, {scheduling::stepped, 0}}) {
@@ -79,7 +79,7 @@ TEST(collectives, a_cycle_through_two_ranks_is_printed) {
     EXPECT_EQ(reports[0].kind, "stuck");
     for (std::string const& text : {thrown, reports[0].text}) {
       for (auto const& part : after) EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
-      EXPECT_NE(text.find("et one of them not wait"), std::string::npos) << text;
+      EXPECT_NE(text.find("emove one of the waits"), std::string::npos) << text;
     }
     if (first.empty()) first = thrown;
     EXPECT_EQ(thrown, first);

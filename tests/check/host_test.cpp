@@ -142,7 +142,7 @@ TEST(host_uses, a_copys_source_may_be_read_but_not_written) {
     if (use.writes) {
       ASSERT_EQ(all.size(), 1u) << use.name << "\n" << texts(all);
       EXPECT_EQ(all[0].kind, "host too early");
-      EXPECT_NE(all[0].text.find(" writes them, and the host has not waited"), std::string::npos) << all[0].text;
+      EXPECT_NE(all[0].text.find(" writes them. The host has not waited"), std::string::npos) << all[0].text;
     } else {
       expect_none(all);
     }
@@ -225,7 +225,7 @@ TEST(host_uses, an_element_of_a_container_is_seen_by_its_page) {
       else
         expect_one(all, "host too early", {
           "bytes 0-4095 of pinned block 1", "copy at " + here_line(copied),
-              to_device ? " reads them on stream 1" : " writes them on stream 1", "code of the host",
+              to_device ? " reads them on stream 1" : " writes them on stream 1", "host code",
 #if defined(__x86_64__)
               writing ? " writes them" : " reads them", "for addr2line"
 #endif
@@ -247,7 +247,7 @@ TEST(host_uses, a_span_taken_before_the_copy_is_seen_by_its_page) {
                (void)*const_cast<char volatile*>(&early[200]);
                synchronize();
              }),
-             "host too early", {"code of the host"});
+             "host too early", {"host code"});
 }
 
 TEST(host_uses, a_neighbour_on_the_same_page_is_not_reported) {
@@ -352,7 +352,7 @@ TEST(host_uses, an_idle_slot_may_be_read_the_others_are_seen) {
   for (size_t const done : {0, 1}) expect_none(found([&] { run(done); }));
   for (size_t const under_way : {2, 3})
     expect_one(found_without_threads([&] { run(under_way); }), "host too early",
-               {"bytes " + std::to_string(under_way * size), "code of the host"});
+               {"bytes " + std::to_string(under_way * size), "host code"});
 }
 
 TEST(host_uses, a_pinned_range_is_open_once_it_is_unpinned) {

@@ -230,7 +230,7 @@ TEST(races, a_source_changed_by_an_unordered_function_is_seen) {
       continue;
     }
     expect_one(reports, "source changed",
-               {"were the source of copy at", "changed before the host had seen that copy complete"});
+               {"were the source of copy at", "changed before the host had waited for that copy"});
     if (first.empty()) first = texts(reports);
     EXPECT_EQ(texts(reports), first) << "seed " << seed;
   }
@@ -269,7 +269,7 @@ TEST(races, a_block_begins_on_its_stream) {
     synchronize();
   };
   expect_one(found([&] { run(false); }), "race",
-             {"nothing orders that after the block's beginning on stream 1", "allocate it on stream 2"});
+             {"No wait orders that after the allocation on stream 1", "allocate it on stream 2"});
   expect_none(found([&] { run(true); }));
 }
 

@@ -84,7 +84,7 @@ void captures() {
     CUgraph k = nullptr;
     return cu->cuStreamEndCapture(c.g.other, &k);
   });
-  ask(g, "cuMemFree of what nobody uses", [&](captured&) {
+  ask(g, "cuMemFree of unused memory", [&](captured&) {
     CUdeviceptr p = 0;
     MUST(cu->cuMemAlloc(&p, page));
     return cu->cuMemFree(p);

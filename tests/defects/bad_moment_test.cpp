@@ -228,10 +228,9 @@ TEST_F(bad_moment, a_call_inside_a_host_function_says_where_it_is) {
   s.synchronize();
   ASSERT_EQ(said.size(), 8u);
   for (std::string const& one : said) {
-    EXPECT_NE(
-        one.find(
-            "called from a host function of a stream, which may not call the driver. Return from the function first"),
-        one.npos)
+    EXPECT_NE(one.find("called from a host function of a stream, where CUDA allows no driver call. Return from the "
+                       "function first"),
+              one.npos)
         << one;
     EXPECT_EQ(one.find("capture"), one.npos) << one;
   }

@@ -144,8 +144,8 @@ TEST(sim_freedoms, a_part_holds_its_connection_until_all_have_come) {
     part(1, far);
     EXPECT_EQ(b.control->run(), connections == 0);
     if (connections == 0) continue;
-    EXPECT_NE(b.control->stuck().find("stream 2 of device 0 shares a connection and stands behind stream 1 of device 0 "
-                                      "stands before work that is not ready"),
+    EXPECT_NE(b.control->stuck().find("stream 2 of device 0 shares a connection and is behind stream 1 of device 0 "
+                                      "is at work that waits for other streams"),
               std::string::npos)
         << b.control->stuck();
     EXPECT_EQ(b.machine->synchronize_stream(1, far).what, code::failed);
@@ -337,7 +337,7 @@ TEST(sim_freedoms, a_corrupt_link_changes_only_what_crosses_it) {
     b.machine->copy_peer(1, t, near, 0, granted, 1, 64);
     finish(1, t);
     EXPECT_FALSE(std::all_of(near, near + 16, [](auto x) { return x == 7; }))
-        << "read over the link, whoever's stream it is on";
+        << "read over the link, on a stream of either device";
     b.machine->fill(0, s, granted, 9, 4, 16);
     finish(0, s);
     EXPECT_FALSE(std::all_of(granted, granted + 16, [](auto x) { return x == 9; })) << "a fill over the link";

@@ -175,9 +175,10 @@ TEST(sim_seeded, a_wait_for_a_closed_gate_names_it_and_goes_on) {
   b.machine->wait(1, t, e);
   EXPECT_EQ(b.machine->synchronize_stream(1, t).what, code::failed);
   ASSERT_EQ(b.control->findings().size(), 1u);
-  EXPECT_EQ(b.control->findings()[0],
-            "stuck: the host waits, and nothing can move: stream 2 of device 1 waits for operation 2 of stream 1 of "
-            "device 0 is held by gate 1");
+  EXPECT_EQ(
+      b.control->findings()[0],
+      "stuck: the host waits, and no stream can proceed: stream 2 of device 1 waits for operation 2 of stream 1 of "
+      "device 0 is held by gate 1");
   ASSERT_TRUE(b.machine->open_gate(gate.value).ok());
   EXPECT_TRUE(b.machine->synchronize_stream(1, t).ok());
 }

@@ -132,7 +132,7 @@ TEST_F(sim_threads, an_ungranted_access_loses_its_device_only) {
   for (int i = 0; i < 20000 && drops < 4; ++i) ::usleep(100);
   EXPECT_EQ(drops, 4);
   ASSERT_EQ(control->findings().size(), 1u);
-  EXPECT_NE(control->findings()[0].find("not granted"), std::string::npos) << control->findings()[0];
+  EXPECT_NE(control->findings()[0].find("without a grant"), std::string::npos) << control->findings()[0];
 }
 
 // Regression: timing chose the error, `lost`, or `failed` of the device that waits for the lost one.
@@ -154,7 +154,7 @@ TEST_F(sim_threads, a_wait_behind_a_device_that_is_lost_answers_lost) {
   control->lose_device(0);
   for (auto& t : waiting) t.join();
   for (status const& one : said) EXPECT_EQ(one.what, code::lost);
-  EXPECT_EQ(control->findings(), std::vector<std::string>{}) << "nobody made a mistake";
+  EXPECT_EQ(control->findings(), std::vector<std::string>{}) << "the program is right";
   machine->open_gate(gate.value);
 }
 

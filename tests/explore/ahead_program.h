@@ -62,8 +62,7 @@ class far_ahead {
     give_filled(t_, *home_, filled::now, p, bytes_, value);
     must(user_->wait(home_->now()), "wait");
     if (marks_) device.record_use(p, *user_, source_location::current());
-    give_filled(t_, *user_, filled::still, p, bytes_, value,
-                "somebody wrote into a block that another stream still read");
+    give_filled(t_, *user_, filled::still, p, bytes_, value, "a block that another stream still read was overwritten");
     if (asks_ && t_.draw(40) == 39) must(bench_->clocks().poll(user_->now()).is, "poll");
     bool const gone = marks_ ? memory::fast_deallocate(p) : memory::fast_deallocate_used(user_, p);
     if (!gone) device.deallocate(p, marks_ ? nullptr : user_, source_location::current());

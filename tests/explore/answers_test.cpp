@@ -77,7 +77,7 @@ class program {
                                  {[](void* p) {
                                     auto const& l = *static_cast<look*>(p);
                                     if (l.b.at[0] != l.b.value || std::memcmp(l.b.at, l.b.at + 1, block_bytes - 1) != 0)
-                                      l.t->fail("somebody wrote into block " + std::to_string(l.b.value));
+                                      l.t->fail("block " + std::to_string(l.b.value) + " was overwritten");
                                   },
                                   [](void* p) { delete static_cast<look*>(p); }, new look{&t_, b}}),
         "enqueue");

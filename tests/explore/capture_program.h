@@ -91,7 +91,7 @@ class captures_among_threads {
     auto const& j = *static_cast<job*>(p);
     if (j.what != job::kind::set) {
       bool const whole = std::memcmp(j.at, j.at + 1, j.bytes - 1) == 0 && (!j.expected || j.at[0] == *j.expected);
-      if (!whole) j.t->fail(std::string("somebody wrote into a block in use, seen ") + j.where);
+      if (!whole) j.t->fail(std::string("a block in use was overwritten, seen ") + j.where);
     }
     if (j.what != job::kind::look) std::memset(j.at, j.what == job::kind::set ? j.value : j.at[0] + j.value, j.bytes);
   }

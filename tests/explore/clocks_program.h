@@ -136,7 +136,7 @@ class clocks_among_threads {
       }
       if (bench_.clocks().complete(x.s) && !book_.complete(x.tail)) {
         t_.fail("stamp " + std::to_string(k) + " of stream " + std::to_string(x.stream) +
-                " is said to be complete, and nobody saw that");
+                " is said to be complete before any observation");
       }
     }
   }

@@ -11,7 +11,7 @@ enum class filled : std::uint8_t { now, still };
 
 // otherwise: the failure if the value is gone.
 inline void give_filled(trial& t, clock::stream_clock& line, filled how, void* p, std::size_t bytes,
-                        unsigned char value, char const* otherwise = "somebody wrote into a block in use") {
+                        unsigned char value, char const* otherwise = "a block in use was overwritten") {
   struct job {
     trial* t;
     unsigned char* at;

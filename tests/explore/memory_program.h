@@ -59,7 +59,7 @@ class memory_among_threads {
              {[](void* p) {
                 auto const& l = *static_cast<look*>(p);
                 if (l.at[0] != l.value || std::memcmp(l.at, l.at + 1, l.bytes - 1) != 0)
-                  l.t->fail(std::string("somebody wrote into a block in use, seen ") + l.where);
+                  l.t->fail(std::string("a block in use was overwritten, seen ") + l.where);
               },
               [](void* p) { delete static_cast<look*>(p); }, new look{&t_, b.at, b.bytes, b.value, where}}),
          "enqueue");

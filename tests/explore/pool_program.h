@@ -36,7 +36,7 @@ class pool_among_threads {
       if (!bench_->clocks().synchronize(line->now()).ok()) t_.fail("device lost");
     }
     auto const n = pool_->statistics();
-    if (n.buffers || n.held || n.lost) t_.fail("something is held by nobody");
+    if (n.buffers || n.held || n.lost) t_.fail("a buffer is held after its owner has ended");
     for (std::string const& what : pool_->validate()) t_.fail(what);
   }
 

@@ -99,7 +99,7 @@ inline verdict judged_run(explored const& p, driver::sim::tape& tape) {
   if (refused) v.note(check::answers, wrong);
   v.note(stray                                ? check::stray
          : order                              ? check::order
-         : says("somebody wrote")             ? check::bytes
+         : says("overwritten")                ? check::bytes
          : says("stuck") || says("waits for") ? check::stuck
                                               : check::invariants,
          wrong);

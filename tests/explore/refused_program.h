@@ -30,7 +30,7 @@ class refused_among_threads {
     }
     for (std::string const& what : device.validate()) t_.fail(what);
     (void)device.empty_cache();
-    if (device.statistics().allocated_bytes.all.current) t_.fail("something is held by nobody");
+    if (device.statistics().allocated_bytes.all.current) t_.fail("a block is held after its owner has ended");
     std::vector<void*> all;
     try {
       while (all.size() <= pages_) all.push_back(device.allocate(*lines_[0], page, 0, source_location::current()));

@@ -27,8 +27,7 @@ inline void crew_among_threads(trial& t) {
         workers->submit(task);
         bool const wanted = t.draw(4) != 0;
         wanted ? workers->finish(task) : workers->cancel(task);
-        if (wanted && std::memcmp(from, to, sizeof from) != 0)
-          t.fail("somebody wrote other bytes than the crew was given");
+        if (wanted && std::memcmp(from, to, sizeof from) != 0) t.fail("the bytes of a finished task were overwritten");
       }
     });
   }

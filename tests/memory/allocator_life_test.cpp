@@ -88,7 +88,7 @@ TEST(allocator_pages, a_fence_is_recorded_for_each_16_mib_freed) {
   EXPECT_EQ(bench.clocks().counted().fences, 0u);
   (void)d.allocate(bench.stream(0), 100, 0, at);
   free_64_MiB();
-  EXPECT_EQ(d.statistics().fences, 2u) << "after 16 MiB, and after 32 more that nobody looked for";
+  EXPECT_EQ(d.statistics().fences, 2u) << "after 16 MiB, and after 32 more without a query";
 }
 
 // The child's error leaves the parent's memory unchanged.
@@ -244,7 +244,7 @@ TEST(allocator_segments, one_returns_to_another_stream_early) {
     machine->then = [&] { second = d.allocate(same_stream ? a : b, 1 << 20, 0, at); };
     d.empty_cache();
     ASSERT_EQ(second, first) << "not the same addresses: nothing is shown";
-    ASSERT_TRUE(d.find(second)) << "nobody knows whose they are";
+    ASSERT_TRUE(d.find(second)) << "their owner is unknown";
     EXPECT_EQ(d.validate(), std::vector<std::string>{});
     d.deallocate(second, nullptr, at);
     d.empty_cache();

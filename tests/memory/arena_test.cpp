@@ -355,7 +355,7 @@ TEST(arena, a_growth_rolled_back_leaves_mapped_memory_free) {
   ASSERT_TRUE(a.blocks.plan(5 * page, bins::unit, arena::zone::blocks, g));
   ASSERT_EQ(g.missing.size(), 1u);
   a.map(g.missing[0].at, 2 * page);
-  EXPECT_EQ(a.blocks.take(page, bins::unit), nullptr) << "what is reserved is nobody else's";
+  EXPECT_EQ(a.blocks.take(page, bins::unit), nullptr) << "a reserved block is not allocated";
   a.blocks.roll_back(g);
   EXPECT_SOUND(a);
   EXPECT_EQ(a.blocks.largest_free(), 2 * page);

@@ -98,7 +98,7 @@ TEST_F(deferred, marks_and_other_homes_take_the_lock) {
   deallocate(all[12]);
   deallocate(all[13]);
   std::int64_t const waiting = memory_stats(0).pending_bytes.all.current;
-  EXPECT_TRUE(memory::fast_deallocate_used(&streams::clock_of(home), all[14])) << "nobody is to be waited for";
+  EXPECT_TRUE(memory::fast_deallocate_used(&streams::clock_of(home), all[14])) << "no wait is needed";
   EXPECT_EQ(memory_stats(0).pending_bytes.all.current, waiting);
   for (std::size_t i = 15; i < all.size(); ++i) deallocate(all[i]);
   sound();

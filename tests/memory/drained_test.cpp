@@ -149,7 +149,7 @@ TEST(drained_slots, are_fenced_once_before_lengthy_work) {
   d.fill();
   void* const large = d.take(d.home, 64 << 10);
   d.give(d.take(d.home, 64 << 10));
-  EXPECT_EQ(fenced(), 0u) << "nobody else has memory";
+  EXPECT_EQ(fenced(), 0u) << "no other stream has memory";
   (void)d.take(d.other, 4096);
   (void)fenced();
   EXPECT_EQ(fenced(), 0u) << "nothing came free since";

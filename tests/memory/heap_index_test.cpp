@@ -173,14 +173,14 @@ TEST(heap_index, that_list_a_memory_wrongly_are_named_by_validate) {
   };
   heap_index::rows const right = m.listed;
   m.listed = right | heap_index::of_size(std::size_t{1} << 30);
-  expect("what it is listed as is what its lists say");
+  expect("its row in the heap index differs from its own copy");
   m.listed = right;
   relist(right & ~heap_index::at_least(4 << 20));
-  expect("listed by the size of the largest free piece");
+  expect("a size below the arena's largest free or pending block");
   relist(right & ~heap_index::whole_handle);
-  expect("listed as whole if a free piece may hold a whole handle");
+  expect("misses a free block that may hold a whole handle");
   relist(right | heap_index::waits);
-  expect("listed as one that waits exactly if something waits in it");
+  expect("the heap index is wrong about pending blocks");
   relist(right);
   EXPECT_EQ(device.validate(), std::vector<std::string>{});
 
@@ -190,9 +190,9 @@ TEST(heap_index, that_list_a_memory_wrongly_are_named_by_validate) {
   ASSERT_EQ(device.validate(), std::vector<std::string>{});
   heap_index::rows const waiting = m.listed;
   relist(waiting & ~heap_index::waits);
-  expect("listed as one that waits exactly if something waits in it");
+  expect("the heap index is wrong about pending blocks");
   relist(waiting & ~heap_index::at_least(8 << 20));
-  expect("or waiting block of its arena");
+  expect("a size below the arena's largest free or pending block");
   relist(waiting);
 }
 

@@ -49,7 +49,7 @@ TEST(device_context, names_what_lies_at_a_wrong_address) {
   one_device d;
   void* const p = d.grown(d.bench.stream(0), 100'000);
   int local = 0;
-  EXPECT_TRUE(has(refusal_of([&] { d.of.must_find(&local, "deallocate", d.at); }), "is no memory of gpu:0"));
+  EXPECT_TRUE(has(refusal_of([&] { d.of.must_find(&local, "deallocate", d.at); }), "is not memory of gpu:0"));
   memory::region* const r = d.of.must_find(p, "deallocate", d.at);
   EXPECT_TRUE(d.of.must_locate(static_cast<char*>(p) + 5, r, "deallocate", d.at).live);
   d.free_at_home(p);

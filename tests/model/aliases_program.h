@@ -85,7 +85,7 @@ class aliases_program {
     work(b, false, [](void* p) {
       auto const& j = *static_cast<job*>(p);
       if (j.b.at[0] != j.b.value || std::memcmp(j.b.at, j.b.at + 1, j.b.bytes - 1) != 0)
-        j.wrong->note(check::bytes, "somebody wrote into a block in use");
+        j.wrong->note(check::bytes, "a block in use was overwritten");
     });
     return b;
   }

@@ -63,7 +63,7 @@ class cache_program {
     auto const above = live_.lower_bound(at);
     bool const apart = (above == live_.end() || at + bytes <= above->first) &&
                        (above == live_.begin() || std::prev(above)->first + std::prev(above)->second <= at);
-    if (!apart) t_.fail("a block was handed out that somebody has");
+    if (!apart) t_.fail("a live block was allocated again");
     live_.emplace(at, bytes);
     return at;
   }
@@ -130,7 +130,7 @@ class cache_program {
     for (auto const& b : all) {
       auto const held = live_.find(b.at);
       if (held == live_.end() || held->second != b.bytes)
-        return t_.fail("the history has a block of " + std::to_string(b.bytes) + " B that nobody has");
+        return t_.fail("the history has a block of " + std::to_string(b.bytes) + " B that is not allocated");
     }
     std::int64_t blocks = 0, taken = 0;
     for (auto const& l : h.lines(runtime, 0)) blocks += l.blocks, taken += l.total_blocks - l.given_blocks;
@@ -222,7 +222,7 @@ inline void marks_among_threads(trial& t) {
     for (clock::stream_clock* const user : users) {
       if (std::count(found.begin(), found.end(), user) != 1) t.fail("a mark is lost, or is there twice");
     }
-    if (found.size() != users.size()) t.fail("a slot has marks of nobody");
+    if (found.size() != users.size()) t.fail("a slot has marks of an unknown stream");
   }
 }
 

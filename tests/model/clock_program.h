@@ -308,7 +308,7 @@ class clock_program {
       bool const complete = bench_.clocks().complete(s.s);
       ++answers, yes += complete;
       if (complete && !book_->complete(s.tail))
-        return fail(check::order, "stamp", k, "of stream", s.s.stream, "is said to be complete, and nobody saw it");
+        return fail(check::order, "stamp", k, "of stream", s.s.stream, "is said to be complete before any observation");
       if (!complete && complete_.count(k))
         return fail(check::order, "stamp", k, "of stream", s.s.stream, "must be known to be complete");
       for (auto const& l : lines_) {

@@ -54,7 +54,7 @@ class handed_over_among_threads {
                                   {[](void* p) {
                                      auto const& [t, b] = *static_cast<look*>(p);
                                      if (b.at[0] != b.value || std::memcmp(b.at, b.at + 1, b.bytes - 1) != 0)
-                                       t->fail("somebody wrote into a block that another stream still read");
+                                       t->fail("a block that another stream still read was overwritten");
                                    },
                                    [](void* p) { delete static_cast<look*>(p); }, new look{&t_, b}}),
          "enqueue");

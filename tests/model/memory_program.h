@@ -152,7 +152,7 @@ class memory_program {
                               auto const* const x = static_cast<expected*>(p);
                               if (!painted(x->at, x->bytes, x->pattern))
                                 x->in->fail(check::bytes,
-                                            std::string("somebody wrote into a block in use, seen ") + x->where);
+                                            std::string("a block in use was overwritten, seen ") + x->where);
                             },
                             [](void* p) { delete static_cast<expected*>(p); }, e}),
          "enqueue");

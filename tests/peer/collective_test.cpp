@@ -167,7 +167,7 @@ TEST(collective, barrier_releases_no_rank_before_the_last) {
 
 // The barrier can be tried again.
 TEST(collective, a_timed_out_barrier_names_the_missing_rank) {
-  if (ranks_here() < 2) GTEST_SKIP() << "one device: nobody can be missing";
+  if (ranks_here() < 2) GTEST_SKIP() << "one device: no rank can be missing";
   auto ranks = communicator::create_all(first_devices(2));
   std::string const text = refusal<timed_out>([&] { ranks[0].barrier(std::chrono::milliseconds{20}); });
   EXPECT_NE(text.find("rank 0 waited 20 ms for rank 1 (gpu:1)"), std::string::npos) << text;
@@ -341,9 +341,8 @@ TEST_F(sim_collective, a_rank_that_differs_is_told_and_may_retry) {
   add_up(0, a);
   auto const text_of = [&](auto ask) { return refusal<invalid_use>(ask); };
   std::string const shorter = text_of([&] { ranks_[1].all_reduce({b.data(), 2, int32}); });
-  EXPECT_NE(
-      shorter.find("rank 1 asks for all_reduce of 2 int32 (sum) where rank 0 asked for all_reduce of 3 int32 (sum)"),
-      std::string::npos)
+  EXPECT_NE(shorter.find("rank 1 calls all_reduce of 2 int32 (sum) where rank 0 called all_reduce of 3 int32 (sum)"),
+            std::string::npos)
       << shorter;
   EXPECT_NE(shorter.find("collective_test.cpp"), std::string::npos) << shorter;
   EXPECT_NE(text_of([&] { ranks_[1].all_reduce({b.data(), 3, float32}); }).find("float32"), std::string::npos);
@@ -507,10 +506,9 @@ TEST(seeded_ranks, a_wait_for_an_absent_rank_is_reported) {
   buffer const a = to_device(encode(int32, {1, 2, 3}));
   ranks[0].all_reduce({a.data(), 3, int32});
   std::string const text = refusal<invalid_use>([&] { simulation::of(machine).run(); });
-  EXPECT_NE(text.find("stands before rank 0's part of all_reduce of 3 int32 (sum) (collective_test.cpp:"),
-            std::string::npos)
+  EXPECT_NE(text.find("is at rank 0's part of all_reduce of 3 int32 (sum) (collective_test.cpp:"), std::string::npos)
       << text;
-  EXPECT_NE(text.find("which waits for rank 1's part, which was never given"), std::string::npos) << text;
+  EXPECT_NE(text.find("which waits for rank 1's part, which was not enqueued"), std::string::npos) << text;
   ranks[0].abort();
   simulation::of(machine).run();
 }

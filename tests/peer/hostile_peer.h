@@ -273,8 +273,8 @@ class hostile_peer {
     auto const files = now_ ? now_->what.memory.get() : -1;
     auto const offset = now_ ? now_->what.what.offset : 0;
     auto const why = heard([&] { o = line_->receive(device(int(one_in(4)))); });
-    if (why == "a number comes first") (void)heard([&] { (void)line_->wait(); });
-    if (why == "the other process has ended, or closed its end")
+    if (why == "the next message is a signal") (void)heard([&] { (void)line_->wait(); });
+    if (why == "the other process has ended or closed the channel")
       wrong_.note(check::answers, "a peer that lives is taken for gone");
     if (!why.empty()) return;
     struct ::stat about {};
@@ -317,7 +317,7 @@ class hostile_peer {
       std::uint64_t got = ~number;
       auto const why = heard([&] { got = line_->wait(); });
       if (why.empty() && got == number) return;
-      if (why == "a buffer comes first") (void)heard([&] { (void)line_->receive(); });
+      if (why == "the next message is a buffer") (void)heard([&] { (void)line_->receive(); });
     }
     wrong_.note(check::answers, "a message does not arrive on a line that is open");
   }

@@ -27,7 +27,7 @@ TEST(nccl, without_gpus_or_library_the_error_says_which) {
   } catch (driver_error const& e) {
     EXPECT_TRUE(so);
     EXPECT_NE(e.code(), 0);
-    EXPECT_NE(std::string(e.operands()).find("2 GPUs: NCCL answers"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.operands()).find("2 GPUs: NCCL returns"), std::string::npos) << e.what();
   }
 }
 

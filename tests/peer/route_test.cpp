@@ -207,9 +207,9 @@ TEST_F(routes, explain_says_why_for_every_pair_of_places) {
   EXPECT_TRUE(has(explain_copy(a.data(), p.data(), n).reason, "pinned"));
   EXPECT_TRUE(has(explain_copy(a.data(), host.data(), n).reason, "pageable"));
   EXPECT_TRUE(has(explain_copy(a.data(), b.data(), n).reason, "one device"));
-  EXPECT_TRUE(has(explain_copy(a.data(), c.data(), n).reason, "not granted"));
+  EXPECT_TRUE(has(explain_copy(a.data(), c.data(), n).reason, "gets access"));
   enable_peer_access(c.data(), device(0));
-  EXPECT_TRUE(has(explain_copy(a.data(), c.data(), n).reason, "is granted"));
+  EXPECT_TRUE(has(explain_copy(a.data(), c.data(), n).reason, "has access"));
   EXPECT_TRUE(has(explain_copy(host.data(), p.data(), n).reason, "host"));
 }
 

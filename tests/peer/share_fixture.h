@@ -42,7 +42,7 @@ struct shared_kinds {
       synchronize(device(reader));
       EXPECT_TRUE(seen == test::pattern(n, salt)) << "gpu:" << reader;
       EXPECT_NE(
-          std::string(explain_copy(buffer(n, {.on = device(reader)}).data(), at, n).reason).find("granted to the peer"),
+          std::string(explain_copy(buffer(n, {.on = device(reader)}).data(), at, n).reason).find("the peer has access"),
           std::string::npos);
     }
     EXPECT_EQ(m.control().findings(), std::vector<std::string>{});

@@ -143,7 +143,7 @@ TEST_F(hostile_peer, with_a_loan_that_is_no_socket_is_refused) {
     owned_file const other(both[0]);
     auto its = test::lent_under_names_of(test::caught(b).what, test::memory_file(2_MiB));
     its.life = owned_file(both[1]);
-    expect_says(answer_to(its), "no socket that keeps messages apart");
+    expect_says(answer_to(its), "not a SOCK_SEQPACKET socket");
     expect_the_line_works();
   }
 }
@@ -151,7 +151,7 @@ TEST_F(hostile_peer, with_a_loan_that_is_no_socket_is_refused) {
 TEST_F(hostile_peer, with_a_loan_that_takes_no_word_is_refused) {
   auto const its = test::lent_under_names_of(test::caught(b).what, test::memory_file(2_MiB));
   while (::send(its.life.get(), "x", 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1) {}
-  expect_says(answer_to(its), "hears nothing");
+  expect_says(answer_to(its), "does not read");
   expect_the_line_works();
 }
 
@@ -257,14 +257,14 @@ TEST_F(hostile_peer, with_truncatable_or_read_only_memory_is_told) {
   auto const names = test::caught(b).what;
   auto const of = [&](owned_file memory) { return answer_to(test::lent_under_names_of(names, std::move(memory))); };
   std::size_t const whole = names.handle_bytes;
-  expect_says(of(test::memory_file(whole, 0)), "may be cut short");
-  for (int const one : {F_SEAL_SHRINK, F_SEAL_SEAL}) expect_says(of(test::memory_file(whole, one)), "may be cut short");
-  expect_says(of(test::memory_file(whole, test::all_seals | F_SEAL_WRITE)), "may not be written");
+  expect_says(of(test::memory_file(whole, 0)), "without the seals");
+  for (int const one : {F_SEAL_SHRINK, F_SEAL_SEAL}) expect_says(of(test::memory_file(whole, one)), "without the seals");
+  expect_says(of(test::memory_file(whole, test::all_seals | F_SEAL_WRITE)), "that is not writable");
   expect_says(of(test::memory_file(whole - 4096)), "another size");
   auto const memory = test::memory_file(whole);
   expect_says(of(owned_file(::open(("/proc/self/fd/" + std::to_string(memory.get())).c_str(), O_RDONLY))),
-              "may not be written");
-  expect_says(of(owned_file(::open("/proc/self/exe", O_RDONLY))), "no memory that processes share");
+              "that is not writable");
+  expect_says(of(owned_file(::open("/proc/self/exe", O_RDONLY))), "no shared memory");
   EXPECT_EQ(m.get().part<peer::imports>().mapped(), 0u);
   expect_the_line_works();
 }
@@ -290,7 +290,7 @@ TEST_F(hostile_peer, with_a_wrong_buffer_offset_is_refused) {
   auto its = test::lent_under_names_of(test::caught(b).what, test::memory_file(2_MiB));
   its.what.offset = 3;
   its.sealed();
-  expect_says(answer_to(its), "sizes that cannot be");
+  expect_says(answer_to(its), "impossible sizes");
   its.what.offset = 0;
   its.what.device = {"GPU-\033[2J"};
   its.sealed();

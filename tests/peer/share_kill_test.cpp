@@ -80,8 +80,8 @@ void look(share_channel& line, Again again) {
   std::uint64_t heard = 0;
   again([&] { heard = line.wait(); });
   ASSERT_EQ(heard, 60u);
-  ASSERT_EQ(read(last.data()), test::pattern(bytes, 50)) << "somebody else has used it";
-  ASSERT_EQ(read(lent.data()), test::pattern(bytes, 52)) << "somebody else has used it";
+  ASSERT_EQ(read(last.data()), test::pattern(bytes, 50)) << "another process has written it";
+  ASSERT_EQ(read(lent.data()), test::pattern(bytes, 52)) << "another process has written it";
   ring[0].release(default_stream(0));
   ring[1].release(default_stream(1));
   last.release(default_stream(0));

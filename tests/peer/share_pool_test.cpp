@@ -492,7 +492,7 @@ TEST(threads_of_one_pool, see_their_own_messages) {
   expect_sums(pool);
   EXPECT_EQ(pool.statistics().allocated, 0u);
   EXPECT_LE(m.get().part<peer::imports>().mapped(), pool.statistics().handles)
-      << "of handles that were made at once, one may have served nobody";
+      << "of handles created at once, one may have served no buffer";
 }
 
 }  // namespace

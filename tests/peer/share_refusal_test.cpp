@@ -298,7 +298,7 @@ TEST_F(neighbours, are_not_reached_by_an_overlong_access) {
         why([&] { launch(default_stream(0), {writes(p, 1001)}, no_gpu, nothing); }).find("holds 1000 B, asked 1001 B"),
         std::string::npos);
     EXPECT_NE(why([&] { copy(last + 1, of_host.data(), 1); }).find("in no buffer"), std::string::npos)
-        << "what lies between two is nobody's";
+        << "the gap between two buffers belongs to no buffer";
     EXPECT_NO_THROW(fill(last, std::byte{1}, 1));
     EXPECT_NO_THROW(launch(default_stream(0), {writes(last, 1)}, no_gpu, nothing));
   }

@@ -230,7 +230,7 @@ WEIR_ROLE(holds_until_told) {
   auto const before = read(b.data());
   line.signal(1, default_stream(0));
   ASSERT_EQ(line.wait(), 2u);
-  ASSERT_EQ(read(b.data()), before) << "somebody else has used it";
+  ASSERT_EQ(read(b.data()), before) << "another process has written it";
   b.release(default_stream(0));
   line.signal(3, default_stream(0));
   (void)line.wait();
@@ -337,7 +337,7 @@ TEST(the_checker, names_an_unrecorded_user_of_shared_memory) {
   }
   auto const found = race_reports();
   ASSERT_FALSE(found.empty());
-  EXPECT_NE(found[0].text.find("given back"), std::string::npos) << found[0].text;
+  EXPECT_NE(found[0].text.find("was freed at"), std::string::npos) << found[0].text;
 }
 
 TEST(the_checker, has_nothing_against_streams_that_were_recorded) {
@@ -401,7 +401,7 @@ TEST(shared_memory, is_counted_by_whole_pages_apart) {
   here.send(*b, default_stream(0));
   auto o = there.receive();
   EXPECT_EQ(figures(), (std::array<std::int64_t, 4>{page, page, page, 0}));
-  EXPECT_NE(memory_summary(0).find("2 MiB of other processes are mapped here"), std::string::npos) << memory_summary(0);
+  EXPECT_NE(memory_summary(0).find("2 MiB of other processes are mapped in this process"), std::string::npos) << memory_summary(0);
   EXPECT_NE(memory_metrics().find("weir_shared_bytes{device=\"gpu:0\",state=\"exported\"} 2097152"), std::string::npos);
   EXPECT_EQ(memory_stats(1).exported_bytes.current, 0);
   o.release(default_stream(0));

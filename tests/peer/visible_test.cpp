@@ -74,7 +74,7 @@ TEST(visible, memory_held_by_then_is_opened) {
   buffer const again(5_MiB, {.on = device(0)});
   EXPECT_EQ(calls.of({call::create, call::map, call::grant}), 0u) << "what was free";
   expect_open(m, again.data(), again.size(), {2});
-  EXPECT_FALSE(m.memory(0).granted(kept.data(), 1)) << "nobody asked for that one";
+  EXPECT_FALSE(m.memory(0).granted(kept.data(), 1)) << "no call opened that block";
   expect_whole(m);
 }
 
@@ -157,7 +157,7 @@ TEST(visible, a_reused_stream_begins_with_the_devices_readers) {
   ASSERT_EQ(again.id(), before) << "this test is about the same stream";
   EXPECT_EQ(memory_readers(again), std::vector<device>{device(2)});
   buffer const reused = take(again, 3_MiB), fresh = take(again, 9_MiB);
-  EXPECT_FALSE(m.memory(0).granted(fresh.data(), 1)) << "nobody has asked for that since";
+  EXPECT_FALSE(m.memory(0).granted(fresh.data(), 1)) << "no call has opened that block since";
   expect_open(m, fresh.data(), fresh.size(), {2});
   expect_open(m, reused.data(), reused.size(), {2});
   enable_peer_access(again, {device(1)});
@@ -278,7 +278,7 @@ TEST(visible, with_the_option_devices_see_each_others_memory) {
   buffer const a(4_MiB, {.on = device(0)}), b(4_MiB, {.on = device(1)}), c(4_MiB, {.on = device(2)});
   EXPECT_FALSE(m.memory(0).granted(a.data(), 1)) << "they have nothing to do with each other yet";
   copy(b.data(), a.data(), 64);
-  EXPECT_NE(std::string(explain_copy(b.data(), a.data(), 64).reason).find("granted"), std::string::npos);
+  EXPECT_NE(std::string(explain_copy(b.data(), a.data(), 64).reason).find("has access"), std::string::npos);
   expect_open(m, a.data(), a.size(), {1});
   expect_open(m, b.data(), b.size(), {0});
   EXPECT_FALSE(m.memory(0).granted(a.data(), 2));
@@ -397,7 +397,7 @@ TEST(visible, shared_memory_is_granted_by_its_address) {
   all.expect_readable_by(m, 1);
   void const* const gone = all.own.data();
   all.own.reset();
-  EXPECT_NE(what_is_refused([&] { enable_peer_access(gone, device(1)); }), "") << "nobody has it";
+  EXPECT_NE(what_is_refused([&] { enable_peer_access(gone, device(1)); }), "") << "the block is freed";
   m.control().disconnect(2, 0);
   EXPECT_NE(what_is_refused([&] { enable_peer_access(all.pooled.data(), device(2)); }), "");
   EXPECT_NE(what_is_refused([&] { enable_peer_access(all.opened.data<char>(), device(2)); }), "");

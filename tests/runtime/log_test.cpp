@@ -65,7 +65,7 @@ TEST_F(log_lines, each_level_includes_those_before_it) {
               has(log_level::info, "ends") && has(log_level::warning, "memory is short"));
   EXPECT_FALSE(has(log_level::debug, ""));
   program(log_level::debug);
-  EXPECT_TRUE(has(log_level::debug, "memory taken from the driver") && has(log_level::error, "out of memory"));
+  EXPECT_TRUE(has(log_level::debug, "memory mapped") && has(log_level::error, "out of memory"));
 }
 
 TEST_F(log_lines, name_device_stream_and_bytes) {

@@ -73,7 +73,7 @@ TEST(options, a_time_has_a_unit_and_is_printed_readably) {
   }
   for (std::string const text : {"30", "soon", "-1s", "1.5s", "s", "99999999999999999min", "18446744073709551615ms"}) {
     std::string const said = refused([&] { parse_options("pinned_idle:" + text); });
-    EXPECT_TRUE(has(said, ("pinned_idle:\"" + text + "\" is no time").c_str()) &&
+    EXPECT_TRUE(has(said, ("pinned_idle:\"" + text + "\" is not a time").c_str()) &&
                 has(said, "Write a number and ms, s or min, or 0: pinned_idle:30s"))
         << said;
   }
@@ -91,7 +91,7 @@ TEST(options, code_is_checked_as_text_is) {
   EXPECT_TRUE(
       has(said({.pinned_idle = std::chrono::milliseconds::max()}), "options::pinned_idle of 9223372036854775807 ms"));
   EXPECT_TRUE(has(said({.device_waits = static_cast<options::wait_policy>(3)}),
-                  "Name one of never, when_short, before_growth"));
+                  "Choose one of never, when_short, before_growth"));
   EXPECT_TRUE(has(said({.log = static_cast<log_level>(5)}), "options::log of 5"));
   for (double const good : {0.0, 1.0}) runtime const r(simulated{.devices = 1}, {.epsilon = good});
 }
@@ -103,7 +103,7 @@ TEST(options, from_where_own_copies_carry_collectives_is_a_size) {
   EXPECT_EQ(parse_options("copy_collectives_from:256MiB").copy_collectives_from, 256_MiB);
   EXPECT_EQ(parse_options("copy_collectives_from:1").copy_collectives_from, 1u);
   EXPECT_TRUE(
-      has(refused([] { parse_options("copy_collectives_from:large"); }), "copy_collectives_from:\"large\" is no size"));
+      has(refused([] { parse_options("copy_collectives_from:large"); }), "\"large\" is not a size"));
 }
 
 TEST(options, an_unknown_key_is_refused_with_the_nearest_right_one) {
@@ -115,13 +115,12 @@ TEST(options, an_unknown_key_is_refused_with_the_nearest_right_one) {
 // The error for an option of PyTorch names weir's option.
 TEST(options, a_distant_name_is_refused_without_a_guess) {
   std::string said = refused([] { parse_options("colour:red"); });
-  EXPECT_TRUE(has(said, "no option is called \"colour\"") && has(said, "docs/reference/options.md") &&
-              !has(said, "Did you mean"))
+  EXPECT_TRUE(has(said, "there is no option \"colour\"") && has(said, "docs/reference/options.md") && !has(said, "Did you mean"))
       << said;
   said = refused([] { parse_options("device_waits:perhaps"); });
   EXPECT_TRUE(has(said, "is none of never, when_short, before_growth") && !has(said, "Did you mean")) << said;
   said = refused([] { parse_options("max_split_size_mb:128"); });
-  EXPECT_TRUE(has(said, "\"max_split_size_mb\" is an option of PyTorch's") && has(said, "epsilon") &&
+  EXPECT_TRUE(has(said, "\"max_split_size_mb\" is an option of PyTorch, not of weir") && has(said, "epsilon") &&
               !has(said, "Did you mean"))
       << said;
   said = refused([] { parse_options("per_process_memory_fraction:0.5"); });
@@ -130,11 +129,11 @@ TEST(options, a_distant_name_is_refused_without_a_guess) {
 }
 
 TEST(options, a_value_that_is_no_size_is_refused) {
-  EXPECT_TRUE(has(refused([] { parse_options("device_limit:lots"); }), "\"lots\" is no size"));
-  EXPECT_TRUE(has(refused([] { parse_options("device_limit:99999999999TiB"); }), "is no size"));
+  EXPECT_TRUE(has(refused([] { parse_options("device_limit:lots"); }), "\"lots\" is not a size"));
+  EXPECT_TRUE(has(refused([] { parse_options("device_limit:99999999999TiB"); }), "is not a size"));
   EXPECT_TRUE(has(refused([] { parse_options("launch_blocking:maybe"); }), "neither true nor false"));
   for (char const* part : {"epsilon:much", "epsilon:1.5", "epsilon:-0.1", "epsilon:nan"})
-    EXPECT_TRUE(has(refused([&] { parse_options(part); }), "no number from 0 to 1")) << part;
+    EXPECT_TRUE(has(refused([&] { parse_options(part); }), "is not a number from 0 to 1")) << part;
   EXPECT_TRUE(has(refused([] { parse_options("device_limit"); }), "has no value"));
 }
 
@@ -257,16 +256,16 @@ TEST_F(first_runtime, unknown_variables_are_reported_once) {
     bool const right =
         told.size() == 2 &&
         told[0].starts_with(
-            "warning weir reads no variable \"WEIR_COLOUR\". It reads WEIR_CONF, WEIR_CONF_FILE, WEIR_DEVICES") &&
-        told[1] == "warning weir reads no variable \"WEIR_DEVICE\". Did you mean WEIR_DEVICES?";
+            "warning weir does not read the variable \"WEIR_COLOUR\". It reads WEIR_CONF, WEIR_CONF_FILE, ") &&
+        told[1] == "warning weir does not read the variable \"WEIR_DEVICE\". Did you mean WEIR_DEVICES?";
     std::_Exit(right ? 0 : 1);
   }, testing::ExitedWithCode(0), "");
 }
 
 TEST_F(first_runtime, counting_devices_says_why_there_are_none) {
   for (auto const& [name, value, why] :
-       {std::array{"WEIR_CONF", "nonsense:1", "no option is called"},
-        std::array{"WEIR_DEVICES", "nonsense", "is no machine"}, std::array{"WEIR_CONF_FILE", "/", "is a folder"}}) {
+       {std::array{"WEIR_CONF", "nonsense:1", "there is no option"},
+        std::array{"WEIR_DEVICES", "nonsense", "is not a machine"}, std::array{"WEIR_CONF_FILE", "/", "is a folder"}}) {
     EXPECT_EXIT({
       ::setenv(name, value, 1);
       if (is_available()) std::_Exit(1);
@@ -290,7 +289,7 @@ TEST_F(first_runtime, counting_unusable_gpus_says_why) {
     }
     ::setenv("WEIR_DEVICES", "auto", 1);  // the default on a host without GPUs
     std::_Exit(device_count() == 4 && is_available() ? 0 : 3);
-  }, testing::ExitedWithCode(0), "there is no usable GPU");
+  }, testing::ExitedWithCode(0), "without a usable GPU");
 }
 
 TEST(options, devices_are_auto_cuda_or_sim_with_number_and_size) {
@@ -306,8 +305,8 @@ TEST(options, devices_are_auto_cuda_or_sim_with_number_and_size) {
 
 TEST(options, an_unknown_machine_names_the_nearest_one) {
   EXPECT_TRUE(has(refused([] { parse_devices("cdua"); }), "Did you mean cuda?"));
-  EXPECT_TRUE(has(refused([] { parse_devices("sim:0"); }), "\"0\" is no number of devices"));
-  EXPECT_TRUE(has(refused([] { parse_devices("sim:2:x"); }), "\"x\" is no number of GiB"));
+  EXPECT_TRUE(has(refused([] { parse_devices("sim:0"); }), "\"0\" is not a number of devices"));
+  EXPECT_TRUE(has(refused([] { parse_devices("sim:2:x"); }), "\"x\" is not a number of GiB"));
   EXPECT_TRUE(has(refused([] { parse_devices("cuda:1"); }), "CUDA_VISIBLE_DEVICES"));
 }
 

@@ -56,7 +56,7 @@ TEST_P(staging_workers, a_task_is_shared_by_pieces_and_copied_once) {
     }
     workers.submit(tasks[2]);
     workers.finish(tasks[2]);
-    EXPECT_EQ(to, after) << "a cancelled task's pieces that nobody had begun never are";
+    EXPECT_EQ(to, after) << "no piece of a cancelled task begins after the cancellation";
   }
 }
 

@@ -149,7 +149,7 @@ TEST_F(impossible_requests, are_refused_before_anything_is_touched) {
   auto const before = memory_stats(0);
   EXPECT_NE(refused(65_MiB).find("larger than the device"), std::string::npos);
   set_memory_limit(16_MiB, 0);
-  EXPECT_NE(refused(17_MiB).find("larger than the limit"), std::string::npos);
+  EXPECT_NE(refused(17_MiB).find("larger than the memory limit"), std::string::npos);
   auto const n = memory_stats(0);
   EXPECT_EQ(n.reserved_bytes.all.current, before.reserved_bytes.all.current) << "the cache is kept";
   EXPECT_EQ(n.num_alloc_retries, before.num_alloc_retries);
@@ -159,7 +159,7 @@ TEST_F(impossible_requests, are_refused_before_anything_is_touched) {
 TEST_F(impossible_requests, name_the_limit_where_nothing_is_reserved) {
   runtime own{simulated{.devices = 1, .memory = 64_MiB}, options{.device_limit = 4096}};
   runtime_guard const in(own);
-  EXPECT_NE(refused(512).find("larger than the limit"), std::string::npos) << "a page is";
+  EXPECT_NE(refused(512).find("larger than the memory limit"), std::string::npos) << "a page is";
 }
 
 // What was reserved before the limit was set.
@@ -179,7 +179,7 @@ TEST_F(impossible_requests, of_pinned_memory_are_refused_too) {
     FAIL();
   } catch (out_of_memory const& e) {
     EXPECT_TRUE(e.report().recovery.empty()) << e.what();
-    EXPECT_NE(std::string(e.what()).find("larger than the limit"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("larger than the memory limit"), std::string::npos) << e.what();
   }
 }
 

@@ -159,7 +159,7 @@ TEST_F(launches, a_use_that_begins_behind_a_block_is_refused) {
             << one;
         EXPECT_THROW(launch(s, {writes(p + n + behind, n)}, no_gpu, [] {}), invalid_use);
         std::string const rest = refusal([&] { launch(s, {writes(p + n + behind)}, no_gpu, [] {}); });
-        EXPECT_NE(rest.find("asked for what follows in its block"), std::string::npos) << rest;
+        EXPECT_NE(rest.find("asked for the rest of its block"), std::string::npos) << rest;
       }
       EXPECT_THROW(launch(s, {reads(p + 1, ~size_t{0})}, no_gpu, [] {}), invalid_use);
       EXPECT_NO_THROW(launch(s, {writes(p + n - 1, 1), reads(p + n - 1)}, no_gpu, [] {}));
@@ -209,7 +209,7 @@ TEST_F(launch_pinned_range, unknown_memory_has_its_size_only) {
   stream s;
   auto* const before = page.data();  // on a page that is locked
   std::string const why = refusal([&] { launch(s, {reads(before)}, no_gpu, [] {}); });
-  EXPECT_NE(why.find("memory that weir does not know"), std::string::npos) << why;
+  EXPECT_NE(why.find("unknown memory of unknown size"), std::string::npos) << why;
   EXPECT_NO_THROW(launch(s, {reads(before, 400)}, no_gpu, [] {}));
   EXPECT_NO_THROW(launch(s, {reads(mine)}, no_gpu, [] {}));
   std::string const over = refusal([&] { launch(s, {reads(mine + 1, 4000)}, no_gpu, [] {}); });
@@ -250,7 +250,7 @@ TEST_F(launches, a_refused_use_leaves_the_others_unmarked) {
   EXPECT_THROW(launch(user, {reads(x), reads(freed)}, no_gpu, [] {}), invalid_use);
   deallocate(x);
   void* const again = allocate(home, 4096);
-  EXPECT_EQ(again, x) << "nobody else uses it: its own stream may have it at once";
+  EXPECT_EQ(again, x) << "no other stream uses it: its own stream may reuse it at once";
   deallocate(again);
 }
 
@@ -393,9 +393,9 @@ TEST_F(launch_death, work_that_throws_is_named_and_ends_the_process) {
       "weir: work .launch_host at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception: no such word");
   EXPECT_DEATH(throw_in(2),
                "weir: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception: no such word");
-  EXPECT_DEATH(
-      throw_in(3),
-      "weir: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw something that is no std::exception");
+  EXPECT_DEATH(throw_in(3),
+               "weir: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception that is not a "
+               "std::exception");
 }
 
 

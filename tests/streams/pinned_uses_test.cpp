@@ -81,7 +81,7 @@ TEST_F(remembered, a_freed_block_is_refused_and_its_place_known_anew) {
   void* const smaller = pool.allocate(all / 2, 0, line_);
   ASSERT_EQ(smaller, block);
   copy(s, gpu.data(), block, all / 2);
-  EXPECT_THROW(copy(s, gpu.data(), block, all), invalid_use) << "half of it is nobody's";
+  EXPECT_THROW(copy(s, gpu.data(), block, all), invalid_use) << "half of it is not allocated";
   EXPECT_THROW(weir::copy(s, static_cast<std::byte*>(block) + all / 2 - 8, gpu.data<std::byte>(), 9), invalid_use);
   pool.deallocate(block, line_);
 }

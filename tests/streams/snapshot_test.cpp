@@ -244,7 +244,7 @@ TEST_F(snapshot, the_summary_names_owners_and_what_blocks_wait_for) {
   EXPECT_NE(text.find("64 MiB of stream " + std::to_string(busy.id()) + " on stream " + std::to_string(user.id())),
             text.npos)
       << text;
-  EXPECT_EQ(text.find("failed for want"), text.npos) << text;
+  EXPECT_EQ(text.find("failed for lack"), text.npos) << text;
   while (simulation::of(machine).step(user)) {}
   deallocate(allocate(busy, 64_MiB));
   EXPECT_EQ(memory_summary().find("may still be in use"), std::string::npos) << memory_summary();

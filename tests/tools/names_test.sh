@@ -57,7 +57,7 @@ known=$(names < "$root/docs/reference/coming-from-pytorch.md" | wc -l) tested=$(
 sed -n '/unknown_variables() {/,/ lines;/p' "$root/runtime/options/options.cpp" | grep -oE '"WEIR_[A-Z_]+"' | tr -d '"' | sort -u > "$work/variables"
 read_by_tests() { (cd "$root" && grep -rhoE '(getenv|environment|number)\("WEIR_[A-Z_]+"|\$\{?WEIR_[A-Z_]+' tests tools bench examples run) | grep -oE 'WEIR_[A-Z_]+' | sort -u; }
 untold() { while IFS= read -r name; do awk -v name="$name" 'index(name, $0) == 1 { found = 1 } END { exit !found }' "$work/variables" || echo "$name"; done; }
-[ "$(echo WEIR_COLOUR | untold)" = WEIR_COLOUR ] || { echo "a variable that nobody knows was not found"; exit 1; }
+[ "$(echo WEIR_COLOUR | untold)" = WEIR_COLOUR ] || { echo "an unknown variable was not found"; exit 1; }
 wrong=$(read_by_tests | untold)
 [ -z "$wrong" ] || { echo "the library would warn of:" $wrong; failed=1; }
 [ "$(read_by_tests | wc -l)" -gt 20 ] || { echo "only $(read_by_tests | wc -l) variables were looked for"; failed=1; }

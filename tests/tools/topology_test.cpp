@@ -44,8 +44,7 @@ TEST(topology, the_matrix_has_rows_legend_and_unverified_names) {
   links[2].wrong = false;  // not tested
   std::string const untried = draw(two, links);
   EXPECT_EQ(untried.find("SIM!"), std::string::npos) << untried;
-  EXPECT_NE(untried.find("not tried, copies go by the driver, kernels do not read there: gpu:1 -> gpu:0"),
-            std::string::npos)
+  EXPECT_NE(untried.find("not tested, the driver copies, kernels have no access: gpu:1 -> gpu:0"), std::string::npos)
       << untried;
 }
 

@@ -80,33 +80,33 @@ peak=$(sed -n 's/.*"peak_allocated": \([0-9]*\),.*/\1/p' <<< "$out")
 # Two streams: the peak may only be too high, and only slightly.
 [ "${peak:-0}" -ge 83886192 ] && [ "${peak:-0}" -le $((83886192 + (16 << 20))) ] || { echo "FAILED: peak_allocated is $peak"; failed=1; }
 expect 0 '"devices": "1 simulated device of 141 GiB; driver time modelled"'
-expect 0 '"ooms": 0, "ladders": 0, "opened_early": 0, "recovered_by": {}}'
-wanted="trace devices epsilon ops peak_requested peak_allocated peak_reserved ratio first_ns_per_op warm_ns_per_op first_driver_ns_per_op warm_driver_ns_per_op handles_created handles_moved warm_handles_moved ooms ladders opened_early recovered_by"
+expect 0 '"ooms": 0, "recovery_attempts": 0, "opened_early": 0, "recovered_by": {}}'
+wanted="trace devices epsilon ops peak_requested peak_allocated peak_reserved ratio first_ns_per_op warm_ns_per_op first_driver_ns_per_op warm_driver_ns_per_op handles_created handles_moved warm_handles_moved ooms recovery_attempts opened_early recovered_by"
 keys=$(grep -o '"[a-z_]*":' <<< "$out" | tr -d '":' | xargs)
 [ "$keys" = "$wanted" ] || { echo "FAILED: the keys are $keys"; failed=1; }
 gzip -c "$work/small" > "$work/small.gz"
 run replay --devices sim "$work/small.gz" "$work/small"
 expect 0 'small.gz: 9 operations of 2 streams on 1 simulated device'
-expect 0 'requested       120.0 MiB'
+expect 0 'peak requested 120.0 MiB'
 expect 0 'in the second replay 0'
 run replay --devices sim --rounds 4 "$work/small"
 expect 0 'in the median of 3 later replays 0'
 run replay --devices sim --rounds 1 "$work/small"
-expect 2 'Ask for 2 at least'
+expect 2 'Use at least 2'
 run replay --devices sim:1:1 --limit 128MiB "$work/small"
 expect 0 "FITS a limit of 128 MiB: $work/small"
 run replay --devices sim:1:1 --limit 64MiB "$work/small"
 expect 3 "DOES NOT FIT a limit of 64 MiB: $work/small"
 run replay --json --devices sim --limit 64MiB "$work/small"
 expect 1 '"ooms": '
-expect 1 'The limit forbids it'
+expect 1 'The memory limit is reached'
 printf 'a 0 2097153 0\n' > "$work/page"
 run replay --devices sim --limit 3MiB "$work/page"
-expect 3 'larger than the limit, whatever is freed'  # two pages do not fit, though the bytes would
+expect 3 'larger than the memory limit'  # two pages do not fit, though the bytes would
 # A block in use on another stream until its c: short of memory, the replay waits for it, as a program would.
 printf 'a 0 8388608 0\nf 0\na 1 8388608 1\nc 0\nf 1\n' > "$work/later"
 run replay --json --devices sim --limit 12MiB "$work/later"
-expect 0 '"ooms": 0, "ladders": 2, "opened_early": 1, "recovered_by": {"blocks behind a device wait": 1, "out-of-memory callbacks": 1}}'
+expect 0 '"ooms": 0, "recovery_attempts": 2, "opened_early": 1, "recovered_by": {"blocks behind a device wait": 1, "out-of-memory callbacks": 1}}'
 printf 'a 0 8388608 65535\na 1 8388608 7\nf 0\nf 1\na 2 8388608 65535\nf 2\n' > "$work/numbers"
 run replay --devices sim "$work/numbers"
 expect 0 'numbers: 6 operations of 2 streams on 1 simulated device'
@@ -142,9 +142,9 @@ for ((i = 0; i < 300; ++i)); do printf 'a %d 100 %d\nf %d\n' $i $i $i; done > "$
 run replay --json --devices sim "$work/streams"
 expect 0 '"ops": 600, '
 run replay --devices sim --limit none "$work/small"
-expect 2 'is no size'
+expect 2 'is not a size'
 run replay --devices sim --epsilon many "$work/small"
-expect 2 'is no number from 0 to 1'
+expect 2 'is not a number from 0 to 1'
 run replay --json --devices sim --epsilon 0.5 "$work/small"
 expect 0 '"epsilon": 0.5, '
 run replay --devices sim:0 "$work/small"
@@ -175,7 +175,7 @@ for file in crooked crooked.action; do
   run snapshot "$work/$file"
   [[ $out != *$'\e'* ]] || { echo "FAILED: a terminal is told what to do: $(cat -v <<< "$out")"; failed=1; }
 done
-expect 1 "the action '?[31mred' is not known"
+expect 1 "the action '?[31mred' is unknown"
 run replay --devices sim --snapshot "$work/nowhere/snapshot" "$work/small"
 expect 1 'nowhere/snapshot'
 # The same as a page, from a replay and from the file.
@@ -187,14 +187,14 @@ for page in replay snapshot; do
   [ "$(grep -c '"data":"' "$work/$page.html")" = 1 ] && [ "$(tail -1 "$work/$page.html")" = '</html>' ] || { echo "FAILED: $page.html is no whole page"; failed=1; }
 done
 run snapshot "$work/small"
-expect 1 'byte 0: this is no pickle'
+expect 1 'byte 0: this is not a pickle'
 run snapshot "$work/nowhere.pickle"
 expect 1 'nowhere.pickle'
 run snapshot
 expect 2 'weir snapshot FILE.pickle'
 head -c 40 "$work/small.gz" > "$work/short.gz"
 run replay --devices sim "$work/short.gz"
-expect 1 'cut short or damaged'
+expect 1 'truncated or damaged'
 run replay --devices sim "$work/nowhere"
 expect 1 'cannot be read'
 if [ -r /proc/self/mem ]; then
@@ -216,9 +216,9 @@ refused 'is no "a ID BYTES STREAM"' 'a 0 x8 0'
 refused 'names stream 65536' 'a 0 8 65536'
 refused 'asks for' 'a 0 99999999999999999 0'
 refused 'takes block 0 a second time' 'a 0 8 0' 'f 0' 'a 0 8 0'
-refused 'gives back block 1, which was not taken' 'a 0 8 0' 'f 1'
-refused 'gives back block 0 a second time' 'a 0 8 0' 'f 0' 'f 0'
-refused 'completes block 0 before it is given back' 'a 0 8 0' 'c 0'
+refused 'frees block 1, which was not allocated' 'a 0 8 0' 'f 1'
+refused 'frees block 0 a second time' 'a 0 8 0' 'f 0' 'f 0'
+refused 'completes block 0 before it is freed' 'a 0 8 0' 'c 0'
 refused 'completes block 0 a second time' 'a 0 8 0' 'f 0' 'c 0' 'c 0'
 refused 'goes on after its last number' 'a 0 8 0 0'
 printf 'a 0 8 0\n\0f 0\n' > "$work/bad"
@@ -274,9 +274,9 @@ expect 0 '"row": "stage_hand_d2h_past_8", "bytes": 3145728, "unit": "GB/s", "wei
 run bench copy --devices sim:1 pinned
 expect 2 'no row "pinned"'
 run bench copy --devices sim:1 --bytes much
-expect 2 'is no size'
+expect 2 'is not a size'
 run bench copy --devices sim:1 --bytes 1
-expect 2 '"1" is no multiple of 4 KiB. Ask for whole pages'
+expect 2 '"1" is not a multiple of 4 KiB. Write whole pages'
 run bench copy --devices sim:1 --rounds 0
 expect 2 'at least one'
 
@@ -291,7 +291,7 @@ run bench pipeline --batches 4 --devices sim:1
 expect 2 'three times the depth'
 for length in 0 1e300 inf nan; do
   run bench pipeline --batches 12 --work $length --devices sim:1
-  expect 2 'Ask for more than 0, and 1000 at most'
+  expect 2 'Use more than 0, and 1000 at most'
 done
 run bench pipeline --help
 expect 0 '(default: 0.9)'
@@ -306,11 +306,11 @@ rows=$(sed -n 's/^{"row": "\([a-z0-9_]*\)", "bytes": [0-9]*, "unit": "[a-zGB/]*"
 run bench share --rounds 1 --bytes 64KiB --devices sim:1:1 event ring_large
 expect 0 'the reader on gpu:0'
 expect 0 'ring_large'
-[[ $out != *read_* ]] || { echo "FAILED: a row that nobody named: $out"; failed=1; }
+[[ $out != *read_* ]] || { echo "FAILED: a row that was not named: $out"; failed=1; }
 run bench share --devices sim:1 event large
 expect 2 'no row "large"'
 run bench share --devices sim:1 --bytes 1000
-expect 2 'no multiple of 4 KiB'
+expect 2 'not a multiple of 4 KiB'
 run bench share --devices sim:1 --rounds 0
 expect 2 'at least one'
 for reader in 2 -1; do
@@ -318,14 +318,14 @@ for reader in 2 -1; do
   expect 2 "--reader $reader: there are 2 devices"
 done
 run bench share --devices sim:1 --as-reader
-expect 1 'is no Unix socket'
+expect 1 'is not a Unix socket'
 
 # A failed write to stdout is reported.
 if [ -w /dev/full ]; then
   for words in 'info --devices sim:1' "replay --json --devices sim:1:1 $work/small" '--help' 'doctor --options'; do
     status=0
     out=$("$weir" $words 2>&1 > /dev/full) || status=$?
-    expect 1 'not all that was printed could be written'
+    expect 1 'writing the output failed'
   done
 fi
 exit $failed

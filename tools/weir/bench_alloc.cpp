@@ -295,13 +295,12 @@ int bench_alloc(std::vector<std::string> const& arguments) {
       "threads");
   all.add_options()("help,h", "this text")("devices", po::value(&devices),
                                            "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
-      "rounds", po::value(&rounds)->default_value(rounds), "of about 20 ms, the allocators in turn")(
-      "json", po::bool_switch(&json), "a line of JSON a pattern and allocator")(
-      "history", po::bool_switch(&history), "weir records its history meanwhile")("pattern", po::value(&names),
-                                                                                  "only these");
+      "rounds", po::value(&rounds)->default_value(rounds), "rounds of about 20 ms, the allocators in turn")(
+      "json", po::bool_switch(&json), "print a line of JSON for each pattern and allocator")(
+      "history", po::bool_switch(&history), "with weir's history on")("pattern", po::value(&names), "only these");
   if (!understood(arguments, all, "pattern", -1)) return 0;
   if (rounds < 1)
-    throw invalid_use("bench alloc", "--rounds " + std::to_string(rounds), "Ask for at least one",
+    throw invalid_use("bench alloc", "--rounds " + std::to_string(rounds), "Use at least one",
                       source_location::current());
   auto const todo = chosen(names);
   use_devices(devices);

@@ -383,15 +383,15 @@ int bench_copy(std::vector<std::string> const& arguments) {
   po::options_description all("weir bench copy [ROW…]: copies through weir and by the driver's own call, medians");
   all.add_options()("help,h", "this text")("devices", po::value(&devices),
                                            "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
-      "rounds", po::value(&rounds)->default_value(rounds), "weir and the raw call in turn")(
-      "json", po::bool_switch(&json), "a line of JSON a row")("bytes", po::value(&bytes),
-                                                              "of a large copy; 256MiB, 16MiB on simulated devices")(
-      "pinned-bytes", po::value(&fresh), "of new pinned memory; 1GiB, 64MiB on simulated devices")(
-      "peer-bytes", po::value(&broadcast), "of a copy between devices; 1GiB, 16MiB on simulated devices")(
+      "rounds", po::value(&rounds)->default_value(rounds), "rounds, weir and the raw call in turn")(
+      "json", po::bool_switch(&json), "print a line of JSON for each row")(
+      "bytes", po::value(&bytes), "size of a large copy; 256MiB, 16MiB on simulated devices")(
+      "pinned-bytes", po::value(&fresh), "size of new pinned memory; 1GiB, 64MiB on simulated devices")(
+      "peer-bytes", po::value(&broadcast), "size of a copy between devices; 1GiB, 16MiB on simulated devices")(
       "row", po::value(&names), "only these");
   if (!understood(arguments, all, "row", -1)) return 0;
   if (rounds < 1)
-    throw invalid_use("bench copy", "--rounds " + std::to_string(rounds), "Ask for at least one",
+    throw invalid_use("bench copy", "--rounds " + std::to_string(rounds), "Use at least one",
                       source_location::current());
   auto const rows = all_rows();
   std::string known;
@@ -409,10 +409,10 @@ int bench_copy(std::vector<std::string> const& arguments) {
     if (text.empty()) return otherwise;
     auto const size = size_from_text(text);
     if (!size || *size == 0)
-      throw invalid_use("bench copy", "\"" + text + "\" is no size", "Write bytes, or a number and KiB, MiB or GiB",
+      throw invalid_use("bench copy", "\"" + text + "\" is not a size", "Write bytes, or a number and KiB, MiB or GiB",
                         source_location::current());
     if (*size % 4_KiB)
-      throw invalid_use("bench copy", "\"" + text + "\" is no multiple of 4 KiB", "Ask for whole pages: 4KiB, 1MiB",
+      throw invalid_use("bench copy", "\"" + text + "\" is not a multiple of 4 KiB", "Write whole pages: 4KiB, 1MiB",
                         source_location::current());
     return *size;
   };

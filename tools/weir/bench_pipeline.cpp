@@ -240,30 +240,30 @@ int bench_pipeline(std::vector<std::string> const& arguments) {
       "weir bench pipeline: copy in, work, copy out on three streams; a batch against its slowest stage");
   all.add_options()("help,h", "this text")("devices", po::value(&devices),
                                            "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
-      "json", po::bool_switch(&json), "a line of JSON")("batch", po::value(&batch),
-                                                        "its size; 64MiB, 1MiB on simulated devices")(
+      "json", po::bool_switch(&json), "print a line of JSON")("batch", po::value(&batch),
+                                                              "size of a batch; 64MiB, 1MiB on simulated devices")(
       "batches", po::value(&s.batches)->default_value(s.batches), "a round")(
-      "depth", po::value(&s.depth)->default_value(s.depth), "batches under way at most")(
-      "work", po::value(&s.work)->default_value(s.work, "0.9"), "how long the work takes, of the slower copy")(
-      "equal", po::bool_switch(&equal), "all stages take as long: --work 1")(
-      "rounds", po::value(&rounds)->default_value(rounds), "the median counts");
+      "depth", po::value(&s.depth)->default_value(s.depth), "most batches in flight")(
+      "work", po::value(&s.work)->default_value(s.work, "0.9"), "duration of the work, as a part of the slower copy")(
+      "equal", po::bool_switch(&equal), "equal duration of all stages: --work 1")(
+      "rounds", po::value(&rounds)->default_value(rounds), "rounds; the median counts");
   if (!understood(arguments, all)) return 0;
   auto const refuse = [](std::string const& what, char const* remedy) {
     throw invalid_use("bench pipeline", what, remedy, source_location::current());
   };
   if (equal) s.work = 1;
-  if (rounds < 1) refuse("--rounds " + std::to_string(rounds), "Ask for at least one");
-  if (s.depth < 1) refuse("--depth " + std::to_string(s.depth), "At least one batch is under way");
+  if (rounds < 1) refuse("--rounds " + std::to_string(rounds), "Use at least one");
+  if (s.depth < 1) refuse("--depth " + std::to_string(s.depth), "Use a depth of at least one");
   if (s.batches < 3 * s.depth)
     refuse("--batches " + std::to_string(s.batches) + " with --depth " + std::to_string(s.depth),
-           "Ask for three times the depth: the first and the last are not counted");
+           "Use three times the depth: the first and the last batches do not count");
   if (!(s.work > 0 && s.work <= longest_work))
-    refuse("--work " + work_text(s.work), "Ask for more than 0, and 1000 at most");
+    refuse("--work " + work_text(s.work), "Use more than 0, and 1000 at most");
   use_devices(devices);
   device_guard const on(0);
   bool const simulated = get_device_properties(0).simulated;
   auto const size = batch.empty() ? std::optional<size_t>(simulated ? 1_MiB : 64_MiB) : size_from_text(batch);
-  if (!size || *size < 64_KiB) refuse("--batch \"" + batch + "\"", "Ask for 64KiB or more");
+  if (!size || *size < 64_KiB) refuse("--batch \"" + batch + "\"", "Use 64KiB or more");
   s.batch = *size / 64_KiB * 64_KiB;
 
   pipeline p(s);

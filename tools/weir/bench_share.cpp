@@ -46,7 +46,7 @@ class reader_process {
     int const refused = ::posix_spawn(&id_, "/proc/self/exe", &files, nullptr, all.data(), environ);
     ::posix_spawn_file_actions_destroy(&files);
     if (refused != 0)
-      throw driver_error(refused, "bench share", "the second process", "The system starts none: try again",
+      throw driver_error(refused, "bench share", "the second process", "Try again: the system could not start it",
                          source_location::current());
   }
   reader_process(reader_process const&) = delete;
@@ -142,25 +142,25 @@ int bench_share(std::vector<std::string> const& arguments) {
       "medians");
   all.add_options()("help,h", "this text")("devices", po::value(&devices),
                                            "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
-      "rounds", po::value(&w.rounds)->default_value(w.rounds), "weir and the raw calls in turn")(
-      "json", po::bool_switch(&w.json), "a line of JSON a row")(
-      "bytes", po::value(&bytes), "of a large buffer; 256MiB, 16MiB on simulated devices")(
-      "reader", po::value(&w.reader)->default_value(no_reader, "1, if there is one"),
-      "the device the second process works on")("row", po::value(&names), "only these");
+      "rounds", po::value(&w.rounds)->default_value(w.rounds), "rounds, weir and the raw calls in turn")(
+      "json", po::bool_switch(&w.json), "print a line of JSON for each row")(
+      "bytes", po::value(&bytes), "size of a large buffer; 256MiB, 16MiB on simulated devices")(
+      "reader", po::value(&w.reader)->default_value(no_reader, "1, if there is one"), "device of the second process")(
+      "row", po::value(&names), "only these");
   po::options_description hidden;
   hidden.add(all).add_options()("as-reader", po::bool_switch(&as_reader), "the second process");
   bool const help =
       std::any_of(arguments.begin(), arguments.end(), [](auto const& a) { return a == "--help" || a == "-h"; });
   if (!understood(arguments, help ? all : hidden, "row", -1)) return 0;
   if (w.rounds < 1)
-    throw invalid_use("bench share", "--rounds " + std::to_string(w.rounds), "Ask for at least one",
+    throw invalid_use("bench share", "--rounds " + std::to_string(w.rounds), "Use at least one",
                       source_location::current());
   use_devices(devices);
   w.bytes = get_device_properties(0).simulated ? 16_MiB : 256_MiB;
   if (!bytes.empty()) {
     auto const size = size_from_text(bytes);
     if (!size || *size == 0 || *size % 4096)
-      throw invalid_use("bench share", "--bytes \"" + bytes + "\" is no multiple of 4 KiB",
+      throw invalid_use("bench share", "--bytes \"" + bytes + "\" is not a multiple of 4 KiB",
                         "Write bytes, or a number and KiB, MiB or GiB", source_location::current());
     w.bytes = *size;
   }

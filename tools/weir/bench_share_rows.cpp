@@ -22,7 +22,7 @@ constexpr int sendings = 4, trips = 50, depth = 4;
 double us_since(std::int64_t from) { return static_cast<double>(base::now_ns() - from) * 1e-3; }
 
 void must(driver::status s, char const* what) {
-  require(s, operation, what, "Ask for less, or try again", source_location::current());
+  require(s, operation, what, "Use less, or try again", source_location::current());
 }
 
 // Shared memory by the driver's calls alone.
@@ -357,7 +357,7 @@ void share_half::say(std::uint64_t n, int file) const {
   std::array const files{file};
   auto const is = os::send_message(plain.get(), text, std::span(files).first(file < 0 ? 0 : 1), patience);
   if (is == os::heard::message) return;
-  throw peer_disconnected(operation, "the other process has ended, or hears nothing", "Its own message says why",
+  throw peer_disconnected(operation, "the other process has ended or does not read", "See its own message",
                           source_location::current());
 }
 
@@ -366,7 +366,7 @@ std::uint64_t share_half::hear(peer::owned_file* file) const {
   auto got = os::receive_message(plain.get(), std::as_writable_bytes(std::span(&n, 1)), patience);
   if (file && got.files[0].is_open()) *file = std::move(got.files[0]);
   if (got.is == os::heard::message) return n;
-  throw peer_disconnected(operation, "the other process has ended, or says nothing", "Its own message says why",
+  throw peer_disconnected(operation, "the other process has ended or does not write", "See its own message",
                           source_location::current());
 }
 

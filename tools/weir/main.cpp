@@ -56,7 +56,7 @@ int bench(std::vector<std::string> const& rest) {
   if (what == "copy") return weir::tool::bench_copy(arguments);
   if (what == "pipeline") return weir::tool::bench_pipeline(arguments);
   if (what == "share") return weir::tool::bench_share(arguments);
-  if (what.empty()) std::fprintf(stderr, "weir bench: no benchmark is named\n%s", bench_usage);
+  if (what.empty()) std::fprintf(stderr, "weir bench: missing benchmark\n%s", bench_usage);
   else std::fprintf(stderr, "weir bench: no benchmark '%s'; there are: alloc, copy, pipeline, share\n", what.c_str());
   return weir::tool::wrong_usage;
 }
@@ -111,6 +111,6 @@ int main(int argc, char** argv) {
   int const status = command(argc, argv);
   std::cout.flush();
   if (std::fflush(stdout) == 0 && !std::ferror(stdout) && std::cout) return status;
-  std::fprintf(stderr, "weir: not all that was printed could be written: is the disk full?\n");
+  std::fprintf(stderr, "weir: writing the output failed: check whether the disk is full\n");
   return status ? status : 1;
 }

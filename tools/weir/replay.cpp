@@ -36,7 +36,7 @@ void print_json(std::string const& path, trace const& t, replay_outcome const& o
       "%lld, \"peak_reserved\": %lld, \"ratio\": %s, "
       "\"first_ns_per_op\": %s, \"warm_ns_per_op\": %s, \"first_driver_ns_per_op\": %s, \"warm_driver_ns_per_op\": %s, "
       "\"handles_created\": %llu, \"handles_moved\": %llu, \"warm_handles_moved\": %llu, \"ooms\": %llu, "
-      "\"ladders\": %llu, \"opened_early\": %llu, \"recovered_by\": {%s}}\n",
+      "\"recovery_attempts\": %llu, \"opened_early\": %llu, \"recovered_by\": {%s}}\n",
       base::json_text(path).c_str(), base::json_text(o.devices).c_str(), part_text(o.epsilon).c_str(),
       t.operations.size(), t.peak_requested, static_cast<long long>(o.memory.allocated_bytes.all.peak),
       static_cast<long long>(o.memory.reserved_bytes.all.peak), base::json_number(ratio(t, o), 4).c_str(),
@@ -82,7 +82,7 @@ void print_text(std::string const& path, trace const& t, replay_outcome const& o
 double part_or_throw(std::string const& text) {
   auto const part = part_from_text(text);
   if (!part)
-    throw invalid_use("replay", "--epsilon \"" + text + "\" is no number from 0 to 1", "Write --epsilon 0.02",
+    throw invalid_use("replay", "--epsilon \"" + text + "\" is not a number from 0 to 1", "Write --epsilon 0.02",
                       source_location::current());
   return *part;
 }
@@ -90,7 +90,7 @@ double part_or_throw(std::string const& text) {
 size_t size_or_throw(std::string const& text) {
   auto const bytes = size_from_text(text);
   if (!bytes || !*bytes)
-    throw invalid_use("replay", "--limit \"" + text + "\" is no size",
+    throw invalid_use("replay", "--limit \"" + text + "\" is not a size",
                       "Write bytes, or a number and KiB, MiB, GiB or TiB: 8GiB", source_location::current());
   return *bytes;
 }
@@ -109,24 +109,24 @@ int replay(std::vector<std::string> const& arguments) {
       "error");
   all.add_options()("help,h", "this text")("devices", po::value(&devices),
                                            "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
-      "epsilon", po::value(&epsilon), "how far reserved memory may exceed what is in use, as a part of it: 0.02, …")(
+      "epsilon", po::value(&epsilon), "the fraction by which reserved memory may exceed the most that was in use: 0.02, …")(
       "rounds", po::value(&s.rounds),
-      "so many replays in all, 2 unless said; of those after the first the medians are told")(
-      "limit", po::value(&limit), "reserve at most so much: bytes, or 512MiB, 8GiB, …")(
+      "number of replays, 2 by default; the medians are of those after the first")(
+      "limit", po::value(&limit), "limit of reserved memory: bytes, or 512MiB, 8GiB, …")(
       "fit", po::bool_switch(&fits_where),
-      "search the smallest limit into which each program fits: a line a trace, and the GPUs that have so much")(
-      "json", po::bool_switch(&s.json), "a line of JSON a trace")(
+      "search the smallest limit into which each program fits, and the GPUs that have that much memory")(
+      "json", po::bool_switch(&s.json), "print a line of JSON for each trace")(
       "snapshot", po::value(&s.snapshot),
-      "write to this file what PyTorch's memory viewer opens; what recording costs: docs/how-to/where-did-my-memory-go.md")(
+      "file for a snapshot for PyTorch's memory viewer; its cost: docs/how-to/where-did-my-memory-go.md")(
       "html", po::value(&s.page),
-      "write a page for a browser to this file: memory over time, and what lies where at any moment")(
+      "file for an HTML page: memory over time, and the layout at any moment")(
       "trace", po::value(&paths), "files");
   if (!understood(arguments, all, "trace", -1)) return 0;
   if (s.rounds < 2)
-    throw invalid_use("replay", "--rounds " + std::to_string(s.rounds), "Ask for 2 at least: a first and a warm one",
+    throw invalid_use("replay", "--rounds " + std::to_string(s.rounds), "Use at least 2: a first and a warm one",
                       source_location::current());
   if (paths.empty())
-    throw invalid_use("replay", "no trace", "Name one or more files: weir replay TRACE…", source_location::current());
+    throw invalid_use("replay", "no trace", "Pass one or more files: weir replay TRACE…", source_location::current());
   use_devices(devices);
   char const* const from_environment = std::getenv("WEIR_DEVICES");
   if (from_environment) devices = from_environment;

@@ -20,12 +20,12 @@ namespace {
 
 std::string contents(std::string const& path) {
   if (std::error_code whatever; std::filesystem::is_directory(path, whatever))
-    throw invalid_use("snapshot", path + " is a directory", "Name a file in it", source_location::current());
+    throw invalid_use("snapshot", path + " is a directory", "Pass a file in it", source_location::current());
   std::ifstream file(path, std::ios::binary);
   std::string bytes(std::istreambuf_iterator<char>(file), {});
   if (!file.good() && !file.eof())
     throw invalid_use("snapshot", path + ": " + std::strerror(errno),
-                      "Name a file of dump_memory_snapshot, or of PyTorch's _dump_snapshot",
+                      "Pass a file of dump_memory_snapshot, or of PyTorch's _dump_snapshot",
                       source_location::current());
   return bytes;
 }
@@ -58,7 +58,7 @@ void print_lines(report::device_snapshot const& d) {
       if (b.state != block_state::active_allocated) continue;
       line& l = all[{b.where.file_name() ? b.where.file_name() : "", b.where.line()}];
       l.where = b.where.file_name() ? base::visible(b.where.file_name()) + ":" + std::to_string(b.where.line())
-                                    : "(line not known: taken before the recording began)";
+                                    : "(unknown line: allocated before the recording began)";
       l.bytes += b.bytes, ++l.blocks;
     }
   }
@@ -74,7 +74,7 @@ void print_lines(report::device_snapshot const& d) {
 void print(report::device_snapshot const& d) {
   sums const s = sums_of(d);
   std::printf(
-      "gpu:%d: %s reserved, %s in use by %zu blocks (%s asked for), %s given back and still used, %s free in %zu holes "
+      "gpu:%d: %s reserved, %s in use by %zu blocks (%s requested), %s freed and still used, %s free in %zu holes "
       "(the largest %s); %zu events\n",
       d.device, bytes_text(s.reserved).c_str(), bytes_text(s.live).c_str(), s.blocks, bytes_text(s.requested).c_str(),
       bytes_text(s.pending).c_str(), bytes_text(s.reserved - s.live - s.pending).c_str(), s.holes,
@@ -87,22 +87,22 @@ void print(report::device_snapshot const& d) {
 int snapshot(std::vector<std::string> const& arguments) {
   namespace po = boost::program_options;
   std::string path, html;
-  po::options_description all("weir snapshot FILE.pickle: what a memory snapshot holds, of weir's or PyTorch's");
+  po::options_description all("weir snapshot FILE.pickle: the contents of a memory snapshot of weir or PyTorch");
   all.add_options()("help,h", "this text")(
       "html", po::value(&html),
-      "write a page to this file: memory over time, and what lies where at any moment. It needs no network")(
+      "file for an HTML page: memory over time, and the layout at any moment. The page needs no network")(
       "file", po::value(&path), "the snapshot");
   if (!understood(arguments, all, "file", 1)) return 0;
   if (path.empty())
-    throw invalid_use("snapshot", "no file", "Name one: weir snapshot FILE.pickle", source_location::current());
+    throw invalid_use("snapshot", "no file", "Pass a file: weir snapshot FILE.pickle", source_location::current());
   auto const loaded = report::read_snapshot(contents(path), path);
   for (report::device_snapshot const& d : loaded.devices) print(d);
   if (html.empty()) return 0;
   std::ofstream out(html, std::ios::binary | std::ios::trunc);
   out << report::page(loaded.devices, loaded.stacks, path.substr(path.rfind('/') + 1)) << std::flush;
   if (!out)
-    throw invalid_use("snapshot", html + ": " + std::strerror(errno),
-                      "Name a file in a folder that is there and may be written", source_location::current());
+    throw invalid_use("snapshot", html + ": " + std::strerror(errno), "Pass a file in a writable folder",
+                      source_location::current());
   return 0;
 }
 

@@ -84,7 +84,7 @@ std::string about_verified(std::vector<peer_link> const& links) {
   std::string text =
       "verified by writing and reading back: " + std::to_string(right) + (right == 1 ? " link\n" : " links\n");
   if (!wrong.empty()) text += "NOT verified, copies go through host memory: " + wrong + "\n";
-  if (!untried.empty()) text += "not tried, copies go by the driver, kernels do not read there: " + untried + "\n";
+  if (!untried.empty()) text += "not tested, the driver copies, kernels have no access: " + untried + "\n";
   if (!refused.empty()) text += "no access, copies go through host memory: " + refused + "\n";
   return text;
 }
@@ -137,7 +137,7 @@ std::string draw(std::vector<device_properties> const& all, std::vector<peer_lin
     append(text, word, 6);
     text += std::string(says) + "\n";
   }
-  if (seen.count("!")) text += "  !     gave wrong bytes when it was tried\n";
+  if (seen.count("!")) text += "  !     failed its test\n";
   return text + about_verified(links);
 }
 

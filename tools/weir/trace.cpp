@@ -31,7 +31,7 @@ std::string unpacked(std::string const& path) {
     gzFile f;
     ~file() { gzclose(f); }
   } const in{gzopen(path.c_str(), "rb")};
-  if (!in.f) refuse(path + " cannot be opened", "Name a file that can be read");
+  if (!in.f) refuse(path + " cannot be opened", "Pass a readable file");
   std::string text;
   char chunk[1 << 16];
   int n = 0;
@@ -39,22 +39,22 @@ std::string unpacked(std::string const& path) {
   int fault = 0;
   char const* const said = gzerror(in.f, &fault);
   if (n < 0 || (fault != Z_OK && fault != Z_STREAM_END)) {
-    refuse(path + ": unpacking it fails after line " + std::to_string(std::count(text.begin(), text.end(), '\n')) +
+    refuse(path + ": decompression fails after line " + std::to_string(std::count(text.begin(), text.end(), '\n')) +
                ": " + said,
-           "Fetch the file again: it is cut short or damaged");
+           "Fetch the file again: it is truncated or damaged");
   }
   return text;
 }
 #else
 std::string unpacked(std::string const& path) {
-  refuse(path + " is packed, and this build cannot unpack",
-         "Unpack it first (gzip -d), or build where zlib's headers are");
+  refuse(path + " is compressed, and this build cannot decompress",
+         "Decompress it first (gzip -d), or build with zlib's headers");
 }
 #endif
 
 std::string contents(std::string const& path) {
   if (std::error_code whatever; std::filesystem::is_directory(path, whatever))
-    refuse(path + " is a directory", "Name a file in it");
+    refuse(path + " is a directory", "Pass a file in it");
   std::ifstream in(path, std::ios::binary);
   std::string text;
   bool fails = !in;
@@ -63,7 +63,7 @@ std::string contents(std::string const& path) {
   } catch (std::ios_base::failure const&) {
     fails = true;
   }
-  if (fails) refuse(path + " cannot be read", "Name a file that can be read");
+  if (fails) refuse(path + " cannot be read", "Pass a readable file");
   return text.starts_with("\x1f\x8b") ? unpacked(path) : text;
 }
 
@@ -139,8 +139,9 @@ class reader {
     if (*stream >= most_streams)
       wrong("names stream " + std::to_string(*stream), "Number streams from 0 to " + std::to_string(most_streams - 1));
     if (*bytes > std::size_t{1} << 46)
-      wrong("asks for " + std::to_string(*bytes) + " B", "No machine has so much: check the number");
-    if (seen_.size() == ~std::uint32_t{0}) wrong("is one block too many", "Replay at most 4,294,967,295 blocks");
+      wrong("asks for " + std::to_string(*bytes) + " B", "Check the number: no machine has so much");
+    if (seen_.size() == ~std::uint32_t{0})
+      wrong("is beyond the last supported block", "Replay at most 4,294,967,295 blocks");
     if (!by_id_.emplace(id, static_cast<std::uint32_t>(seen_.size())).second)
       wrong("takes block " + std::to_string(id) + " a second time", "Give each block an ID of its own");
     out_.operations.push_back(
@@ -149,14 +150,14 @@ class reader {
     seen_.push_back({*bytes});
   }
   void give(std::uint64_t id) {
-    block& b = find(id, "gives back");
-    if (b.given) wrong("gives back block " + std::to_string(id) + " a second time", "Free each block once");
+    block& b = find(id, "frees");
+    if (b.given) wrong("frees block " + std::to_string(id) + " a second time", "Free each block once");
     b.given = true;
     out_.operations.push_back({0, by_id_[id], 0, trace::kind::give});
   }
   void done(std::uint64_t id) {
     block& b = find(id, "completes");
-    if (!b.given) wrong("completes block " + std::to_string(id) + " before it is given back", "Write its f line first");
+    if (!b.given) wrong("completes block " + std::to_string(id) + " before it is freed", "Write its f line first");
     if (b.completes) wrong("completes block " + std::to_string(id) + " a second time", "Write one c line a block");
     b.completes = true;
     out_.operations.push_back({0, by_id_[id], 0, trace::kind::done});
@@ -164,7 +165,7 @@ class reader {
   block& find(std::uint64_t id, std::string_view does) {
     auto const found = by_id_.find(id);
     if (found == by_id_.end())
-      wrong(std::string(does) + " block " + std::to_string(id) + ", which was not taken", "Write its a line first");
+      wrong(std::string(does) + " block " + std::to_string(id) + ", which was not allocated", "Write its a line first");
     return seen_[found->second];
   }
   void number_streams() {  // those that there are: a number that is left out is no stream

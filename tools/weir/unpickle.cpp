@@ -58,21 +58,22 @@ class reader {
   loaded_snapshot read() {
     if (in_.size() > largest_file) refuse("the file has more than 1 GiB", "Record fewer events");
     if (in_.substr(0, 1) != "\x80")
-      refuse("this is no pickle", "Name a file of dump_memory_snapshot, or of torch.cuda.memory._dump_snapshot");
+      refuse("this is not a pickle", "Pass a file of dump_memory_snapshot, or of torch.cuda.memory._dump_snapshot");
     while (step()) {}
     finish();
     return std::move(out_);
   }
 
  private:
-  [[noreturn]] void refuse(std::string const& what,
-                           std::string remedy = "The file is damaged, or no memory snapshot: record it anew") const {
+  [[noreturn]] void refuse(
+      std::string const& what,
+      std::string remedy = "Record the file again: it is damaged, or not a memory snapshot") const {
     throw invalid_use("snapshot", std::string(file_) + ", byte " + std::to_string(next_) + ": " + what,
                       std::move(remedy), called_);
   }
   template <class Container>
   void room_for_one_more(Container const& in) const {
-    if (in.size() >= spare + next_ / bytes_a_value) refuse("more values than a snapshot of that length has");
+    if (in.size() >= spare + next_ / bytes_a_value) refuse("the file has more values than a snapshot of its length");
   }
   std::string_view bytes(std::size_t n) {
     if (n > in_.size() - next_) refuse("the file ends within a value");
@@ -158,16 +159,16 @@ class reader {
   static std::string const& text_of(value v) { return *reinterpret_cast<std::string const*>(v.what); }
 
   std::vector<value> top(std::size_t n) {
-    if (stack_.size() < n) refuse("more values are taken than there are");
+    if (stack_.size() < n) refuse("the stack of values is empty");
     std::vector<value> out(stack_.end() - static_cast<std::ptrdiff_t>(n), stack_.end());
     if (std::any_of(out.begin(), out.end(), [](value v) { return v.is == value::type::mark; }))
-      refuse("values are taken beyond a mark");
+      refuse("a value below a mark is popped");
     stack_.resize(stack_.size() - n);
     return out;
   }
   std::vector<value> from_mark() {
     auto const mark = std::find_if(stack_.rbegin(), stack_.rend(), [](value v) { return v.is == value::type::mark; });
-    if (mark == stack_.rend()) refuse("there is no mark");
+    if (mark == stack_.rend()) refuse("a mark is missing");
     std::vector<value> out(mark.base(), stack_.end());
     stack_.resize(static_cast<std::size_t>(mark.base() - stack_.begin()) - 1);
     return out;
@@ -178,7 +179,7 @@ class reader {
     lists_.push_back(std::move(items));
   }
   value container(value::type wanted) const {
-    if (stack_.empty() || stack_.back().is != wanted) refuse("items are given to no list or dictionary");
+    if (stack_.empty() || stack_.back().is != wanted) refuse("items have no list or dictionary");
     return stack_.back();
   }
   void append(std::vector<value> const& items) {
@@ -186,14 +187,14 @@ class reader {
     list.insert(list.end(), items.begin(), items.end());
   }
   void remember(std::uint64_t n) {
-    if (stack_.empty() || stack_.back().is == value::type::mark) refuse("there is nothing to remember");
-    if (n > memo_.size()) refuse("number " + std::to_string(n) + " is remembered out of turn");
+    if (stack_.empty() || stack_.back().is == value::type::mark) refuse("the memo stores no value");
+    if (n > memo_.size()) refuse("number " + std::to_string(n) + " is stored out of order");
     if (n == memo_.size()) room_for_one_more(memo_), memo_.push_back(stack_.back());
     else memo_[n] = stack_.back();
   }
   void recall(std::uint64_t n) {
     if (n >= memo_.size() || memo_[n].is == value::type::mark)
-      refuse("number " + std::to_string(n) + " was never remembered");
+      refuse("number " + std::to_string(n) + " was never stored");
     push(memo_[n]);
   }
 
@@ -203,7 +204,7 @@ class reader {
     dictionary& d = dicts_[container(value::type::dict).what];
     fields f;
     for (std::size_t i = 0; i < items.size(); i += 2) f.push_back({items[i], items[i + 1]});
-    if (d.is != dictionary::type::plain) refuse("a record grows after it was complete");
+    if (d.is != dictionary::type::plain) refuse("a complete record grows");
     if (!plain_[d.record].empty()) {
       plain_[d.record].insert(plain_[d.record].end(), f.begin(), f.end());
       return;
@@ -232,7 +233,7 @@ class reader {
   value const& needed(fields const& f, std::string_view name, value::type wanted) const {
     value const* const v = field(f, name);
     if (!v || v->is != wanted)
-      refuse("a dictionary's '" + std::string(name) + (v ? "' is of another type" : "' is missing"));
+      refuse("a dictionary's '" + std::string(name) + (v ? "' has another type" : "' is missing"));
     return *v;
   }
   std::uint64_t whole(fields const& f, std::string_view name) const {
@@ -249,7 +250,7 @@ class reader {
   found_entry entry(fields const& f) const {
     std::string const& action = string(f, "action");
     auto const known = std::find(std::begin(actions), std::end(actions), action);
-    if (known == std::end(actions)) refuse("the action '" + base::visible(action.substr(0, 40)) + "' is not known");
+    if (known == std::end(actions)) refuse("the action '" + base::visible(action.substr(0, 40)) + "' is unknown");
     trace_entry e{*known};
     e.at = *known == "oom" ? whole_or_0(f, "device_free") : whole(f, "addr");
     e.bytes = whole(f, "size"), e.stream = whole_or_0(f, "stream"),
@@ -262,7 +263,7 @@ class reader {
                            : state == "inactive"       ? block_state::inactive
                                                        : block_state::active_pending_free;
     if (is == block_state::active_pending_free && !state.starts_with("active_"))
-      refuse("the state '" + base::visible(state.substr(0, 40)) + "' is not known");
+      refuse("the state '" + base::visible(state.substr(0, 40)) + "' is unknown");
     return {{field(f, "address") ? whole(f, "address") : 0,
              whole(f, "size"),
              whole_or_0(f, "requested_size"),
@@ -280,7 +281,7 @@ class reader {
   // The end -------------------------------------------------------------------------------------------------
   void finish() {
     if (stack_.size() != 1 || stack_[0].is != value::type::dict || dicts_[stack_[0].what].is != dictionary::type::plain)
-      refuse("what the file holds is no dictionary");
+      refuse("the file does not hold a dictionary");
     fields const& top = plain_[dicts_[stack_[0].what].record];
     auto const& segments = lists_[needed(top, "segments", value::type::list).what];
     std::size_t devices = 0;
@@ -299,7 +300,7 @@ class reader {
   }
   template <class T>
   T const& record(value v, dictionary::type wanted, std::vector<T> const& all) const {
-    if (v.is != value::type::dict || dicts_[v.what].is != wanted) refuse("a list holds something else than it should");
+    if (v.is != value::type::dict || dicts_[v.what].is != wanted) refuse("a list has an item of another type");
     return all[dicts_[v.what].record];
   }
   void add(found_segment const& from) {
@@ -307,7 +308,7 @@ class reader {
     std::uintptr_t next = s.address;
     for (value const v : lists_[from.blocks]) {
       found_block const& b = record(v, dictionary::type::block, blocks_);
-      if (++blocks_used_ > blocks_.size()) refuse("a list of blocks belongs to two segments");
+      if (++blocks_used_ > blocks_.size()) refuse("two segments share a list of blocks");
       memory_block one = b.block;
       if (one.address == 0) one.address = next;  // absent in older files
       next = one.address + one.bytes;
@@ -321,10 +322,10 @@ class reader {
     out_.devices[static_cast<std::size_t>(from.device)].segments.push_back(std::move(s));
   }
   void add(value trace, device_snapshot& to) {
-    if (trace.is != value::type::list) refuse("a trace is no list");
+    if (trace.is != value::type::list) refuse("a trace is not a list");
     for (value const v : lists_[trace.what]) {
       found_entry const& e = record(v, dictionary::type::entry, entries_);
-      if (++entries_used_ > entries_.size()) refuse("a trace belongs to two devices");
+      if (++entries_used_ > entries_.size()) refuse("two devices share a trace");
       if (e.entry.action.ends_with("snapshot")) continue;
       to.trace.push_back(e.entry);
       place(e.frames, to.trace.back().where, to.trace.back().stack);
@@ -339,7 +340,7 @@ class reader {
       for (value const v : lists_[list]) {
         found_frame const& f = record(v, dictionary::type::frame, frames_);
         if ((spent_ += sizeof(frame) + f.name->size() + f.file->size()) > largest_stacks)
-          refuse("the stacks are longer than the file has any use for");
+          refuse("the stacks are too long for the file");
         all.frames.push_back({*f.name, *f.file, f.line});
       }
       auto const named = std::find_if(all.frames.begin(), all.frames.end(),

@@ -63,7 +63,7 @@ cuda_driver::~cuda_driver() {
   }
   try {
     if (std::string const left = left_behind(); !left.empty())
-      os::print_error("weir: the CUDA driver ends and leaves to the process " + left + "\n");
+      os::print_error("weir: the CUDA driver ends and does not release " + left + "\n");
   } catch (...) {}  // no memory for the text
 }
 
@@ -90,7 +90,7 @@ std::string cuda_driver::left_behind() {
   }
   for (int i = 0; i < count_; ++i) {
     if (int const lost = at(i).lost.load())
-      text += (text.empty() ? "nothing but gpu:" : "; gpu:") + std::to_string(i) + ", lost to CUDA error " +
+      text += (text.empty() ? "objects of gpu:" : "; gpu:") + std::to_string(i) + ", lost to CUDA error " +
               std::to_string(lost);
   }
   return text;

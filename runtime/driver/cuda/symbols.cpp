@@ -97,13 +97,13 @@ std::string describe(CUresult r) {
   switch (static_cast<int>(r)) {
     case CUDA_ERROR_NO_DEVICE: return "no CUDA device is visible (error 100)";
     case CUDA_ERROR_NOT_INITIALIZED:
-      return "CUDA cannot start here; it never can in a fork of a process that used it (error 3)";
+      return "CUDA did not start; a fork of a process that used CUDA cannot use it (error 3)";
     case CUDA_ERROR_STUB_LIBRARY: return "libcuda.so.1 is the toolkit's stub, not a driver (error 34)";
     case CUDA_ERROR_DEVICE_UNAVAILABLE: return "the GPUs are busy or in exclusive use (error 46)";
-    case CUDA_ERROR_SYSTEM_NOT_READY: return "the system is not ready, is the fabric manager running? (error 802)";
+    case CUDA_ERROR_SYSTEM_NOT_READY: return "the system is not ready: check that the fabric manager runs (error 802)";
     case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
       return "the kernel's driver and libcuda.so.1 are of different versions (error 803)";
-    case CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE: return "libcuda.so.1 does not serve this GPU (error 804)";
+    case CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE: return "libcuda.so.1 does not support this GPU (error 804)";
     default: return "CUDA error " + std::to_string(static_cast<int>(r));
   }
 }

@@ -292,15 +292,16 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& who) co
   std::size_t binned = 0, free_seen = 0, unmapped_listed = 0, unmapped_seen = 0, spans = 0, unsorted = 0;
   each_free([&](heap_block const& p) {
     ++binned;
-    if (p.is != state::free) say("only free pieces are binned", p.at);
-    if (!is_nobodys(p)) say("what is free has no home, no marks and no slab", p.at);
-    if (p.leaf == heap_block::no_leaf && bins::bin_of(p.bytes) != p.bin) say("a piece is in the bin of its size", p.at);
+    if (p.is != state::free) say("a bin holds a block that is not free", p.at);
+    if (!is_nobodys(p)) say("a free block has a home, a mark or a slab", p.at);
+    if (p.leaf == heap_block::no_leaf && bins::bin_of(p.bytes) != p.bin)
+      say("a free block is in the bin of another size", p.at);
     bool const noted = p.sorted == (is_large(p) ? heap_block::index_state::unsorted : heap_block::index_state::noted),
                listed = p.sorted == heap_block::index_state::listed;
     if (whole_handle_index::concerns(p) != (p.sorted != heap_block::index_state::no))
-      say("a free piece of a page and more may hold whole handles", p.at);
+      say("the whole-handle index has the wrong state of a free block", p.at);
     if (whole_handle_index::concerns(p) && !noted && (listed ? p.span : 0) != bytes_whole(p))
-      say("a free piece knows which of its handles lie wholly inside", p.at);
+      say("a free block has the wrong span of whole handles", p.at);
     spans += listed;
     unsorted += p.sorted == heap_block::index_state::unsorted;
   });
@@ -308,7 +309,7 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& who) co
     some->each([&](heap_block const& g) {
       ++unmapped_listed;
       if (g.is != state::unmapped || (g.at >= g.in->runs) != (some == &unmapped_runs_))
-        say("only gaps are listed as gaps, by their part", g.at);
+        say("the list of unmapped blocks holds another block, or one of the other part", g.at);
     });
   }
   for (region const* r : regions_) {
@@ -316,49 +317,53 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& who) co
     heap_block const* before = nullptr;
     std::size_t large_seen = 0;
     std::size_t const large_listed = r->large ? r->large->validate([&](std::size_t leaf) {
-      say("a large free piece is listed where it begins, of leaf", leaf);
+      say("a large free block is not listed at its first address, in leaf", leaf);
     })
                                               : 0;
     for (heap_block const* p = r->first; p; before = p, p = p->after) {
-      if (p->at % bins::unit || p->bytes % bins::unit) say("pieces begin and end at multiples of the unit", p->at);
-      if (p->at != at || p->before != before || p->in != r || p->bytes == 0) say("pieces lie side by side", p->at);
+      if (p->at % bins::unit || p->bytes % bins::unit)
+        say("a block does not begin and end at a multiple of the unit", p->at);
+      if (p->at != at || p->before != before || p->in != r || p->bytes == 0)
+        say("a block does not begin where the block before it ends", p->at);
       at = p->end();
       free_seen += p->is == state::free;
       bool const large = p->is == state::free && is_large(*p);
       large_seen += large;
-      if (large != (p->leaf != heap_block::no_leaf)) say("a large free piece knows its leaf, and no other does", p->at);
+      if (large != (p->leaf != heap_block::no_leaf))
+        say("a large free block has no leaf, or another block has one", p->at);
       unmapped_seen += p->is == state::unmapped;
       if (before && before->at < r->runs && p->end() > r->runs && p->at < r->runs)
-        say("no piece lies on both sides of the runs", p->at);
+        say("a block lies on both sides of the start of the runs", p->at);
       if (before && !apart(*p) && before->is == p->is && (p->is == state::free || p->is == state::unmapped))
-        say("no two neighbours are both free, or both gap", p->at);
+        say("two neighbouring free or unmapped blocks were not merged", p->at);
       bool const entered = p->is == state::live || p->is == state::pending || p->is == state::slab;
       if (entered && (r->covering(p->at) != p || r->covering(p->end() - 1) != p))
-        say("a block is found by its addresses", p->at);
-      if (!entered && r->covering(p->at)) say("what is no block is not found", p->at);
+        say("a block is not found by its addresses", p->at);
+      if (!entered && r->covering(p->at)) say("a block that is not in use is found by its address", p->at);
       if (p->is == state::reserved) continue;
       for (address a = p->at; a < p->end();) {
         handle const* const h = r->page(a);
-        if ((h != nullptr) == (p->is == state::unmapped)) say("what is not gap is mapped, and gaps are not", a);
+        if ((h != nullptr) == (p->is == state::unmapped))
+          say("an unmapped block has a handle, or another block has none", a);
         address const next = h ? h->at + h->bytes : round_down(a - r->base, r->page_bytes) + r->base + r->page_bytes;
         if (next <= a) {
-          say("a handle's pages are all its own", a);
+          say("a handle ends before its page", a);
           break;
         }
         a = next;
       }
     }
-    if (at != r->base + r->bytes) say("pieces leave nothing out", at);
-    if (large_seen != large_listed) say("only large free pieces are listed by address", r->base);
+    if (at != r->base + r->bytes) say("the last block does not end where the region ends", at);
+    if (large_seen != large_listed) say("the index by address has another number of large free blocks", r->base);
   }
   if (!std::all_of(spare_.begin(), spare_.end(), [](heap_block const* p) {
         return is_nobodys(*p) && p->leaf == heap_block::no_leaf && p->sorted == heap_block::index_state::no;
       }))
-    say("a piece to spare is nobody's and in no list", 0);
-  if (unsorted != whole_handles_.unsorted()) say("large pieces that are not sorted are counted", 0);
-  if (spans != whole_handles_.listed()) say("every piece with whole handles is listed by them", 0);
-  if (binned != free_seen || binned != free_blocks()) say("every free piece is binned", 0);
-  if (unmapped_listed != unmapped_seen) say("every gap is listed", 0);
+    say("a spare block node is in use or listed", 0);
+  if (unsorted != whole_handles_.unsorted()) say("the count of unsorted large blocks is wrong", 0);
+  if (spans != whole_handles_.listed()) say("a block with whole handles is not in the whole-handle index", 0);
+  if (binned != free_seen || binned != free_blocks()) say("a free block is in no bin", 0);
+  if (unmapped_listed != unmapped_seen) say("an unmapped block is not listed", 0);
 }
 
 }  // namespace weir::memory

@@ -231,11 +231,12 @@ void slabs::validate(std::vector<std::string>& wrong, std::string const& who, st
     std::uint32_t free = 0, live = 0, pending = 0, cached = 0, gone = 0;
     for (heap_block const* p = s->run; p; p = s->next_part(*p)) {
       in_runs += p->bytes;
-      if (p->is != state::slab || p->in_slab != s.get()) wrong.push_back(name + "its run knows it");
+      if (p->is != state::slab || p->in_slab != s.get())
+        wrong.push_back(name + "a part of its run belongs to another slab");
       for (address a = p->at; a < p->end(); a += cell) {
-        if (p->in->slab_at(a) != s.get()) wrong.push_back(name + "a cell of its run is its own");
+        if (p->in->slab_at(a) != s.get()) wrong.push_back(name + "a cell of its run belongs to another slab");
         if (p->in->slab_of_granule(a) && p->in->slab_in_cell(a))
-          wrong.push_back(name + "a granule that is one slab's has no cells");
+          wrong.push_back(name + "a granule of one slab also has cells");
       }
     }
     for (std::uint32_t i = 0; i < s->slots; ++i) {
@@ -243,36 +244,38 @@ void slabs::validate(std::vector<std::string>& wrong, std::string const& who, st
       for (address a = round_down(s->start(i), cell); a < s->start(i) + s->size; a += cell)
         touches |= s->run->in->slab_at(a) != s.get();
       if (touches != s->has_gone(i))
-        wrong.push_back(name + "a slot has gone when a cell that it touches is the slab's no longer");
+        wrong.push_back(name + "a slot with a returned cell is not marked as gone, or another slot is");
       if (s->has_gone(i)) {
         ++gone;
-        if ((s->free_bits[i / 64] >> (i % 64) & 1) != 0) wrong.push_back(name + "a slot that has gone is not free");
+        if ((s->free_bits[i / 64] >> (i % 64) & 1) != 0)
+          wrong.push_back(name + "a slot that is gone has its free bit set");
         continue;
       }
       free += s->at(i) == slot::free, live += s->at(i) == slot::live, pending += s->at(i) == slot::pending,
           cached += s->at(i) == slot::cached;
       bool const bit = (s->free_bits[i / 64] >> (i % 64) & 1) != 0;
-      if (bit != (s->at(i) == slot::free)) wrong.push_back(name + "a bit is set exactly for a free slot");
-      if (bit && i / 64 < s->hint) wrong.push_back(name + "no slot below the hint is free");
+      if (bit != (s->at(i) == slot::free)) wrong.push_back(name + "the free bit and the state of a slot differ");
+      if (bit && i / 64 < s->hint) wrong.push_back(name + "a slot below the hint is free");
       bool const noted = s->notes.count(i) != 0;
       std::uintptr_t const mark = s->users_storage ? s->users_storage[i].load() : 0;
       if ((noted && !s->has_note(i)) || (s->users_storage && noted != ((mark & slab::more) != 0)))
-        wrong.push_back(name + "slots in the notes say so");
+        wrong.push_back(name + "the notes and the flag of a slot differ");
       if ((s->at(i) == slot::free || s->at(i) == slot::pending) && (noted || mark))
-        wrong.push_back(name + "a slot that was given back has neither note nor mark");
+        wrong.push_back(name + "a freed slot has a note or a mark");
     }
     if (free != s->free || pending != s->pending || gone != s->gone ||
         free + live + pending + cached + gone != s->slots)
-      wrong.push_back(name + "slots = free + live + pending + cached + gone");
+      wrong.push_back(name + "slots != free + live + pending + cached + gone");
     free_bytes += std::size_t{free} * s->size, words += words_of(*s);
-    if (s->listed != (s->free > 0)) wrong.push_back(name + "listed exactly when a slot is free");
-    if (s->freed > now) wrong.push_back(name + "nothing came free at a number that its stream has not reached");
+    if (s->listed != (s->free > 0))
+      wrong.push_back(name + "it is listed without a free slot, or has one and is not listed");
+    if (s->freed > now) wrong.push_back(name + "its free stamp is ahead of its stream");
     ++counts[static_cast<std::size_t>(s->size_class)];
     empties[static_cast<std::size_t>(s->size_class)] += s->empty();
   }
-  if (counts != counts_ || empties != empties_) wrong.push_back(who + ": slabs are counted by class");
+  if (counts != counts_ || empties != empties_) wrong.push_back(who + ": the counts of slabs by size class are wrong");
   if (in_runs != in_runs_ || free_bytes != free_bytes_ || words != words_)
-    wrong.push_back(who + ": runs and what is free in them are counted");
+    wrong.push_back(who + ": the counted bytes of runs, or of their free slots, are wrong");
 }
 
 }  // namespace weir::memory

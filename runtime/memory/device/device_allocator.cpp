@@ -115,7 +115,8 @@ void device_allocator::set_stream(void* p, clock::stream_clock& to, source_locat
   }
   for (clock::stamp s : before) {
     if (s.stream == to.id()) continue;
-    require(to.wait(s), "set_stream", base::address_text(p), "The block stays with its stream", at);
+    require(to.wait(s), "set_stream", base::address_text(p),
+            "The block keeps its stream: synchronize with the new stream, then try again", at);
   }
   base::biased_lock hold(m.lock);
   block_ref const b = of_.must_locate(p, r, "set_stream", at);

@@ -20,18 +20,17 @@ std::vector<std::string> memory_audit::validate() const {
       for (slabs::taken const s : c->out.slots()) {
         waiting += s.from->size;
         if (s.from->at(s.index) != slot::cached || s.from->owner != m)
-          wrong.push_back(who + ": a slot in an outbox is cached, and of its memory");
-        if (c->out.since() > now)
-          wrong.push_back(who + ": no slot was put into an outbox at a number that its stream has not reached");
+          wrong.push_back(who + ": a deferred free is not in state cached, or belongs to another heap");
+        if (c->out.since() > now) wrong.push_back(who + ": the stamp of a deferred free is ahead of its stream");
       }
       c->each([&](cached_slot s) {
         region const* const in = of_.space.find(reinterpret_cast<void const*>(s.at));
         slab const* const from = in ? in->slab_at(s.at) : nullptr;  // null: its run is gone
         in_caches += from ? from->size : 0;
         if (!from || from->at(from->index(s.at)) != slot::cached || from->owner != m)
-          wrong.push_back(who + ": a slot in a cache is cached, and of its memory");
+          wrong.push_back(who + ": a slot in a thread cache is not in state cached, or belongs to another heap");
         if (from && c->freed(from->size_class, now) > now)
-          wrong.push_back(who + ": no slot in a cache came free at a number that its stream has not reached");
+          wrong.push_back(who + ": the free stamp of a slot in a thread cache is ahead of its stream");
       });
     }
     m->blocks.validate(wrong, who);
@@ -45,7 +44,7 @@ std::vector<std::string> memory_audit::validate() const {
     bool whole = false;
     m->pending.each([&](pending_block const& b) {
       queued += b.bytes, largest = b.block ? std::max(largest, b.bytes) : largest;
-      if (b.since > now) wrong.push_back(who + ": what waits was given back at a number that its stream has reached");
+      if (b.since > now) wrong.push_back(who + ": the stamp of a pending block is ahead of its stream");
     });
     for (region* r : m->blocks.regions()) {
       for (heap_block const* p = &m->blocks.first_block(*r); p; p = p->after) {
@@ -71,18 +70,17 @@ std::vector<std::string> memory_audit::validate() const {
       }
     }
     if (m->listed != heaps_.index.listed(m->number))
-      wrong.push_back(who + ": what it is listed as is what its lists say");
+      wrong.push_back(who + ": its row in the heap index differs from its own copy");
     if (largest >= heap_index::smallest && !(m->listed & heap_index::at_least(largest)))
-      wrong.push_back(who +
-                      ": listed by the size of the largest free piece or waiting block of its arena, or a larger one");
+      wrong.push_back(who + ": the heap index has a size below the arena's largest free or pending block");
     if (whole && !(m->listed & heap_index::whole_handle))
-      wrong.push_back(who + ": listed as whole if a free piece may hold a whole handle");
+      wrong.push_back(who + ": the heap index misses a free block that may hold a whole handle");
     if (m->pending.empty() == ((m->listed & heap_index::waits) != 0))
-      wrong.push_back(who + ": listed as one that waits exactly if something waits in it");
+      wrong.push_back(who + ": the heap index is wrong about pending blocks");
     if (held != queued || queued != m->pending.bytes())
-      wrong.push_back(who + ": what is pending waits in a queue, and nothing else does");
+      wrong.push_back(who + ": the bytes of pending blocks differ from those in the queue");
     if (in_caches + waiting != marked_cached)
-      wrong.push_back(who + ": a slot is in at most one cache or outbox, and its state is cached exactly then");
+      wrong.push_back(who + ": the bytes in state cached differ from those in thread caches and deferred frees");
     pending += held + waiting;
     cached -= waiting;
   }
@@ -95,7 +93,7 @@ std::vector<std::string> memory_audit::validate() const {
     }
   };
   same("allocated bytes", n.allocated_bytes.all.current, live);
-  same("free pieces", n.inactive.all.current, free_blocks);
+  same("free blocks", n.inactive.all.current, free_blocks);
   same("pending bytes", n.pending_bytes.all.current, pending);
   if (reserved == unusable) {  // nothing under way
     cached += unusable;
@@ -110,7 +108,7 @@ std::vector<std::string> memory_audit::validate() const {
                              n.pending_bytes.small.current, n.cached_bytes.small.current},
                             {n.reserved_bytes.large.current, n.allocated_bytes.large.current,
                              n.pending_bytes.large.current, n.cached_bytes.large.current}}) {
-    if (r != a + p + c) wrong.push_back(base::gpu_name(of_.device) + ": reserved = allocated + pending + cached");
+    if (r != a + p + c) wrong.push_back(base::gpu_name(of_.device) + ": reserved != allocated + pending + cached");
   }
   return wrong;
 }

@@ -78,8 +78,7 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
   mapping_lock::activity others(memory_.changes);
   if (attempt()) return found(rungs::another_look);
   log_about const about{of_.device, r.home.id(), r.bytes};
-  if (logs(of_.runtime, log_level::warning))
-    log(log_level::warning, about, "memory is short: looking for what others hold, and for what is complete");
+  if (logs(of_.runtime, log_level::warning)) log(log_level::warning, about, "memory is short: recovery begins");
   // Releasing a segment waits for the work of all devices, which may wait for a rank of this thread.
   std::vector<clock::stamp> collectives;
   // once: a stamp of now would need a new fence at each query

@@ -207,7 +207,7 @@ block_reuse::ordering block_reuse::order_behind(stream_heap& mine, clock::stamp 
   of_.counts.waited(behind_all);
   if (logs(of_.runtime, log_level::debug)) [[unlikely]]
     log(log_level::debug, {of_.device, home.id()},
-        "made to wait for stream " + std::to_string(s.stream) + ", for its memory");
+        "waits on the device for stream " + std::to_string(s.stream) + ", to reuse its memory");
   return ordering::waits;
 }
 

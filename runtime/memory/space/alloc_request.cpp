@@ -28,7 +28,7 @@ alloc_request alloc_request::make(device_context const& of, clock::stream_clock&
            "Name a stream of the block's own device");
   }
   if (home.alive() == clock::life::retired)
-    refuse("a stream whose registration has ended", "Allocate on a stream that lives");
+    refuse("a stream whose registration has ended", "Allocate on a registered stream");
   std::size_t room = bytes;
   if (of.announced) [[unlikely]] {  // no block lies in the bytes behind it; it is placed as without them
     room += after_announced;

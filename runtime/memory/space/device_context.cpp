@@ -40,8 +40,8 @@ void device_context::record_pending(observe::action what, address at, std::size_
 region* device_context::must_find(void const* p, char const* operation, source_location at) const {
   region* const r = space.find(p);
   if (!r) {
-    throw invalid_use(operation, base::address_text(p) + " is no memory of " + base::gpu_name(device),
-                      "Pass what weir::allocate of this runtime returned", at);
+    throw invalid_use(operation, base::address_text(p) + " is not memory of " + base::gpu_name(device),
+                      "Pass an address that weir::allocate of this runtime returned", at);
   }
   return r;
 }

@@ -77,7 +77,7 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, run_le
     in.set_pages(h, &mine.handles.insert(std::move(place)).position->second);
     mine.note_mapped(h);
   }
-  mine.log_mapping(kept - made.orphaned, "memory taken from the driver");
+  mine.log_mapping(kept - made.orphaned, "memory mapped");
   while (!made.arrived.empty()) {
     aliased_handle& h = mine.handles.insert(made.arrived.extract(made.arrived.begin())).position->second;
     in.set_pages(h, &h);
@@ -136,7 +136,7 @@ driver::status growth::grow_segment(stream_heap& mine, alloc_request const& r, v
     throw;
   }
   mine.note_mapped(h);
-  mine.log_mapping(h.bytes, "memory taken from the driver");
+  mine.log_mapping(h.bytes, "memory mapped");
   of_.counts.missed();
   out = mine.take(r);
   return out ? driver::status{} : driver::status{driver::code::out_of_memory};

@@ -166,7 +166,7 @@ void handle_mover::validate(stream_heap const& m, std::vector<std::string>& wron
       if (p->is == state::reserved) continue;
       for (auto i = sight.from(p->at); i != all->end() && i->first < p->end(); ++i) {
         if (p->is != state::unmapped || i->first < p->at || i->second.end() > p->end())
-          say("a ghost lies inside one gap", i->first);
+          say("an alias does not lie inside one unmapped block", i->first);
       }
     }
   }
@@ -174,7 +174,7 @@ void handle_mover::validate(stream_heap const& m, std::vector<std::string>& wron
     for (alias const* g = h.aliases; g; g = g->next) {
       auto const found = all->find(g->at);
       if (found == all->end() || &found->second != g || g->of != &h || g->at == h.at || g->bytes != h.bytes)
-        say("a ghost is its handle's, elsewhere, and as large", g->at);
+        say("an alias is not its handle's, at the handle's own address, or of another size", g->at);
     }
   }
 }

@@ -86,7 +86,7 @@ std::size_t handle_return::one(stream_heap& m, released& g) {
     m.handles.erase(h.at);
     m.note_unmapped(h);
   }
-  m.log_mapping(bytes - back.orphaned, "memory given back to the driver");
+  m.log_mapping(bytes - back.orphaned, "memory returned to the driver");
   of_.counts.refund(bytes - back.orphaned);
   if (gone == 0 && !(g.handles.front().readers & of_.own_bit())) {
     try {
@@ -122,7 +122,7 @@ std::size_t handle_return::release_segment(stream_heap& m, released& g) {
   of_.counts.handle_gone();
   m.counts.mapped(-static_cast<std::int64_t>(h.bytes));
   of_.counts.refund(h.bytes);
-  m.log_mapping(h.bytes, "memory given back to the driver");
+  m.log_mapping(h.bytes, "memory returned to the driver");
   m.blocks.release_done(*g.place);
   m.blocks.drop_region(*g.in);
   of_.space.drop(std::move(whole));

@@ -105,7 +105,7 @@ void peer_access::validate(stream_heap const& m, std::vector<std::string>& wrong
   for (auto const& [at, h] : m.handles) {
     open += of_.open_bytes(h);
     if ((h.readers & of_.own_bit()) && living(expected & ~h.readers))
-      wrong.push_back(who + ": a handle is open to whom its memory is open to, at " + std::to_string(at));
+      wrong.push_back(who + ": a handle is not open to every reader of its heap, at " + std::to_string(at));
   }
   if (open != m.peer_bytes)
     wrong.push_back(who + ": bytes open to peers: counted " + std::to_string(m.peer_bytes) + ", found " +

@@ -38,14 +38,14 @@ TEST(memory_report, ends_in_the_remedy_that_fits_the_cause) {
   auto r = full_device();
   EXPECT_TRUE(says(r, "smaller batches")) << r.text();
   r.limit = 62_MiB;
-  EXPECT_TRUE(says(r, "raise it")) << r.text();
+  EXPECT_TRUE(says(r, "raise the limit")) << r.text();
   r.limit = 0;
   r.pending = 10_MiB;
   r.allocated = 51_MiB;
   r.rounded = 4_MiB;
-  EXPECT_TRUE(says(r, "synchronize")) << r.text();
+  EXPECT_TRUE(says(r, "ynchronize before the allocation")) << r.text();
   r.allocated = 20_MiB;
-  EXPECT_TRUE(says(r, "so none can be moved")) << r.text();
+  EXPECT_TRUE(says(r, "so weir cannot merge them")) << r.text();
   r.other_processes = 40_MiB;
   EXPECT_TRUE(says(r, "another device")) << r.text();
   r.exported = 33_MiB;
@@ -87,7 +87,7 @@ TEST(memory_report, a_limit_that_leaves_no_whole_page_is_the_cause) {
   auto r = full_device();
   r.allocated = r.pending = r.reserved = 0;
   r.limit = r.rounded + 1;
-  EXPECT_TRUE(says(r, "raise it")) << r.text();
+  EXPECT_TRUE(says(r, "raise the limit")) << r.text();
 }
 
 TEST(memory_report, pending_blocks_are_the_cause_at_a_limit) {
@@ -95,7 +95,7 @@ TEST(memory_report, pending_blocks_are_the_cause_at_a_limit) {
   r.allocated = 8_MiB;
   r.pending = r.limit = r.reserved = 20_MiB;
   r.pending -= r.allocated;
-  EXPECT_TRUE(says(r, "synchronize")) << r.text();
+  EXPECT_TRUE(says(r, "ynchronize before the allocation")) << r.text();
 }
 
 }  // namespace
