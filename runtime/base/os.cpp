@@ -34,11 +34,11 @@ constinit base::atomic<refuser> refuses{nullptr};
 
 }  // namespace
 
-void refuse_by(refuser who) noexcept { refuses.store(who, base::memory_order_release); }
+void refuse_by(refuser by) noexcept { refuses.store(by, base::memory_order_release); }
 
 bool refused(call c) noexcept {
-  refuser const who = refuses.load(base::memory_order_acquire);
-  return who && who(c);
+  refuser const by = refuses.load(base::memory_order_acquire);
+  return by && by(c);
 }
 
 std::size_t page_size() noexcept {

@@ -86,11 +86,11 @@ void look_up_from(std::string_view root, kind const& names, std::string_view gro
 
 }  // namespace
 
-void memory_told_by(memory_teller who) noexcept { told_by.store(who, base::memory_order_release); }
+void memory_told_by(memory_teller teller) noexcept { told_by.store(teller, base::memory_order_release); }
 
 std::optional<host_memory> memory_available(char const* root) noexcept {
   if (refused(call::memory_of_host)) return {};
-  if (memory_teller const who = told_by.load(base::memory_order_acquire); who && !*root) return who();
+  if (memory_teller const teller = told_by.load(base::memory_order_acquire); teller && !*root) return teller();
   text_file const all(root, "/proc", "", "/meminfo");
   auto const total = all.number("MemTotal:"), available = all.number("MemAvailable:");
   if (!total || !available) return {};

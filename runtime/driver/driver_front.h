@@ -46,27 +46,27 @@ class driver_front : public driver {
   result<peer_info> peer(int from, int to) override { WEIR_ON(peer, from, from, to); }
 
   result<address> reserve(std::size_t bytes, std::size_t alignment) override {
-    WEIR_ON(reserve, nobody, bytes, alignment);
+    WEIR_ON(reserve, no_device, bytes, alignment);
   }
-  status unreserve(address at, std::size_t n) override { WEIR_ON(unreserve, nobody, at, n); }
+  status unreserve(address at, std::size_t n) override { WEIR_ON(unreserve, no_device, at, n); }
   result<memory_handle> create(int d, std::size_t bytes) override { WEIR_ON(create, d, d, bytes); }
-  status release(memory_handle h) override { WEIR_ON(release, nobody, h); }
-  status map(address at, std::size_t n, memory_handle h) override { WEIR_ON(map, nobody, at, n, h); }
-  status unmap(address at, std::size_t n) override { WEIR_ON(unmap, nobody, at, n); }
+  status release(memory_handle h) override { WEIR_ON(release, no_device, h); }
+  status map(address at, std::size_t n, memory_handle h) override { WEIR_ON(map, no_device, at, n, h); }
+  status unmap(address at, std::size_t n) override { WEIR_ON(unmap, no_device, at, n); }
   status grant(address at, std::size_t n, int d) override { WEIR_ON(grant, d, at, n, d); }
   status grant_all(address at, std::size_t n, std::uint64_t devices) override {
-    return self().pass(call::grant, nobody, [&] { return inner_->grant_all(at, n, devices); });
+    return self().pass(call::grant, no_device, [&] { return inner_->grant_all(at, n, devices); });
   }
   result<memory_handle> create_shared(int d, std::size_t bytes) override { WEIR_ON(create_shared, d, d, bytes); }
-  result<int> export_handle(memory_handle h) override { WEIR_ON(export_handle, nobody, h); }
+  result<int> export_handle(memory_handle h) override { WEIR_ON(export_handle, no_device, h); }
   result<memory_handle> import_handle(int d, std::size_t bytes, int file) override {
     WEIR_ON(import_handle, d, d, bytes, file);
   }
   result<address> create_segment(int d, std::size_t bytes) override { WEIR_ON(create_segment, d, d, bytes); }
   status release_segment(int d, address at) override { WEIR_ON(release_segment, d, d, at); }
-  status pin(void* host, std::size_t n) override { WEIR_ON(pin, everybody, host, n); }
-  status unpin(void* host) override { WEIR_ON(unpin, everybody, host); }
-  result<place> find(void const* at) override { WEIR_ON(find, nobody, at); }
+  status pin(void* host, std::size_t n) override { WEIR_ON(pin, every_device, host, n); }
+  status unpin(void* host) override { WEIR_ON(unpin, every_device, host); }
+  result<place> find(void const* at) override { WEIR_ON(find, no_device, at); }
 
   result<stream_handle> create_stream(int d, stream_kind kind, int priority) override {
     WEIR_ON(create_stream, d, d, kind, priority);
@@ -79,7 +79,7 @@ class driver_front : public driver {
   result<CUstream_st*> native(int d, stream_handle s) override { WEIR_ON(native, d, d, s); }
   result<event_handle> create_event(int d, event_kind kind) override { WEIR_ON(create_event, d, d, kind); }
   status destroy_event(int d, event_handle e) override { WEIR_ON(destroy_event, d, d, e); }
-  result<CUevent_st*> native_event(event_handle e) override { WEIR_ON(native_event, nobody, e); }
+  result<CUevent_st*> native_event(event_handle e) override { WEIR_ON(native_event, no_device, e); }
   status record(int d, stream_handle s, event_handle e) override { WEIR_ON(record, d, d, s, e); }
   status wait(int d, stream_handle s, event_handle e) override { WEIR_ON(wait, d, d, s, e); }
   status query_event(event_handle e) override { WEIR_ON(query_event, e, e); }
@@ -101,17 +101,17 @@ class driver_front : public driver {
   result<graph_handle> end_capture(int d, stream_handle s) override { WEIR_ON(end_capture, d, d, s); }
   result<executable_handle> instantiate(int d, graph_handle g) override { WEIR_ON(instantiate, d, d, g); }
   status launch_graph(int d, stream_handle s, executable_handle x) override { WEIR_ON(launch_graph, d, d, s, x); }
-  status destroy_graph(graph_handle g) override { WEIR_ON(destroy_graph, nobody, g); }
-  status destroy_executable(executable_handle x) override { WEIR_ON(destroy_executable, nobody, x); }
+  status destroy_graph(graph_handle g) override { WEIR_ON(destroy_graph, no_device, g); }
+  status destroy_executable(executable_handle x) override { WEIR_ON(destroy_executable, no_device, x); }
   result<gate_handle> hold(int d, stream_handle s) override { WEIR_ON(hold, d, d, s); }
-  status open_gate(gate_handle g) override { WEIR_ON(open_gate, nobody, g); }
+  status open_gate(gate_handle g) override { WEIR_ON(open_gate, no_device, g); }
 #undef WEIR_ON
 
  protected:
   std::unique_ptr<driver> const inner_;
 
  private:
-  static constexpr int nobody = call_subject::no_device, everybody = call_subject::every_device;
+  static constexpr int no_device = call_subject::no_device, every_device = call_subject::every_device;
   Self& self() noexcept { return static_cast<Self&>(*this); }
 };
 

@@ -112,13 +112,13 @@ void checking_driver::allocated(user home, address at, std::size_t bytes, source
   if (away()) return;
   if (sim::bytes_are_guarded && simulated()) inner_->block_taken(at, bytes);
   auto const known = judge_.lock();
-  bool const of_nobody = home.stream == stream_handle::none;
+  bool const without_stream = home.stream == stream_handle::none;
   if (home.device < 0) {
     let_host_back(*known, at, bytes);
     if (touch const own = known->memory.begins_in_pin(at, bytes); own.bytes && machine_)
       machine_->confine_work_from(own);
   }
-  known->allocated(of_nobody ? 0 : known->order.find(home.device, home.stream), home.device, at, bytes, where);
+  known->allocated(without_stream ? 0 : known->order.find(home.device, home.stream), home.device, at, bytes, where);
 }
 
 void checking_driver::freed(address at, std::size_t bytes, waits_for r, source_location where) {

@@ -63,7 +63,7 @@ struct knowledge {
   void report_handed_out_early(access const& before, blocks::map::iterator, std::optional<block> const& held);
   void report_unmapped(access const& before, base::site, address, std::size_t bytes);
   void report_changed(source const&);
-  void report_early_host(access const& before, std::string who, std::string where, source_location second,
+  void report_early_host(access const& before, std::string user, std::string where, source_location second,
                          std::string key, address, std::size_t bytes, char const* how);
   void report_undeclared(base::running_work const&, char const* how, address);
   void note(finding::kind, std::string key, std::string text, source_location first, source_location second);

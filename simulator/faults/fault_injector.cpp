@@ -33,7 +33,7 @@ void fault_injector::forget_orders() {
   any_orders_.store(false);
 }
 
-status fault_injector::look_through_orders(call c, call_subject who) {
+status fault_injector::look_through_orders(call c, call_subject subject) {
   status answer;
   {
     auto orders = orders_.lock();
@@ -52,7 +52,7 @@ status fault_injector::look_through_orders(call c, call_subject who) {
   if (answer.ok()) return answer;
   if (watcher* const w = watcher_.load(base::memory_order_acquire)) w->refused(c, answer.what);
   if (answer.what == code::lost) {
-    int const device = who.event == event_handle::none ? who.device : device_of(who.event);
+    int const device = subject.event == event_handle::none ? subject.device : device_of(subject.event);
     if (device != no_device) refused_as_lost(device);
   }
   return answer;

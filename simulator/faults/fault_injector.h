@@ -73,17 +73,17 @@ class fault_injector : public driver_front<fault_injector> {
     return answer;
   }
   template <class Behind>
-  auto pass(call c, call_subject who, Behind&& behind) -> decltype(behind()) {
-    if (status const refused = refusal(c, who); !refused.ok()) [[unlikely]] return {refused};
+  auto pass(call c, call_subject subject, Behind&& behind) -> decltype(behind()) {
+    if (status const refused = refusal(c, subject); !refused.ok()) [[unlikely]] return {refused};
     return through(c, behind);
   }
   template <class Behind>
   status pass_work(call, int device, work const&, Behind&& behind);
-  status refusal(call c, call_subject who) {
+  status refusal(call c, call_subject subject) {
     calls_.fetch_add(1, base::memory_order_relaxed);
     if (watcher* const w = watcher_.load(base::memory_order_acquire)) [[unlikely]] w->comes(c);
     if (!any_orders_.load(base::memory_order_acquire)) [[likely]] return {};
-    return look_through_orders(c, who);
+    return look_through_orders(c, subject);
   }
   status look_through_orders(call, call_subject);
 

@@ -32,7 +32,7 @@ base::guarded<watched>& watching() {
 }
 
 bool explain(os::bad_access const& a) {
-  std::string who, more;
+  std::string owner, more;
   auto const where = reinterpret_cast<address>(a.at);
   std::uint64_t shield = 0;
   onlooker then;
@@ -41,18 +41,18 @@ bool explain(os::bad_access const& a) {
     auto const w = watching().lock();
     then = w->more;
     for (memory* m : w->all) {
-      if (!again && who.empty() && !(again = m->let_through(a, shield))) who = m->owner_of(where);
+      if (!again && owner.empty() && !(again = m->let_through(a, shield))) owner = m->owner_of(where);
     }
   }
   if (again) {
     if (shield && then.met_shield) then.met_shield(shield, a);
     return true;
   }
-  if (who.empty()) return false;
+  if (owner.empty()) return false;
   if (then.block) more = then.block(where);
   base::running_work const* const work = base::this_call().running;
   os::print_error(
-      "weir: " + (work ? "work (" + base::text_of(*work) + ")" : "host code") + " touched " + who +
+      "weir: " + (work ? "work (" + base::text_of(*work) + ")" : "host code") + " touched " + owner +
       (more.empty() ? "" : ", in " + more) +
       (work ? ", which it does not declare, or not up to there. Remedy: declare all memory that the work "
               "uses to launch or parallel_for: reads(p), writes(p), updates(p).\n"

@@ -389,26 +389,26 @@ std::string memory::judge_locked(use const& u) const {
   if (wraps(at, u.what.bytes)) return "a range that wraps around the address space";
   address const end = at + u.what.bytes;
   auto const verb = u.what.writes ? "writes" : "reads";
-  auto const who = [&] {
+  auto const access = [&] {
     return base::text("device ", u.device, " ", verb, " ", u.what.bytes, " bytes at ", base::address_text(u.what.at));
   };
   if (at == end) return {};
   auto const p = holder_of(pins_, at);
   if (p != pins_.end()) {
     if (u.what.bytes <= p->second.bytes - (at - p->first)) return {};
-    return who() + ", past the end of a pinned range";
+    return access() + ", past the end of a pinned range";
   }
-  if (!in_one_reservation(at, 1)) return who() + ", pageable host memory";
-  if (!in_one_reservation(at, u.what.bytes)) return who() + ", past the end of a reservation";
+  if (!in_one_reservation(at, 1)) return access() + ", pageable host memory";
+  if (!in_one_reservation(at, u.what.bytes)) return access() + ", past the end of a reservation";
   while (at < end) {
     auto const m = holder_of(mappings_, at);
     if (m != mappings_.end()) {
       if (!reaches(m->second, u.device))
-        return base::text(who(), ", memory of device ", handles_[m->second.handle].device, " without a grant");
+        return base::text(access(), ", memory of device ", handles_[m->second.handle].device, " without a grant");
       at = m->first + m->second.bytes;
       continue;
     }
-    return who() + ", which is not mapped";
+    return access() + ", which is not mapped";
   }
   return {};
 }

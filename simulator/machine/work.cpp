@@ -217,7 +217,7 @@ bool queues::hopeless(stream const& s, std::uint64_t position) const {
   return hopeless(s, position, seen);
 }
 
-stream const* queues::who_has_what(operation const& waits, words const& known, work& found) const {
+stream const* queues::stream_with_awaited(operation const& waits, words const& known, work& found) const {
   for (auto const& s : live()) {
     for (operation const& o : s->queue) {
       if (o.job.ready != waits.job.ready || !known.needs(waits.job.state, o.job.state)) continue;
@@ -237,7 +237,7 @@ stream const* queues::why_not_ready(operation const& o, std::string& text) const
   }
   text += " is at " + known->name(o.job.state) + ", which waits for ";
   work other;
-  stream const* const has = who_has_what(o, *known, other);
+  stream const* const has = stream_with_awaited(o, *known, other);
   if (has) {
     text += known->name(other.state) + ", not yet run: ";
     return has;

@@ -218,7 +218,7 @@ class queues {
  private:
   bool hopeless(stream const&, std::uint64_t, std::vector<stream const*>& seen) const;
   stream const* why_not_ready(operation const&, std::string& text) const;
-  stream const* who_has_what(operation const& waits, words const&, work& found) const;  // null: none
+  stream const* stream_with_awaited(operation const& waits, words const&, work& found) const;  // null: none
   base::guarded<std::vector<std::string>> findings_;
   base::condition moved_;
   int waiting_hosts_ = 0;  // for moved_

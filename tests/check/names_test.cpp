@@ -20,7 +20,7 @@ TEST(names, a_race_and_a_cycle_name_a_stream_by_its_id) {
     std::uint64_t const before = first.id() - 1;
     auto& machine = rt.get().machine();
     // a stream that the library would keep to itself
-    auto const of_nobody = machine.create_stream(0, driver::stream_kind::independent, 0).value;
+    auto const unknown_stream = machine.create_stream(0, driver::stream_kind::independent, 0).value;
     auto ranks = communicator::create_all(std::vector<device>{device(0), device(1)});
     stream const s{device(0)}, t{device(1)}, other{device(0)};
     buffer const x(64, {.on = device(0)}), y(64, {.on = device(1)});
@@ -43,7 +43,7 @@ TEST(names, a_race_and_a_cycle_name_a_stream_by_its_id) {
       EXPECT_NE(circle.find(named(*one, before)), std::string::npos) << named(*one, before) << "\n" << circle;
     EXPECT_EQ(circle.find(" of device "), std::string::npos) << circle;
     ranks[0].abort();
-    EXPECT_TRUE(machine.destroy_stream(0, of_nobody).ok());
+    EXPECT_TRUE(machine.destroy_stream(0, unknown_stream).ok());
   }
 }
 

@@ -52,7 +52,7 @@ TEST_P(capture, m17_captured_calls_run_when_their_graph_is_launched) {
     EXPECT_FALSE(is_captured(other));
     log(0, s, 1);
     EXPECT_OK(machine().copy(0, s, b.words(), h, 4));
-    thread_scheduler(0, s, b.words() + 1, b.words());
+    copy_word(0, s, b.words() + 1, b.words());
     EXPECT_OK(machine().fill(0, s, b.words() + 2, 12, 4, 1));
     EXPECT_OK(machine().copy(0, s, h + 1, b.words() + 1, 4));
     log(0, other, 2);

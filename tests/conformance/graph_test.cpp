@@ -33,15 +33,15 @@ TEST_P(graphs, m17_branches_see_the_bytes_before_their_capture) {
   auto const b = memory(0);
   write(b, 5);
   auto const graph = captured(0, s, [&] {
-    thread_scheduler(0, s, b.words() + 1, b.words());
+    copy_word(0, s, b.words() + 1, b.words());
     EXPECT_OK(machine().record(0, s, e));
     EXPECT_OK(machine().wait(0, t, e));
-    thread_scheduler(0, t, b.words() + 2, b.words() + 1);
-    thread_scheduler(0, s, b.words() + 3, b.words() + 1);
+    copy_word(0, t, b.words() + 2, b.words() + 1);
+    copy_word(0, s, b.words() + 3, b.words() + 1);
     EXPECT_OK(machine().record(0, t, f));
     EXPECT_OK(machine().wait(0, s, f));
-    thread_scheduler(0, s, b.words() + 4, b.words() + 2);
-    thread_scheduler(0, s, b.words() + 5, b.words() + 3);
+    copy_word(0, s, b.words() + 4, b.words() + 2);
+    copy_word(0, s, b.words() + 5, b.words() + 3);
   });
   for (std::uint32_t k = 6; k < 9; ++k) {
     EXPECT_OK(machine().fill(0, s, b.words(), k, 4, 1));

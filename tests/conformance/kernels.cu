@@ -14,7 +14,7 @@ __global__ void append(device_log* log, std::uint32_t x) {
   __threadfence_system();
 }
 __global__ void store(std::uint32_t* to, std::uint32_t value) { *to = value; }
-__global__ void thread_scheduler(std::uint32_t* to, std::uint32_t const* from) { *to = *from; }
+__global__ void copy_word(std::uint32_t* to, std::uint32_t const* from) { *to = *from; }
 __global__ void fill(std::uint32_t* to, std::uint32_t first, std::size_t count) {
   std::size_t const step = std::size_t(gridDim.x) * blockDim.x;
   for (std::size_t i = blockIdx.x * std::size_t(blockDim.x) + threadIdx.x; i < count; i += step)
@@ -34,8 +34,8 @@ int launch_store(CUstream_st* s, std::uint32_t* to, std::uint32_t value) {
   store<<<1, 1, 0, s>>>(to, value);
   return said();
 }
-int launch_relay(CUstream_st* s, std::uint32_t* to, std::uint32_t const* from) {
-  thread_scheduler<<<1, 1, 0, s>>>(to, from);
+int launch_copy_word(CUstream_st* s, std::uint32_t* to, std::uint32_t const* from) {
+  copy_word<<<1, 1, 0, s>>>(to, from);
   return said();
 }
 int launch_fill(CUstream_st* s, std::uint32_t* to, std::uint32_t first, std::size_t count) {
@@ -60,7 +60,7 @@ int current_device() {
 int load_kernels() {
   cudaFuncAttributes about;
   void const* const all[] = {reinterpret_cast<void const*>(append), reinterpret_cast<void const*>(store),
-                             reinterpret_cast<void const*>(thread_scheduler),  reinterpret_cast<void const*>(fill),
+                             reinterpret_cast<void const*>(copy_word), reinterpret_cast<void const*>(fill),
                              reinterpret_cast<void const*>(crash),  reinterpret_cast<void const*>(spin)};
   for (void const* kernel : all) {
     if (cudaError_t const e = cudaFuncGetAttributes(&about, kernel)) return static_cast<int>(e);
@@ -73,7 +73,7 @@ int load_kernels() {
 namespace weir::conformance {
 int launch_append(CUstream_st*, device_log*, std::uint32_t) { return -1; }
 int launch_store(CUstream_st*, std::uint32_t*, std::uint32_t) { return -1; }
-int launch_relay(CUstream_st*, std::uint32_t*, std::uint32_t const*) { return -1; }
+int launch_copy_word(CUstream_st*, std::uint32_t*, std::uint32_t const*) { return -1; }
 int launch_fill(CUstream_st*, std::uint32_t*, std::uint32_t, std::size_t) { return -1; }
 int launch_crash(CUstream_st*) { return -1; }
 int launch_spin(CUstream_st*, long long) { return -1; }

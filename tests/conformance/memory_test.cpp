@@ -258,8 +258,8 @@ TEST_P(memory, m12_two_mappings_of_one_handle_share_bytes) {
   EXPECT_OK(machine().grant(second.value, page(), 0));
   auto* const alias = reinterpret_cast<std::uint32_t*>(second.value);
   store(0, s, b.words(), 11);
-  thread_scheduler(0, s, alias + 1, alias);
-  thread_scheduler(0, s, b.words() + 2, b.words() + 1);
+  copy_word(0, s, alias + 1, alias);
+  copy_word(0, s, b.words() + 2, b.words() + 1);
   finish(0, s);
   EXPECT_EQ(read(b, 2), 11u);
   EXPECT_OK(machine().unmap(second.value, page()));
@@ -418,7 +418,7 @@ TEST_P(memory, m16_a_grant_is_for_kernels_not_for_peer_copies) {
       EXPECT_OK(machine().copy(i, s, b.words(), a.words(), 4));
       EXPECT_SAYS(code::invalid, machine().copy(j, stream(j), b.words(), a.words(), 4)) << "the grant has a direction";
       store(i, s, b.words() + 1, mark + 1);
-      thread_scheduler(i, s, a.words() + 1, b.words() + 1);
+      copy_word(i, s, a.words() + 1, b.words() + 1);
       finish(i, s);
       EXPECT_EQ(read(b, 1), mark + 1);
       EXPECT_EQ(read(a, 1), mark + 1);
@@ -492,7 +492,7 @@ TEST_P(granted_memory, m16_a_grant_is_of_one_mapping) {
 
 TEST_P(granted_memory, m16_a_grant_ends_with_its_mapping) {
   EXPECT_OK(machine().grant(b.at, b.bytes, 1));
-  thread_scheduler(1, s, mine.words(), b.words());
+  copy_word(1, s, mine.words(), b.words());
   finish(1, s);
   EXPECT_EQ(read(mine), 3u);
   EXPECT_OK(machine().unmap(b.at, b.bytes));

@@ -25,7 +25,7 @@ TEST_P(order, m1_a_stream_runs_its_work_in_order) {
   for (std::uint32_t k = 0; k < 64; ++k) {
     log(0, s, k);
     if (k % 2 == 0) {
-      thread_scheduler(0, s, b.words() + k + 1, b.words() + k);
+      copy_word(0, s, b.words() + k + 1, b.words() + k);
     } else {
       EXPECT_OK(machine().copy(0, s, b.words() + k + 1, b.words() + k, 4));
     }

@@ -260,12 +260,12 @@ void conformance::store(int device, stream_handle s, std::uint32_t* to, std::uin
       [&](CUstream_st* native) { return launch_store(native, to, value); }));
 }
 
-void conformance::thread_scheduler(int device, stream_handle s, std::uint32_t* to, std::uint32_t const* from) {
+void conformance::copy_word(int device, stream_handle s, std::uint32_t* to, std::uint32_t const* from) {
   EXPECT_OK(run(
       device, s,
       {{.at = reinterpret_cast<address>(from), .bytes = 4, .writes = false},
        {.at = reinterpret_cast<address>(to), .bytes = 4, .writes = true}},
-      [to, from] { *to = *from; }, [&](CUstream_st* native) { return launch_relay(native, to, from); }));
+      [to, from] { *to = *from; }, [&](CUstream_st* native) { return launch_copy_word(native, to, from); }));
 }
 
 void conformance::crash(int device, stream_handle s) {

@@ -95,7 +95,7 @@ class conformance : public testing::TestWithParam<choice> {
   void log(int device, stream_handle, std::uint32_t x);
   std::vector<std::uint32_t> logged();
   void store(int device, stream_handle, std::uint32_t* to, std::uint32_t value);
-  void thread_scheduler(int device, stream_handle, std::uint32_t* to, std::uint32_t const* from);
+  void copy_word(int device, stream_handle, std::uint32_t* to, std::uint32_t const* from);
   void crash(int device, stream_handle);  // once it has run, the device is lost
   bool lives(int device, stream_handle);        // whether the device is not lost
   void a_device_will_be_lost() noexcept { crashed_ = true; }

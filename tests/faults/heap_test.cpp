@@ -154,9 +154,9 @@ TEST(segments_without_memory, are_dropped_all_the_same) {
   memory::address_space space(bench.machine(), 0);
   ASSERT_TRUE(space.open(info, 0).ok());
   alignas(16) char place[sizeof(memory::stream_heap)] = {};
-  auto& nobody = reinterpret_cast<memory::stream_heap&>(place);  // only its address is kept
+  auto& no_heap = reinterpret_cast<memory::stream_heap&>(place);  // only its address is kept
   for (memory::address i = 1; i <= 100; ++i) {
-    memory::region* const r = space.adopt_segment(i << 20, 1_MiB, nobody);
+    memory::region* const r = space.adopt_segment(i << 20, 1_MiB, no_heap);
     auto aside = space.set_aside(*r);
     heap::fail(1, heap::without_end);
     space.drop(std::move(aside));

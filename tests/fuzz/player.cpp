@@ -122,7 +122,7 @@ std::string player::memory_call(call const& c) {
       return say(made.is) + (made.ok() && made.value % std::max(alignment, unit_) ? ", not aligned" : "");
     }
     case verb::unreserve: {
-      if (!r.alive && !nobodys(r)) return say(machine_.unreserve(unit_, unit_));
+      if (!r.alive && !is_unused(r)) return say(machine_.unreserve(unit_, unit_));
       status const s = machine_.unreserve(r.at + odd, (twist & 31) == 6 ? unit_ : r.bytes);
       if (s.ok()) r.alive = false, r.gone = given_addresses_;
       return say(s);
@@ -146,7 +146,7 @@ std::string player::memory_call(call const& c) {
       return say(s);
     }
     case verb::map: {
-      if ((!r.alive && !nobodys(r)) || !stands(h)) return "-";
+      if ((!r.alive && !is_unused(r)) || !stands(h)) return "-";
       address const at = r.at + (r.bytes ? static_cast<std::size_t>(offset) % (r.bytes / unit_) : 0) * unit_ + odd;
       std::size_t const bytes = (twist & 31) < 8 ? size_of(n, twist) : h.bytes;
       status const s = machine_.map(at, bytes, h.handle);
@@ -157,7 +157,7 @@ std::string player::memory_call(call const& c) {
       auto const found = std::find_if(areas_.begin(), areas_.end(), [&](area const& x) {
         return x.device >= 0 && r.at <= x.at && x.at < r.at + r.bytes;
       });
-      if (!r.alive && !nobodys(r)) return "-";
+      if (!r.alive && !is_unused(r)) return "-";
       if (!r.alive || found == areas_.end()) return say(machine_.unmap(r.at, unit_));
       if (!idle(*found)) return "-";
       status const s = machine_.unmap(found->at + odd, (twist & 31) == 7 ? found->bytes + unit_ : found->bytes);
@@ -167,7 +167,7 @@ std::string player::memory_call(call const& c) {
     case verb::grant: {
       auto const found = areas_.empty() ? nullptr : &slot(areas_, offset);
       bool const some = found && found->device >= 0;
-      if (!some && !r.alive && !nobodys(r)) return "-";
+      if (!some && !r.alive && !is_unused(r)) return "-";
       int const device = device_of(d, some ? found->device : d % may_.devices);
       address const at = (some ? found->at : r.at) + odd;
       std::size_t const whole = some ? found->bytes : unit_;
@@ -200,7 +200,7 @@ std::string player::memory_call(call const& c) {
     case verb::release_segment: {
       range_slot& g = slot(segments_, a);
       if (any_held()) return "-";
-      if (!g.alive && !nobodys(g)) return r.alive ? say(machine_.release_segment(d % may_.devices, r.at)) : "-";
+      if (!g.alive && !is_unused(g)) return r.alive ? say(machine_.release_segment(d % may_.devices, r.at)) : "-";
       for (area& x : areas_) {
         if (g.alive && x.at == g.at && !idle(x)) return "-";
       }

@@ -110,7 +110,7 @@ class player {
   void first_bytes(area&);
   void leave_content(content&, stream_slot&);
   driver::event_handle tail_of(stream_slot const&);
-  bool nobodys(range_slot const& r) const { return !r.alive && r.ever && r.gone == given_addresses_; }
+  bool is_unused(range_slot const& r) const { return !r.alive && r.ever && r.gone == given_addresses_; }
   bool stands(handle_slot const& h) const { return h.alive || !h.ever || h.gone == given_handles_; }
   bool ends_reservation(area const&) const;                // the bytes beyond are the machine's choice
   bool any_held() const { return closed_ != 0; }

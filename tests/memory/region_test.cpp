@@ -27,14 +27,14 @@ struct address_spaces : ::testing::Test {
   driver::sim::controls* control;
   driver::device_info info;
   alignas(16) char place[sizeof(stream_heap)] = {};
-  stream_heap& nobody = reinterpret_cast<stream_heap&>(place);  // only its address is used
+  stream_heap& no_heap = reinterpret_cast<stream_heap&>(place);  // only its address is used
 };
 
 TEST_F(address_spaces, an_address_has_one_owner) {
   address_space space(*machine, 0);
   ASSERT_TRUE(space.open(info, 0).ok());
   std::vector<region*> all;
-  while (region* const r = space.take(1, nobody)) all.push_back(r);
+  while (region* const r = space.take(1, no_heap)) all.push_back(r);
   ASSERT_GE(all.size(), 64u) << "many streams find room";
   std::size_t bytes = 0;
   for (region* r : all) {
@@ -51,10 +51,10 @@ TEST_F(address_spaces, an_address_has_one_owner) {
 TEST_F(address_spaces, a_region_is_as_large_as_its_request) {
   address_space space(*machine, 0);
   ASSERT_TRUE(space.open(info, 0).ok());
-  region* const r = space.take(40 * info.total_memory, nobody);
+  region* const r = space.take(40 * info.total_memory, no_heap);
   ASSERT_NE(r, nullptr);
   EXPECT_GE(r->bytes, 40 * info.total_memory);
-  EXPECT_EQ(space.take(40 * info.total_memory, nobody), nullptr);
+  EXPECT_EQ(space.take(40 * info.total_memory, no_heap), nullptr);
 }
 
 TEST_F(address_spaces, the_reservation_is_halved_until_it_fits) {
@@ -62,7 +62,7 @@ TEST_F(address_spaces, the_reservation_is_halved_until_it_fits) {
   address_space space(*machine, 0);
   ASSERT_TRUE(space.open(info, 0).ok());
   std::size_t bytes = 0;
-  while (region* const r = space.take(1, nobody)) bytes += r->bytes;
+  while (region* const r = space.take(1, no_heap)) bytes += r->bytes;
   EXPECT_EQ(bytes, 8 * info.total_memory);
 }
 
@@ -81,7 +81,7 @@ TEST_F(address_spaces, its_size_is_an_option) {
     address_space space(*machine, 0);
     ASSERT_TRUE(space.open(info, 16 << 20).ok());
     std::size_t bytes = 0;
-    while (region* const r = space.take(1, nobody)) bytes += r->bytes;
+    while (region* const r = space.take(1, no_heap)) bytes += r->bytes;
     EXPECT_EQ(bytes, std::size_t{16} << 20);
   }
   control->fail_call("reserve", 1, driver::code::failed);

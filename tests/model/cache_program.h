@@ -159,16 +159,16 @@ inline void small_blocks_among_threads(trial& t) { cache_program(t).run(); }
 inline void biased_lock_among_threads(trial& t) {
   struct shared {
     base::biased_mutex lock;
-    bool somebody_inside = false;
+    bool is_entered = false;
   };
   auto const all = std::make_shared<shared>();
   for (int k = 0, n = 2 + static_cast<int>(t.draw(2)); k < n; ++k) {
     t.spawn(std::string(1, static_cast<char>('a' + k)), [&t, all, steps = 10 + t.draw(30)] {
       base::bias_word mine;
       auto const inside = [&] {
-        if (std::exchange(all->somebody_inside, true)) t.fail("two threads hold one lock");
+        if (std::exchange(all->is_entered, true)) t.fail("two threads hold one lock");
         base::switch_point();
-        all->somebody_inside = false;
+        all->is_entered = false;
       };
       for (std::uint64_t i = 0; i < steps && !t.failed(); ++i) {
         if (all->lock.enter(mine)) {

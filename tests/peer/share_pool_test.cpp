@@ -411,7 +411,7 @@ TEST(a_pool, refuses_impossible_requests) {
 
 // Blocks of every size are allocated, sent, opened, released and freed in any order: no buffer's bytes
 // change, and the sums add up.
-TEST(a_pool, keeps_everybodys_bytes_and_its_books_in_order) {
+TEST(a_pool, keeps_all_bytes_and_its_books_in_order) {
   struct bytes_of {
     std::size_t size;
     std::uint64_t salt;

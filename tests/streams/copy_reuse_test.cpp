@@ -124,7 +124,7 @@ class pipelines {
       to.pageable = std::make_unique<bytes_of_host>(to.expected.size());
     }
     to.done = copy(lane(l), const_cast<std::byte*>(to.bytes()), from.at.data(), to.expected.size(), non_blocking);
-    if (to_pinned && random_() % 8 == 0) return;  // nobody wants it: freed while it arrives
+    if (to_pinned && random_() % 8 == 0) return;  // unused: freed while it arrives
     arriving_.push_back(std::move(to));
   }
 

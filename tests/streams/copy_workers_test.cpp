@@ -25,7 +25,7 @@ TEST_P(staging_workers, every_finished_task_has_copied_its_bytes) {
     tasks[i].dst = to.data() + i * part;
     tasks[i].src = from.data() + i * part;
     tasks[i].bytes = part * sizeof(int);
-    if (i % 3) workers.submit(tasks[i]);  // others are done by whoever finishes them
+    if (i % 3) workers.submit(tasks[i]);  // others are done by the thread that finishes them
   }
   for (auto& one : tasks) workers.finish(one);
   EXPECT_EQ(to, from);

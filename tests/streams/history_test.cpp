@@ -57,7 +57,7 @@ TEST_F(history, nothing_is_written_before_and_after) {
   deallocate(before);
   stop_memory_history();
   deallocate(allocate(200));
-  EXPECT_TRUE(memory_history().empty());  // the end of a block nobody knew is of no device
+  EXPECT_TRUE(memory_history().empty());  // the end of an unknown block is of no device
   EXPECT_TRUE(memory_by_line().empty());
 }
 

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int many = tests::sanitized ? 10'000 : 100'000;
 
-// Streams of somebody else, one after another, each known to weir for as long as it lives.
+// Foreign streams, one after another, each known to weir for as long as it lives.
 void use_up_streams(runtime::impl& r) {
   auto& machine = r.machine();
   auto& clocks = r.part<clock::clocks>();

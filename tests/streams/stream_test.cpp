@@ -110,7 +110,7 @@ TEST_F(stepped_streams, a_stream_may_outlive_its_runtime) {
   s.reset();
 }
 
-// A reference to a stream that is gone: whoever has that stream now must not find foreign work on it.
+// A reference to a stream that is gone: the next owner of that stream must not find foreign work on it.
 TEST_F(stepped_streams, a_reference_to_an_ended_stream_is_refused) {
   stream other;
   auto leased = std::make_unique<stream>();

@@ -236,7 +236,7 @@ void print(pattern const& p, std::string const& allocator, figures const& f, dou
 
 // Rounds of all contenders alternate, so that disturbances of the machine affect all equally.
 void measure(pattern const& p, std::vector<contender> const& all, int rounds, bool json) {
-  struct entry { contender const* who; std::unique_ptr<figures> got; std::unique_ptr<measured> run; };
+  struct entry { contender const* by; std::unique_ptr<figures> got; std::unique_ptr<measured> run; };
   show_progress(p.name);
   std::vector<entry> entries;
   bool const at_once = p.name != "live516";  // a pattern that fills the memory runs alone
@@ -256,12 +256,12 @@ void measure(pattern const& p, std::vector<contender> const& all, int rounds, bo
   show_progress({});
   double malloc_ns = 1;
   for (entry const& e : entries) {
-    if (e.who->name == "malloc") malloc_ns = e.got->median();
+    if (e.by->name == "malloc") malloc_ns = e.got->median();
   }
   for (entry& e : entries) {
     if (e.run) e.got->by_thread = std::move(e.run->by_thread), e.got->of_turns = std::move(e.run->of_turns);
   }
-  for (entry const& e : entries) print(p, e.who->name, *e.got, malloc_ns, json);
+  for (entry const& e : entries) print(p, e.by->name, *e.got, malloc_ns, json);
 }
 
 std::vector<pattern> chosen(std::vector<std::string> const& names) {
@@ -307,13 +307,13 @@ int bench_alloc(std::vector<std::string> const& arguments) {
   if (history) record_memory_history();
   device_guard const on(0);
   std::vector<stream> streams(most_threads);
-  auto const who = contenders(streams);
+  auto const by = contenders(streams);
   if (!json) {
     std::printf("%s, %d processors\n%-13s %-16s %10s %12s %9s %12s %12s\n", runtime::current().description().c_str(),
                 os::usable_processors(), "pattern", "allocator", "ns a pair", "Mpairs/s", "/ malloc", "host B/block",
                 "reserved/req");
   }
-  for (pattern const& p : todo) measure(p, who, rounds, json);
+  for (pattern const& p : todo) measure(p, by, rounds, json);
   return 0;
 }
 

@@ -271,9 +271,9 @@ struct by_handles {
     if (!answer) answer = calls.map(at, bytes, 0, handle, 0);
     double const map_ms = ms_since(from);
     from = base::now_ns();
-    std::vector<host_handles::access> who{{{of_host_node, node}, read_and_write}};
-    for (int const d : devices) who.push_back({{of_device, d}, read_and_write});
-    if (!answer) answer = calls.open(at, bytes, who.data(), who.size());
+    std::vector<host_handles::access> readers{{{of_host_node, node}, read_and_write}};
+    for (int const d : devices) readers.push_back({{of_device, d}, read_and_write});
+    if (!answer) answer = calls.open(at, bytes, readers.data(), readers.size());
     double const open_ms = ms_since(from), total = ms_since(begin);
     from = base::now_ns();
     // NOLINT(performance-no-int-to-ptr): it is an address
@@ -287,7 +287,7 @@ struct by_handles {
     std::snprintf(
         text, sizeof text,
         "create %.1f, map %.1f, access for %zu %.1f, first 2 MiB written %.2f, given back %.1f ms (last round)",
-        create_ms, map_ms, who.size() - 1, open_ms, write_ms, ms_since(from));
+        create_ms, map_ms, readers.size() - 1, open_ms, write_ms, ms_since(from));
     said = text;
     return total;
   }

@@ -21,9 +21,9 @@ struct rings {
         chains(runtime::current().get().part<peer::chains>()),
         usual(chains.ever() ? peer::chains::as_usual : 1) {
     chains.carry_from(usual);
-    std::vector<device> who;
+    std::vector<device> devices;
     for (int i = 0; i < r.devices; ++i) {
-      who.emplace_back(i);
+      devices.emplace_back(i);
       ours.emplace_back(bytes, buffer_options{.on = device(i)});
       theirs.push_back(r.raw.on_device(i, bytes));
       for (int k = 0; k < 2; ++k) lanes.emplace_back(device(i));
@@ -32,7 +32,7 @@ struct rings {
       for (int j = 0; j < i; ++j) r.raw.open_peer(j, i);
     }
     try {
-      ranks = communicator::create_all(who);
+      ranks = communicator::create_all(devices);
     } catch (not_supported const& e) {
       why_not = std::string("; ") + e.what();
       return;

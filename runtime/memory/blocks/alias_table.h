@@ -111,9 +111,9 @@ class alias_table {
 struct alias_view {
   enum class outcome : std::uint8_t { swaps, unmaps, stays };  // switched back; unmapped; neither now
   alias_table::places const* all = nullptr;                         // null: no aliases
-  void const* who = nullptr;
+  void const* context = nullptr;
   // A handle inside [lo, hi), the range being planned, cannot be switched back.
-  outcome (*judge)(void const* who, alias const&, address lo, address hi) = nullptr;
+  outcome (*judge)(void const* context, alias const&, address lo, address hi) = nullptr;
 
   // The first alias that ends after `a`.
   alias_table::places::const_iterator from(address a) const {

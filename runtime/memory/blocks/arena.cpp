@@ -287,13 +287,13 @@ heap_block* arena::reserve_unmapped(address from, std::size_t bytes) {
   return p;
 }
 
-void arena::validate(std::vector<std::string>& wrong, std::string const& who) const {
-  auto say = [&](char const* what, address at) { wrong.push_back(who + ": " + what + " at " + std::to_string(at)); };
+void arena::validate(std::vector<std::string>& wrong, std::string const& subject) const {
+  auto say = [&](char const* what, address at) { wrong.push_back(subject + ": " + what + " at " + std::to_string(at)); };
   std::size_t binned = 0, free_seen = 0, unmapped_listed = 0, unmapped_seen = 0, spans = 0, unsorted = 0;
   each_free([&](heap_block const& p) {
     ++binned;
     if (p.is != state::free) say("a bin holds a block that is not free", p.at);
-    if (!is_nobodys(p)) say("a free block has a home, a mark or a slab", p.at);
+    if (!is_unused(p)) say("a free block has a home, a mark or a slab", p.at);
     if (p.leaf == heap_block::no_leaf && bins::bin_of(p.bytes) != p.bin)
       say("a free block is in the bin of another size", p.at);
     bool const noted = p.sorted == (is_large(p) ? heap_block::index_state::unsorted : heap_block::index_state::noted),
@@ -357,7 +357,7 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& who) co
     if (large_seen != large_listed) say("the index by address has another number of large free blocks", r->base);
   }
   if (!std::all_of(spare_.begin(), spare_.end(), [](heap_block const* p) {
-        return is_nobodys(*p) && p->leaf == heap_block::no_leaf && p->sorted == heap_block::index_state::no;
+        return is_unused(*p) && p->leaf == heap_block::no_leaf && p->sorted == heap_block::index_state::no;
       }))
     say("a spare block node is in use or listed", 0);
   if (unsorted != whole_handles_.unsorted()) say("the count of unsorted large blocks is wrong", 0);

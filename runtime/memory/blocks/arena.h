@@ -247,7 +247,7 @@ class arena {
     each_free([](heap_block& p) { p.freed = 0; });
     newest_given_ = 0;
   }
-  void validate(std::vector<std::string>& wrong, std::string const& who) const;
+  void validate(std::vector<std::string>& wrong, std::string const& subject) const;
 
  private:
   bool is_for_large(std::size_t bytes) const noexcept { return bytes >= large_from_; }
@@ -367,7 +367,7 @@ class arena {
   void reserve_candidate(candidate const&, std::size_t bytes, growth_plan&, alias_view const&);
 
   static constexpr int looks_at_spans = 32, looks_inside = 64;
-  static bool is_nobodys(heap_block const& p) noexcept {
+  static bool is_unused(heap_block const& p) noexcept {
     return !p.home && !p.in_slab && !p.requested && p.users.empty();
   }
   static bool apart(heap_block const& right) noexcept {

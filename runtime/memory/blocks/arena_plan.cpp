@@ -41,7 +41,7 @@ class alias_gains {
         seen_to_ = std::max(from, g.at);
         break;
       }
-      outcome const f = sight_.judge(sight_.who, g, from, to);
+      outcome const f = sight_.judge(sight_.context, g, from, to);
       if (f == outcome::swaps) {
         if (!runs_.empty() && runs_.back().second == g.at) runs_.back().second = g.end();
         else if (runs_.size() < most_runs) runs_.push_back({g.at, g.end()});
@@ -80,7 +80,7 @@ class alias_gains {
     for (auto i = sight_.from(lo); i != sight_.all->end() && i->first < hi; ++i) {
       alias const& g = i->second;
       if (!g.of || g.end() <= lo) continue;
-      outcome const f = sight_.judge(sight_.who, g, from_, to_);
+      outcome const f = sight_.judge(sight_.context, g, from_, to_);
       if (f == outcome::stays) return std::nullopt;
       saved += saved_by(f, std::min(hi, g.end()) - std::max(lo, g.at));
     }

@@ -222,12 +222,12 @@ slab* slabs::any_empty() noexcept {
   return nullptr;
 }
 
-void slabs::validate(std::vector<std::string>& wrong, std::string const& who, std::uint64_t now) const {
+void slabs::validate(std::vector<std::string>& wrong, std::string const& subject, std::uint64_t now) const {
   std::array<std::size_t, size_classes::count> counts{}, empties{};
   std::size_t in_runs = 0, free_bytes = 0, words = 0;
   for (auto const& s : all_) {
     if (!s->run) continue;
-    std::string const name = who + " slab of " + std::to_string(s->size) + " B: ";
+    std::string const name = subject + " slab of " + std::to_string(s->size) + " B: ";
     std::uint32_t free = 0, live = 0, pending = 0, cached = 0, gone = 0;
     for (heap_block const* p = s->run; p; p = s->next_part(*p)) {
       in_runs += p->bytes;
@@ -273,9 +273,9 @@ void slabs::validate(std::vector<std::string>& wrong, std::string const& who, st
     ++counts[static_cast<std::size_t>(s->size_class)];
     empties[static_cast<std::size_t>(s->size_class)] += s->empty();
   }
-  if (counts != counts_ || empties != empties_) wrong.push_back(who + ": the counts of slabs by size class are wrong");
+  if (counts != counts_ || empties != empties_) wrong.push_back(subject + ": the counts of slabs by size class are wrong");
   if (in_runs != in_runs_ || free_bytes != free_bytes_ || words != words_)
-    wrong.push_back(who + ": the counted bytes of runs, or of their free slots, are wrong");
+    wrong.push_back(subject + ": the counted bytes of runs, or of their free slots, are wrong");
 }
 
 }  // namespace weir::memory

@@ -12,7 +12,7 @@ std::vector<std::string> memory_audit::validate() const {
   std::size_t mapped = 0, unusable = 0, free_blocks = 0, live = 0, pending = 0, cached = 0, reserved = 0;
   for (stream_heap* m : heaps_.all()) {
     base::biased_lock hold(m->lock);
-    std::string const who = base::gpu_name(of_.device) + " stream " + std::to_string(m->home.load()->id());
+    std::string const subject = base::gpu_name(of_.device) + " stream " + std::to_string(m->home.load()->id());
     for (thread_cache* c : m->caches) c->revoke();  // so that nothing moves meanwhile
     std::uint64_t const now = m->home.load()->now().n;
     std::size_t in_caches = 0, marked_cached = 0, waiting = 0;
@@ -20,23 +20,23 @@ std::vector<std::string> memory_audit::validate() const {
       for (slabs::taken const s : c->out.slots()) {
         waiting += s.from->size;
         if (s.from->at(s.index) != slot::cached || s.from->owner != m)
-          wrong.push_back(who + ": a deferred free is not in state cached, or belongs to another heap");
-        if (c->out.since() > now) wrong.push_back(who + ": the stamp of a deferred free is ahead of its stream");
+          wrong.push_back(subject + ": a deferred free is not in state cached, or belongs to another heap");
+        if (c->out.since() > now) wrong.push_back(subject + ": the stamp of a deferred free is ahead of its stream");
       }
       c->each([&](cached_slot s) {
         region const* const in = of_.space.find(reinterpret_cast<void const*>(s.at));
         slab const* const from = in ? in->slab_at(s.at) : nullptr;  // null: its run is gone
         in_caches += from ? from->size : 0;
         if (!from || from->at(from->index(s.at)) != slot::cached || from->owner != m)
-          wrong.push_back(who + ": a slot in a thread cache is not in state cached, or belongs to another heap");
+          wrong.push_back(subject + ": a slot in a thread cache is not in state cached, or belongs to another heap");
         if (from && c->freed(from->size_class, now) > now)
-          wrong.push_back(who + ": the free stamp of a slot in a thread cache is ahead of its stream");
+          wrong.push_back(subject + ": the free stamp of a slot in a thread cache is ahead of its stream");
       });
     }
-    m->blocks.validate(wrong, who);
-    m->slots.validate(wrong, who, now);
-    mover_.validate(*m, wrong, who);
-    peers_.validate(*m, wrong, who);
+    m->blocks.validate(wrong, subject);
+    m->slots.validate(wrong, subject, now);
+    mover_.validate(*m, wrong, subject);
+    peers_.validate(*m, wrong, subject);
     for (auto const& [at, h] : m->handles) mapped += h.bytes;
     for (released const& u : m->unusable) unusable += u.handles.front().bytes;
     free_blocks += m->blocks.free_blocks();
@@ -44,7 +44,7 @@ std::vector<std::string> memory_audit::validate() const {
     bool whole = false;
     m->pending.each([&](pending_block const& b) {
       queued += b.bytes, largest = b.block ? std::max(largest, b.bytes) : largest;
-      if (b.since > now) wrong.push_back(who + ": the stamp of a pending block is ahead of its stream");
+      if (b.since > now) wrong.push_back(subject + ": the stamp of a pending block is ahead of its stream");
     });
     for (region* r : m->blocks.regions()) {
       for (heap_block const* p = &m->blocks.first_block(*r); p; p = p->after) {
@@ -70,17 +70,17 @@ std::vector<std::string> memory_audit::validate() const {
       }
     }
     if (m->listed != heaps_.index.listed(m->number))
-      wrong.push_back(who + ": its row in the heap index differs from its own copy");
+      wrong.push_back(subject + ": its row in the heap index differs from its own copy");
     if (largest >= heap_index::smallest && !(m->listed & heap_index::at_least(largest)))
-      wrong.push_back(who + ": the heap index has a size below the arena's largest free or pending block");
+      wrong.push_back(subject + ": the heap index has a size below the arena's largest free or pending block");
     if (whole && !(m->listed & heap_index::whole_handle))
-      wrong.push_back(who + ": the heap index misses a free block that may hold a whole handle");
+      wrong.push_back(subject + ": the heap index misses a free block that may hold a whole handle");
     if (m->pending.empty() == ((m->listed & heap_index::waits) != 0))
-      wrong.push_back(who + ": the heap index is wrong about pending blocks");
+      wrong.push_back(subject + ": the heap index is wrong about pending blocks");
     if (held != queued || queued != m->pending.bytes())
-      wrong.push_back(who + ": the bytes of pending blocks differ from those in the queue");
+      wrong.push_back(subject + ": the bytes of pending blocks differ from those in the queue");
     if (in_caches + waiting != marked_cached)
-      wrong.push_back(who + ": the bytes in state cached differ from those in thread caches and deferred frees");
+      wrong.push_back(subject + ": the bytes in state cached differ from those in thread caches and deferred frees");
     pending += held + waiting;
     cached -= waiting;
   }

@@ -182,9 +182,9 @@ class thread_cache {
 // What a thread reads on its lock-free paths: its caches by stream and by heap.
 struct thread_table {
   static constexpr std::size_t buckets = 64;
-  static constexpr char nobody = 0;
+  static constexpr char no_stream = 0;
   struct alignas(32) entry {
-    void const* stream = &nobody;                       // a stream
+    void const* stream = &no_stream;                   // a stream
     stream_heap* memory = nullptr;                  // its heap, or a retired stream's that it inherited
     thread_cache* cache = nullptr;                    // shut when its heap has ended
   };

@@ -11,8 +11,8 @@ struct handle_mover::onlooker {
   stream_heap& mine;
 
   // Requires: the lock of `mine`, and that of the aliases. Other heaps' handles would need their locks.
-  static alias_view::outcome judge(void const* who, alias const& g, address lo, address hi) {
-    auto const& [in, mine] = *static_cast<onlooker const*>(who);
+  static alias_view::outcome judge(void const* context, alias const& g, address lo, address hi) {
+    auto const& [in, mine] = *static_cast<onlooker const*>(context);
     address const home = g.of->at;
     if (g.granted && !mine.readers.load() && (home < lo || home >= hi)) {
       region const& r = *in.of_.space.find(reinterpret_cast<void const*>(home));
@@ -27,8 +27,8 @@ struct handle_mover::onlooker {
 bool handle_mover::plan(stream_heap& mine, std::size_t bytes, std::size_t alignment, arena::zone part, growth_plan& g,
                         bool thorough) {
   auto const all = aliases_.look();
-  onlooker const who{*this, mine};
-  return mine.blocks.plan(bytes, alignment, part, g, {all->empty() ? nullptr : &*all, &who, onlooker::judge}, thorough);
+  onlooker const subject{*this, mine};
+  return mine.blocks.plan(bytes, alignment, part, g, {all->empty() ? nullptr : &*all, &subject, onlooker::judge}, thorough);
 }
 
 driver::status handle_mover::clear_aliases(stream_heap& mine, growth_plan& g, physical_memory::batch& out) {
@@ -155,9 +155,9 @@ bool handle_mover::drop_aliases(aliased_handle const& h, int spared) try {
   return false;
 }
 
-void handle_mover::validate(stream_heap const& m, std::vector<std::string>& wrong, std::string const& who) const {
+void handle_mover::validate(stream_heap const& m, std::vector<std::string>& wrong, std::string const& subject) const {
   auto const say = [&](char const* what, address at) {
-    wrong.push_back(who + ": " + what + " at " + std::to_string(at));
+    wrong.push_back(subject + ": " + what + " at " + std::to_string(at));
   };
   auto const all = aliases_.look();
   alias_view const sight{&*all};

@@ -26,7 +26,7 @@ class handle_mover {
   bool drop_aliases(aliased_handle const&, int spared);
   alias_table::places take_all() noexcept { return aliases_.take_all(); }  // at the end
   void validate(stream_heap const&, std::vector<std::string>& wrong,
-                std::string const& who) const;  // Requires: the lock
+                std::string const& subject) const;  // Requires: the lock
 
  private:
   struct onlooker;

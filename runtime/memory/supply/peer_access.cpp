@@ -99,16 +99,16 @@ driver::status peer_access::open_to(clock::stream_clock* home, std::uint64_t rea
   }
 }
 
-void peer_access::validate(stream_heap const& m, std::vector<std::string>& wrong, std::string const& who) const {
+void peer_access::validate(stream_heap const& m, std::vector<std::string>& wrong, std::string const& subject) const {
   std::uint64_t const expected = m.readers.load();
   std::size_t open = 0;
   for (auto const& [at, h] : m.handles) {
     open += of_.open_bytes(h);
     if ((h.readers & of_.own_bit()) && living(expected & ~h.readers))
-      wrong.push_back(who + ": a handle is not open to every reader of its heap, at " + std::to_string(at));
+      wrong.push_back(subject + ": a handle is not open to every reader of its heap, at " + std::to_string(at));
   }
   if (open != m.peer_bytes)
-    wrong.push_back(who + ": bytes open to peers: counted " + std::to_string(m.peer_bytes) + ", found " +
+    wrong.push_back(subject + ": bytes open to peers: counted " + std::to_string(m.peer_bytes) + ", found " +
                     std::to_string(open));
 }
 
