@@ -1,6 +1,5 @@
 // Storages, tensors as views of them, and uses.
 // Threads: as weir/tensor.h.
-#include <algorithm>
 #include <cstring>
 #include <new>
 

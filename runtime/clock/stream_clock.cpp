@@ -2,8 +2,6 @@
 // Threads: any; no lock is held over a driver call.
 #include "runtime/clock/stream_clock.h"
 
-#include <algorithm>
-
 #include "runtime/clock/shared_state.h"
 #include "runtime/core/log.h"
 

@@ -9,6 +9,7 @@
 #include <boost/stacktrace/safe_dump_to.hpp>
 #include <boost/unordered/unordered_flat_map.hpp>
 #include <span>
+#include <tuple>
 
 #include "runtime/base/process.h"
 
@@ -23,11 +24,7 @@ struct line_key {
   std::uint32_t line, place;
   friend bool operator==(line_key const&, line_key const&) = default;
   friend std::size_t hash_value(line_key const& k) noexcept {
-    std::size_t seed = 0;
-    boost::hash_combine(seed, k.file);
-    boost::hash_combine(seed, k.line);
-    boost::hash_combine(seed, k.place);
-    return seed;
+    return boost::hash<std::tuple<char const*, std::uint32_t, std::uint32_t>>{}({k.file, k.line, k.place});
   }
 };
 

@@ -3,7 +3,9 @@
 // thousand items are written in parts.
 #include "runtime/report/snapshot.h"
 
+#include <boost/container_hash/hash.hpp>
 #include <boost/unordered/unordered_flat_map.hpp>
+#include <tuple>
 
 #include "runtime/report/pickle.h"
 
@@ -129,11 +131,7 @@ class writer {
     std::uint32_t stack;
     friend bool operator==(list_key const&, list_key const&) = default;
     friend std::size_t hash_value(list_key const& k) noexcept {
-      std::size_t seed = 0;
-      boost::hash_combine(seed, k.file);
-      boost::hash_combine(seed, k.line);
-      boost::hash_combine(seed, k.stack);
-      return seed;
+      return boost::hash<std::tuple<char const*, unsigned, std::uint32_t>>{}({k.file, k.line, k.stack});
     }
   };
   pickle out_;

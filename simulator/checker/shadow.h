@@ -58,7 +58,6 @@ class shadow {
   // Visits each access to [from, to). keep(a) false: forgets it there.
   template <class Keep>
   void each(offset from, offset to, Keep keep);
-  void forget_all() noexcept { cells_.clear(); }
   std::size_t size() const noexcept { return cells_.size(); }
 
  private:

@@ -93,8 +93,7 @@ status machine::append(int device, stream_handle h, operation&& o) {
 // Streams ---------------------------------------------------------------------------------------------------
 
 result<stream_handle> machine::create_stream(int device, stream_kind kind, int priority) {
-  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
-  blocking_call(12, device, static_cast<int>(kind), priority);
+  if (status const s = enter_on(device, need::alive, 12, static_cast<int>(kind), priority); !s.ok()) return {s};
   auto s = std::make_shared<stream>();
   s->device = device;
   s->kind = kind;
@@ -115,8 +114,7 @@ void machine::number_stream(int device, stream_handle h, std::uint64_t number) {
 }
 
 status machine::destroy_stream(int device, stream_handle h) {
-  if (status const s = may_call(); !s.ok()) return s;
-  blocking_call(13, device);
+  if (status const s = enter(13, device); !s.ok()) return s;
   base::lock_guard lock(all_.mutex);
   status why;
   stream* const s = find_stream(device, h, why);
@@ -182,8 +180,7 @@ result<CUstream_st*> machine::native(int device, stream_handle) {
 // Events ----------------------------------------------------------------------------------------------------
 
 result<event_handle> machine::create_event(int device, event_kind kind) {
-  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
-  blocking_call(43, device);
+  if (status const s = enter_on(device, need::alive, 43); !s.ok()) return {s};
   auto e = std::make_shared<event>();
   e->device = device;
   e->kind = kind;
@@ -193,8 +190,7 @@ result<event_handle> machine::create_event(int device, event_kind kind) {
 }
 
 status machine::destroy_event(int device, event_handle h) {
-  if (status const s = may_call(); !s.ok()) return s;
-  blocking_call(44, device);
+  if (status const s = enter(44, device); !s.ok()) return s;
   base::lock_guard lock(all_.mutex);
   if (status const s = check(device, need::alive); !s.ok()) return s;
   auto const& e = all_.events.find(number(h));
@@ -272,8 +268,7 @@ status machine::synchronize_event(event_handle h) {
 }
 
 result<float> machine::elapsed_ms(event_handle start, event_handle end) {
-  if (status const s = may_call(); !s.ok()) return {s};
-  blocking_call(63);
+  if (status const s = enter(63); !s.ok()) return {s};
   base::unique_lock lock(all_.mutex);
   auto const a = all_.events.find(number(start)), b = all_.events.find(number(end));
   if (!a || !b || a->device != b->device) return {invalid};

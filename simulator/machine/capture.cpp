@@ -232,8 +232,7 @@ bool machine::unsafe_call() {
 // Graphs ----------------------------------------------------------------------------------------------------
 
 result<executable_handle> machine::instantiate(int device, graph_handle h) {
-  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
-  blocking_call(52, device);
+  if (status const s = enter_on(device, need::alive, 52); !s.ok()) return {s};
   base::lock_guard lock(all_.mutex);
   auto const& g = graphs_.find(number(h));
   if (!g) return {invalid};
@@ -293,27 +292,19 @@ void machine::replay_on(stream& s, executable& e) {
   }
 }
 
-status machine::destroy_graph(graph_handle h) {
+template <class Thing>
+status machine::destroy(handle_table<Thing>& from, std::uint64_t h, int call) {
   if (status const s = may_call(); !s.ok()) return s;
-  std::shared_ptr<graph> gone;  // destroyed after the lock: it may own work
+  std::shared_ptr<Thing> gone;  // destroyed after the lock: it may own work
   base::lock_guard lock(all_.mutex);
-  gone = graphs_.find(number(h));
+  gone = from.find(h);
   if (!gone) return invalid;
-  note(54, number(h));
-  graphs_.remove(number(h));
+  note(call, h);
+  from.remove(h);
   return fine;
 }
-
-status machine::destroy_executable(executable_handle h) {
-  if (status const s = may_call(); !s.ok()) return s;
-  std::shared_ptr<executable> gone;
-  base::lock_guard lock(all_.mutex);
-  gone = executables_.find(number(h));
-  if (!gone) return invalid;
-  note(55, number(h));
-  executables_.remove(number(h));
-  return fine;
-}
+status machine::destroy_graph(graph_handle h) { return destroy(graphs_, number(h), 54); }
+status machine::destroy_executable(executable_handle h) { return destroy(executables_, number(h), 55); }
 
 void machine::graph_census(std::vector<std::string>& found) const {
   graphs_.each([&](std::uint64_t h, graph const&) { found.push_back("graph " + std::to_string(h)); });

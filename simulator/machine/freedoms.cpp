@@ -11,19 +11,10 @@ constexpr std::uint32_t seen_by_right_programs = bit(freedom::room) | bit(freedo
 }  // namespace
 
 std::string_view name_of(freedom f) noexcept {
-  switch (f) {
-    case freedom::overlap: return "F1 overlap";
-    case freedom::shared_connections: return "F2 shared connections";
-    case freedom::blocking_calls: return "F3 blocking calls";
-    case freedom::seen_late: return "F4 seen late";
-    case freedom::late_errors: return "F5 late errors";
-    case freedom::reuse: return "F6 reuse";
-    case freedom::host_functions: return "F7 host functions";
-    case freedom::room: return "F8 room";
-    case freedom::wrong_bytes: return "F9 wrong bytes";
-    case freedom::time: return "F10 time";
-  }
-  return "unknown";
+  static constexpr std::array<std::string_view, freedom_count> names{
+      "F1 overlap", "F2 shared connections", "F3 blocking calls", "F4 seen late",   "F5 late errors",
+      "F6 reuse",   "F7 host functions",     "F8 room",           "F9 wrong bytes", "F10 time"};
+  return names[static_cast<std::size_t>(f) - 1];
 }
 
 freedoms::freedoms(weir::simulated const& like, tape& t) noexcept : tape_(t) {

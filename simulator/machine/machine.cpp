@@ -173,8 +173,7 @@ status machine::may_call(int device, need n) {
 // Devices ---------------------------------------------------------------------------------------------------
 
 result<device_info> machine::info(int device) {
-  if (status const s = may_call(device, need::exists); !s.ok()) return {s};
-  blocking_call(60, device);
+  if (status const s = enter_on(device, need::exists, 60); !s.ok()) return {s};
   device_info i;
   i.name = "weir simulated device";
   i.total_memory = bytes_;
@@ -188,8 +187,7 @@ result<device_info> machine::info(int device) {
 }
 
 status machine::open(int device) {
-  if (status const s = may_call(device, need::exists); !s.ok()) return s;
-  blocking_call(61, device);
+  if (status const s = enter_on(device, need::exists, 61); !s.ok()) return s;
   base::lock_guard lock(all_.mutex);
   auto& d = all_.devices[static_cast<std::size_t>(device)];
   if (d.lost) return {code::lost};
@@ -199,8 +197,7 @@ status machine::open(int device) {
 }
 
 result<memory_info> machine::memory(int device) {
-  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
-  blocking_call(45, device);
+  if (status const s = enter_on(device, need::alive, 45); !s.ok()) return {s};
   return {fine, pages_.room(device)};
 }
 
@@ -256,28 +253,24 @@ bool machine::any_alive() const {
 // Addresses and pages ---------------------------------------------------------------------------------------
 
 result<address> machine::reserve(std::size_t bytes, std::size_t alignment) {
-  if (status const s = may_call(); !s.ok()) return {s};
-  blocking_call(1, bytes);
+  if (status const s = enter(1, bytes); !s.ok()) return {s};
   if (refuses_memory()) return {{code::out_of_memory}};
   return pages_.reserve(bytes, alignment);
 }
 
 status machine::unreserve(address at, std::size_t bytes) {
-  if (status const s = may_call(); !s.ok()) return s;
-  blocking_call(2, bytes);
+  if (status const s = enter(2, bytes); !s.ok()) return s;
   return pages_.unreserve(at, bytes);
 }
 
 result<memory_handle> machine::create(int device, std::size_t bytes) {
-  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
-  blocking_call(3, device, bytes);
+  if (status const s = enter_on(device, need::alive, 3, bytes); !s.ok()) return {s};
   if (refuses_memory()) return {{code::out_of_memory}};
   return pages_.create(device, bytes);
 }
 
 status machine::release(memory_handle h) {
-  if (status const s = may_call(); !s.ok()) return s;
-  blocking_call(4);
+  if (status const s = enter(4); !s.ok()) return s;
   return pages_.release(h);
 }
 
@@ -298,8 +291,7 @@ status machine::unmap(address at, std::size_t bytes) {
 }
 
 status machine::grant(address at, std::size_t bytes, int device) {
-  if (status const s = may_call(device, need::opened); !s.ok()) return s;
-  blocking_call(7, device, bytes);
+  if (status const s = enter_on(device, need::opened, 7, bytes); !s.ok()) return s;
   return pages_.grant(at, bytes, std::uint64_t{1} << device);
 }
 
@@ -313,50 +305,43 @@ status machine::grant_all(address at, std::size_t bytes, std::uint64_t devices) 
 }
 
 result<memory_handle> machine::create_shared(int device, std::size_t bytes) {
-  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
-  blocking_call(70, device, bytes);
+  if (status const s = enter_on(device, need::alive, 70, bytes); !s.ok()) return {s};
   if (refuses_memory()) return {{code::out_of_memory}};
   return pages_.create_shared(device, bytes);
 }
 
 result<int> machine::export_handle(memory_handle h) {
-  if (status const s = may_call(); !s.ok()) return {s};
-  blocking_call(71);
+  if (status const s = enter(71); !s.ok()) return {s};
   return pages_.export_handle(h);
 }
 
 result<memory_handle> machine::import_handle(int device, std::size_t bytes, int file) {
-  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
-  blocking_call(72, device, bytes);
+  if (status const s = enter_on(device, need::alive, 72, bytes); !s.ok()) return {s};
   return pages_.import_handle(device, bytes, file);
 }
 
 result<address> machine::create_segment(int device, std::size_t bytes) {
-  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
-  blocking_call(8, device, bytes);
+  if (status const s = enter_on(device, need::alive, 8, bytes); !s.ok()) return {s};
   if (refuses_memory()) return {{code::out_of_memory}};
   return pages_.create_segment(device, bytes);
 }
 
 status machine::release_segment(int device, address at) {
-  if (status const s = may_call(device, need::alive); !s.ok()) return s;
-  blocking_call(9, device);
+  if (status const s = enter_on(device, need::alive, 9); !s.ok()) return s;
   if (!pages_.is_segment(device, at)) return invalid;
   if (status const s = wait_for_all(device); !s.ok()) return s;
   return pages_.release_segment(device, at);
 }
 
 status machine::pin(void* host, std::size_t bytes) {
-  if (status const s = may_call(); !s.ok()) return s;
-  blocking_call(10, bytes);
+  if (status const s = enter(10, bytes); !s.ok()) return s;
   if (!any_alive()) return {code::lost};
   if (refuses_memory()) return {code::out_of_memory};
   return pages_.pin(host, bytes);
 }
 
 status machine::unpin(void* host) {
-  if (status const s = may_call(); !s.ok()) return s;
-  blocking_call(11);
+  if (status const s = enter(11); !s.ok()) return s;
   if (!pages_.is_pin(reinterpret_cast<address>(host))) return invalid;
   if (!any_alive()) return {code::lost};
   if (status const s = wait_for_all(-1); !s.ok()) return s;
@@ -379,10 +364,7 @@ bool machine::step(int device, stream_handle h) {
   note(40, s->id);
   auto const alive = s->shared_from_this();
   bool const moved = executor_->step(*s);
-  std::vector<work> dropped;
-  dropped.swap(all_.dropped);
-  lock.unlock();
-  drop_all(dropped);
+  all_.unlock_and_drop(lock);
   return moved;
 }
 
@@ -390,10 +372,7 @@ bool machine::run() {
   base::unique_lock lock(all_.mutex);
   note(41);
   bool const all_done = executor_->run(lock);
-  std::vector<work> dropped;
-  dropped.swap(all_.dropped);
-  lock.unlock();
-  drop_all(dropped);
+  all_.unlock_and_drop(lock);
   return all_done;
 }
 
@@ -410,16 +389,12 @@ std::string machine::stuck() const {
 
 void machine::lose_device(int device) {
   if (!exists(device)) return;
-  std::vector<work> dropped;
-  {
-    base::lock_guard lock(all_.mutex);
-    note(42, device);
-    all_.surface();
-    all_.devices[static_cast<std::size_t>(device)].open = true;
-    all_.lose(device);
-    dropped.swap(all_.dropped);
-  }
-  drop_all(dropped);
+  base::unique_lock lock(all_.mutex);
+  note(42, device);
+  all_.surface();
+  all_.devices[static_cast<std::size_t>(device)].open = true;
+  all_.lose(device);
+  all_.unlock_and_drop(lock);
   recheck();
 }
 

@@ -149,6 +149,8 @@ class machine final : public driver, public controls {
   void follow(stream&, stream& other, std::uint64_t position);
   void keep_legacy_order(stream&);
   void replay_on(stream&, executable&);
+  template <class Thing>
+  status destroy(handle_table<Thing>&, std::uint64_t, int call);
   stream* standing_stream(int device, stream_handle);   // legacy or per_thread, created at first use
   void graph_census(std::vector<std::string>&) const;
 
@@ -160,6 +162,18 @@ class machine final : public driver, public controls {
   // Notes the call in the trace and, if the schedule chooses so, blocks a non-enqueueing call (F3).
   template <class... Numbers>
   void blocking_call(Numbers... numbers);
+  template <class... Numbers>
+  status enter(int call, Numbers... numbers) {  // may_call(), and then blocking_call()
+    status const s = may_call();
+    if (s.ok()) blocking_call(call, numbers...);
+    return s;
+  }
+  template <class... Numbers>
+  status enter_on(int device, need n, int call, Numbers... numbers) {
+    status const s = may_call(device, n);
+    if (s.ok()) blocking_call(call, device, numbers...);
+    return s;
+  }
   template <class... Numbers>
   void note(Numbers... numbers);                             // Requires: the lock
 

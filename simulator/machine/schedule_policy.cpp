@@ -10,17 +10,9 @@ constinit base::guarded<policies_met> met;
 }  // namespace
 
 std::string_view name_of(schedule_policy h) noexcept {
-  switch (h) {
-    case schedule_policy::lazy: return "lazy";
-    case schedule_policy::chance: return "chance";
-    case schedule_policy::starved: return "starved";
-    case schedule_policy::ranked: return "ranked";
-    case schedule_policy::uniform: return "uniform";
-    case schedule_policy::eager: return "eager";
-    case schedule_policy::enumerated: return "enumerated";
-    case schedule_policy::undecided: return "undecided";
-  }
-  return "?";
+  static constexpr std::array<std::string_view, policy_count> names{"lazy",    "chance", "starved",    "ranked",
+                                                                    "uniform", "eager",  "enumerated", "undecided"};
+  return names[static_cast<std::size_t>(h)];
 }
 
 void count_policies(schedule_policy streams, schedule_policy threads) {

@@ -245,11 +245,8 @@ bool stepping::run(base::unique_lock&) {
 }
 
 void stepping::leave(base::unique_lock& lock) {
-  std::vector<work> dropped;
-  dropped.swap(all_.dropped);
   all_.tell_hosts();
-  lock.unlock();
-  drop_all(dropped);
+  all_.unlock_and_drop(lock);
 }
 
 namespace {

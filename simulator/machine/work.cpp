@@ -137,6 +137,12 @@ void queues::retire(stream& s, std::vector<std::shared_ptr<stream>>& freed) {
   }
 }
 
+void queues::unlock_and_drop(base::unique_lock& lock) {
+  auto all = std::exchange(dropped, {});
+  lock.unlock();
+  drop_all(all);
+}
+
 void queues::forget_queue(stream& s) {
   std::size_t const keep = s.busy ? 1 : 0;
   while (s.queue.size() > keep) {

@@ -199,6 +199,7 @@ class queues {
   void distort(operation const&, std::span<use const>);
   void call_on(int device);            // counts a call that names the device: the failure may surface
   void forget_queue(stream&);          // moves its work to `dropped`; a busy stream keeps its front
+  void unlock_and_drop(base::unique_lock&);
   void forget_if_finished(stream&);    // removes a destroyed stream without work from `live`
   // Returns whether `position` of s is unreachable because it waits for a lost device.
   bool hopeless(stream const& s, std::uint64_t position) const;

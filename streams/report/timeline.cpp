@@ -2,8 +2,6 @@
 // Threads: any.
 #include "weir/timeline.h"
 
-#include <algorithm>
-
 #include "runtime/driver/ranges.h"
 #include "runtime/observe/history.h"
 #include "runtime/report/overlap.h"

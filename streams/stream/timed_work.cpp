@@ -2,11 +2,9 @@
 // Threads: any. The lock is held across a driver call only to read times.
 #include "streams/stream/timed_work.h"
 
-#include <algorithm>
 #include <deque>
 #include <map>
 #include <memory>
-#include <optional>
 
 #include "runtime/core/parts.h"
 

@@ -205,7 +205,6 @@ class arena {
     return p ? reserve(*p, h.at, h.at + h.bytes) : nullptr;
   }
   heap_block* reserve_unmapped(address from, std::size_t bytes);
-  bool is_unmapped(address from, std::size_t bytes) noexcept { return unmapped_by_address_.around(from, bytes); }
   void release_done(heap_block& place) noexcept { end_reservation(place); }
 
   heap_block& first_block(region& r) const noexcept { return *r.first; }

@@ -1,6 +1,5 @@
 // The thread caches of one heap: filled, spilled and emptied; their deferred frees become pending.
 // Threads: as thread_cache.h.
-#include <algorithm>
 
 #include "runtime/base/os.h"
 #include "runtime/memory/heap/stream_heap.h"

@@ -88,7 +88,6 @@ class thread_cache {
   std::size_t spill(std::uint32_t size_class, std::span<cached_slot>) noexcept;
 
   // Any thread, with the heap's lock.
-  bool is_revoked() const noexcept { return revoked_; }
   void revoke() noexcept;  // Blocks: until its owner, if in one of the calls above, has left it
   template <class Do>
   void each(Do act) const {  // Requires: shut

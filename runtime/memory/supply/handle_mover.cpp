@@ -2,8 +2,6 @@
 // Threads: as handle_mover.h.
 #include "runtime/memory/supply/handle_mover.h"
 
-#include <algorithm>
-
 namespace weir::memory {
 
 struct handle_mover::onlooker {
