@@ -134,8 +134,8 @@ set(weir_in_one 5)
 if(WEIR_SANITIZE)
   set(weir_in_one 10)
 endif()
-set(weir_alone_tests driver_sim_seeded_test explore_clocks_test explore_memory_test model_memory_model_test peer_collective_test peer_route_test peer_share_hostile_test peer_share_kill_test peer_share_pool_test
-  peer_share_test peer_share_threads_test peer_stripes_test peer_stripes_threads_test streams_copy_model_test streams_copy_reuse_test
+set(weir_alone_tests driver_sim_seeded_test explore_clocks_test explore_memory_test model_memory_model_test peer_collective_test peer_collective_sim_test peer_route_test peer_share_hostile_test peer_share_kill_test peer_share_pool_test
+  peer_share_test peer_share_ends_test peer_share_threads_test peer_stripes_test peer_stripes_threads_test streams_copy_model_test streams_copy_reuse_test
   streams_pinned_test streams_pinned_uses_test streams_timeline_test)
 
 # weir_test_name(file result): tests/runtime/log_test.cpp becomes runtime_log_test.

@@ -21,6 +21,7 @@
 #include <span>
 
 #include "runtime/base/sync.h"
+#include "runtime/observe/shared_levels.h"
 #include "runtime/observe/stat_math.h"
 #include "runtime/observe/unpublished.h"
 
@@ -45,75 +46,6 @@ struct cached_slots {
     given += o.given, given_bytes += o.given_bytes, given_requested += o.given_requested;
     return *this;
   }
-};
-
-// The levels with a peak that change on every allocation, for small, large and all.
-enum class level : std::uint8_t { allocation, active, allocated_bytes, active_bytes, requested_bytes };
-inline constexpr std::size_t levels = 5;
-using by_pool = std::array<std::int64_t, 3>;  // small, large, all
-using level_values = std::array<by_pool, levels>;
-
-// Sums the tallies of one device if there are several.
-class shared_levels {
- public:
-  void join() noexcept {
-    base::lock_guard const hold(lock_);
-    ++heaps_;
-  }
-  // What a tally last reported: its levels stay below `upto` until it reports again.
-  struct published_levels {
-    level_values upto{};
-    std::int64_t slack = 0, slack_blocks = 0;  // how far a level of bytes, or of blocks, may rise after a report
-    std::int64_t extra = 0;              // bytes of slack beyond the equal share of an eighth of the peak
-  };
-  // A tally reports that it is at `now`. Sets its slack.
-  void publish(level_values const& now, published_levels& last, std::int64_t own_slack, std::int64_t slack_bytes,
-            std::int64_t slack_blocks) noexcept {
-    base::lock_guard const hold(lock_);
-    std::int64_t const n = std::max(heaps_, few);
-    constexpr auto most = static_cast<std::size_t>(level::active_bytes);
-    std::int64_t const all = peaks_[most][2] / 8, by_cached = all - all / 4, held = sums_[most][2] >> 10;
-    extra_ -= last.extra;
-    last.extra = std::clamp<std::int64_t>(held > 0 ? by_cached / held * (last.upto[most][2] >> 10) : 0, 0,
-                                          std::max<std::int64_t>(0, by_cached - extra_));
-    extra_ += last.extra;
-    std::int64_t const share = all / 4 / std::max<std::int64_t>(1, heaps_) + last.extra;
-    last.slack = std::max({own_slack, slack_bytes * few / n, share * 7 / 16});
-    last.slack_blocks = slack_blocks * few / n;
-    auto const publish_level = [&](std::size_t k, std::int64_t slack) {
-#pragma GCC unroll 3
-      for (std::size_t p = 0; p < 3; ++p) {
-        std::int64_t const upto = now[k][p] + slack, sum = sums_[k][p] + (upto - last.upto[k][p]), peak = peaks_[k][p];
-        sums_[k][p] = sum;
-        last.upto[k][p] = upto;
-        peaks_[k][p] = sum > peak ? sum : peak;
-      }
-    };
-    constexpr auto first_of_bytes = static_cast<std::size_t>(level::allocated_bytes);
-    for (std::size_t k = 0; k < first_of_bytes; ++k) publish_level(k, last.slack_blocks);
-    for (std::size_t k = first_of_bytes; k < levels; ++k) publish_level(k, last.slack);
-  }
-  void raise(level_values const& to) noexcept {
-    base::lock_guard const hold(lock_);
-    for (std::size_t k = 0; k < levels; ++k) {
-      for (std::size_t p = 0; p < 3; ++p) peaks_[k][p] = std::max(peaks_[k][p], to[k][p]);
-    }
-  }
-  void lower() noexcept {
-    base::lock_guard const hold(lock_);
-    peaks_ = sums_;
-  }
-  std::int64_t peak(level k, std::size_t p) const noexcept {
-    base::lock_guard const hold(lock_);
-    return peaks_[static_cast<std::size_t>(k)][p];
-  }
-
- private:
-  mutable base::mutex lock_;  // the last lock in the order
-  level_values sums_{}, peaks_{};
-  static constexpr std::int64_t few = 4;
-  std::int64_t heaps_ = 0;
-  std::int64_t extra_ = 0;    // bytes: the sum over all tallies
 };
 
 // The counters of one stream's memory. Sums only grow, levels are their differences, and peaks are noted
@@ -185,7 +117,6 @@ class heap_counters {
   }
   // One cache, which reports before a peak can pass, so that the slots it holds are known to be free.
   // Otherwise slots in caches count as allocated.
-  bool is_alone() const noexcept { return alone_.get(); }
   void set_alone(bool to) noexcept;
   bool is_shared() const noexcept { return shared_ != nullptr; }
   void mapped(std::int64_t bytes) noexcept { map(size_pool::large, bytes); }
@@ -203,7 +134,6 @@ class heap_counters {
   }
   std::int64_t bytes_live() const noexcept { return live(all, &sums::bytes); }
   std::int64_t bytes_live(size_pool p) const noexcept { return live(index(p), &sums::bytes); }
-  std::int64_t blocks_live(size_pool p) const noexcept { return live(index(p), &sums::blocks); }
   std::int64_t bytes_pending() const noexcept { return pending(all); }
   std::int64_t bytes_mapped() const noexcept { return mapped_[0].get() + mapped_[1].get(); }
   // bytes, since the last reset of peaks

@@ -10,39 +10,16 @@
 #include <stdexcept>
 #include <thread>
 
-#include "simulator/machine/machine.h"
+#include "tests/base/scheduled_rig.h"
 #include "tests/support/memory_bench.h"
-#include "tests/support/seeds.h"
 
 namespace weir {
 namespace {
 
 using base::thread_scheduler;
-
-tests::seeds orders(std::uint64_t n) { return {"relay", n}; }
-bool many(tests::seeds const& s) { return s.count() >= 100; }  // enough runs for a statement about frequency
-
-// A seeded machine with one device, and its thread scheduler.
-struct rig {
-  explicit rig(std::uint64_t seed)
-      : made(driver::sim::make(
-            {.devices = 1, .memory = 1_MiB, .schedule = simulated::scheduling::seeded, .seed = seed})),
-        threads(*made.control->host_threads()) {
-    machine().open(0);
-    threads.enter("main", thread_scheduler::life::until_left);
-  }
-  driver::driver& machine() { return *made.machine; }
-  void run(std::vector<std::function<void()>> bodies) {
-    int number = 0;
-    for (auto& b : bodies) threads.spawn(std::string(1, static_cast<char>('a' + number++)), std::move(b));
-    why_over = threads.join();
-  }
-  std::vector<std::string> findings() { return made.control->findings(); }
-
-  driver::sim::made made;
-  thread_scheduler& threads;
-  std::string why_over;
-};
+using tests::many;
+using tests::orders;
+using rig = tests::scheduled_rig;
 
 TEST(hosts, the_order_follows_from_the_seed) {
   auto const wanted = orders(200);
@@ -237,125 +214,6 @@ TEST(hosts, objects_of_a_body_end_on_its_own_thread) {
   r.threads.spawn("a", [owned = std::shared_ptr<int>(&ended_by, [](int* by) { *by = thread_scheduler::number(); })] {});
   EXPECT_EQ(r.threads.join(), "");
   EXPECT_EQ(ended_by, 1);
-}
-
-// A thread that is never joined is reported on stderr only.
-TEST(hosts, an_endless_wait_is_reported_to_its_thread) {
-  base::mutex m;
-  base::condition never;
-  bool went_on = false;
-  auto const waits = [&] {
-    base::unique_lock lock(m);
-    never.wait(lock);
-    went_on = true;
-  };
-  testing::internal::CaptureStderr();
-  rig joins(1);
-  joins.run({waits});
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
-  EXPECT_EQ(joins.why_over, "thread 0 (main) waits for the end of thread 1 (a); thread 1 (a) waits for condition 1");
-  joins.threads.leave();
-  testing::internal::CaptureStderr();
-  rig ends(1);
-  ends.threads.spawn("a", waits);
-  base::yield_thread();
-  ends.threads.end();
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("the machine ends before its threads"), std::string::npos);
-  EXPECT_FALSE(went_on);
-}
-
-TEST(hosts, a_circle_of_locks_is_named_and_unwound) {
-  auto const wanted = orders(200);
-  std::uint64_t stuck = 0;
-  for (auto const seed : wanted) {
-    rig r(seed);
-    base::mutex m, n;
-    int ended = 0;
-    struct at_end {
-      int& count;
-      ~at_end() { ++count; }
-    };
-    r.run({[&] {
-             at_end const e{ended};
-             base::lock_guard one(m);
-             base::lock_guard two(n);
-           },
-           [&] {
-             at_end const e{ended};
-             base::lock_guard one(n);
-             base::lock_guard two(m);
-           }});
-    ASSERT_EQ(ended, 2);
-    if (r.why_over.empty()) continue;
-    ++stuck;
-    ASSERT_EQ(r.findings().size(), 1u);
-    std::string const text = r.findings()[0];
-    EXPECT_EQ(text, "stuck: " + r.why_over);
-    EXPECT_NE(text.find("thread 1 (a) waits for lock 1, which thread 2 (b) holds; thread 2 (b) waits for lock 2, which "
-                        "thread 1 (a) holds"),
-              std::string::npos)
-        << text;
-  }
-  if (many(wanted)) {
-    EXPECT_GT(stuck, wanted.count() / 50);
-  }
-}
-
-// A thread's value whose destructor takes a lock, like that of a thread's caches.
-base::mutex taken_at_the_end, taken_behind_it;
-struct ends_with_locks {
-  ~ends_with_locks() {
-    base::lock_guard one(taken_at_the_end);
-    base::lock_guard two(taken_behind_it);
-  }
-};
-base::per_thread<ends_with_locks>& ending() {
-  static base::per_thread<ends_with_locks> slot;
-  return slot;
-}
-
-TEST(hosts, a_run_past_its_points_ends_despite_a_held_lock) {
-  rig r(1);
-  r.run({[] { (void)ending().get(); },
-         [&] {
-           base::lock_guard hold(taken_at_the_end);
-           while (!r.threads.over()) base::switch_point();
-           base::yield_thread();  // the other thread runs, and the lock is still held
-         }});
-  EXPECT_EQ(r.why_over.rfind("the run does not end", 0), 0u) << r.why_over;
-}
-
-TEST(hosts, a_cycle_with_an_ending_thread_is_unwound) {
-  auto const wanted = orders(200);
-  std::uint64_t stuck = 0;
-  for (auto const seed : wanted) {
-    rig r(seed);
-    bool unwound = true;
-    r.run({[] { (void)ending().get(); },
-           [&] {
-             base::lock_guard two(taken_behind_it);
-             base::lock_guard one(taken_at_the_end);
-             unwound = false;
-           }});
-    ASSERT_EQ(unwound, !r.why_over.empty()) << "seed " << seed << ": " << r.why_over;
-    stuck += unwound;
-  }
-  if (many(wanted)) {
-    EXPECT_GT(stuck, wanted.count() / 50);
-  }
-}
-
-TEST(hosts, an_endless_lock_loop_is_unwound) {
-  rig r(1);
-  base::mutex m;
-  bool never = false;
-  r.run({[&] {
-    for (bool seen = false; !seen;) {
-      base::lock_guard hold(m);
-      seen = never;
-    }
-  }});
-  EXPECT_EQ(r.why_over.rfind("the run does not end", 0), 0u) << r.why_over;
 }
 
 TEST(hosts, inner_threads_switch_and_exceptions_arrive) {

@@ -6,12 +6,12 @@
 // weir's clocks or by an event unknown to weir, and reads. The rest is weir's task.
 #pragma once
 #include <array>
-#include <cstring>
 #include <iostream>
 #include <optional>
 #include <random>
 
 #include "runtime/memory/heap/thread_cache.h"
+#include "tests/model/painted.h"
 #include "tests/model/policies.h"
 #include "tests/model/verdict.h"
 #include "tests/support/memory_bench.h"
@@ -79,14 +79,6 @@ class memory_program {
   }
 
  private:
-  struct piece_of_memory {
-    unsigned char* at;
-    std::size_t bytes;
-    std::uint32_t pattern;
-    int home;
-    int ordered;              // the stream of its last write
-    std::vector<int> readers; // streams that may still read it: ordered after the write, not before the next one
-  };
   struct expected {
     memory_program* in;
     unsigned char const* at;
@@ -110,20 +102,6 @@ class memory_program {
     if (!s.ok()) fail(check::answers, std::string(what) + " answered " + std::string(driver::name_of(s.what)));
   }
 
-  static unsigned char byte_of(std::uint32_t pattern, std::size_t i) {
-    return static_cast<unsigned char>(pattern >> (i % 4 * 8));
-  }
-  static void paint(unsigned char* at, std::size_t bytes, std::uint32_t pattern) {
-    for (std::size_t i = 0; i < std::min<std::size_t>(bytes, 4); ++i) at[i] = byte_of(pattern, i);
-    for (std::size_t done = 4; done < bytes; done *= 2) std::memcpy(at + done, at, std::min(done, bytes - done));
-  }
-  static bool painted(unsigned char const* at, std::size_t bytes, std::uint32_t pattern) {
-    for (std::size_t i = 0; i < std::min<std::size_t>(bytes, 4); ++i) {
-      if (at[i] != byte_of(pattern, i)) return false;
-    }
-    return bytes <= 4 || std::memcmp(at, at + 4, bytes - 4) == 0;
-  }
-
   void fill(piece_of_memory const& b, int s) {
     if (b.bytes == 0) return;
     say("fill ", static_cast<void const*>(b.at), " on ", s, " with ", b.pattern);
@@ -131,30 +109,27 @@ class memory_program {
       must(machine().fill(device_of(s), line(s).handle(), b.at, b.pattern, 4, b.bytes / 4), "fill");
       return;
     }
-    driver::touch const t{reinterpret_cast<driver::address>(b.at), b.bytes, true};
-    auto* const e = new expected{this, b.at, b.bytes, b.pattern, ""};
-    must(machine().enqueue(device_of(s), line(s).handle(), {&t, 1},
-                           {[](void* p) {
-                              auto const* const x = static_cast<expected*>(p);
-                              paint(const_cast<unsigned char*>(x->at), x->bytes, x->pattern);
-                            },
-                            [](void* p) { delete static_cast<expected*>(p); }, e}),
-         "enqueue");
+    enqueue(b, s, true, "", [](void* p) {
+      auto const* const x = static_cast<expected*>(p);
+      paint(const_cast<unsigned char*>(x->at), x->bytes, x->pattern);
+    });
   }
 
   void look(piece_of_memory const& b, int s, char const* where) {
     if (b.bytes == 0) return;
     say("read ", static_cast<void const*>(b.at), " on ", s, ", ", where);
-    driver::touch const t{reinterpret_cast<driver::address>(b.at), b.bytes, false};
-    auto* const e = new expected{this, b.at, b.bytes, b.pattern, where};
+    enqueue(b, s, false, where, [](void* p) {
+      auto const* const x = static_cast<expected*>(p);
+      if (!painted(x->at, x->bytes, x->pattern))
+        x->in->fail(check::bytes, std::string("a block in use was overwritten, seen ") + x->where);
+    });
+  }
+
+  void enqueue(piece_of_memory const& b, int s, bool writes, char const* where, void (*run)(void*)) {
+    driver::touch const t{reinterpret_cast<driver::address>(b.at), b.bytes, writes};
     must(machine().enqueue(device_of(s), line(s).handle(), {&t, 1},
-                           {[](void* p) {
-                              auto const* const x = static_cast<expected*>(p);
-                              if (!painted(x->at, x->bytes, x->pattern))
-                                x->in->fail(check::bytes,
-                                            std::string("a block in use was overwritten, seen ") + x->where);
-                            },
-                            [](void* p) { delete static_cast<expected*>(p); }, e}),
+                           {run, [](void* p) { delete static_cast<expected*>(p); },
+                            new expected{this, b.at, b.bytes, b.pattern, where}}),
          "enqueue");
   }
 
