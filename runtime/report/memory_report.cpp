@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <utility>
 
 #include "weir/stats.h"
 
@@ -44,14 +45,15 @@ std::string memory_report::text() const {
   row("  pending", pending);
   row("  cached", cached);
   row("largest free", largest_free);
-  bool addresses = false;  // addresses were short, not memory
+  bool addresses = false, listed = false;  // addresses: these were short, not memory
   for (recovery_step const& tried : recovery) {
     if (tried.name == "addresses") {
       addresses = true;
       continue;
     }
     bool const waited = tried.name.starts_with("waited");  // frees no bytes, but later steps may find some
-    out += "  tried " + std::string(tried.name) + ": " +
+    if (!std::exchange(listed, true)) out += "  recovery steps\n";
+    out += "    " + std::string(tried.name) + ": " +
            (waited ? (tried.gave_bytes ? "completed" : "none was pending") : in_units(tried.gave_bytes)) + " in " +
            std::to_string(tried.ns / 1000) + " us\n";
   }
