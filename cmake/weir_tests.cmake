@@ -114,9 +114,9 @@ function(weir_test_runs program label)
     weir_test_entry(${name} ${program} ${index} ${parts})
     set_tests_properties(${name} PROPERTIES TIMEOUT ${limit} COST 10${parts} LABELS ${label})  # longest first
   endforeach()
-  # Repeats the tests with the race checker on every runtime. Some programs create no runtime, and one reads
-  # device memory on the host.
-  if(NOT WEIR_SANITIZE AND NOT program STREQUAL "interop_torch_hooks_test" AND NOT label MATCHES "^(base|driver|conformance|fuzz|stress)$")
+  # Repeats the tests with the race checker on every runtime. Some programs create no runtime, and those of
+  # interop read device memory on the host, as other libraries do.
+  if(NOT WEIR_SANITIZE AND NOT label MATCHES "^(base|driver|conformance|fuzz|interop|stress)$")
     weir_part_of(WEIR_CHECKED_PART index parts)
     weir_test_entry(checked.${program} ${program} ${index} ${parts} WEIR_CHECK_RACES=fail WEIR_TEST_SEEDS=10)
     set_tests_properties(checked.${program} PROPERTIES TIMEOUT 300 COST 100 LABELS checked)

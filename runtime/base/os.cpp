@@ -185,6 +185,8 @@ void keep_this_code_loaded() noexcept {
   if (!::dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE)) (void)::dlerror();
 }
 
+int process_id() noexcept { return ::getpid(); }
+
 // membarrier(2): the private expedited kind, since Linux 4.14.
 bool can_fence_other_threads() noexcept {
   return !refused(call::can_fence_other_threads) &&

@@ -71,6 +71,7 @@ std::optional<std::string> environment(char const* name);                     //
 std::vector<std::string> environment_names(std::string_view prefix);          // that begin with the prefix
 // keeps the library of weir loaded after a dlclose: threads and exit handlers still run in it
 void keep_this_code_loaded() noexcept;
+int process_id() noexcept;
 std::uint64_t fork_generation() noexcept;                                     // grows in every child; costs a load
 // The handlers run on the thread that forks.
 bool around_forks(void (*before)(), void (*in_parent)(), void (*in_child)()) noexcept;

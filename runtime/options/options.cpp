@@ -68,9 +68,8 @@ constexpr option_row table[] = {
      "`info`: machines and devices; `debug`: memory mapped and returned, waits inserted."},
 };
 
-// The mistake is in the environment, so no line of the program is named.
-[[noreturn]] void refuse(std::string operation, std::string operands, std::string remedy, source_location) {
-  throw invalid_use(std::move(operation), std::move(operands), std::move(remedy), {});
+[[noreturn]] void refuse(std::string operation, std::string operands, std::string remedy, source_location at) {
+  throw invalid_use(std::move(operation), std::move(operands), std::move(remedy), at);
 }
 
 using base::all_of;

@@ -1,4 +1,4 @@
-// Rule M16 of docs/simulated-machine.md, on every machine: which device a grant lets access memory.
+// Rule M16 of docs/reference/simulated-machine.md, on every machine: which device a grant lets access memory.
 #include <algorithm>
 
 #include "tests/conformance/rig.h"

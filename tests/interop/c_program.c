@@ -105,7 +105,7 @@ int c_limits_are_set_and_met(void) {
   OK(weir_set_memory_limit(0, (size_t)8 << 20));
   OK(weir_memory_limit(0, &limit));
   CHECK(limit == (size_t)8 << 20);
-  REFUSED(weir_allocate(&p, (size_t)9 << 20, 0, 0, legacy), WEIR_OUT_OF_MEMORY, "largest hole");
+  REFUSED(weir_allocate(&p, (size_t)9 << 20, 0, 0, legacy), WEIR_OUT_OF_MEMORY, "largest free");
   CHECK(strstr(weir_last_error(), "gpu:0") && !p);
   CHECK(stats_of(0).out_of_memory_errors == 1);
   OK(weir_allocate(&p, (size_t)4 << 20, 0, 0, legacy)); /* it works on */
@@ -163,11 +163,11 @@ int c_bad_input_is_refused_and_loses_nothing(void) {
   REFUSED(weir_allocate(&p, 16, 3, 0, legacy), WEIR_INVALID_USE, "alignment");
   REFUSED(weir_allocate(&p, (size_t)-1, 0, 0, legacy), WEIR_INVALID_USE, "overflow");
   CHECK(!p);
-  REFUSED(weir_free(&on_stack), WEIR_INVALID_USE, "is no live block of weir");
+  REFUSED(weir_free(&on_stack), WEIR_INVALID_USE, "is not a live block of weir");
   REFUSED(weir_free((char*)held + 8), WEIR_INVALID_USE, "inside the block");
-  REFUSED(weir_free_on_stream(&on_stack, 0, legacy), WEIR_INVALID_USE, "is no live block of weir");
-  REFUSED(weir_record_stream(&on_stack, 0, legacy), WEIR_INVALID_USE, "is no live block of weir");
-  REFUSED(weir_record_stream(0, 0, legacy), WEIR_INVALID_USE, "is no live block of weir");
+  REFUSED(weir_free_on_stream(&on_stack, 0, legacy), WEIR_INVALID_USE, "is not a live block of weir");
+  REFUSED(weir_record_stream(&on_stack, 0, legacy), WEIR_INVALID_USE, "is not a live block of weir");
+  REFUSED(weir_record_stream(0, 0, legacy), WEIR_INVALID_USE, "is not a live block of weir");
   REFUSED(weir_allocate(&p, 16, 0, 0, unknown), WEIR_NOT_SUPPORTED, "Streams");
   REFUSED(weir_unregister_stream(0, unknown), WEIR_INVALID_USE, "not registered");
   found.size = sizeof found;

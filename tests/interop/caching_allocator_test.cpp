@@ -61,7 +61,7 @@ TEST_F(caching_allocator, errors_are_codes_and_nothing_is_lost) {
   ASSERT_EQ(pool.DeviceAllocate(&p, 1 << 20), cudaSuccess);
   EXPECT_EQ(pool.DeviceFree(p), cudaSuccess);
   EXPECT_EQ(pool.DeviceFree(p), cudaErrorInvalidValue);
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("no live block of weir"), std::string::npos);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("not a live block of weir"), std::string::npos);
   EXPECT_EQ(memory_allocated(), 0u);
 }
 

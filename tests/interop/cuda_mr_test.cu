@@ -87,8 +87,8 @@ TEST_F(cuda_mr, out_of_memory_is_a_bad_alloc_with_a_report) {
 TEST_F(cuda_mr, a_wrong_pointer_is_refused_and_nothing_changes) {
   mr::device_resource r;
   int mine = 0;
-  EXPECT_NE(test::refused([&] { r.deallocate(legacy, &mine, 4); }).find("no live block of weir"), std::string::npos);
-  EXPECT_NE(test::refused([&] { r.deallocate_sync(&mine, 4); }).find("no live block of weir"), std::string::npos);
+  EXPECT_NE(test::refused([&] { r.deallocate(legacy, &mine, 4); }).find("not a live block of weir"), std::string::npos);
+  EXPECT_NE(test::refused([&] { r.deallocate_sync(&mine, 4); }).find("not a live block of weir"), std::string::npos);
   void* const p = r.allocate(legacy, 1 << 20);
   test::refused([&] { r.deallocate(legacy, static_cast<char*>(p) + 256, 1 << 20); });
   r.deallocate(legacy, p, 1 << 20);

@@ -133,7 +133,7 @@ TEST(torch_hooks, foreign_pointers_are_left_alone) {
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
   ::testing::internal::CaptureStderr();
   give(&mine);
-  EXPECT_NE(::testing::internal::GetCapturedStderr().find("is no live block of weir"), std::string::npos);
+  EXPECT_NE(::testing::internal::GetCapturedStderr().find("is not a live block of weir"), std::string::npos);
 }
 
 TEST(torch_hooks, recorded_blocks_are_reused_on_their_stream) {

@@ -19,7 +19,7 @@ while IFS= read -r line; do
   fi
 done < "$page" > "$work/page"
 [ -z "${WEIR_WRITE_DOCS:-}" ] || cp "$work/page" "$page"
-plain() { sed -E 's/ in [0-9]+ us/ in N us/; s/[0-9.]+ ms/N ms/g; s/[0-9]+ % went/N % went/; s/fences [0-9]+/fences N/' "$1"; }
+plain() { sed -E 's/ in [0-9]+ us/ in N us/; s/[0-9.]+ ms/N ms/g; s/[0-9]+ % of the time/N % of the time/; s/fences [0-9]+/fences N/' "$1"; }
 diff <(plain "$page") <(plain "$work/page") || { echo "FAILED: the page says something else than the programs (WEIR_WRITE_DOCS=1 writes it anew)"; failed=1; }
 answers=$(grep -c '^`questions ' "$page")
 [ "$answers" = "$("$2/bin/questions" nothing 2>&1 | sed -n 's/.*there are: //p' | wc -w)" ] || { echo "FAILED: $answers answers are on the page"; failed=1; }

@@ -81,7 +81,7 @@ def install():
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         if os.environ.get(name):
             warnings.warn(f"weir: {name}={os.environ[name]} has no effect on weir, whose options are in WEIR_CONF "
-                          "(docs/options.md)", RefusedWarning, stacklevel=2)
+                          "(docs/reference/options.md)", RefusedWarning, stacklevel=2)
 
 
 def _index(device):

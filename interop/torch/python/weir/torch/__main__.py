@@ -4,7 +4,7 @@ Usage: python -m weir.torch PROGRAM.py [ARGS...]
        python -m weir.torch -m MODULE [ARGS...]     as -m torch.distributed.run --nproc-per-node 2 train.py
 
 The program and the processes that it starts take their device memory from weir. WEIR_CONF and weir's other variables
-(docs/options.md) apply. Exit status: the program's own; 2: wrong use.
+(docs/reference/options.md) apply. Exit status: the program's own; 2: wrong use.
 """
 import os
 import runpy
