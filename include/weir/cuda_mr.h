@@ -69,8 +69,17 @@ class basic_resource {
 
   // Host and all streams may use the memory at once. Blocks: device memory, until the work of the device's
   // default stream is done.
-  [[nodiscard]] void* allocate_sync(size_t bytes, size_t alignment = default_alignment,
-                                    source_location at = source_location::current()) {
+  [[nodiscard]] void* allocate_sync(size_t bytes, size_t alignment = default_alignment) {
+    return allocate(bytes, alignment, in_cccl);
+  }
+  // Requires: no work uses the memory any more. Throws: as deallocate
+  void deallocate_sync(void* p, size_t bytes, size_t alignment = default_alignment) {
+    deallocate(p, bytes, alignment, in_cccl);
+  }
+
+  // CCCL 3.0
+  [[nodiscard]] void* allocate(size_t bytes, size_t alignment = default_alignment,
+                               source_location at = source_location::current()) {
     return translated([&]() -> void* {
       if constexpr (Kind == memory_kind::pinned) {
         return pinned_block(bytes, alignment, at);
@@ -82,19 +91,8 @@ class basic_resource {
       }
     });
   }
-  // Requires: no work uses the memory any more. Throws: as deallocate
-  void deallocate_sync(void* p, size_t, size_t = default_alignment, source_location at = source_location::current()) {
+  void deallocate(void* p, size_t, size_t = default_alignment, source_location at = source_location::current()) {
     freed([&] { weir::deallocate(p, at); });
-  }
-
-  // CCCL 3.0
-  [[nodiscard]] void* allocate(size_t bytes, size_t alignment = default_alignment,
-                               source_location at = source_location::current()) {
-    return allocate_sync(bytes, alignment, at);
-  }
-  void deallocate(void* p, size_t bytes, size_t alignment = default_alignment,
-                  source_location at = source_location::current()) {
-    deallocate_sync(p, bytes, alignment, at);
   }
   [[nodiscard]] void* allocate_async(size_t bytes, size_t alignment, ::cuda::stream_ref s,
                                      source_location at = source_location::current()) {
@@ -119,6 +117,8 @@ class basic_resource {
   {}
 
  private:
+  // CCCL 3.2 and 3.3 take the addresses of the _sync functions: they have no parameter for the caller's line.
+  static constexpr source_location in_cccl{"a memory resource", "", 0};
   stream_ref stream_of(::cuda::stream_ref s, source_location at) const {
     return detail::stream_of(device_, s.get(), at);
   }

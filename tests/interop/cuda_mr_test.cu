@@ -1,14 +1,19 @@
 // CCCL's memory resources on weir: equality, errors, bad input, and what the streams order.
-// Threads: one.
+// Threads: one, and one that releases a stream.
 #if defined(__CUDACC__)
 #include <cuda_runtime_api.h>
 
+#include <array>
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 
 #include "tests/interop/mr_concepts.h"
 #include "tests/interop/where.h"
 #include "tests/support/refused.h"
 #include "weir/copy.h"
+#include "weir/launch.h"
 
 namespace weir {
 namespace {
@@ -65,10 +70,40 @@ TEST_F(cuda_mr, pinned_memory_is_written_by_the_host) {
 TEST_F(cuda_mr, alignment_is_256_at_every_size) {
   mr::device_resource r;
   for (size_t bytes : {size_t{0}, size_t{1}, size_t{4}, size_t{100}, size_t{300}, size_t{5000}, size_t{1} << 20}) {
-    void* const p = r.allocate_sync(bytes);
-    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(p) % 256, 0u) << bytes;
-    r.deallocate_sync(p, bytes);
+    std::array<void*, 5> all;
+    for (void*& p : all) p = r.allocate_sync(bytes);
+    for (void* p : all) {
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(p) % 256, 0u) << bytes;
+      r.deallocate_sync(p, bytes);
+    }
   }
+}
+
+TEST_F(cuda_mr, a_free_waits_for_the_work_of_its_stream) {
+  std::atomic<bool> go{false};
+  stream s{device(0)};
+  mr::device_resource r;
+  void* const p = allocate(s, 1 << 20);
+  launch_host(detail::stream_of(0, nullptr), [&] { go.wait(false); });
+  r.deallocate(legacy, p, 1 << 20);
+  EXPECT_EQ(memory_stats().pending_bytes.all.current, 1 << 20);
+  go = true, go.notify_all();
+  detail::stream_of(0, nullptr).synchronize();
+}
+
+// Its memory may have been freed by work that still runs there.
+TEST_F(cuda_mr, allocate_sync_waits_for_the_default_stream) {
+  std::atomic<bool> go{false};
+  mr::device_resource r;
+  launch_host(default_stream(), [&] { go.wait(false); });
+  std::thread opener([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    go = true, go.notify_all();
+  });
+  void* const p = r.allocate_sync(100);
+  EXPECT_TRUE(go);
+  r.deallocate_sync(p, 100);
+  opener.join();
 }
 
 // It is a std::bad_alloc, which is what containers know, and carries the report.

@@ -51,9 +51,12 @@ TEST_F(thrust_memory, allocators_of_one_stream_are_equal) {
 TEST_F(thrust_memory, temporaries_of_any_size_are_aligned) {
   thrust_allocator<std::byte> on(default_stream());
   for (size_t bytes : {size_t{0}, size_t{1}, size_t{17}, size_t{1000}, size_t{100000}}) {
-    auto const p = on.allocate(bytes);
-    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(p.get()) % 256, 0u);
-    on.deallocate(p, bytes);
+    std::vector<thrust_allocator<std::byte>::pointer> all;
+    for (int i = 0; i < 5; ++i) all.push_back(on.allocate(bytes));
+    for (auto p : all) {
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(p.get()) % 256, 0u);
+      on.deallocate(p, bytes);
+    }
   }
 }
 
