@@ -102,8 +102,9 @@ TEST_F(dlpack, an_export_keeps_the_memory_until_its_deleter) {
   auto const* const data = t.data();
   t = {};
   ASSERT_TRUE(find_block(data));
-  default_stream().synchronize();
-  EXPECT_EQ(static_cast<float const*>(out->dl_tensor.data)[999], 7);
+  float last = 0;
+  copy(&last, static_cast<float const*>(out->dl_tensor.data) + 999, sizeof last);
+  EXPECT_EQ(last, 7);
   out.reset();
   EXPECT_FALSE(find_block(data));
   EXPECT_EQ(memory_allocated(), 0u);
