@@ -61,6 +61,21 @@ struct headroom {
   // bytes of several: what no live block's page holds, and free ranges of 32 KiB and more beside live blocks
   size_t bytes;
 };
+// Why an allocation failed.
+enum class memory_cause : std::uint8_t {
+  none,       // nothing failed: the report answers a query
+  too_large,  // the request exceeds the device's memory
+  limit,      // the limit forbids it
+  in_use,     // live blocks hold the memory
+  survivors,  // enough bytes are free, but live blocks keep their handles in place
+  pending,    // work that is not done still uses freed memory
+  outside,    // other processes or libraries hold the memory
+  shared,     // exported memory (weir/share.h)
+  driver,     // the driver refused although the memory should be there
+  addresses,  // no range of addresses is long enough
+  host,       // host memory is short
+};
+std::string_view name(memory_cause) noexcept;  // "survivors"
 struct recovery_step { std::string_view name; size_t gave_bytes; std::int64_t ns; };
 struct memory_report {  // of one failed allocation, or of the moment of a query
   device on = gpu;
@@ -70,6 +85,13 @@ struct memory_report {  // of one failed allocation, or of the moment of a query
   size_t exported = 0;  // part of other_processes that this process holds to share (weir/share.h)
   // of page-locked memory without a limit: host memory available, and the share that weir leaves to others
   size_t host_available = 0, host_kept = 0;
+  memory_cause cause = memory_cause::none;
+  // freed memory by the stream whose work still uses it, the most bytes first
+  std::vector<stream_memory_use::waiting> waits_for;
+  // At most three lines of the program, the most bytes first. survivors: free bytes that blocks of that line keep
+  // in place. limit, in_use: bytes in live blocks. Empty without record_memory_history().
+  struct holder { source_location where; size_t bytes; };
+  std::vector<holder> holders;
   std::string text() const;  // for people; ends with the likeliest remedies
 };
 }

@@ -10,8 +10,6 @@
 namespace weir {
 namespace {
 
-constexpr char const* limit_forbids = "The memory limit is reached: raise the limit, or free memory.\n";
-
 std::string in_units(size_t bytes) {
   constexpr std::array<char const*, 4> names{"B", "KiB", "MiB", "GiB"};
   double value = static_cast<double>(bytes);
@@ -22,7 +20,75 @@ std::string in_units(size_t bytes) {
   return text;
 }
 
+// Of a report that names none: from its sums alone.
+memory_cause likeliest_cause(memory_report const& r, bool addresses) {
+  size_t const others_leave = r.capacity - std::min(r.capacity, r.other_processes);
+  bool const limited = r.limit != 0 && r.limit < others_leave;
+  size_t const within = limited ? r.limit : others_leave;  // the most that may be reserved
+  size_t const held = r.allocated + r.pending, cached = r.reserved - held;
+  size_t const outside = r.other_processes - std::min(r.other_processes, r.exported);
+  if (r.rounded > r.capacity) return memory_cause::too_large;
+  if (r.host_kept != 0 && r.rounded + r.host_kept > r.host_available) return memory_cause::host;
+  if (addresses) return memory_cause::addresses;
+  if (r.limit != 0 && r.rounded > r.limit) return memory_cause::limit;
+  if (r.limit != 0 && r.allocated + r.rounded > r.limit && r.limit < r.capacity) return memory_cause::limit;
+  if (r.exported > r.capacity / 2) return memory_cause::shared;
+  if (outside > r.capacity / 2) return memory_cause::outside;
+  // less is the rest of a page here and there
+  if (held + r.rounded <= within && r.largest_free < r.rounded && cached >= within / 64) return memory_cause::survivors;
+  if (r.pending > r.rounded) return memory_cause::pending;
+  return limited ? memory_cause::limit : memory_cause::in_use;
+}
+
+std::string sentence(memory_report const& r, memory_cause why) {
+  switch (why) {
+    case memory_cause::too_large:
+      return std::string("The request is larger than the ") + (r.on.is_cpu() ? "host" : "device") + ".\n";
+    case memory_cause::host: {
+      size_t const spare = r.host_available - std::min(r.host_available, r.host_kept);
+      return "The host has " + in_units(r.host_available) + " available, of which weir leaves " +
+             in_units(r.host_kept) + " to others and may pin " + in_units(spare) +
+             ". Free pinned memory, use fewer or smaller buffers, or raise the total with pinned_limit "
+             "(WEIR_CONF=pinned_limit:" +
+             std::to_string((r.reserved + r.rounded) / (size_t{1} << 30) + 1) + "GiB).\n";
+    }
+    case memory_cause::addresses:
+      return "The address space has no free range of that length. Each stream has addresses of its own. Raise "
+             "the option address_space, or use fewer streams: a new stream reuses the addresses of one that has "
+             "ended.\n";
+    case memory_cause::limit:
+      if (r.rounded > r.limit)
+        return "The request is larger than the memory limit. Raise the limit (set_memory_limit, or the option "
+               "device_limit), or request less.\n";
+      return "The memory limit is reached: raise the limit, or free memory.\n";
+    case memory_cause::shared:
+      return "Most of the device is memory to share with other processes. Destroy unused shared buffers and pools, "
+             "or trim the pools.\n";
+    case memory_cause::outside:
+      return std::string("Other processes or libraries hold ") +
+             (r.other_processes > r.capacity / 2 ? "most" : "much") +
+             " of the device. End them, or use another device.\n";
+    case memory_cause::survivors:
+      return "Enough bytes are free, but live blocks occupy their pages, so weir cannot merge them. Allocate large "
+             "blocks first, and long-lived blocks together.\n";
+    case memory_cause::pending:
+      return "Freed blocks are pending on their streams. Synchronize before the allocation, or keep fewer steps in "
+             "flight.\n";
+    case memory_cause::driver:
+      return "The driver refused memory that it reported as free. Another process may have allocated it. Look at "
+             "`nvidia-smi`, and try again.\n";
+    default:
+      return "The program's live blocks fill the memory. Free tensors and buffers earlier, or use smaller batches.\n";
+  }
+}
+
 }  // namespace
+
+std::string_view name(memory_cause why) noexcept {
+  constexpr std::array<std::string_view, 11> names{"none",    "too large", "limit",  "in use",    "survivors", "pending",
+                                                   "outside", "shared",    "driver", "addresses", "host"};
+  return names[static_cast<size_t>(why)];
+}
 
 std::string memory_report::text() const {
   size_t const cached = reserved - allocated - pending;  // reserved = allocated + pending + cached
@@ -57,48 +123,13 @@ std::string memory_report::text() const {
            (waited ? (tried.gave_bytes ? "completed" : "none was pending") : in_units(tried.gave_bytes)) + " in " +
            std::to_string(tried.ns / 1000) + " us\n";
   }
-  size_t const others_leave = capacity - std::min(capacity, other_processes);
-  bool const limited = limit != 0 && limit < others_leave;
-  size_t const within = limited ? limit : others_leave;  // the most that may be reserved
-  size_t const held = allocated + pending;
-  if (rounded > capacity) {
-    out += std::string("The request is larger than the ") + (on.is_cpu() ? "host" : "device") + ".\n";
-  } else if (host_kept != 0 && rounded + host_kept > host_available) {
-    size_t const spare = host_available - std::min(host_available, host_kept);
-    out += "The host has " + in_units(host_available) + " available, of which weir leaves " + in_units(host_kept) +
-           " to others and may pin " + in_units(spare) +
-           ". Free pinned memory, use fewer or smaller buffers, or raise the total with pinned_limit "
-           "(WEIR_CONF=pinned_limit:" +
-           std::to_string((reserved + rounded) / (size_t{1} << 30) + 1) + "GiB).\n";
-  } else if (addresses) {
-    out +=
-        "The address space has no free range of that length. Each stream has addresses of its own. Raise "
-        "the option address_space, or use fewer streams: a new stream reuses the addresses of one that has ended.\n";
-  } else if (limit != 0 && rounded > limit) {
-    out +=
-        "The request is larger than the memory limit. Raise the limit (set_memory_limit, or the option "
-        "device_limit), or request less.\n";
-  } else if (limit != 0 && allocated + rounded > limit && limit < capacity) {
-    out += limit_forbids;
-  } else if (exported > capacity / 2) {
-    out +=
-        "Most of the device is memory to share with other processes. Destroy unused shared buffers and pools, "
-        "or trim the pools.\n";
-  } else if (outside > capacity / 2) {
-    out += "Other processes or libraries hold most of the device. End them, or use another device.\n";
-  } else if (held + rounded <= within && largest_free < rounded && cached >= within / 64) {
-    // less is the rest of a page here and there
-    out +=
-        "Enough bytes are free, but live blocks occupy their pages, so weir cannot merge them. Allocate large "
-        "blocks first, and long-lived blocks together.\n";
-  } else if (pending > rounded) {
-    out +=
-        "Freed blocks are pending on their streams. Synchronize before the allocation, or keep fewer steps in "
-        "flight.\n";
-  } else if (limited) {
-    out += limit_forbids;
-  } else {
-    out += "The program's live blocks fill the memory. Free tensors and buffers earlier, or use smaller batches.\n";
+  memory_cause const why = cause == memory_cause::none ? likeliest_cause(*this, addresses) : cause;
+  out += sentence(*this, why);
+  for (auto const& w : waits_for)
+    out += "Stream " + std::to_string(w.stream) + " still uses " + in_units(w.bytes) + " of freed memory.\n";
+  char const* const what = why == memory_cause::survivors ? " kept in place by blocks of " : " in live blocks of ";
+  for (holder const& h : holders) {
+    out += in_units(h.bytes) + what + std::string(h.where.file_name()) + ":" + std::to_string(h.where.line()) + ".\n";
   }
   return out;
 }

@@ -2,12 +2,13 @@
 // Threads: each test's own; work runs on the machine's threads.
 #include <gtest/gtest.h>
 
-#include "runtime/core/parts.h"
-#include "runtime/memory/device/device_memory.h"
+#include "tests/support/memory_bench.h"
 #include "weir/device.h"
 #include "weir/memory.h"
 #include "weir/observe.h"
 #include "weir/runtime.h"
+#include "weir/sim.h"
+#include "weir/stream.h"
 
 namespace weir {
 namespace {
@@ -43,6 +44,128 @@ TEST_F(ladder, maps_pages_between_blocks_of_another_stream) {
   sound();
   for (void* block : {first, p, last}) deallocate(block);
   sound();
+}
+
+memory_report refusal_of(stream_ref on, size_t bytes) {
+  try {
+    void* const p = allocate(on, bytes);
+    ADD_FAILURE() << bytes << " B were had";
+    deallocate(p);
+    return {};
+  } catch (out_of_memory const& e) {
+    return e.report();
+  }
+}
+
+struct history_of_lines {
+  history_of_lines() { record_memory_history(); }
+  ~history_of_lines() { stop_memory_history(); }
+};
+
+TEST_F(ladder, names_a_request_above_device_or_limit) {
+  EXPECT_EQ(refusal_of(current_stream(), 65_MiB).cause, memory_cause::too_large);
+  EXPECT_EQ(refusal_of(current_stream(), 7_MiB).cause, memory_cause::limit);
+  set_memory_limit(0);
+  buffer const all(60_MiB);
+  EXPECT_EQ(refusal_of(current_stream(), 65_MiB).cause, memory_cause::too_large);
+}
+
+TEST_F(ladder, names_a_limit_and_the_lines_that_hold_its_bytes) {
+  history_of_lines const recorded;
+  buffer const small(1_MiB);
+  buffer const large(4_MiB);
+  int const line = __LINE__ - 1;
+  auto const why = refusal_of(current_stream(), 2_MiB);
+  EXPECT_EQ(why.cause, memory_cause::limit) << why.text();
+  ASSERT_EQ(why.holders.size(), 2u);
+  EXPECT_EQ(why.holders.front().where.line(), static_cast<unsigned>(line));
+  EXPECT_EQ(why.holders.front().bytes, 4_MiB);
+  EXPECT_NE(why.text().find("4.00 MiB in live blocks of "), std::string::npos) << why.text();
+}
+
+// Each of three pages has 64 KiB in use.
+TEST_F(ladder, names_survivors_and_the_line_that_took_them) {
+  history_of_lines const recorded;
+  std::vector<buffer> survivors, others;
+  int line = 0;
+  for (int page = 0; page < 3; ++page) {
+    others.push_back(buffer(1_MiB - 64_KiB));
+    survivors.push_back(buffer(64_KiB)), line = __LINE__;
+    others.push_back(buffer(1_MiB));
+  }
+  others.clear();
+  auto const why = refusal_of(current_stream(), 3_MiB);
+  EXPECT_EQ(why.cause, memory_cause::survivors) << why.text();
+  ASSERT_EQ(why.holders.size(), 1u);
+  EXPECT_EQ(why.holders.front().where.line(), static_cast<unsigned>(line));
+  EXPECT_EQ(why.holders.front().bytes, 6_MiB - 192_KiB);
+  EXPECT_NE(why.text().find("kept in place by blocks of "), std::string::npos) << why.text();
+  sound();
+  survivors.clear();
+  buffer const now(6_MiB);
+}
+
+TEST_F(ladder, names_no_line_without_a_history) {
+  buffer const held(5_MiB);
+  EXPECT_TRUE(refusal_of(current_stream(), 2_MiB).holders.empty());
+}
+
+TEST_F(ladder, names_what_the_program_holds_and_what_others_hold) {
+  set_memory_limit(0);
+  {
+    buffer const held(60_MiB);
+    EXPECT_EQ(refusal_of(current_stream(), 8_MiB).cause, memory_cause::in_use);
+  }
+  empty_cache();
+  simulation::of(own).consume_memory(gpu, 40_MiB);
+  auto const why = refusal_of(current_stream(), 32_MiB);
+  EXPECT_EQ(why.cause, memory_cause::outside) << why.text();
+  EXPECT_NE(why.text().find("Other processes or libraries hold"), std::string::npos) << why.text();
+  buffer const rest(24_MiB);
+}
+
+TEST_F(ladder, names_a_driver_that_refuses_what_is_there) {
+  auto machine = simulation::of(own);
+  for (std::uint64_t k = 1; k <= 64; ++k) machine.fail_call("create", k);
+  auto const why = refusal_of(current_stream(), 2_MiB);
+  EXPECT_EQ(why.cause, memory_cause::driver) << why.text();
+  EXPECT_NE(why.text().find("The driver refused"), std::string::npos) << why.text();
+  machine.clear_failures();
+  buffer const after(6_MiB);
+  sound();
+}
+
+// A stream that carries collectives is waited for only for a while, because its ranks may wait for this thread.
+TEST(ladder_stepped, names_the_stream_that_uses_freed_memory) {
+  tests::memory_bench bench({.devices = 1, .memory = 64 << 20, .schedule = simulated::scheduling::stepped, .seed = 1},
+                            options{.device_limit = 4 << 20, .device_waits = options::wait_policy::never});
+  constexpr source_location at{"a test", "a test", 1};
+  clock::stream_clock &mine = bench.stream(0), &busy = bench.stream(0);
+  busy.set_carries_collectives(true);
+  auto& device = bench.on(0);
+  void* const p = device.allocate(mine, 3 << 20, 0, at);
+  ASSERT_TRUE(busy.wait(mine.now()).ok());
+  auto const gate = bench.machine().hold(0, busy.handle());
+  ASSERT_TRUE(gate.ok());
+  device.deallocate(p, &busy, at);
+  memory_report why;
+  try {
+    device.allocate(mine, 3 << 20, 0, at);
+    ADD_FAILURE() << "its memory is in use";
+  } catch (out_of_memory const& e) {
+    why = e.report();
+  }
+  EXPECT_EQ(why.cause, memory_cause::pending) << why.text();
+  ASSERT_FALSE(why.waits_for.empty());
+  EXPECT_EQ(why.waits_for.front().stream, busy.id());
+  EXPECT_EQ(why.waits_for.front().bytes, 3_MiB);
+  EXPECT_NE(why.text().find("Stream " + std::to_string(busy.id()) + " still uses 3.00 MiB"), std::string::npos)
+      << why.text();
+  ASSERT_TRUE(bench.machine().open_gate(gate.value).ok());
+  EXPECT_TRUE(bench.control->run());
+  void* const again = device.allocate(mine, 3 << 20, 0, at);
+  device.deallocate(again, nullptr, at);
+  EXPECT_EQ(device.validate(), std::vector<std::string>{});
 }
 
 }  // namespace

@@ -48,6 +48,7 @@ void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r)
     memory_report why = audit_.report();
     why.requested = r.bytes;
     why.rounded = needs;
+    audit_.explain(why, nullptr);
     ladder_.refuse(r, why);
   }
   std::size_t spare = 0;

@@ -33,12 +33,23 @@ class memory_audit {
     std::size_t anywhere = 0;  // bytes of handles without a byte in use, and of those that may be made
     std::size_t ends = 0;      // bytes of free ranges of a granule and more, in handles that stay
     std::vector<place> places;
+    bool limited = false;  // by the limit, not by what the device has left
+    struct partly_free {
+      address at;
+      std::size_t bytes, free;
+    };
+    std::vector<partly_free> stays;  // handles with a byte in use
   };
+  // Names the cause of a request that all recovery steps left without memory. Null: no room was looked for.
+  void explain(memory_report&, room const*) const;
   room look_for_room(stream_heap const* mine) const;  // null: of a stream without memory
   std::vector<std::string> validate() const;
   // Bytes of unreclaimable handles: a byte is live, pending, of a slab's run or not known to be complete, or
   // the handle is granted to other devices, or in transit to a block. Examines everything.
   std::size_t unreclaimable() const;
+  std::vector<stream_memory_use::waiting> unfinished() const;  // freed memory by the stream that still uses it
+  // kept: by free bytes of its handles, else by live bytes. Empty without a history
+  std::vector<memory_report::holder> lines_that_hold(room const* kept) const;
   void reset_peak();
   void reset_accumulated();
 

@@ -30,6 +30,7 @@ class openings {
   openings(stream_heap const& of, region const& in) : handles_(of.handles), in_(in) {}
   std::vector<opening> blocks, runs;  // below region::runs, and above
   std::size_t whole_bytes = 0;    // of handles without a byte in use
+  std::map<address, memory_audit::room::partly_free> stays;
 
   void walk() {
     address idle = in_.base;
@@ -63,6 +64,8 @@ class openings {
     bool const enters = first && first->at < from, leaves = last && last->at + last->bytes > to;
     if (enters) g.head = std::min(to, first->at + first->bytes) - from;
     if (leaves && !(enters && first == last)) g.tail = to - last->at;
+    if (enters) stays.try_emplace(first->at, first->at, first->bytes, 0).first->second.free += g.head;
+    if (g.tail) stays.try_emplace(last->at, last->at, last->bytes, 0).first->second.free += g.tail;
     g.between -= g.head + g.tail;
     address const end = to - g.tail;
     for (auto h = handles_.lower_bound(from + g.head); h != handles_.end() && h->first < end; ++h)
@@ -80,7 +83,7 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine) const {
   std::size_t const page = of_.space.page_bytes(), reserved = of_.counts.reserved(), limit = of_.counts.limit();
   auto const left = of_.machine.memory(of_.device);
   std::size_t fresh = left.ok() ? left.value.free : 0;  // bytes to be made
-  if (limit) fresh = std::min(fresh, limit - std::min(limit, reserved));
+  std::size_t const allowed = limit ? limit - std::min(limit, reserved) : fresh;
   struct part {
     stream_heap* in;
     arena::zone which;
@@ -89,6 +92,7 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine) const {
   std::vector<part> parts;
   std::size_t whole = 0;
   room out;
+  out.limited = allowed < fresh;
   for (stream_heap* m : heaps_.all()) {
     bool const lends = m == mine || !mine || heap_table::may_lend(*m, *mine);
     base::biased_lock hold(m->lock);
@@ -97,12 +101,13 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine) const {
       openings in(*m, *r);
       in.walk();
       whole += in.whole_bytes;
+      for (auto const& [at, h] : in.stays) out.stays.push_back(h);
       if (!lends) continue;
       parts.push_back({m, arena::zone::blocks, std::move(in.blocks)});
       if (!in.runs.empty()) parts.push_back({m, arena::zone::runs, std::move(in.runs)});
     }
   }
-  out.anywhere = round_down(fresh + whole, page);
+  out.anywhere = round_down(std::min(fresh, allowed) + whole, page);
   for (part const& p : parts) {
     std::size_t largest = 0;
     for (opening const& g : p.all) {

@@ -145,7 +145,10 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
     if (attempt()) return found(rungs::another_look);
   }
   if (step(rungs::any_room, [&]() -> std::size_t { return out = between_blocks(mine, alone), 0; })) return out;
-  refuse(r, describe_failure());
+  memory_report failed = describe_failure();
+  auto const room = audit_.look_for_room(&mine);
+  audit_.explain(failed, &room);
+  refuse(r, failed);
 }
 
 // Last, for it examines everything: where blocks in use leave the most room, in whichever heap, with all pages that
