@@ -48,6 +48,10 @@ enum class log_level : std::uint8_t { silent, error, warning, info, debug };
 
 struct options {
   size_t device_limit = 0;       // bytes of device memory that weir may reserve on each device; 0: no limit
+  // Bytes that weir leaves free on each device for the driver: kernels that are loaded later, their local memory,
+  // the first calls of cuBLAS and NCCL. 0: 64 MiB and 1 MiB for each multiprocessor; simulated devices: none.
+  // 1: none. A device_limit does not count it.
+  size_t driver_reserve = 0;
   // Bytes of page-locked host memory. 0: the host memory available to this process and its control group when
   // weir needs more, minus a reserve for others: an eighth of the host's memory, at most 8 GiB.
   size_t pinned_limit = 0;

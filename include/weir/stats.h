@@ -85,6 +85,7 @@ struct memory_report {  // of one failed allocation, or of the moment of a query
   size_t exported = 0;  // part of other_processes that this process holds to share (weir/share.h)
   // of page-locked memory without a limit: host memory available, and the share that weir leaves to others
   size_t host_available = 0, host_kept = 0;
+  size_t driver_reserve = 0;  // bytes of the device that weir leaves to the driver (options::driver_reserve)
   memory_cause cause = memory_cause::none;
   // freed memory by the stream whose work still uses it, the most bytes first
   std::vector<stream_memory_use::waiting> waits_for;

@@ -366,6 +366,10 @@ class device_counters {
     lock_guard hold(lock_);
     return charged();
   }
+  std::size_t under_way() const {  // bytes charged and not yet made, or refused
+    lock_guard hold(lock_);
+    return under_way_;
+  }
   std::size_t limit() const {
     lock_guard hold(lock_);
     return limit_;

@@ -20,6 +20,10 @@ namespace {
 constexpr option_row table[] = {
     {"device_limit", &options::device_limit, "none", nullptr,
      "Bytes of device memory that weir may reserve on each device."},
+    {"driver_reserve", &options::driver_reserve, "64 MiB and 1 MiB a multiprocessor; simulated devices: none", nullptr,
+     "Bytes that weir leaves free on each device for the driver: kernels that are loaded later, their local memory, "
+     "the first calls of cuBLAS and NCCL. 1: none. Memory that device_limit forbids is not part of it. See "
+     "docs/explanation/memory.md."},
     {"pinned_limit", &options::pinned_limit, "what the host can spare", nullptr,
      "Bytes of page-locked host memory that weir may reserve. The default is the memory that the host, or the "
      "process's control group, has available at the request. An eighth of the host's memory, at most 8 GiB, is left "
@@ -276,6 +280,14 @@ options parse_options(std::string_view text, source_location at) {
   options result;
   read_options(text, result, nullptr, "WEIR_CONF", at);
   return result;
+}
+
+// 64 MiB: code of kernels, cuBLAS's workspace of 32 MiB, events. A kernel whose threads have 512 B of local memory each
+// needs 1 MiB for each multiprocessor of 2048 threads.
+size_t driver_reserve_of(options const& o, bool simulated, int multiprocessors) noexcept {
+  constexpr size_t mib = 1 << 20;
+  if (o.driver_reserve) return o.driver_reserve > 1 ? o.driver_reserve : 0;
+  return simulated ? 0 : 64 * mib + mib * static_cast<size_t>(std::max(multiprocessors, 0));
 }
 
 std::span<option_row const> option_table() noexcept { return table; }

@@ -29,6 +29,9 @@ struct option_row {
   char const* variable;       // an environment variable that switches it on; null: none
   std::string_view meaning;   // one or two sentences for people
 };
+// Bytes that options::driver_reserve leaves on a device.
+size_t driver_reserve_of(options const&, bool simulated, int multiprocessors) noexcept;
+
 std::span<option_row const> option_table() noexcept;
 // Checks values that code can set and text cannot. Throws: invalid_use, with the option's name
 void check_options(options const&, source_location);

@@ -101,6 +101,7 @@ std::string memory_report::text() const {
   size_t const outside = other_processes - std::min(other_processes, exported);
   row("outside weir", outside);
   if (exported) row("shared", exported);
+  if (driver_reserve) row("for the driver", driver_reserve);
   if (limit != 0 && limit < capacity) row("limit", limit);
   if (host_kept != 0) {
     row("available", host_available);

@@ -135,6 +135,44 @@ TEST_F(ladder, names_a_driver_that_refuses_what_is_there) {
   sound();
 }
 
+// Others take memory meanwhile, too.
+TEST(driver_reserve, stays_free_however_the_device_is_filled) {
+  runtime own{simulated{.devices = 1, .memory = 64_MiB}, options{.driver_reserve = 10_MiB}};
+  runtime_guard const in(own);
+  auto machine = simulation::of(own);
+  std::vector<buffer> all;
+  auto const fill = [&](size_t bytes) {
+    for (;;) {
+      try {
+        all.push_back(buffer(bytes));
+      } catch (out_of_memory const& e) {
+        EXPECT_EQ(e.report().driver_reserve, 10_MiB);
+        EXPECT_NE(e.report().text().find("for the driver  10.00 MiB"), std::string::npos) << e.report().text();
+        break;
+      }
+      EXPECT_GE(mem_get_info().free, 10_MiB);
+    }
+  };
+  fill(3_MiB);
+  EXPECT_LT(memory_headroom().largest, 3_MiB);
+  fill(40_KiB);
+  EXPECT_EQ(mem_get_info().free, 10_MiB);
+  all.resize(all.size() / 2);
+  empty_cache();
+  machine.consume_memory(gpu, (mem_get_info().free - 10_MiB) / 2_MiB * 1_MiB);
+  fill(1_MiB);
+  EXPECT_GE(mem_get_info().free, 10_MiB);
+  EXPECT_LT(mem_get_info().free, 12_MiB);
+}
+
+// It is no part of what a limit of weir's allows.
+TEST(driver_reserve, takes_nothing_from_a_limit) {
+  runtime own{simulated{.devices = 1, .memory = 64_MiB}, options{.device_limit = 54_MiB, .driver_reserve = 10_MiB}};
+  runtime_guard const in(own);
+  EXPECT_EQ(memory_headroom().largest, 54_MiB);
+  buffer const all(54_MiB);
+}
+
 // A stream that carries collectives is waited for only for a while, because its ranks may wait for this thread.
 TEST(ladder_stepped, names_the_stream_that_uses_freed_memory) {
   tests::memory_bench bench({.devices = 1, .memory = 64 << 20, .schedule = simulated::scheduling::stepped, .seed = 1},

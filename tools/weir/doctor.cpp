@@ -186,8 +186,10 @@ void devices(findings& to) {
   for (int i = 0; i < count; ++i) {
     auto const p = get_device_properties(i);
     auto const m = mem_get_info(i);
+    size_t const kept = driver_reserve_of(find_options().in_force, p.simulated, p.multi_processor_count);
     std::string const value = p.name + ", " + bytes_text(m.free) + " free of " + bytes_text(m.total) +
-                              (p.numa_node >= 0 ? ", NUMA node " + std::to_string(p.numa_node) : "");
+                              (p.numa_node >= 0 ? ", NUMA node " + std::to_string(p.numa_node) : "") +
+                              (kept ? ", " + bytes_text(kept) + " left to the driver" : "");
     bool const old = !p.simulated && (p.major < 7 || (p.major == 7 && p.minor < 5));
     if (old)
       to.check(device(i).str(), value,

@@ -41,6 +41,7 @@ memory_report memory_audit::report() const {
   out.exported = static_cast<std::size_t>(n.exported_bytes.current);
   out.capacity = of_.space.info().total_memory;
   out.limit = of_.counts.limit();
+  out.driver_reserve = of_.driver_reserve;
   out.allocated = static_cast<std::size_t>(n.allocated_bytes.all.current);
   out.pending = static_cast<std::size_t>(n.pending_bytes.all.current);
   out.reserved = static_cast<std::size_t>(n.reserved_bytes.all.current);

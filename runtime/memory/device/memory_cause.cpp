@@ -86,7 +86,7 @@ void memory_audit::explain(memory_report& r, room const* found) const {
       r.waits_for = unfinished();
       return r.waits_for.empty() ? memory_cause::driver : memory_cause::pending;
     }
-    std::size_t const within = found && found->limited ? r.limit : r.capacity - all_others;
+    std::size_t const within = found && found->limited ? r.limit : r.capacity - std::min(r.capacity, all_others + r.driver_reserve);
     if (r.allocated + r.rounded <= within) return memory_cause::survivors;
     if (found && found->limited) return memory_cause::limit;
     if (r.allocated + r.rounded > r.capacity) return memory_cause::in_use;

@@ -83,6 +83,7 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine) const {
   std::size_t const page = of_.space.page_bytes(), reserved = of_.counts.reserved(), limit = of_.counts.limit();
   auto const left = of_.machine.memory(of_.device);
   std::size_t fresh = left.ok() ? left.value.free : 0;  // bytes to be made
+  fresh -= std::min(fresh, of_.driver_reserve);
   std::size_t const allowed = limit ? limit - std::min(limit, reserved) : fresh;
   struct part {
     stream_heap* in;

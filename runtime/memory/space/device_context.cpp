@@ -2,6 +2,10 @@
 // Threads: as device_context.h.
 #include "runtime/memory/space/device_context.h"
 
+#include <algorithm>
+
+#include "runtime/options/options.h"
+
 namespace weir::memory {
 
 device_context::device_context(weir::runtime::impl& r, int device, allocator* a, source_location const& at)
@@ -19,11 +23,29 @@ device_context::device_context(weir::runtime::impl& r, int device, allocator* a,
       fence_interval(r.options().fence_interval) {
   auto info = machine.info(device);
   require(info.is, "allocate", base::gpu_name(device), "", at);
+  driver_reserve = driver_reserve_of(r.options(), machine.simulated(), info.value.multi_processor_count);
   // compute-sanitizer accepts segments; mapped pages are untested with a current context
   if (announced) info.value.maps = false;
   require(space.open(info.value, r.options().address_space), "allocate",
           "address space of gpu:" + std::to_string(device), "Raise the limit of virtual memory (ulimit -v)", at);
   counts.set_limit(r.options().device_limit);
+}
+
+std::size_t device_context::may_take(std::size_t bytes) {
+  if (!driver_reserve) return bytes;
+  auto left = unasked.lock();
+  if (bytes <= *left) {
+    *left -= bytes;
+    return bytes;
+  }
+  auto const now = machine.memory(device);
+  if (!now.ok()) return bytes;  // the call that takes it will say
+  // what other threads have charged may not be made yet
+  std::size_t const kept = driver_reserve + counts.under_way();
+  std::size_t const spare = now.value.free - std::min(now.value.free, kept);
+  std::size_t const taken = std::min(bytes, round_down(spare, space.page_bytes()));
+  *left = (spare - taken) / 2;
+  return taken;
 }
 
 bool device_context::is_complete(clock::stamp s) {

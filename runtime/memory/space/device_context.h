@@ -38,6 +38,9 @@ struct device_context {
   bool is_complete(clock::stamp);                                          // asks the driver if unknown
   void note_status(driver::status s) noexcept { clocks.note(device, s); }  // of a call on this device alone
   void count_search(std::size_t n) noexcept { searched.fetch_add(n, base::memory_order_relaxed); }
+  // How much of `bytes` may be taken from the device so that driver_reserve stays free there, in pages. Asks the
+  // driver when half of what was free at the last answer is used up: others take memory, too.
+  std::size_t may_take(std::size_t bytes);
   // For the history: a block became pending, or is pending no more.
   void record_pending(observe::action, address, std::size_t bytes, std::uint64_t user) const noexcept;
   // Throws: invalid_use, naming what lies at the address instead
@@ -57,6 +60,8 @@ struct device_context {
   bool const deterministic;
   options::wait_policy const waits;
   std::size_t const fence_interval;         // bytes; 0: as stream_heap::fence_after() says
+  std::size_t driver_reserve = 0;           // bytes; set once
+  base::guarded<std::size_t> unasked;       // bytes that may be taken before the driver is asked again
   base::atomic<std::uint64_t> searched{0};  // blocks and streams examined for reuse, without those found
   observe::device_counters counts;
 };

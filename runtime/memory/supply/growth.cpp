@@ -115,7 +115,8 @@ driver::status growth::grow_segment(stream_heap& mine, alloc_request const& r, v
                              : mine.slots.usual_next_run_bytes(r.size_class) + granule;
   }
   bytes = round_up(bytes, of_.space.page_bytes());
-  if (bytes > of_.space.info().total_memory || !of_.counts.charge(bytes)) return {driver::code::out_of_memory};
+  if (bytes > of_.space.info().total_memory || of_.may_take(bytes) < bytes || !of_.counts.charge(bytes))
+    return {driver::code::out_of_memory};
   auto const got = of_.machine.create_segment(of_.device, bytes);
   of_.counts.gave(got.ok() ? bytes : 0, got.ok() ? 0 : bytes);
   if (!got.ok()) {

@@ -42,7 +42,7 @@ class growth::filling {
 
  private:
   void charge_within_bound(std::size_t bytes) {
-    fresh_ = a_.of_.counts.charge_within(bytes, bound_, page_);
+    fresh_ = a_.of_.counts.charge_within(a_.of_.may_take(bytes), bound_, page_);
     out_.charged += fresh_;
   }
   driver::status next(address at, std::size_t left, std::size_t& n) {
@@ -73,7 +73,7 @@ class growth::filling {
                                       limit ? limit : a_.of_.space.info().total_memory, a_.of_.epsilon);
   }
   bool charge(std::size_t n) {
-    if (!a_.of_.counts.charge(n)) return false;
+    if (a_.of_.may_take(n) < n || !a_.of_.counts.charge(n)) return false;
     out_.charged += n;
     return true;
   }
