@@ -61,4 +61,28 @@ class simulation {  // a view of a runtime's machine, valid during the runtime's
   driver::sim::controls* controls_;
 };
 
+// A stream of a simulated device that weir does not know, as a program's own CUDA stream is one. Code that
+// gets streams by handle can so be tested without a GPU: give its handle to external_stream, borrow_stream or
+// weir/c.h.
+class simulated_stream {
+ public:
+  // Of the current runtime. Default: the current device. Throws: invalid_use (a real machine, no such device)
+  explicit simulated_stream(device = gpu, source_location = source_location::current());
+  // Destroys the stream; its work still runs, and its handle may be given to another stream.
+  // Requires: before its runtime ends
+  ~simulated_stream();
+  simulated_stream(simulated_stream const&) = delete;
+  simulated_stream& operator=(simulated_stream const&) = delete;
+  CUstream_st* handle() const noexcept { return handle_; }
+
+  // Begins a capture of it, and ends one, whose graph is discarded. Throws: invalid_use
+  void begin_capture(source_location = source_location::current());
+  void end_capture(source_location = source_location::current());
+
+ private:
+  runtime* runtime_;
+  int device_ = 0;
+  CUstream_st* handle_ = nullptr;
+};
+
 }  // namespace weir

@@ -8,7 +8,8 @@
 //   * Enqueueing calls (copy, copy_peer, fill, record, wait, host_function, enqueue) and queries never wait
 //     for device work while fewer than 250 operations are queued on the device. With more they wait for room;
 //     host functions on other streams, and calls that create or destroy events, may then wait too. All other
-//     calls MAY block until all work enqueued so far on every device is done; unpin and release_segment always
+//     calls MAY block until all work enqueued so far on every device is done; unpin and release_segment
+// always
 //     do. Never make one with a lock held that an allocation on another stream needs.
 //   * Any call may answer lost, a sticky error of its device. A fault may lose other open devices too; each
 //     reports its own loss. Then all calls on the device's streams and events, memory, create, create_segment
@@ -102,6 +103,13 @@ struct place {          // of an address
   int device = -1;      // in == device: whose memory
 };
 
+// An external stream, as it is now. One that is captured has no id: to ask for it would spoil the capture.
+struct identity {
+  stream_handle handle = stream_handle::none;
+  bool captured = false;
+  std::uint64_t id = 0;  // never given to another stream in this process, unlike a handle
+};
+
 struct peer_info { bool access = false, native_atomics = false; int nvlinks = 0; };
 
 // `run` is called each time the stream reaches the work; captured work runs at each launch. `drop` is called
@@ -190,8 +198,11 @@ class driver {
   virtual status query_stream(int device, stream_handle) = 0;          // ok or not_ready
   virtual status synchronize_stream(int device, stream_handle) = 0;    // Blocks
   virtual result<bool> capturing(int device, stream_handle) = 0;       // never spoils a capture
-  // Names an external stream. invalid: of another device. Simulated: not_supported
+  // Names an external stream. Null: the legacy stream. invalid: of another device, unless it is captured:
+  // then it is not asked. Simulated: a handle of create_stream. Requires: the stream exists
   virtual result<stream_handle> adopt(int device, CUstream_st*) = 0;
+  // Requires: as adopt. Does not look whether the stream is of another device.
+  virtual result<identity> identify(int device, CUstream_st*) = 0;
   virtual result<CUstream_st*> native(int device, stream_handle) = 0;  // Simulated: not_supported
   virtual result<event_handle> create_event(int device, event_kind) = 0;
   virtual status destroy_event(int device, event_handle) = 0;          // pending waits and records stay valid
@@ -282,8 +293,8 @@ class inside_work {
 opened open_cuda();                 // null and why without a usable GPU; never throws
 
 namespace sim {
-// Work that waits for other streams' work (work::ready), in words: so that a circle through it can be named. It
-// is asked with the machine's lock held: no driver call, no lock inside.
+// Work that waits for other streams' work (work::ready), in words: so that a circle through it can be named.
+// It is asked with the machine's lock held: no driver call, no lock inside.
 struct words {
   bool (*of)(void*);                       // the ready() of the work that these speak of
   std::string (*name)(void* work);         // "rank 0's part of all_reduce of 4 float32 (sum) (a.cpp:3)"

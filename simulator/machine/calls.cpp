@@ -10,6 +10,9 @@ using scheduling = weir::simulated::scheduling;
 // handles 1 and 2 are legacy and per_thread
 constexpr std::uint64_t standing_streams = 2;
 std::uint64_t number(stream_handle h) { return static_cast<std::uint64_t>(h) - standing_streams; }
+stream_handle handle_of(CUstream_st* foreign) {
+  return foreign ? static_cast<stream_handle>(reinterpret_cast<std::uintptr_t>(foreign)) : stream_handle::legacy;
+}
 std::uint64_t number(event_handle h) { return static_cast<std::uint64_t>(h); }
 
 // A refused call also drops its work.
@@ -165,11 +168,16 @@ result<bool> machine::capturing(int device, stream_handle h) {
 }
 
 result<stream_handle> machine::adopt(int device, CUstream_st* foreign) {
-  if (status const s = may_call(device, need::alive); !s.ok()) return {s};
-  auto const h =
-      foreign ? static_cast<stream_handle>(reinterpret_cast<std::uintptr_t>(foreign)) : stream_handle::legacy;
-  if (h != stream_handle::legacy && h != stream_handle::per_thread) return {{code::not_supported}};
-  return {fine, h};
+  stream_handle const h = handle_of(foreign);
+  stream_call const s(*this, device, h);
+  return {s.why, h};
+}
+
+result<identity> machine::identify(int device, CUstream_st* foreign) {
+  stream_handle const h = handle_of(foreign);
+  stream_call const s(*this, device, h);
+  if (!s) return {s.why};
+  return {fine, {h, s->in != nullptr, s->in ? 0 : s->id}};
 }
 
 result<CUstream_st*> machine::native(int device, stream_handle) {

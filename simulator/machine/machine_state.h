@@ -50,6 +50,7 @@ class machine final : public driver, public controls {
   status synchronize_stream(int device, stream_handle) override;
   result<bool> capturing(int device, stream_handle) override;
   result<stream_handle> adopt(int device, CUstream_st*) override;
+  result<identity> identify(int device, CUstream_st*) override;
   result<CUstream_st*> native(int device, stream_handle) override;
   result<event_handle> create_event(int device, event_kind) override;
   status destroy_event(int device, event_handle) override;

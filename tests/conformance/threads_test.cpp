@@ -44,6 +44,9 @@ class threads : public conformance {
     MAKE(f, create_event(d, event_kind::timing));
     for (stream_handle const each : {s.value, b.value, stream_handle::legacy, stream_handle::per_thread}) {
       MAKE(is, capturing(d, each));
+      auto* const native = reinterpret_cast<CUstream_st*>(static_cast<std::uintptr_t>(each));
+      MAKE(adopted, adopt(d, native));
+      MAKE(identity, identify(d, native));
       CALL(record(d, each, e.value));
       CALL(fill(d, each, words, 7, 4, 4));
       CALL(copy(d, each, host, words, 16));

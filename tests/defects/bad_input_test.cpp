@@ -274,8 +274,8 @@ TEST_F(bad_input, another_devices_stream) {
   refused<invalid_use>([&] { (void)e.elapsed_time(timed); }, {"elapsed_time", "start"});
   refused<invalid_use>([&] { (void)timed.elapsed_time(event{{.timing = true}}); }, {"elapsed_time", "never recorded"});
   s1.ref().wait(e);  // waits across devices are valid
-  refused<not_supported>([&] { external_stream f(0, reinterpret_cast<CUstream_st*>(64)); },
-                         {"external_stream", "gpu:0"});
+  refused<invalid_use>([&] { external_stream f(0, reinterpret_cast<CUstream_st*>(64)); },
+                       {"external_stream", "gpu:0"});
   refused<not_supported>([&] { (void)s0.ref().native(); }, {"native"});
   refused<not_supported>([&] { (void)e.native(); }, {"native"});
 }

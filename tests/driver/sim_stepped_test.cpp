@@ -304,6 +304,7 @@ std::vector<std::pair<std::string_view, std::function<status(driver&)>>> every_c
           {"synchronize_stream", [](driver& d) { return d.synchronize_stream(0, s); }},
           {"capturing", [](driver& d) { return d.capturing(0, s).is; }},
           {"adopt", [](driver& d) { return d.adopt(0, nullptr).is; }},
+          {"identify", [](driver& d) { return d.identify(0, nullptr).is; }},
           {"native", [](driver& d) { return d.native(0, s).is; }},
           {"create_event", [](driver& d) { return d.create_event(9, event_kind::order_only).is; }},
           {"destroy_event", [](driver& d) { return d.destroy_event(0, e); }},

@@ -236,11 +236,10 @@ TEST_F(stepped_streams, streams_of_two_runtimes_are_not_ordered) {
   EXPECT_NE(at_a_stamp.find("of runtime " + std::to_string(rt.get().id())), std::string::npos) << at_a_stamp;
 }
 
-// It takes no foreign one.
 TEST_F(stepped_streams, a_simulated_stream_has_no_native_handle) {
   stream a;
   refused<not_supported>([&] { a.ref().native(); });
-  refused<not_supported>([&] { external_stream f(gpu, reinterpret_cast<CUstream_st*>(64)); });
+  refused<invalid_use>([&] { external_stream f(gpu, reinterpret_cast<CUstream_st*>(64)); });
   EXPECT_NE(refused<invalid_use>([&] {
               external_stream f(gpu, reinterpret_cast<CUstream_st*>(2));
             }).find("per-thread default stream"),

@@ -56,6 +56,7 @@
   X(cuStreamSynchronize, 2000)                \
   X(cuStreamIsCapturing, 10000)               \
   X(cuStreamGetCtx, 9020)                     \
+  X(cuStreamGetId, 12000)                     \
   X(cuStreamWaitEvent, 3020)                  \
   X(cuStreamWaitValue32, 11070)               \
   X(cuEventCreate, 2000)                      \

@@ -54,6 +54,8 @@ result<stream_handle> cuda_driver::adopt(int device, CUstream_st* foreign) {
   if (in.refused()) return {in.refusal()};
   if (!foreign) return {{}, handle_of(CU_STREAM_LEGACY)};
   if (foreign == CU_STREAM_LEGACY || foreign == CU_STREAM_PER_THREAD) return {{}, handle_of(foreign)};
+  auto const captured = capturing(device, handle_of(foreign));
+  if (!captured.ok() || captured.value) return {captured.is, handle_of(foreign)};
   CUcontext owner = nullptr;
   if (status const said = in.answer(api_.cuStreamGetCtx(foreign, &owner)); !said.ok()) return {said};
   if (owner == in.context()) return {{}, handle_of(foreign)};
@@ -65,6 +67,19 @@ result<stream_handle> cuda_driver::adopt(int device, CUstream_st* foreign) {
   if (status const said = in.answer(r); !said.ok()) return {said};
   if (of != at(device).id) return {invalid};
   return {{}, handle_of(foreign)};
+}
+
+result<identity> cuda_driver::identify(int device, CUstream_st* foreign) {
+  call in(*this, device, call::mode::enqueues);
+  if (in.refused()) return {in.refusal()};
+  CUstream const s = foreign ? foreign : CU_STREAM_LEGACY;
+  CUstreamCaptureStatus is = CU_STREAM_CAPTURE_STATUS_NONE;
+  CUresult r = api_.cuStreamIsCapturing(s, &is);
+  bool const captured = r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || is != CU_STREAM_CAPTURE_STATUS_NONE;
+  if (captured) return {{}, {handle_of(s), true, 0}};
+  unsigned long long id = 0;
+  if (r == CUDA_SUCCESS) r = api_.cuStreamGetId(s, &id);
+  return {in.answer(r), {handle_of(s), false, id}};
 }
 
 result<CUstream_st*> cuda_driver::native(int device, stream_handle s) {
