@@ -4,7 +4,8 @@
 
    Devices are ordinals. WEIR_CURRENT_DEVICE is the thread's current one, which every thread begins as 0.
    A stream is a CUDA stream: cudaStream_t, CUstream. Null is the legacy stream of the device that the call
-   names. Any other handle has to be registered (weir_register_stream).
+   names. Any other handle is that of a registered stream (weir_register_stream), or is
+   borrowed: then the stream has to exist during the call only. cudaStreamPerThread is the caller's own.
 
    Stable: a later version adds calls, status values and members at the end of structs. It changes none. */
 #pragma once
@@ -64,9 +65,11 @@ WEIR_API weir_status weir_synchronize(int device);
    block has an address of its own. alignment: a power of two up to 2 MiB. */
 WEIR_API weir_status weir_allocate(void** block, size_t bytes, size_t alignment, int device, weir_stream stream);
 /* Frees a block of device or page-locked memory. Null does nothing. The next allocation on the block's own
-   stream may reuse it at once; another stream's only after the work that is enqueued now. */
+   stream may reuse it at once; another stream's only after the work that is enqueued now. Blocks of borrowed
+   streams: see weir_free_on_stream. */
 WEIR_API weir_status weir_free(void* block);
-/* The same, after declaring that `stream` of that device has used the block until now. */
+/* The same, after declaring that `stream` of that device has used the block until now. A borrowed stream's memory
+   serves other streams soon if it is freed so, and its own stream is named: a fence may be recorded there. */
 WEIR_API weir_status weir_free_on_stream(void* block, int device, weir_stream stream);
 /* Declares that `stream` uses the block: when freed, it is not reused before the work that the stream has
    then. Addresses inside the block are valid. */

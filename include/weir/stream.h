@@ -95,15 +95,15 @@ class stream {  // leased from the device's pool: live `stream`s are always dist
 };
 
 // torch.cuda.ExternalStream: registers a stream of the program during this object's lifetime. Registered
-// twice, it is one stream.
-// Requires: destroyed before the stream.
+// twice, it is one stream. It then is as quick as weir's own: caches of each thread, fences only when another
+// stream looks for memory.
+// Requires: the stream exists until this object is destroyed.
 class external_stream {
  public:
   // Null is CUDA's legacy stream: it is ordered with all blocking streams of its device, weir's default
   // stream included, on simulated devices too. The per-thread default stream is refused, because it is a
-  // different stream on every thread.
-  // Throws: invalid_use (a stream of another device, the per-thread default), not_supported (a stream other
-  // than null on a simulated device)
+  // different stream on every thread: borrow it. Simulated devices: see simulated_stream of weir/sim.h.
+  // Throws: invalid_use (a stream of another device, the per-thread default), device_lost
   external_stream(weir::device, CUstream_st*, source_location = source_location::current());
   ~external_stream();  // records a last event on the stream
   external_stream(external_stream const&) = delete;
@@ -113,8 +113,16 @@ class external_stream {
   stream_ref ref_;
 };
 
-// The registered stream with this handle; null is CUDA's legacy stream. A few nanoseconds.
-// Throws: invalid_use (not registered, a stream of another device), device_lost
+// The stream with this handle, for calls that follow at once: no promise is needed that it exists later. weir
+// asks it only inside calls that name it, and tells streams apart by CUDA's id, as a handle may be given to a
+// later stream. A registered handle is the registered stream. Null is the legacy stream; cudaStreamPerThread
+// is the caller's. A borrowed stream serves allocate, deallocate, record_stream, launch, copy, fill, wait,
+// query and synchronize. What needs a stream for longer refuses it (set_stream) or needs it registered. Free
+// its blocks by deallocate(borrow_stream(…), p): after a free that does not name it, memory may have to wait
+// for the whole device.
+// Valid: while the stream exists, until this thread has borrowed four others. Blocks: a new stream after 64
+// that ended without a fence waits for the device.
+// Throws: invalid_use (a stream of another device), device_lost, driver_error
 stream_ref borrow_stream(weir::device, CUstream_st*, source_location = source_location::current());
 
 // The device's default stream. It is ordered with CUDA's legacy stream, and so with bare <<<>>> launches.

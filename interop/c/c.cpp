@@ -10,6 +10,7 @@
 
 #include "runtime/base/sync.h"
 #include "runtime/base/text.h"
+#include "runtime/memory/heap/thread_cache.h"
 #include "streams/stream/by_handle.h"
 #include "streams/stream/context.h"
 #include "weir/copy.h"
@@ -166,19 +167,26 @@ weir_status weir_synchronize(int device) {
 }
 
 weir_status weir_allocate(void** block, size_t bytes, size_t alignment, int device, weir_stream stream) {
+  auto const* const known = weir::streams::handle_memo::find(device, stream);
+  void* const p = known && block ? weir::memory::fast_allocate(known, bytes, alignment) : nullptr;
+  if (p) [[likely]] {
+    *block = p;
+    return WEIR_OK;
+  }
   return answer([&] {
     require_out(block, "weir_allocate");
-    auto const* const known = weir::streams::known_by_handle(device, stream, from_c);
-    *block = weir::allocate(known ? *known : stream_of(device, stream), bytes, alignment, from_c);
+    *block = weir::detail::allocate_slowly(stream_of(device, stream), bytes, alignment, from_c);
   });
 }
 
 weir_status weir_free(void* block) {
-  if (weir::detail::deallocate_quickly(block)) return WEIR_OK;
+  if (weir::memory::fast_deallocate(block)) [[likely]] return WEIR_OK;
   return answer([&] { weir::detail::deallocate_slowly(block, from_c); });
 }
 
 weir_status weir_free_on_stream(void* block, int device, weir_stream stream) {
+  auto const* const known = weir::streams::handle_memo::find(device, stream);
+  if (known && weir::memory::fast_deallocate_used(known, block)) [[likely]] return WEIR_OK;
   return answer([&] {
     if (block) weir::deallocate(stream_of(device, stream), block, from_c);
   });

@@ -80,6 +80,7 @@ struct clocks::state {
 clocks::clocks(weir::runtime::impl& r) : state_(std::make_unique<state>(r)) {}
 
 clocks::~clocks() {
+  invalidate_fast_paths();
   auto lines = state_->lines.lock();
   for (auto& t : *lines) {
     detail::enter(t->id(), nullptr);
@@ -92,8 +93,8 @@ clocks::~clocks() {
 stream_clock& clocks::make(int device, driver::stream_handle h, life l) {
   std::uint64_t const id = detail::next_id.fetch_add(1);
   state_->runtime.machine().number_stream(device, h, id - state_->before);
-  if (l == life::foreign) {
-    if (stream_clock* const again = take_over(device, h, id)) return *again;
+  if (l != life::own) {
+    if (stream_clock* const again = take_over(device, h, id, l)) return *again;
   }
   std::unique_ptr<stream_clock> made(new stream_clock(id, device, h, l, state_->runtime, state_->shared));
   auto lines = state_->lines.lock();
@@ -105,7 +106,7 @@ stream_clock& clocks::make(int device, driver::stream_handle h, life l) {
 
 std::uint64_t clocks::number_of(stream_clock const& t) const noexcept { return t.id() - state_->before; }
 
-stream_clock* clocks::take_over(int device, driver::stream_handle h, std::uint64_t id) {
+stream_clock* clocks::take_over(int device, driver::stream_handle h, std::uint64_t id, life l) {
   constexpr int few = 4;  // the rest are of other devices, or held
   stream_clock* found = nullptr;
   {
@@ -121,8 +122,9 @@ stream_clock* clocks::take_over(int device, driver::stream_handle h, std::uint64
   found->id_.set(id), found->handle_.set(h);
   found->set_carries_collectives(false);
   found->capture_seen_.store(0, base::memory_order_relaxed);
+  found->unfenced_.store(0), found->frees_.store(0), found->live_blocks_.store(0), found->marked_.store(false);
   found->tenure_.store(tenure_word::make(id, device), base::memory_order_release);
-  found->life_.store(life::foreign, base::memory_order_release);
+  found->life_.store(l, base::memory_order_release);
   detail::enter(id, found);
   return found;
 }
@@ -160,15 +162,18 @@ void clocks::leave(stream_clock& t) {
   retire(t);
 }
 
-void clocks::retire(stream_clock& t) {
-  if (t.alive() == life::own) invalidate_fast_paths();  // external streams are never cached
-  if (t.alive() == life::retired) return;
+bool clocks::retire(stream_clock& t) {
+  life const was = t.alive();
+  if (was == life::retired) return true;
+  if (was != life::borrowed) invalidate_fast_paths();  // which borrowed streams do not have
   state_->any_ended.store(true);
-  auto const last = t.fence();
+  bool covered = t.may_be_fenced() ? t.fence().ok() : was == life::borrowed && t.may_be_forgotten() && t.is_fenced();
   // Without a fence, wait for the work. If that fails too, no fence covers the last stamps.
-  if (!last.ok() && !t.synchronize().ok()) (void)t.begin();
+  if (!covered && was != life::borrowed) covered = t.synchronize().ok();
+  if (!covered) (void)t.begin();
   end(t);
   let_go_of_ended(t);
+  return covered;
 }
 
 void clocks::end(stream_clock& t) {
@@ -235,6 +240,9 @@ driver::status clocks::synchronize(stamp s) {
 driver::status clocks::ask_for_a_while(stamp s) {
   constexpr std::int64_t patience_ns = 2'000'000'000, nap_ns = 200'000;
   constexpr int most_questions = 64;
+  // No question answers for what ended without a fence.
+  stream_clock const* const there = find(s.stream);
+  if (there && !there->may_be_fenced() && collectives_given().empty()) return synchronize(s);
   bool const moves = state_->shared->machine.moves_by_itself();
   std::int64_t const until = moves ? base::now_ns() + patience_ns : 0;
   for (int questions = 0; moves ? base::now_ns() < until : questions < most_questions; ++questions) {
@@ -268,7 +276,11 @@ driver::status clocks::synchronize_device(int device) try {
     }
   }
   for (stream_clock const* const t : living) {  // the driver would refuse by spoiling their captures
-    if (auto const inside = t->captured(); inside.ok() && inside.value) return {driver::code::not_permitted};
+    if (t->alive() == life::borrowed) {  // it may exist no more
+      if (t->seen_captured()) return {driver::code::not_permitted};
+    } else if (auto const inside = t->captured(); inside.ok() && inside.value) {
+      return {driver::code::not_permitted};
+    }
   }
   {
     auto lines = state_->lines.lock();

@@ -43,6 +43,24 @@ driver::status stream_clock::open_for_work() const {
   return common_->state_of(device_);
 }
 
+stream_clock const*& named_in_call::current() noexcept {
+  struct named;
+  return base::thread_pointer<named, static_cast<stream_clock const*>(nullptr)>::value;
+}
+
+bool stream_clock::may_be_fenced() const noexcept {
+  life const is = alive();
+  return is != life::retired && (is != life::borrowed || named_in_call::is(*this));
+}
+
+// Short-lived streams free their last block and are gone: that free is fenced. A stream that has served for
+// long has its frees fenced in batches, although it may have no block between two of them.
+bool stream_clock::count_free() noexcept {
+  bool const last_of_few = live_blocks_.load(base::memory_order_relaxed) == 0 &&
+                           frees_.fetch_add(1, base::memory_order_relaxed) < young;
+  return unfenced_.fetch_add(1, base::memory_order_relaxed) + 1 >= free_batch || last_of_few;
+}
+
 driver::status stream_clock::usable() const {
   if (auto const s = open_for_work(); !s.ok()) return s;
   auto const inside = captured();
@@ -94,14 +112,23 @@ void stream_clock::publish(fence_ref const& f) {
 }
 
 result<fence_ref> stream_clock::record_fence(bool asked) {
+  if (!may_be_fenced()) return {{alive() == life::retired ? code::invalid : code::not_permitted}, {}};
   if (auto const s = usable(); !s.ok()) return {s, {}};
   auto f = or_out_of_memory<result<fence_ref>>([&] { return common_->events->take_fence(device_); });
   if (!f.ok()) return {note(f.is), {}};
   f.value->asked = asked;
-  if (auto const s = record_outside(*f.value, nullptr); !s.ok()) return {s, {}};
+  // Before the number is begun: what is counted later may have a later one.
+  std::uint32_t const owed = unfenced_.load() ? unfenced_.exchange(0) : 0;
+  status s = record_outside(*f.value, nullptr);
   // If a capture began meanwhile, the record may be inside it, and a query of the event would spoil it.
-  if (auto const inside = captured(); !inside.ok() || inside.value)
-    return {inside.ok() ? status{code::not_permitted} : inside.is, {}};
+  if (s.ok()) {
+    auto const inside = captured();
+    s = inside.ok() && inside.value ? status{code::not_permitted} : inside.is;
+  }
+  if (!s.ok()) {
+    if (owed) unfenced_.fetch_add(owed);
+    return {s, {}};
+  }
   publish(f.value);
   return f;
 }
@@ -247,7 +274,7 @@ result<bool> stream_clock::poll(std::uint64_t n) {
     if (auto const s = common_->state_of(device_); !s.ok()) return {s, false};
     auto f = fence_for(n);
     // it ended without a fence: only the whole device can tell
-    if (!f.ok() && alive() == life::retired) return {{}, false};
+    if (!f.ok() && !may_be_fenced()) return {{}, false};
     if (!f.ok()) return {f.is, false};
     auto const answer = ask(f.value);
     if (answer.is.what == code::not_ready) continue;
@@ -275,11 +302,8 @@ status stream_clock::synchronize(std::uint64_t n) {
     }
     if (auto const s = common_->state_of(device_); !s.ok()) return s;
     auto f = fence_for(n);
-    if (!f.ok() && alive() == life::retired) {
-      auto const s = note(common_->machine.synchronize_device(device_));
-      if (s.ok()) observe(n, knowledge());
-      return s;
-    }
+    // only the whole device can tell; it is not asked while a stream of it is captured
+    if (!f.ok() && !may_be_fenced()) return runtime_.part<clocks>().synchronize_device(device_);
     // no fence: synchronize the stream itself
     if (!f.ok()) return f.is.what == code::lost || f.is.what == code::not_permitted ? f.is : synchronize();
     auto const s = note(common_->machine.synchronize_event(f.value->event->handle()));

@@ -35,9 +35,10 @@ struct stamp {
 };
 
 enum class life : std::uint8_t {
-  own,      // weir's: fenced lazily
-  foreign,  // external, while registered: fenced eagerly when memory is freed on it
-  retired,  // the registration has ended: no driver call uses the stream
+  own,       // weir's: fenced lazily
+  foreign,   // external, while registered: its owner keeps it, so that it is fenced lazily, too
+  borrowed,  // external, and exists only while a call names it: fenced inside such calls (streams/stream/borrowed.h)
+  retired,   // the registration has ended: no driver call uses the stream
 };
 
 // One use of a stream object in one word: whether its registration has ended, an id, a lease count, a device.
@@ -76,13 +77,30 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   }
   // A held copy prevents reuse of the object after its registration. Null for weir's own streams.
   std::shared_ptr<void const> hold() const noexcept { return held_; }
-  // Records a fence, which covers every stamp taken so far. One event record.
+  // Records a fence, which covers every stamp taken so far. One event record. not_permitted: a borrowed
+  // stream that no call of this thread names now.
   driver::result<stamp> fence();
   // The same with the event of a weir::event, which may be recorded again. `before` is the fence of its last
   // record, or null; this call makes it stale, but a refused call changes nothing. Inside a capture the fence
   // is good for wait() alone, and may have another event if others may still query this one: continue with
   // that.
   driver::result<fence_ref> record(event_ref const&, fence_ref const& before = nullptr);
+
+  // Of a borrowed stream. What no fence covers can only be waited for with the whole device.
+  void note_block(int more) noexcept { live_blocks_.fetch_add(more, base::memory_order_relaxed); }  // that it is home of
+  void note_mark() noexcept {  // it uses another stream's block
+    if (alive() == life::borrowed) [[unlikely]] marked_.store(true, base::memory_order_relaxed);
+  }
+  // Counts a free that waits for this stream. True: a fence is due
+  bool count_free() noexcept;
+  bool owes_fence() const noexcept { return unfenced_.load(base::memory_order_relaxed) >= free_batch; }
+  bool may_be_forgotten() const noexcept {  // nothing will be freed that it uses
+    return !marked_.load(base::memory_order_relaxed) && live_blocks_.load(base::memory_order_relaxed) <= 0;
+  }
+  bool is_fenced() const noexcept { return !unfenced_.load(base::memory_order_relaxed); }  // all that was freed
+  void saw_captured(bool yes) const noexcept {  // the driver's answer just now
+    while (seen_captured() != yes && !note_captured(yes, capture_seen_.load(base::memory_order_relaxed))) {}
+  }
 
   // Whether this stream is under capture. captured() makes one driver call; seen_captured() makes none and
   // returns the last known answer, which every record and wait updates.
@@ -132,7 +150,7 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
         handle_(h),
         runtime_(r),
         common_(std::move(c)),
-        held_(l == life::foreign ? std::make_shared<char>() : nullptr),
+        held_(l == life::own ? nullptr : std::make_shared<char>()),
         tenure_(tenure_word::make(id, device)),
         life_(l) {}
 
@@ -146,6 +164,8 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   bool is_complete_up_to(std::uint64_t n) const noexcept;        // is (this, n) known to be complete?
   std::uint64_t last_wanted(std::uint64_t n) const noexcept;  // a retired stream has no stamps after its last fence
   driver::status open_for_work() const;               // not retired, device not lost
+  // Whether a fence can be recorded now, for whatever reason.
+  bool may_be_fenced() const noexcept;
   driver::result<fence_ref> record_inside(event_ref const&, fence_ref const& before);
   driver::status record_outside(clock::fence&, fence_ref const& before);
   driver::status wait_inside(driver::event_handle, stream_clock& from);
@@ -179,7 +199,12 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   base::atomic<std::uint64_t> last_{0};  // retired: the number of the last fence
   base::atomic<bool> carries_collectives_{false};
   base::atomic<std::uint64_t> collectives_{0};  // enqueued so far
-  // Closes the fast allocation path on a captured stream. False: another answer was noted since `seen` was read.
+  static constexpr std::uint32_t free_batch = 32, young = 1000;
+  base::atomic<std::uint32_t> unfenced_{0}, frees_{0};  // borrowed: frees since its last fence, and ever
+  base::atomic<std::int32_t> live_blocks_{0};
+  base::atomic<bool> marked_{false};
+  // Closes the fast allocation path on a captured stream. False: another answer was noted since `seen` was
+  // read.
   bool note_captured(bool yes, std::uint32_t seen) const noexcept {
     bool const changes = (seen & 1) != yes;
     if (!capture_seen_.compare_exchange(seen, (seen | 1) + 1 + yes, base::memory_order_relaxed)) return false;
@@ -194,17 +219,35 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   stream_clock* after_ = nullptr;  // the next one in clocks::chain
 };
 
+// A call of the program names this stream: until its end the stream exists, even if it is borrowed.
+// Threads: of one; calls are nested.
+class named_in_call {
+ public:
+  explicit named_in_call(stream_clock const& s) noexcept : before_(std::exchange(current(), &s)) {}
+  ~named_in_call() { current() = before_; }
+  named_in_call(named_in_call const&) = delete;
+  named_in_call& operator=(named_in_call const&) = delete;
+  static bool is(stream_clock const& s) noexcept { return current() == &s; }
+
+ private:
+  static constexpr stream_clock const* none = nullptr;
+  static stream_clock const*& current() noexcept;
+  stream_clock const* before_;
+};
+
 // The stream clocks of one runtime: a part.
 class clocks {
  public:
   explicit clocks(weir::runtime::impl&);
   // Blocks: no. Stamps of its streams count as complete afterwards. Requires: the streams are drained
   ~clocks();
-  stream_clock& make(int device, driver::stream_handle, life);  // own or foreign
+  stream_clock& make(int device, driver::stream_handle, life);  // not retired
   std::uint64_t number_of(stream_clock const&) const noexcept;  // in reports: counted from 1 in each runtime
   // Ends a registration: records a last fence and makes no more driver calls on the stream. The object stays;
-  // a new registration may reuse it once its work is complete and `kept_ended` more have ended.
-  void retire(stream_clock&);
+  // a new registration may reuse it once its work is complete and `kept_ended` more have ended. A borrowed
+  // stream gets no last fence unless a call names it. False: only the whole device tells when its work is
+  // done.
+  bool retire(stream_clock&);
   static constexpr std::size_t kept_ended = 256;
   bool any_ended() const noexcept;  // whether a registration has ended
   // An external stream: the existing registration of this handle, or a new one.
@@ -232,7 +275,7 @@ class clocks {
 
  private:
   void end(stream_clock&);
-  stream_clock* take_over(int device, driver::stream_handle, std::uint64_t id);  // null: none is over for long enough
+  stream_clock* take_over(int device, driver::stream_handle, std::uint64_t id, life);  // null: none is over for long enough
   void let_go_of_ended(stream_clock& last) noexcept;
   class chain;
   struct state;

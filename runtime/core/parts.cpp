@@ -10,11 +10,6 @@
 namespace weir {
 namespace {
 
-base::per_thread<runtime*>& guarded_runtime() {  // this thread's, null without a guard
-  static auto* const value = new base::per_thread<runtime*>;
-  return *value;
-}
-
 base::atomic<std::uint64_t> next_runtime_id{1};
 
 }  // namespace
@@ -204,7 +199,7 @@ runtime::~runtime() {
 runtime& runtime::current(source_location at) { return runtime_of_thread(at); }
 
 runtime& runtime_of_thread(source_location const& at) {
-  if (runtime* const r = guarded_runtime().get()) [[unlikely]] return *r;
+  if (runtime* const r = guarded_runtime()) [[unlikely]] return *r;
   static runtime* const process_default = [&at] {
     base::no_switch const whole;
     return new runtime(options::from_environment(at), at);
@@ -215,7 +210,7 @@ runtime& runtime_of_thread(source_location const& at) {
 bool runtime::is_simulated() const noexcept { return impl_->machine().simulated(); }
 std::string const& runtime::description() const noexcept { return impl_->why(); }
 
-runtime_guard::runtime_guard(runtime& r) noexcept : found_(std::exchange(guarded_runtime().get(), &r)) {}
-runtime_guard::~runtime_guard() { guarded_runtime().get() = found_; }
+runtime_guard::runtime_guard(runtime& r) noexcept : found_(std::exchange(guarded_runtime(), &r)) {}
+runtime_guard::~runtime_guard() { guarded_runtime() = found_; }
 
 }  // namespace weir

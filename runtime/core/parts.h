@@ -20,6 +20,10 @@ driver::opened open_machine(machine_choice const&, source_location = source_loca
 // Puts a race checker in front, unless there is one.
 std::unique_ptr<driver::driver> with_checker(std::unique_ptr<driver::driver>);
 runtime& runtime_of_thread(source_location const&);  // runtime::current()
+// This thread's, by a runtime_guard; null without one.
+inline runtime*& guarded_runtime() noexcept {
+  return base::thread_pointer<struct of_runtime_guard, static_cast<runtime*>(nullptr)>::value;
+}
 // A runtime over a given driver, for tools that wrap one.
 std::unique_ptr<runtime> make_runtime(std::unique_ptr<driver::driver>, options, std::string why);
 

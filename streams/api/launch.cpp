@@ -182,6 +182,7 @@ void abandon_work(stream_ref s, std::span<memory_use const> uses) noexcept {
 
 void end_work(stream_ref s, std::span<memory_use const> uses, source_location at) {
   clock::stream_clock& stream = streams::clock_of(s);
+  streams::named_work const named(stream);
   streams::end_timed_launch();
   driver::driver& machine = stream.owner().machine();
   base::call_site const in(stream.owner().observer(), "launch", at);
@@ -213,6 +214,7 @@ namespace weir {
 
 void launch_host(stream_ref s, std::function<void()> run, source_location at) {
   clock::stream_clock& stream = streams::clock_or_throw(s, "launch_host", at);
+  streams::named_work const named(stream);
   if (!run) throw invalid_use("launch_host", "an empty function", "Pass a function", at);
   base::call_site const in(stream.owner().observer(), "launch_host", at);
   streams::timed_work const timed(stream, "launch_host", 0, at);

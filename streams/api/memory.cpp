@@ -117,6 +117,7 @@ void deallocate(stream_ref last_use, void* p, source_location at) {
   if (memory::fast_deallocate_used(detail::stream_access::stream(last_use), p) || !p || process_was_forked()) return;
   if (memory::fast_deallocate_marked(detail::stream_access::stream(last_use), p)) return;
   clock::stream_clock& stream = streams::clock_or_throw(last_use, "deallocate", at);
+  clock::named_in_call const named(stream);
   note_end(p, at);
   if (memory::allocator* const a = device_owner(p, stream)) return a->deallocate(p, &stream, at);
   if (auto* const host = pinned_owner(p, stream)) {
@@ -132,7 +133,8 @@ void record_stream(void const* p, stream_ref user, source_location at) {
   clock::stream_clock& stream = streams::clock_or_throw(user, "record_stream", at);
   if (memory::allocator* const a = device_owner(p, stream)) {
     a->record_use(p, stream, at);
-    return memory::remember_user(stream);
+    if (stream.alive() != clock::life::borrowed) memory::remember_user(stream);
+    return;
   }
   if (auto* const host = pinned_owner(p, stream)) {
     if (host->find(p)) return host->record_use(p, stream);

@@ -1,33 +1,33 @@
-// The registered stream of a handle, with a memo in each thread; and external_stream.
+// The stream of a handle, and external_stream.
 // Threads: any.
 #include "streams/stream/by_handle.h"
 
-#include <array>
+#include <utility>
 
-#include "streams/stream/context.h"
+#include "streams/stream/borrowed.h"
 
 namespace weir {
 namespace streams {
+
+// A value of a thread is destroyed at its end; what comes later finds the empty memo.
+handle_memo& handle_memo::mine() {
+  struct own {
+    handle_memo its;
+    own() { value() = &its; }
+    ~own() { value() = &empty; }
+  };
+  static auto* const all = new base::per_thread<own>;
+  return all->get().its;
+}
+
+void handle_memo::note(int device, CUstream_st* handle, clock::stream_clock& s, std::uint64_t version) {
+  const_cast<entry&>(mine().at(device, handle)) = {handle, &s, version, guarded_runtime(), device};
+}
+
 namespace {
 
-struct memo {  // a thread's registered streams by handle
-  struct entry {
-    CUstream_st* handle = nullptr;
-    stream_ref stream = weir::detail::stream_access::none();
-    int device = -1;
-  };
-  static constexpr std::size_t size = 64;
-  std::array<entry, size> entries;
-
-  entry& at(int device, CUstream_st* handle) noexcept {  // handles are addresses of objects
-    auto const n = reinterpret_cast<std::uintptr_t>(handle);
-    return entries[(n / 64 ^ n / 4096 ^ static_cast<std::uintptr_t>(device) * 7) % size];
-  }
-};
-
-memo& mine() {
-  static auto* const value = new base::per_thread<memo>;
-  return value->get();
+driver::stream_handle handle_of(CUstream_st* s) noexcept {
+  return s ? static_cast<driver::stream_handle>(reinterpret_cast<std::uintptr_t>(s)) : driver::stream_handle::legacy;
 }
 
 clock::clocks& clocks_of(runtime::impl& r) { return r.part<clock::clocks>(); }
@@ -36,26 +36,20 @@ driver::stream_handle adopted(runtime::impl& r, int device, CUstream_st* native,
                               source_location at) {
   r.open(device, operation, at);
   auto const s = r.machine().adopt(device, native);
-  if (s.is.what == driver::code::invalid) {
-    throw invalid_use(operation, "a stream of another device, registered for " + base::gpu_name(device),
-                      "Name the device the stream was made on", at);
-  }
-  require(s.is, operation, base::gpu_name(device), "Streams of the CUDA runtime exist on GPUs alone: use weir::stream",
-          at);
+  if (s.is.what == driver::code::invalid) throw_other_device(operation, device, at);
+  require(s.is, operation, base::gpu_name(device), "Pass the handle of a stream that exists", at);
   return s.value;
 }
 
 }  // namespace
 
-stream_ref const* known_by_handle(int device, CUstream_st* handle, source_location const& at) {
-  memo::entry const& e = mine().at(device, handle);
-  if (e.device != device || e.handle != handle || process_was_forked()) return nullptr;
-  auto const* const stream = weir::detail::stream_access::line_if_valid(e.stream);
-  return stream && &stream->owner() == &current_runtime(at) ? &e.stream : nullptr;
+void throw_other_device(char const* operation, int device, source_location at) {
+  throw invalid_use(operation, "a stream of another device, named for " + base::gpu_name(device),
+                    "Name the device the stream was made on, while the stream exists", at);
 }
 
 clock::stream_clock& register_handle(runtime::impl& r, int device, CUstream_st* native, source_location at) {
-  if (reinterpret_cast<std::uintptr_t>(native) == static_cast<std::uintptr_t>(driver::stream_handle::per_thread)) {
+  if (handle_of(native) == driver::stream_handle::per_thread) {
     throw invalid_use("external_stream",
                       "CUDA's per-thread default stream, which is another stream on every thread",
                       "Register a stream of your own, or use weir::stream", at);
@@ -64,10 +58,8 @@ clock::stream_clock& register_handle(runtime::impl& r, int device, CUstream_st* 
 }
 
 void unregister_handle(runtime::impl& r, int device, CUstream_st* native, source_location at) {
-  auto const h = native ? static_cast<driver::stream_handle>(reinterpret_cast<std::uintptr_t>(native))
-                        : driver::stream_handle::legacy;
   auto& clocks = clocks_of(r);
-  if (auto* const stream = clocks.registered(device, h)) return clocks.leave(*stream);
+  if (auto* const stream = clocks.registered(device, handle_of(native))) return clocks.leave(*stream);
   throw invalid_use("unregister_stream",
                     base::text("the handle ", base::address_text(native), " on ", base::gpu_name(device),
                                ", which is not registered"),
@@ -89,21 +81,19 @@ external_stream::~external_stream() {
 }
 
 stream_ref borrow_stream(weir::device d, CUstream_st* native, source_location at) {
+  if (auto* const known = streams::handle_memo::find(d.index(), native)) return streams::ref_of(*known);
   auto& r = streams::current_runtime(at);
   int const i = streams::resolve(d, r, "borrow_stream", at);
-  if (auto const* const known = streams::known_by_handle(i, native, at)) return *known;
-  auto const handle = streams::adopted(r, i, native, "borrow_stream", at);
   auto& clocks = streams::clocks_of(r);
-  clock::stream_clock* stream = clocks.registered(i, handle);
+  auto const handle = streams::handle_of(native);
+  std::uint64_t const version = streams::handle_memo::version();
+  auto* stream = clocks.registered(i, handle);
   // CUDA never destroys the legacy stream: it is registered for good.
-  if (!stream && handle == driver::stream_handle::legacy) stream = &clocks.enrol(i, handle);
-  if (!stream) {
-    throw invalid_use("borrow_stream", base::text("a stream of ", base::gpu_name(i), " that is not registered"),
-                      "Keep an external_stream of it (weir_register_stream in C) while it is used", at);
-  }
-  stream_ref const out = streams::ref_of(*stream);
-  streams::mine().at(i, native) = {native, out, i};
-  return out;
+  if (!stream && handle == driver::stream_handle::legacy)
+    stream = &clocks.enrol(i, streams::adopted(r, i, native, "borrow_stream", at));
+  if (!stream) return streams::ref_of(r.part<streams::borrowed_streams>().named(i, native, at));
+  streams::handle_memo::note(i, native, *stream, version);
+  return streams::ref_of(*stream);
 }
 
 }  // namespace weir

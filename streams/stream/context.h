@@ -71,6 +71,20 @@ inline clock::stream_clock& clock_or_throw(stream_ref s, std::string_view operat
   throw_not_valid(s, operation, at);
 }
 
+// A call that gives work to the stream that its caller named. weir cannot ask a borrowed stream later, so it
+// gets its fence at the end of the call.
+class named_work {
+ public:
+  explicit named_work(clock::stream_clock& s) noexcept : named_(s), stream_(s) {}
+  ~named_work() {
+    if (stream_.alive() == clock::life::borrowed) [[unlikely]] (void)stream_.fence();
+  }
+
+ private:
+  clock::named_in_call const named_;
+  clock::stream_clock& stream_;
+};
+
 // Sets the thread's current device and, with `stream`, its current stream of that device.
 void choose(runtime::impl&, int device, clock::stream_clock* stream, std::string_view operation, source_location);
 // The same until leave(), which never throws. Marks left out of order: see device_guard.

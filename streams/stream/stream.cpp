@@ -78,13 +78,18 @@ void stream_ref::synchronize(source_location at) const {
 
 void stream_ref::wait(weir::stamp s, source_location at) const {
   auto& stream = streams::clock_or_throw(*this, "stream::wait", at);
+  clock::named_in_call const named(stream);
   clock::stamp const wanted = streams::inner_stamp(s);
   if (stream.covers(wanted)) return stream.rely_on(clock::find(wanted.stream));
   clock::stream_clock const& other = *clock::find(wanted.stream);
   check_one_runtime(stream, other, "stream::wait", at);
   streams::timed_work const timed(stream, "wait", 0, at, other.id());
   base::call_site const in(stream.owner().observer(), "wait", at);
-  require_wait(stream.wait(wanted), stream, "stream::wait", "for " + streams::describe(other), at);
+  auto is = stream.wait(wanted);
+  // If no fence covers a borrowed stream's work, only the host can wait for it.
+  bool const has_no_fence = other.alive() == clock::life::borrowed || other.alive() == clock::life::retired;
+  if (!is.ok() && has_no_fence) is = clocks_of(stream).synchronize(wanted);
+  require_wait(is, stream, "stream::wait", "for " + streams::describe(other), at);
 }
 
 void stream_ref::wait(stream_ref other, source_location at) const {
@@ -95,6 +100,7 @@ void stream_ref::wait(stream_ref other, source_location at) const {
   check_one_runtime(stream, from, "stream::wait", at);
   streams::timed_work const timed(stream, "wait", 0, at, from.id());
   base::call_site const in(stream.owner().observer(), "wait", at);
+  clock::named_in_call const named(from);
   auto is = stream.wait(wanted);
   if (is.what == driver::code::not_permitted) {  // perhaps the other stream is captured
     if (auto const joined = stream.join(from); joined.ok()) return;
@@ -167,6 +173,10 @@ clock::stream_clock& of_this_runtime(stream_ref s, char const* operation, source
                       streams::describe(stream) + " of runtime " + std::to_string(stream.owner().id()) +
                           ", the thread's is " + std::to_string(r.id()),
                       "Enter the stream's runtime with a runtime_guard first", at);
+  }
+  if (stream.alive() == clock::life::borrowed) {
+    throw invalid_use(operation, "a borrowed stream, " + streams::describe(stream),
+                      "Keep an external_stream of it: a current stream has to exist as long as it is current", at);
   }
   return stream;
 }

@@ -266,7 +266,6 @@ std::string handles_and_places() {
   auto const p = get_device_properties();
   seen += p.name + std::to_string(p.total_memory);
   unsupported([] { (void)current_stream().native(); });
-  unsupported([] { external_stream const f(gpu, reinterpret_cast<CUstream_st*>(64)); });
   event e;
   e.record();
   unsupported([&] { (void)e.native(); });
@@ -278,9 +277,39 @@ std::string handles_and_places() {
   return seen;
 }
 
+// Streams of the program's own: one registered, one borrowed, and one that is captured when it is first
+// named.
+std::string streams_by_handle() {
+  std::string seen;
+  simulated_stream registered, borrowed, captured;
+  {
+    external_stream const known(gpu, registered.handle());
+    buffer const b(known, 1000);
+    b.record_stream(borrow_stream(gpu, borrowed.handle()));
+  }
+  buffer of_borrowed(borrow_stream(gpu, borrowed.handle()), 1000);
+  stream_ref const last_use = borrow_stream(gpu, borrowed.handle());
+  deallocate(last_use, of_borrowed.release());
+  captured.begin_capture();
+  try {
+    seen += borrow_stream(gpu, captured.handle()).device().str();
+  } catch (...) {
+    captured.end_capture();
+    throw;
+  }
+  captured.end_capture();
+  borrow_stream(gpu, captured.handle()).wait(borrow_stream(gpu, borrowed.handle()));
+  borrow_stream(gpu, captured.handle()).synchronize();
+  return seen;
+}
+
 constexpr std::array table{
     scenario{
         "start_and_stop", {.devices = 2, .memory = 4_MiB, .schedule = scheduling::seeded}, {}, start_and_stop, true},
+    scenario{"streams_by_handle",
+             {.devices = 1, .memory = 4_MiB, .schedule = scheduling::seeded},
+             {},
+             streams_by_handle},
     scenario{"three_streams", {.devices = 1, .memory = 4_MiB, .schedule = scheduling::seeded}, {}, three_streams},
     scenario{"guarded",
              {.devices = 1, .memory = 4_MiB, .schedule = scheduling::seeded, .protect_memory = true},

@@ -23,11 +23,11 @@ std::string name_of(freed_by w) {
 
 // A stream runs only when a test steps it or the host waits for it.
 struct drained {
-  explicit drained(freed_by w) : way(w), home(w == freed_by::lock ? foreign() : bench.stream(0)) {}
-  clock::stream_clock& foreign() {
+  explicit drained(freed_by w) : way(w), home(w == freed_by::lock ? without_caches() : bench.stream(0)) {}
+  clock::stream_clock& without_caches() {
     bench.core.open(0, "test", source_location::current());
     return bench.clocks().make(0, bench.machine().create_stream(0, driver::stream_kind::independent, 0).value,
-                               clock::life::foreign);
+                               clock::life::borrowed);
   }
   memory::device_allocator& device() { return static_cast<memory::device_allocator&>(bench.on(0)); }
   void busy(clock::stream_clock& s) {

@@ -44,7 +44,7 @@ class memory_program {
     bool const foreign = below(4) == 0;
     for (int i = 0, n = 2 + below(3); i < n; ++i) {
       lines_.push_back(nullptr);
-      new_line(i, i % devices_, foreign && below(2) ? clock::life::foreign : clock::life::own);
+      new_line(i, i % devices_, foreign && below(2) ? external(i) : clock::life::own);
     }
     unkind_ = below(6) == 0;
     if (collectives_) {
@@ -145,8 +145,8 @@ class memory_program {
     if (before == after) return;
     say(before, " before ", after);
     if (below(2)) {
-      must(line(after).wait(line(before).now()), "wait");
-      return;
+      clock::named_in_call const named(line(before));
+      return must(line(after).wait(line(before).now()), "wait");
     }
     // an event unknown to weir
     auto const e = machine().create_event(device_of(before), driver::event_kind::order_only);
@@ -178,6 +178,9 @@ class memory_program {
         p = a.allocate(line(s), bytes, alignment, source_location::current());
     } catch (out_of_memory const& e) {
       ++ooms;
+      auto const borrowed = [](auto const* l) { return l->alive() == clock::life::borrowed; };
+      // What such a stream leaves unfenced stays in its heap.
+      if (std::ranges::any_of(lines_, borrowed)) return;
       if (!unkind_ && maps_ && !captured_ && a.statistics().allocation.all.current == 0 && bytes < capacity_ / 4)
         fail(check::answers, "out of memory on an empty device:\n" + e.report().text());
       return;
@@ -211,13 +214,13 @@ class memory_program {
   }
 
   void free_used(piece_of_memory const& b, int by) {
+    clock::named_in_call const named(line(by));
     if (!memory::fast_deallocate_used(&line(by), b.at))
       on(device_of(b.home)).deallocate(b.at, &line(by), source_location::current());
   }
   void free_block() {
     piece_of_memory* const b = some_block();
     if (!b) return;
-    int const device = device_of(b->home);
     if (below(2)) {
       order(b->ordered, b->home);
       look(*b, b->home, "on its home stream before its free");
@@ -225,7 +228,7 @@ class memory_program {
     if (b->ordered != b->home && below(2)) {
       free_used(*b, b->ordered);  // also if marked: an exact last use
     } else if (!memory::fast_deallocate(b->at)) {
-      on(device).deallocate(b->at, nullptr, source_location::current());
+      on(device_of(b->home)).deallocate(b->at, nullptr, source_location::current());
     }
     say("free ", static_cast<void const*>(b->at), " of ", b->home, ", last written on ", b->ordered);
     *b = blocks_.back();
@@ -287,7 +290,9 @@ class memory_program {
 
   void hand_over() {
     piece_of_memory* const b = some_block();
-    if (!b) return;
+    auto const borrowed = [&](int i) { return line(i).alive() == clock::life::borrowed; };
+    if (!b || std::ranges::any_of(b->readers, borrowed)) return;  // no call names those
+    clock::named_in_call const named(line(b->home));
     int const t = some_line_of(device_of(b->home));
     say("set_stream ", static_cast<void const*>(b->at), " from ", b->home, " to ", t);
     on(device_of(b->home)).set_stream(b->at, line(t), source_location::current());
@@ -355,6 +360,7 @@ class memory_program {
     say("capture on ", s);
     must(machine().begin_capture(device_of(s), line(s).handle(), modes[below(3)]), "begin_capture");
     captured_ = true;
+    if (line(s).alive() == clock::life::borrowed) line(s).saw_captured(true);  // by a call that names it
     must(machine().enqueue(device_of(s), line(s).handle(), {}, {[](void*) {}, nullptr, nullptr}), "enqueue");
     for (int i = 0, n = 1 + below(6); i < n && wrong_.ok(); ++i) {
       int const t = below(static_cast<int>(lines_.size()));
@@ -363,6 +369,7 @@ class memory_program {
       else (void)bench_->clocks().poll(line(t).now());
     }
     captured_ = false;
+    line(s).saw_captured(false);
     auto const graph = machine().end_capture(device_of(s), line(s).handle());
     if (!graph.ok()) return fail(check::answers, "a capture was spoiled");
     must(machine().destroy_graph(graph.value), "destroy_graph");
@@ -377,6 +384,11 @@ class memory_program {
     blocks_.pop_back();
   }
 
+  void fence(clock::stream_clock& s) {
+    clock::named_in_call const named(s);
+    must(s.fence().is, "fence");
+  }
+  static clock::life external(int i) { return i % 2 ? clock::life::borrowed : clock::life::foreign; }
   void new_line(int i, int device, clock::life l) {
     bench_->core.open(device, "test", source_location::current());
     auto const made = machine().create_stream(device, driver::stream_kind::independent, 0);
@@ -386,7 +398,7 @@ class memory_program {
   // A registration and its stream end, another begins: the driver may reuse the handle.
   void replace_stream() {
     int const i = below(static_cast<int>(lines_.size()));
-    if (line(i).alive() != clock::life::foreign) return;
+    if (line(i).alive() == clock::life::own) return;
     for (std::size_t k = 0; k < blocks_.size();) {
       piece_of_memory& b = blocks_[k];
       if (b.home == i) {
@@ -405,10 +417,9 @@ class memory_program {
     say("stream ", i, " ends, another begins");
     int const device = device_of(i);
     bool const carried = line(i).carries_collectives();
-    auto const handle = line(i).handle();
     bench_->clocks().retire(line(i));
-    must(machine().destroy_stream(device, handle), "destroy_stream");
-    new_line(i, device, clock::life::foreign);
+    must(machine().destroy_stream(device, line(i).handle()), "destroy_stream");
+    new_line(i, device, external(i));
     line(i).set_carries_collectives(carried);
   }
 
@@ -423,7 +434,7 @@ class memory_program {
       case 13: return below(2) ? copy_block() : use_elsewhere_once();
       case 14: return hand_over();
       case 15: return order(below(static_cast<int>(lines_.size())), below(static_cast<int>(lines_.size())));
-      case 16: return must(line(below(static_cast<int>(lines_.size()))).fence().is, "fence");
+      case 16: return fence(line(below(static_cast<int>(lines_.size()))));
       case 17: return must(bench_->clocks().poll(line(below(static_cast<int>(lines_.size()))).now()).is, "poll");
       case 18: return below(4) ? misuse() : (void)on(below(devices_)).empty_cache();
       default:

@@ -29,6 +29,7 @@ enum class state : std::uint8_t {
 using block_users = std::vector<clock::stream_clock*>;
 inline void add_user(block_users& users, clock::stream_clock& user) {  // Throws: bad_alloc
   if (users.size() == users.capacity()) std::erase_if(users, [](clock::stream_clock const* t) { return t->is_over(); });
+  user.note_mark();
   users.push_back(&user);
 }
 

@@ -33,6 +33,7 @@ void slab::say_more(std::uint32_t i) noexcept {
 }
 
 void slab::record_use(std::uint32_t i, clock::stream_clock& user) {
+  user.note_mark();
   if (!users_storage) {
     auto room = std::make_unique<first_user[]>(slots);
     for (auto const& [noted, n] : notes) room[noted].store(more);

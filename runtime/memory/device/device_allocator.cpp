@@ -36,6 +36,7 @@ void* device_allocator::allocate(clock::stream_clock& home, std::size_t bytes, s
     base::internal_ordering const own_affair(of_.runtime.observer());
     p = allocate_cold(mine, r);
   }
+  if (home.alive() == clock::life::borrowed) home.note_block(1);
   if (auto* const w = of_.runtime.observer()) [[unlikely]]
     w->allocated({of_.device, home.handle()}, reinterpret_cast<address>(p), bytes, at);
   return p;
@@ -116,7 +117,12 @@ void device_allocator::set_stream(void* p, clock::stream_clock& to, source_locat
   }
   for (clock::stamp s : before) {
     if (s.stream == to.id()) continue;
-    require(to.wait(s), "set_stream", base::address_text(p),
+    auto is = to.wait(s);
+    clock::stream_clock const* const user = clock::find(s.stream);
+    bool const no_fence_to_be_had =
+        user && (user->alive() == clock::life::borrowed || user->alive() == clock::life::retired);
+    if (!is.ok() && no_fence_to_be_had) is = of_.clocks.synchronize(s);
+    require(is, "set_stream", base::address_text(p),
             "The block keeps its stream: synchronize with the new stream, then try again", at);
   }
   base::biased_lock hold(m.lock);
@@ -125,7 +131,11 @@ void device_allocator::set_stream(void* p, clock::stream_clock& to, source_locat
     w->handed_over({of_.device, to.handle()}, b.start, b.in_slab ? b.in_slab->requested(b.index) : b.block->requested,
                    at);
   // Marks stay: they include all work until the block is freed, and those streams may enqueue more.
-  (b.in_slab ? b.in_slab->noted_at(b.index).home : b.block->home) = &to;
+  clock::stream_clock*& its = b.in_slab ? b.in_slab->noted_at(b.index).home : b.block->home;
+  clock::stream_clock& was = its ? *its : *m.home.load();
+  if (was.alive() == clock::life::borrowed) was.note_block(-1);
+  if (to.alive() == clock::life::borrowed) to.note_block(1);
+  its = &to;
   b.forget_user(to);
 }
 

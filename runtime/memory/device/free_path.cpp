@@ -18,7 +18,7 @@ void free_path::deallocate(void* p, clock::stream_clock* last_use, source_locati
       return take_back(p, last_use, at);
     } catch (std::bad_alloc const&) {
       clock::stream_clock* const user = busy_user(p, last_use);
-      if (!user || !user->synchronize().ok()) throw;
+      if (!user || !of_.clocks.synchronize(user->now()).ok()) throw;
       forget_user(p, *user);
       if (last_use == user) last_use = nullptr;
     }
@@ -96,7 +96,9 @@ void free_path::take_back(void* p, clock::stream_clock* last_use, source_locatio
       stamps.push_back(s);
     };
     slab::note const* const n = b.in_slab ? b.in_slab->note_of(b.index) : nullptr;
-    add(b.in_slab ? (n && n->home ? n->home : &home) : b.block->home);
+    clock::stream_clock* const its = b.in_slab ? (n && n->home ? n->home : &home) : b.block->home;
+    if (its->alive() == clock::life::borrowed) its->note_block(-1);
+    add(its);
     b.each_user(add);
     add(last_use);
 
@@ -114,7 +116,7 @@ void free_path::take_back(void* p, clock::stream_clock* last_use, source_locatio
       due |= of_.deterministic || m.pending_since_fence + rounded >= m.fence_after(8);
       for (clock::stamp const s : stamps) {
         clock::stream_clock* const other = clock::find(s.stream);
-        if (other && (due || other->alive() == clock::life::foreign)) to_fence.push_back(other);
+        if (other && (other->alive() == clock::life::borrowed ? other->count_free() : due)) to_fence.push_back(other);
       }
       std::uint64_t const first = stamps.front().stream;
       m.pending.push({b.in_slab ? nullptr : b.block, b.in_slab, b.index, rounded, {}, since}, stamps);
@@ -133,7 +135,8 @@ void free_path::take_back(void* p, clock::stream_clock* last_use, source_locatio
       }
       m.freed_since_fence += rounded;
       bool const others = heaps_.index.size() > 1;
-      if (others && (home.alive() == clock::life::foreign || m.freed_since_fence >= m.fence_at_home_after())) {
+      if (home.alive() == clock::life::borrowed ? home.count_free()
+                                                : others && m.freed_since_fence >= m.fence_at_home_after()) {
         at_home = &home, m.freed_since_fence = 0;
         m.wanted > 0 ? --m.wanted : ++m.unwanted;
       }

@@ -25,11 +25,11 @@ stream_heap& heap_table::find(clock::stream_clock& t) {
   base::lock_guard hold(making_);
   auto const found = by_stream_.find(t.id());
   if (found != by_stream_.end()) return *found->second;
+  if (stream_heap* const left = of_.clocks.any_ended() ? inherit(t) : nullptr) return *left;
   auto made = std::make_unique<stream_heap>(of_, index, t);
   made->readers.store(readers_);
   index.make_room();
   base::make_room(heaps_);
-  if (stream_heap* const left = of_.clocks.any_ended() ? inherit(t) : nullptr) return *left;
   by_stream_.emplace(t.id(), made.get());
   heaps_.push_back(std::move(made));
   // all are updated only when their number has doubled, because each is locked
@@ -60,12 +60,16 @@ stream_heap* heap_table::inherit(clock::stream_clock& heir) {
     section const hold(*m);
     clock::stream_clock& old = *m->home.load();
     if (!of_.clocks.complete(old.now())) continue;
+    // its blocks would count as blocks of the heir
+    if (heir.alive() == clock::life::borrowed && m->counts.bytes_live() != 0) continue;
     for (thread_cache* c : m->caches) {
       c->revoke();
       (void)m->flush(*c);
     }
     m->reclaim();
     if (!m->pending.empty()) continue;
+    // Threads know these caches by the old home, whose object a later stream may get.
+    if (!m->caches.empty()) invalidate_fast_paths();
     by_stream_.emplace(heir.id(), m.get());
     by_stream_.erase(old.id());
     for (thread_cache* c : m->caches) m->empty(*c);

@@ -120,8 +120,8 @@ class stream_heap {
   void list() noexcept {                           // likewise
     if (heap_index::rows const now = to_be_listed(); now != listed) index.list(number, std::exchange(listed, now), now);
   }
-  // Frees on an external stream are fenced at once, so its heap has no caches.
-  bool cacheable() const noexcept { return home.load(base::memory_order_acquire)->alive() != clock::life::foreign; }
+  // Every free on a borrowed stream is counted, so its heap has no caches.
+  bool cacheable() const noexcept { return home.load(base::memory_order_acquire)->alive() != clock::life::borrowed; }
 
  private:
   void run_gone(std::size_t bytes) noexcept;  // to the counters

@@ -90,7 +90,7 @@ thread_cache* stream_heap::cache_here() noexcept {
       home.load()->seen_captured() || !base::has_process_wide_fence())
     return nullptr;
   thread_table const& mine = thread_table::mine();
-  if (auto const& e = mine.entries[thread_table::bucket_of(home.load())]; mine.holds() && e.memory == this)
+  if (auto const& e = mine.entries[thread_table::bucket_of(home.load())]; mine.holds() && e.memory == this && e.stream == home.load())
     return e.cache;
   return thread_caches::make(*home.load(), *this);
 }
@@ -177,7 +177,8 @@ std::size_t stream_heap::flush_deferred() {
 }
 
 bool stream_heap::may_defer_free(region const& r, void const* p, clock::stream_clock const& user) const noexcept {
-  return !of.deterministic && user.alive() == clock::life::own && r.slab_at(reinterpret_cast<address>(p));
+  bool const may_be_asked = user.alive() == clock::life::own || user.alive() == clock::life::foreign;
+  return !of.deterministic && may_be_asked && r.slab_at(reinterpret_cast<address>(p));
 }
 
 }  // namespace weir::memory

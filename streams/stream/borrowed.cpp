@@ -1,0 +1,175 @@
+// Tells borrowed streams apart and forgets those that are gone.
+// Threads: as borrowed.h. Streams are forgotten under the table's lock, while no thread may still use them.
+#include "streams/stream/borrowed.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <tuple>
+
+#include "streams/stream/by_handle.h"
+#include "streams/stream/context.h"
+
+namespace weir::streams {
+namespace {
+
+// What one thread borrowed last, of any runtime. Written under the lock of that runtime's table.
+struct recent {
+  std::array<base::atomic<clock::stream_clock const*>, borrowed_streams::kept_by_a_thread> streams{};
+  std::size_t next = 0;
+
+  recent();
+  ~recent();
+  void keep(clock::stream_clock const& s) noexcept {
+    if (streams[(next + streams.size() - 1) % streams.size()].load(base::memory_order_relaxed) == &s) return;
+    streams[next].store(&s, base::memory_order_relaxed);
+    next = (next + 1) % streams.size();
+  }
+};
+
+base::guarded<std::vector<recent*>>& of_threads() {
+  static auto* const value = new base::guarded<std::vector<recent*>>;
+  return *value;
+}
+recent::recent() {
+  base::no_switch const own_affair;
+  of_threads().lock()->push_back(this);
+}
+recent::~recent() {
+  base::no_switch const own_affair;
+  std::erase(*of_threads().lock(), this);
+}
+recent& of_this_thread() {
+  static auto* const value = new base::per_thread<recent>;
+  return value->get();
+}
+
+bool in_use(clock::stream_clock const* s) {
+  base::no_switch const own_affair;
+  auto const all = of_threads().lock();
+  return std::ranges::any_of(*all, [s](recent const* r) {
+    return std::ranges::any_of(r->streams, [s](auto const& one) { return one.load(base::memory_order_relaxed) == s; });
+  });
+}
+
+}  // namespace
+
+borrowed_streams::borrowed_streams(runtime::impl& r) : runtime_(r), clocks_(r.part<clock::clocks>()) {
+  contents_.lock()->uncovered.resize(static_cast<std::size_t>(r.device_count()));
+}
+
+clock::stream_clock& borrowed_streams::named(int device, CUstream_st* native, source_location at) {
+  runtime_.open(device, "borrow_stream", at);
+  auto const refuse = [&](driver::status s) {
+    if (s.what == driver::code::invalid) throw_other_device("borrow_stream", device, at);
+    if (!s.ok())
+      throw_refusal(s, "borrow_stream", base::gpu_name(device), "Pass the handle of a stream that exists", at);
+  };
+  auto const is = runtime_.machine().identify(device, native);
+  refuse(is.is);
+  recent& mine = of_this_thread();
+  clock::stream_clock* found = nullptr;
+  streams_gone gone;
+  for (bool asked = false; !found; asked = true) {
+    if (asked) refuse(runtime_.machine().adopt(device, native).is);  // a new one: is it of this device?
+    auto all = contents_.lock();
+    auto const known = all->by_id.find(is.value.id);
+    bool const is_known = !is.value.captured && known != all->by_id.end() && known->second.stream;
+    if (is_known && known->second.at.first != device) throw_other_device("borrow_stream", device, at);
+    if (!is_known && !is.value.captured && !asked) continue;
+    if (is_known && all->captured.empty()) [[likely]] {
+      known->second.turn = ++all->turn;
+      found = known->second.stream;
+    } else {
+      found = &find(*all, device, is.value, gone);
+    }
+    mine.keep(*found);
+  }
+  found->saw_captured(is.value.captured);
+  clock::named_in_call const now(*found);
+  if (found->owes_fence() && !is.value.captured) (void)found->fence();
+  if (!gone.empty()) retire(gone, *found);
+  return *found;
+}
+
+// With no lock held, because it makes driver calls. None of these can be found any more.
+void borrowed_streams::retire(streams_gone const& gone, clock::stream_clock const& named) {
+  bool look_at_device = false;
+  for (auto const& [s, exists] : gone) {
+    std::optional<clock::named_in_call> too;
+    if (exists) too.emplace(*s);
+    if (clocks_.retire(*s)) continue;
+    auto all = contents_.lock();
+    std::size_t& uncovered = all->uncovered[static_cast<std::size_t>(s->device())];
+    if (++uncovered < most) continue;
+    uncovered = 0;
+    look_at_device = true;
+  }
+  // Streams that ended without a fence leave memory that is free only when all work of the device is done.
+  if (look_at_device && clocks_.collectives_given().empty()) (void)clocks_.synchronize_device(named.device());
+}
+
+clock::stream_clock& borrowed_streams::find_captured(contents& all, place here, streams_gone& gone) {
+  if (auto const there = all.captured.find(here); there != all.captured.end()) return *there->second;
+  if (all.captured.size() >= most) {  // their captures ended, or they did, and they were not named since
+    gone.reserve(gone.size() + all.captured.size());
+    std::erase_if(all.captured, [&](auto const& e) {
+      if (in_use(e.second)) return false;
+      gone.push_back({e.second});
+      return true;
+    });
+  }
+  auto& made = clocks_.make(here.first, here.second, clock::life::borrowed);
+  all.captured.emplace(here, &made);
+  return made;
+}
+
+clock::stream_clock& borrowed_streams::find(contents& all, int device, driver::identity const& is,
+                                            streams_gone& gone) {
+  place const here{device, is.handle};
+  if (is.captured) return find_captured(all, here, gone);
+  gone.reserve(gone.size() + 2);
+  known& its = all.by_id[is.id];
+  its.turn = ++all.turn;
+  its.at = here;
+  auto const inside = all.captured.find(here);
+  if (!its.stream) {
+    bool const has_name_from_capture = inside != all.captured.end();
+    its.stream = has_name_from_capture ? inside->second : &clocks_.make(device, is.handle, clock::life::borrowed);
+    if (has_name_from_capture) all.captured.erase(inside);
+    if (is.handle != driver::stream_handle::per_thread) {  // of each thread another stream
+      std::uint64_t& last = all.ids.try_emplace(here, is.id).first->second;
+      if (last != is.id) forget(all, std::exchange(last, is.id), gone);
+    }
+    if (all.by_id.size() > most) forget_some(all, device, gone);
+  } else if (inside != all.captured.end()) {
+    gone.push_back({inside->second, true});
+    all.captured.erase(inside);
+  }
+  return *its.stream;
+}
+
+// Requires: room in `gone`
+void borrowed_streams::forget(contents& all, std::uint64_t id, streams_gone& gone) noexcept {
+  auto const at = all.by_id.find(id);
+  if (at == all.by_id.end()) return;
+  if (at->second.stream) gone.push_back({at->second.stream});
+  if (auto const last = all.ids.find(at->second.at); last != all.ids.end() && last->second == id) all.ids.erase(last);
+  all.by_id.erase(at);
+}
+
+// Half of those that nothing needs: first what owes no fence, and what was named longest ago.
+void borrowed_streams::forget_some(contents& all, int device, streams_gone& gone) {
+  std::vector<std::tuple<bool, std::uint64_t, std::uint64_t>> oldest;  // owes a fence, turn, id
+  for (auto const& [id, its] : all.by_id) {
+    if (its.at.first == device && its.turn != all.turn && its.stream && its.stream->may_be_forgotten() &&
+        !in_use(its.stream))
+      oldest.emplace_back(!its.stream->is_fenced(), its.turn, id);
+  }
+  std::ranges::sort(oldest);
+  oldest.resize((oldest.size() + 1) / 2);
+  gone.reserve(gone.size() + oldest.size());
+  for (auto const& [owes, turn, id] : oldest) forget(all, id, gone);
+}
+
+}  // namespace weir::streams

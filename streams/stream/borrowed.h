@@ -1,0 +1,60 @@
+// Streams that callers name by CUDA's handle without a promise: each exists for certain only during the call.
+// Threads: any. A part of the runtime.
+//
+// A handle is given to another stream after its stream was destroyed, so streams are told apart by their id.
+// Nothing is asked of a captured stream, so it is known by its handle until it is seen outside of a capture.
+// Invariant: a stream whose handle was seen with another id is gone, and not known any more. Of the others
+// about `most` a device are known, and those that have blocks, owe a fence, or are in a thread's hands.
+#pragma once
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+#include "runtime/clock/stream_clock.h"
+#include "weir/stream.h"
+
+namespace weir::streams {
+
+class borrowed_streams {
+ public:
+  static constexpr std::size_t most = 64;
+  // What a thread borrowed last stays valid for it, whatever other threads borrow.
+  static constexpr std::size_t kept_by_a_thread = 4;
+
+  explicit borrowed_streams(runtime::impl&);
+
+  // Requires: the stream exists until the caller's call ends.
+  // Throws: invalid_use (of another device), device_lost, driver_error
+  clock::stream_clock& named(int device, CUstream_st*, source_location);
+
+ private:
+  using place = std::pair<int, driver::stream_handle>;  // a device and a handle
+  struct one_gone {
+    clock::stream_clock* stream;
+    bool exists = false;  // it is the named stream, under the name that it had in a capture
+  };
+  using streams_gone = std::vector<one_gone>;
+  struct known {
+    clock::stream_clock* stream = nullptr;
+    place at{-1, driver::stream_handle::none};
+    std::uint64_t turn = 0;  // of its last use
+  };
+  struct contents {
+    std::unordered_map<std::uint64_t, known> by_id;
+    std::map<place, std::uint64_t> ids;              // the last id seen at a handle
+    std::map<place, clock::stream_clock*> captured;  // not seen outside of a capture yet
+    std::vector<std::size_t> uncovered;              // by device: gone, without a fence, since it was last waited for
+    std::uint64_t turn = 0;
+  };
+  void retire(streams_gone const&, clock::stream_clock const& named);
+  clock::stream_clock& find(contents&, int device, driver::identity const&, streams_gone&);
+  clock::stream_clock& find_captured(contents&, place, streams_gone&);
+  static void forget(contents&, std::uint64_t id, streams_gone&) noexcept;
+  static void forget_some(contents&, int device, streams_gone&);
+
+  runtime::impl& runtime_;
+  clock::clocks& clocks_;
+  base::guarded<contents> contents_;
+};
+
+}  // namespace weir::streams
