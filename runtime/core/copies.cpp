@@ -1,5 +1,5 @@
-// Each copy has an ELF note that names its mark. The loader's list of files leads to every note, hidden or not, and
-// leaves nothing behind in the process: no file, no variable of the environment.
+// Each copy has an ELF note that names its mark. The loader's list of files leads to every note, hidden or
+// not, and leaves nothing behind in the process: no file, no variable of the environment.
 // Threads: any.
 #include "runtime/core/copies.h"
 

@@ -1,4 +1,5 @@
-// Two copies of weir in one process: the program's static one, and that of a plugin. The second to start is refused.
+// Two copies of weir in one process: the program's static one, and that of a plugin. The second to start is
+// refused.
 // Threads: one in each process.
 #include <dlfcn.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// A program and a plugin that both link libweir.so have one runtime: memory that one frees serves the other, and
-// an exception of either is caught by its type. Prints what is not so.
+// A program and a plugin that both link libweir.so have one runtime: memory that one frees serves the other,
+// and an exception of either is caught by its type. Prints what is not so.
 // Threads: one.
 #include <dlfcn.h>
 

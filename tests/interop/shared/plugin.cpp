@@ -1,4 +1,5 @@
-// A plugin that links libweir.so: it takes a block, gives it back, and throws weir's exceptions at the program.
+// A plugin that links libweir.so: it takes a block, gives it back, and throws weir's exceptions at the
+// program.
 // Threads: one.
 #include "weir/memory.h"
 
