@@ -1,4 +1,4 @@
-// Rule M20 of docs/simulated-machine.md, on every machine: streams that come by CUDA's handle.
+// Rule M20 of docs/reference/simulated-machine.md, on every machine: streams that come by CUDA's handle.
 // Threads: one, but for the per-thread streams.
 #include <set>
 

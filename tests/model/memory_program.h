@@ -156,16 +156,7 @@ class memory_program {
     must(machine().destroy_event(device_of(before), e.value), "destroy_event");
   }
 
-  std::size_t some_size() {
-    switch (below(8)) {
-      case 0: return static_cast<std::size_t>(below(64));
-      case 1: case 2: return static_cast<std::size_t>(below(4096));
-      case 3: return static_cast<std::size_t>(below(40 << 10));
-      case 4: case 5: return capacity_ / 16 + static_cast<std::size_t>(below(static_cast<int>(capacity_ / 16)));
-      case 6: return static_cast<std::size_t>(below(static_cast<int>(capacity_ / 3)));
-      default: return static_cast<std::size_t>(1 + below(8)) << 14;
-    }
-  }
+  std::size_t some_size() { return tests::some_size([this](int n) { return below(n); }, capacity_); }
 
   void allocate() { allocate(below(static_cast<int>(lines_.size()))); }
   void allocate(int s) {

@@ -31,4 +31,17 @@ inline bool painted(unsigned char const* at, std::size_t bytes, std::uint32_t pa
   return bytes <= 4 || std::memcmp(at, at + 4, bytes - 4) == 0;
 }
 
+// Sizes of all kinds, up to a third of the device. below(n): a number from 0 to n - 1.
+template <class Below>
+std::size_t some_size(Below const& below, std::size_t capacity) {
+  switch (below(8)) {
+    case 0: return static_cast<std::size_t>(below(64));
+    case 1: case 2: return static_cast<std::size_t>(below(4096));
+    case 3: return static_cast<std::size_t>(below(40 << 10));
+    case 4: case 5: return capacity / 16 + static_cast<std::size_t>(below(static_cast<int>(capacity / 16)));
+    case 6: return static_cast<std::size_t>(below(static_cast<int>(capacity / 3)));
+    default: return static_cast<std::size_t>(1 + below(8)) << 14;
+  }
+}
+
 }  // namespace weir::tests
