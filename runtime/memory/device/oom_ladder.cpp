@@ -48,7 +48,7 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
     if (why.ok()) return true;
     if (why.what == driver::code::out_of_memory) return false;
     of_.note_status(why);
-    throw_refusal(why, "allocate", std::to_string(r.bytes) + " B on gpu:" + std::to_string(of_.device), "", r.at);
+    refuse_call(why, r);
   };
   auto const found = [&](rungs where) {
     of_.counts.recovered_by(static_cast<std::size_t>(where));
@@ -154,17 +154,25 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
 // Last, for it examines everything: where blocks in use leave the most room, in whichever heap, with all pages that
 // can go there. Steps before may have taken pages from such a place that now fit nowhere else.
 void* oom_ladder::between_blocks(stream_heap& mine, alloc_request const& r) {
-  auto const room = audit_.look_for_room(&mine);
   void* out = nullptr;
-  for (auto const& p : room.places) {
-    if (p.largest < r.rounded) continue;
-    if (of_.space.maps()) (void)return_.some(~std::size_t{0});
-    driver::status const s = growth_.grow_there(*p.in, p.part, r, out);
-    of_.note_status(s);
-    if (s.ok() && reuse_.hand_over(*p.in, out, mine)) return out;
-    out = nullptr;
+  for (int tries = 0; tries < 2; ++tries) {  // one call may be refused
+    (void)memory_.return_orphans();
+    auto const room = audit_.look_for_room(&mine);
+    for (auto const& p : room.places) {
+      if (p.largest < r.rounded) continue;
+      if (of_.space.maps()) (void)return_.some(~std::size_t{0});
+      driver::status const s = growth_.grow_there(*p.in, p.part, r, out);
+      of_.note_status(s);
+      if (s.ok() && reuse_.hand_over(*p.in, out, mine)) return out;
+      if (!s.ok() && s.what != driver::code::out_of_memory) refuse_call(s, r);
+      out = nullptr;
+    }
   }
-  return out;
+  return nullptr;
+}
+
+void oom_ladder::refuse_call(driver::status why, alloc_request const& r) const {
+  throw_refusal(why, "allocate", base::text(r.bytes, " B on gpu:", of_.device), "", r.at);
 }
 
 void oom_ladder::refuse(alloc_request const& r, memory_report const& why) {
