@@ -23,7 +23,7 @@ constexpr size_t smallest = 32 << 10;  // bytes: of a block that headroom counts
 class program {
  public:
   explicit program(std::uint64_t seed)
-      : random_(seed * 0x9e3779b97f4a7c15u + 1), own_(drawn_machine(), drawn_options()) {
+      : random_(seed * 0x9e3779b97f4a7c15u + 1), machine_(drawn_machine()), own_(machine_, drawn_options()) {
     runtime_guard const in(own_);
     for (int i = 0, n = 1 + below(3); i < n; ++i) streams_.emplace_back();
   }
@@ -109,6 +109,7 @@ class program {
   std::mt19937_64 random_;
   size_t size_ = 0;  // bytes: of the limit, or of the device
   bool limited_ = false;
+  simulated const machine_;  // drawn before the options, which depend on it
   runtime own_;
   std::vector<stream> streams_;
   std::vector<void*> live_;
