@@ -1,4 +1,4 @@
-// The worked example of docs/how-to/test-without-a-gpu.md, a pipeline with one missing line. The page shows its output.
+// The worked example: the pipeline of docs/tutorial/find-a-race.md, with its missing line.
 // Threads: one.
 #include <gtest/gtest.h>
 
