@@ -2,6 +2,7 @@
 // Threads: as the driver interface.
 #include <algorithm>
 
+#include "runtime/base/room.h"
 #include "simulator/machine/machine_state.h"
 
 namespace weir::driver::sim {
@@ -106,8 +107,11 @@ result<stream_handle> machine::create_stream(int device, stream_kind kind, int p
   if (all_.connections > 0)
     s->connection = connections_drawn_ ? tape_.draw(all_.connections)
                                        : static_cast<std::uint32_t>(s->id % all_.connections);
-  all_.devices[static_cast<std::size_t>(device)].live.push_back(s);
-  return {fine, static_cast<stream_handle>(all_.streams.add(std::move(s)) + standing_streams)};
+  auto& live = all_.devices[static_cast<std::size_t>(device)].live;
+  base::make_room(live);  // nothing is listed that has no handle
+  auto const handle = static_cast<stream_handle>(all_.streams.add(s) + standing_streams);
+  live.push_back(std::move(s));
+  return {fine, handle};
 }
 
 void machine::number_stream(int device, stream_handle h, std::uint64_t number) {

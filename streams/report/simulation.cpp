@@ -97,6 +97,16 @@ void simulation::corrupt(device from, device to, source_location at) {
 void simulation::consume_memory(device d, size_t bytes, source_location at) {
   controls_->consume_memory(ordinal(d, "simulation::consume_memory", at), bytes);
 }
+namespace {
+// The program's own streams are not subject to forced failures, which are for weir's calls.
+driver::driver& program_machine(runtime& of) {
+  driver::driver& m = of.get().machine();
+  auto* const front = driver::fault_injector_of(m);
+  return front ? front->inner() : m;
+}
+driver::stream_handle handle_of(CUstream_st* s) { return driver::stream_handle{reinterpret_cast<std::uintptr_t>(s)}; }
+}  // namespace
+
 simulated_stream::simulated_stream(device d, source_location at) : runtime_(&runtime::current(at)) {
   runtime::impl& r = runtime_->get();
   if (!r.machine().simulated())
@@ -104,26 +114,30 @@ simulated_stream::simulated_stream(device d, source_location at) : runtime_(&run
                       "On GPUs create a CUDA stream", at);
   device_ = streams::resolve(d, r, "simulated_stream", at);
   r.open(device_, "simulated_stream", at);
-  auto const made = r.machine().create_stream(device_, driver::stream_kind::independent, 0);
+  auto const made = program_machine(*runtime_).create_stream(device_, driver::stream_kind::independent, 0);
   require(made.is, "simulated_stream", base::gpu_name(device_), "Destroy streams that are not needed", at);
   handle_ = reinterpret_cast<CUstream_st*>(static_cast<std::uintptr_t>(made.value));
 }
 
 simulated_stream::~simulated_stream() {
-  (void)runtime_->get().machine().destroy_stream(device_, driver::stream_handle{reinterpret_cast<std::uintptr_t>(handle_)});
+  auto& machine = program_machine(*runtime_);
+  for (int tries = 0; tries < 3; ++tries) {
+    try {
+      if (machine.destroy_stream(device_, handle_of(handle_)).ok()) return;
+    } catch (std::bad_alloc const&) {}  // the host has no memory for a moment
+  }
 }
 
 void simulated_stream::begin_capture(source_location at) {
-  require(runtime_->get().machine().begin_capture(
-              device_, driver::stream_handle{reinterpret_cast<std::uintptr_t>(handle_)}, driver::capture_mode::global),
+  require(program_machine(*runtime_).begin_capture(device_, handle_of(handle_), driver::capture_mode::global),
           "simulated_stream::begin_capture", base::gpu_name(device_), "End the capture that it is in", at);
 }
 
 void simulated_stream::end_capture(source_location at) {
-  auto& machine = runtime_->get().machine();
-  auto const graph = machine.end_capture(device_, driver::stream_handle{reinterpret_cast<std::uintptr_t>(handle_)});
+  auto& machine = program_machine(*runtime_);
+  auto const graph = machine.end_capture(device_, handle_of(handle_));
   require(graph.is, "simulated_stream::end_capture", base::gpu_name(device_), "Begin a capture first", at);
-  if (!machine.destroy_graph(graph.value).ok()) (void)machine.destroy_graph(graph.value);  // a refusal is for once
+  (void)machine.destroy_graph(graph.value);
 }
 
 std::uint64_t simulation::seed() const noexcept { return controls_->seed(); }

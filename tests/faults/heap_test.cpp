@@ -34,6 +34,8 @@ TEST_P(failing_heap, leaves_all_whole_and_the_scenario_runs) {
   if (std::getenv("WEIR_CHECK_RACES"))
     GTEST_SKIP() << "the checker allocates inside calls of the driver, and does not go on without memory";
   scenario const& s = GetParam();
+  if (std::string_view(s.name) == "streams_by_handle")
+    GTEST_SKIP() << "a simulated_stream allocates in the machine, and does not end without memory";
   expectation const e = undisturbed_once_warm(s, 1);
   std::uint64_t const all = 3 * e.allocations;
   drawn_failures failures(all, all <= 600 ? all : 150);

@@ -55,7 +55,7 @@ TEST_F(caching_allocator, errors_are_codes_and_nothing_is_lost) {
   EXPECT_EQ(pool.DeviceAllocate(7, &p, 100), cudaErrorInvalidDevice);
   EXPECT_EQ(pool.DeviceAllocate(-2, &p, 100), cudaErrorInvalidDevice);
   EXPECT_EQ(pool.DeviceAllocate(nullptr, 100), cudaErrorInvalidValue);
-  EXPECT_EQ(pool.DeviceAllocate(0, &p, 100, reinterpret_cast<cudaStream_t>(64)), cudaErrorNotSupported);
+  EXPECT_EQ(pool.DeviceAllocate(0, &p, 100, reinterpret_cast<cudaStream_t>(64)), cudaErrorInvalidValue);
   EXPECT_EQ(pool.DeviceFree(&pool), cudaErrorInvalidValue);
   EXPECT_EQ(pool.DeviceFree(nullptr), cudaSuccess);
   ASSERT_EQ(pool.DeviceAllocate(&p, 1 << 20), cudaSuccess);

@@ -34,7 +34,7 @@ TEST_F(stream_by_handle, each_runtime_has_its_own) {
 
 TEST_F(stream_by_handle, what_is_no_stream_is_refused_each_time) {
   for (int i = 0; i < 2; ++i) {
-    EXPECT_THROW((void)detail::stream_of(0, reinterpret_cast<CUstream_st*>(64)), not_supported);
+    EXPECT_THROW((void)detail::stream_of(0, reinterpret_cast<CUstream_st*>(64)), invalid_use);
     test::refused([] { (void)detail::stream_of(7, nullptr); });
     test::refused([] { (void)detail::stream_of(cpu, nullptr); });
   }

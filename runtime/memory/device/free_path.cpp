@@ -118,6 +118,8 @@ void free_path::take_back(void* p, clock::stream_clock* last_use, source_locatio
         clock::stream_clock* const other = clock::find(s.stream);
         if (other && (other->alive() == clock::life::borrowed ? other->count_free() : due)) to_fence.push_back(other);
       }
+      // The block also waits for its home, which no call may name after its last user is done.
+      if (home.alive() == clock::life::borrowed && home.count_free()) at_home = &home;
       std::uint64_t const first = stamps.front().stream;
       m.pending.push({b.in_slab ? nullptr : b.block, b.in_slab, b.index, rounded, {}, since}, stamps);
       of_.record_pending(observe::action::free_pending, b.start, rounded, first);
