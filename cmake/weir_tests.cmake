@@ -126,7 +126,7 @@ endfunction()
 # One program per folder, except for these files. They have their own main, change the environment, fork, load
 # a library that cannot be unloaded, or are linked with parts of a program.
 set(weir_own_program defects_fork_test defects_process_end_test examples_pipeline_test examples_seeds_test examples_trainer_test
-  interop_torch_hooks_test peer_nccl_test peer_sim_test runtime_options_test)
+  interop_torch_hooks_test interop_torch_streams_test peer_nccl_test peer_sim_test runtime_options_test)
 # WEIR_UNITY compiles five files of these folders as one, or ten with a sanitizer, to parse shared headers
 # once. The second list has the exceptions: files that define a name that another file defines too.
 set(weir_together base conformance driver explore memory model peer streams tensor)
@@ -260,6 +260,10 @@ endif()
 if(TARGET interop_test AND TARGET weir_shared)
   add_dependencies(interop_test weir_test_plugin weir_test_shared_plugin)
   target_compile_definitions(interop_test PRIVATE WEIR_PLUGIN="$<TARGET_FILE:weir_test_plugin>" WEIR_SHARED_PLUGIN="$<TARGET_FILE:weir_test_shared_plugin>")
+endif()
+
+if(TARGET interop_torch_streams_test)
+  target_sources(interop_torch_streams_test PRIVATE interop/torch/retained_streams.cpp)
 endif()
 
 # The library that PyTorch loads, as PyTorch calls it. fake_c10.cpp stands for PyTorch's own library of that name.

@@ -156,6 +156,33 @@ def compiled_functions():
     expect(torch.allclose(f(x), (x.sin() * 2 + x).relu().sum(), rtol=1e-4), "compiled and eager differ")
 
 
+# PyTorch does not own the stream, so that weir must not use it later.
+@check()
+def external_streams_may_end():
+    import ctypes
+
+    import torch
+
+    driver, main, kept = ctypes.CDLL("libcuda.so.1"), torch.cuda.current_stream(), []
+    for i in range(100):
+        handle = ctypes.c_void_p()
+        expect(driver.cuStreamCreate(ctypes.byref(handle), 1) == 0, "cuStreamCreate")
+        stream = torch.cuda.ExternalStream(handle.value)
+        with torch.cuda.stream(stream):
+            x = torch.full((1 << 22,), float(i), device="cuda")
+            kept.append(x[:1000].clone())
+        main.wait_stream(stream)
+        del x, stream
+        expect(driver.cuStreamDestroy_v2(handle) == 0, "cuStreamDestroy")
+    expect(all(t[0].item() == i == t[-1].item() for i, t in enumerate(kept)), "a value is wrong")
+    peak = torch.cuda.max_memory_reserved() >> 20
+    expect(peak < 800, peak, "MiB: no stream's memory served the next one")
+    kept.clear()
+    torch.cuda.set_per_process_memory_fraction(0.1)  # looks at the memory of all streams that ended
+    torch.empty(int(0.09 * torch.cuda.get_device_properties(0).total_memory), dtype=torch.uint8, device="cuda")
+    return {"reserved_MiB": peak}
+
+
 # Processes
 
 @check()
@@ -481,6 +508,35 @@ def one_pool_with_cupy():
         expect(done.returncode == 0, done.stdout[-500:], done.stderr[-1500:])
         found[pool] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+@check(on="alone")
+def per_thread_streams_of_cupy():
+    try:
+        import cupy  # noqa: F401
+    except ImportError:
+        raise NotHere("CuPy") from None
+    done = child("-c", textwrap.dedent("""
+        import threading
+        import cupy, weir.cupy
+
+        weir.cupy.install()
+        right = []
+
+        def work(n):
+            for _ in range(200):
+                x = cupy.full(1 << 20, n, dtype=cupy.float32)
+                right.append(float((x * 2).sum()) == n << 21)
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 5)]
+        for act in (threading.Thread.start, threading.Thread.join):
+            for thread in threads:
+                act(thread)
+        assert cupy.cuda.get_current_stream().ptr == 2
+        assert len(right) == 800 and all(right), right.count(False)
+        assert weir.cupy.memory_allocated() == 0, weir.cupy.memory_allocated()
+    """), CUPY_CUDA_PER_THREAD_DEFAULT_STREAM="1")
+    expect(done.returncode == 0 and not done.stderr, done.returncode, done.stderr[-1500:])
 
 
 def run_one(name):

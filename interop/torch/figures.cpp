@@ -114,7 +114,13 @@ WEIR_HOOK int weir_torch_stop_recording() noexcept {
   });
 }
 
-// For libraries whose allocators carry no stream at the free: the block is of the stream that is named here.
+// A stream that ends before the process: each object that vouches for it is told here, and again, with -1, at its
+// end. 0: none does, and only the calls that name the stream may use it.
+WEIR_HOOK int weir_torch_lend(CUstream_st* stream, int vouching) noexcept {
+  return done([&] { streams().lend(stream, vouching); });
+}
+
+// For libraries without hooks: the block is of the stream that is named here.
 WEIR_HOOK void* weir_torch_allocate(std::size_t bytes, int device, CUstream_st* stream) noexcept {
   return guarded(
       [&] {
@@ -124,11 +130,11 @@ WEIR_HOOK void* weir_torch_allocate(std::size_t bytes, int device, CUstream_st* 
       },
       static_cast<void*>(nullptr));
 }
-WEIR_HOOK int weir_torch_deallocate(void* p) noexcept {
+WEIR_HOOK int weir_torch_deallocate(void* p, int device, CUstream_st* stream) noexcept {
   if (is_forked()) return 0;
   return done([&] {
     auto const block = weir::find_block(p);
-    weir::deallocate(p, of_python);
+    give_back(p, device, stream);
     if (block && block->base == p) count(block->on.index(), block->bytes, -1);
   });
 }

@@ -98,10 +98,10 @@ WEIR_HOOK void* weir_torch_alloc(std::size_t bytes, int device, CUstream_st* str
   }
 }
 
-WEIR_HOOK void weir_torch_free(void* p, std::size_t, int, CUstream_st*) noexcept {
+WEIR_HOOK void weir_torch_free(void* p, std::size_t, int device, CUstream_st* stream) noexcept {
   if (is_forked()) return;
   try {
-    weir::deallocate(p, of_torch);
+    give_back(p, device, stream);
   } catch (...) {
     complain("a block of PyTorch is not freed");
   }

@@ -36,13 +36,19 @@ void retained_streams::open_to_others(int device) {
 
 stream_ref retained_streams::enrol(int device, CUstream_st* handle) {
   std::uintptr_t const key = key_of(device, handle);
-  std::lock_guard const hold(lock_);
+  std::unique_lock hold(lock_);
   entry const* known = find(key);
   if (auto const found = beyond_.find(key); !known && found != beyond_.end()) known = &found->second;
   if (known && known->device != device) {
     throw invalid_use(
         "allocate", "a stream of gpu:" + std::to_string(known->device) + " for memory of gpu:" + std::to_string(device),
         "Make the stream's device current first (with torch.cuda.device(...))", unknown);
+  }
+  if (!known && lent_.contains(key)) {
+    any_lent_.store(true, std::memory_order_relaxed);
+    open_to_others(device);
+    hold.unlock();
+    return borrow_stream(weir::device(device), handle, unknown);
   }
   if (!known) {
     auto const* const stream = new external_stream(weir::device(device), key < 4096 ? nullptr : handle, unknown);
@@ -58,6 +64,23 @@ stream_ref retained_streams::enrol(int device, CUstream_st* handle) {
     open_to_others(device);
   }
   return *known->stream;
+}
+
+void retained_streams::lend(CUstream_st* handle, int vouching) {
+  if (reinterpret_cast<std::uintptr_t>(handle) < 2) return;  // the legacy stream, which never ends
+  std::lock_guard const hold(lock_);
+  lent_[key_of(0, handle)] += vouching;
+}
+
+std::optional<stream_ref> retained_streams::find_lent(int device, CUstream_st* handle) {
+  std::uintptr_t const key = key_of(device, handle);
+  if (find(key)) return std::nullopt;
+  {
+    std::lock_guard const hold(lock_);
+    auto const at = lent_.find(key);
+    if (at == lent_.end() || at->second < 1 || beyond_.contains(key)) return std::nullopt;
+  }
+  return borrow_stream(weir::device(device), handle, unknown);
 }
 
 stream_ref retained_streams::of_any_device(int guess, CUstream_st* handle) {

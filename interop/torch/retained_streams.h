@@ -1,12 +1,14 @@
 // The streams of other libraries, found by their handles.
-// Each is registered with weir at its first use, for good.
-// Threads: any; a known stream is found without a lock.
-// Requires: a stream outlives its use here, as PyTorch's do, which are made once and never destroyed.
+// Each is registered with weir at its first use, for good: PyTorch's streams are made once and never destroyed.
+// Streams that end before the process does are lent, and borrowed by each call that names them.
+// Threads: any; a registered stream is found without a lock.
+// Requires: a stream that was not lent before its first use exists until the process ends.
 #pragma once
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 #include "weir/stream.h"
@@ -21,8 +23,7 @@ class retained_streams {
     external_stream const* stream = nullptr;  // kept for good: PyTorch frees blocks until the process ends
   };
   // Null is CUDA's legacy stream of that device.
-  // Throws: invalid_use (a stream of another device, the per-thread default stream), device_lost,
-  // driver_error
+  // Throws: invalid_use (a stream of another device), device_lost, driver_error
   stream_ref of(int device, CUstream_st* handle) {
     entry const* const e = find(key_of(device, handle));
     if (e && e->device == device) [[likely]]
@@ -32,6 +33,16 @@ class retained_streams {
   // The stream of that handle on whatever device. The device of a new one is guessed first.
   // Throws: invalid_use (a stream of no device), and as of()
   stream_ref of_any_device(int guess, CUstream_st* handle);
+  // More (1) or fewer (-1) objects vouch that the stream of this handle exists. A lent handle stays lent: CUDA
+  // gives it to later streams. A registered stream stays registered. CUDA's per-thread stream is always lent.
+  void lend(CUstream_st* handle, int vouching);
+  // The stream, if it is lent and something vouches for it now; so a free can name it.
+  // Throws: as of()
+  std::optional<stream_ref> lent(int device, CUstream_st* handle) {
+    if (!any_lent_.load(std::memory_order_relaxed)) [[likely]]
+      return std::nullopt;
+    return find_lent(device, handle);
+  }
   // The only device that a stream was named on; -1: none yet, or several.
   int only_device() const noexcept { return only_device_.load(std::memory_order_relaxed); }
 
@@ -52,12 +63,15 @@ class retained_streams {
     }
   }
   stream_ref enrol(int device, CUstream_st*);
+  std::optional<stream_ref> find_lent(int device, CUstream_st*);
   void open_to_others(int device);
 
   std::array<entry, places> table_;
   std::mutex lock_;  // of what follows, and of every change of the table
   std::size_t used_ = 0;
   std::unordered_map<std::uintptr_t, entry> beyond_;
+  std::unordered_map<std::uintptr_t, int> lent_{{2, 1}};  // what vouches for each; cudaStreamPerThread is 2
+  std::atomic<bool> any_lent_{false};
   std::uint64_t devices_ = 0;  // a bit for each device that a stream was named on
   std::atomic<int> only_device_{-1};
 };

@@ -93,6 +93,21 @@ class Install(Case):
 begin = "import torch, weir.torch; weir.torch.install()\n"
 
 
+class Streams(Case):
+    def test_external_streams_are_lent_while_their_objects_exist(self):
+        self.passes("""
+            import torch, weir._library, weir.torch
+            lent = []
+            weir._library.load().weir_torch_lend = lambda *what: lent.append(what)
+            weir.torch.install()
+            one, own = torch.cuda.ExternalStream(4096), torch.cuda.Stream()
+            two = torch.cuda.ExternalStream(stream_ptr=8192, device=0)
+            assert two.cuda_stream == 8192 and lent == [(4096, 1), (8192, 1)], lent
+            del one
+            assert lent[2:] == [(4096, -1)], lent
+        """)
+
+
 class Figures(Case):
     def test_follow_storages(self):
         self.passes(begin + textwrap.dedent("""
@@ -304,9 +319,31 @@ class CuPy(Case):
             kept = cupy.allocator(100)  # until the interpreter's end
         """))
 
-    def test_streams_that_are_no_single_stream_are_refused(self):
-        self.fails("import cupy, weir.cupy; cupy.stream.ptr = 2; weir.cupy.allocate(8)",
-                   "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM")
+    def test_per_thread_stream_serves(self):
+        self.passes("""
+            import threading, cupy, weir.cupy
+            cupy.stream.ptr = 2
+            blocks = [weir.cupy.allocate(100)]
+            other = threading.Thread(target=lambda: blocks.append(weir.cupy.allocate(100)))
+            other.start()
+            other.join()
+            assert weir.cupy.memory_allocated() == 1024
+            blocks.clear()
+            assert weir.cupy.memory_allocated() == 0
+        """)
+
+    # The object of an external stream does not keep the stream.
+    def test_external_streams_are_lent(self):
+        self.passes("""
+            import cupy, weir._library, weir.cupy
+            lent = []
+            weir._library.load().weir_torch_lend = lambda *what: lent.append(what) or 0
+            for kind in (cupy.cuda.Stream, cupy.cuda.ExternalStream):
+                cupy.stream = kind(0)
+                weir.cupy._streams.clear()
+                weir.cupy.allocate(100)
+            assert lent == [(0, 0)], lent
+        """)
 
 
 class Wheel(Case):

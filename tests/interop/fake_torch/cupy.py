@@ -22,9 +22,18 @@ def _set_allocator(function):
     allocator = function
 
 
+class Stream:
+    def __init__(self, ptr):
+        self.ptr = ptr
+
+
+class ExternalStream(Stream):
+    pass
+
+
 allocator = None
-stream = types.SimpleNamespace(ptr=0)
+stream = Stream(0)
 cuda = types.SimpleNamespace(
     get_current_stream=lambda: stream, runtime=types.SimpleNamespace(getDevice=lambda: 0),
     set_allocator=_set_allocator, memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
-    MemoryPointer=MemoryPointer, UnownedMemory=UnownedMemory)
+    MemoryPointer=MemoryPointer, Stream=Stream, ExternalStream=ExternalStream, UnownedMemory=UnownedMemory)

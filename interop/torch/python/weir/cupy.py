@@ -8,16 +8,15 @@ work may use the memory at once. Wait for work of other streams on it before the
 """
 from weir import _library
 
-_streams = {}  # weir knows a stream by its handle for good: one that CuPy destroyed could come back as another
+_streams = {}  # weir knows CuPy's streams by their handles for good: a destroyed one could come back as another
 
 
 def _stream(cupy):
     current = cupy.cuda.get_current_stream()
     handle = int(current.ptr)
-    if handle == 2:
-        raise _library.WeirError("weir.cupy: the per-thread default stream is another stream on every thread. Unset "
-                                 "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM, or enter a stream: with cupy.cuda.Stream(): ...")
     if handle not in _streams:
+        if isinstance(current, cupy.cuda.ExternalStream):  # its object does not keep the stream
+            _library.call("lend", handle, 0)
         _streams[handle] = current
     return handle
 
@@ -25,14 +24,14 @@ def _stream(cupy):
 class _Block:
     """Owns one block of weir."""
 
-    __slots__ = ("address",)
+    __slots__ = ("address", "device", "stream")
 
-    def __init__(self, address):
-        self.address = address
+    def __init__(self, address, device, stream):
+        self.address, self.device, self.stream = address, device, stream
 
     def __del__(self, free=_library.load().weir_torch_deallocate):  # bound here: a module may be gone at the end
         if self.address:
-            free(self.address)
+            free(self.address, self.device, self.stream)
             self.address = None
 
 
@@ -42,7 +41,8 @@ def allocate(size):
 
     lib = _library.load()
     device = cupy.cuda.runtime.getDevice()
-    address = lib.weir_torch_allocate(size, device, _stream(cupy))
+    stream = _stream(cupy)
+    address = lib.weir_torch_allocate(size, device, stream)
     if address is None:
         text = lib.weir_torch_error().decode(errors="replace")
         if "out of memory" not in text:
@@ -50,7 +50,7 @@ def allocate(size):
         error = cupy.cuda.memory.OutOfMemoryError(size, 0)
         error.args = (text,)
         raise error
-    block = _Block(address)
+    block = _Block(address, device, stream)
     return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, size, block, device), 0)
 
 

@@ -20,4 +20,16 @@ class _utils:
         return int(device or 0)
 
 
+class Stream:
+    def __new__(cls, stream_ptr=0, **_):
+        stream = object.__new__(cls)
+        stream.cuda_stream = stream_ptr
+        return stream
+
+
+class ExternalStream(Stream):
+    def __new__(cls, stream_ptr, device=None, **kwargs):
+        return super().__new__(cls, stream_ptr=stream_ptr, **kwargs)
+
+
 graph, CUDAGraph = graphs.graph, graphs.CUDAGraph
