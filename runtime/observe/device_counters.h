@@ -135,7 +135,6 @@ class heap_counters {
   std::int64_t bytes_live() const noexcept { return live(all, &sums::bytes); }
   std::int64_t bytes_live(size_pool p) const noexcept { return live(index(p), &sums::bytes); }
   std::int64_t bytes_pending() const noexcept { return pending(all); }
-  std::int64_t large_taken() const noexcept { return taken_[index(size_pool::large)].blocks.get(); }  // ever
   std::int64_t bytes_mapped() const noexcept { return mapped_[0].get() + mapped_[1].get(); }
   // bytes, since the last reset of peaks
   std::int64_t most_live() const noexcept { return std::max(peaks_[2][all].get(), live(all, &sums::bytes)); }

@@ -12,7 +12,6 @@
 #include <unordered_map>
 
 #include "runtime/memory/device/device_allocator.h"
-#include "tests/memory/counted_calls.h"
 #include "tests/memory/names.h"
 #include "tests/model/bound_program.h"
 #include "tests/support/sanitized.h"
@@ -39,39 +38,31 @@ TEST(bound, reserved_stays_within_it_at_every_step) {
   }
 }
 
-// Few blocks of many sizes, replaced at random: each free block keeps part of a handle at either end.
-struct churned {
-  double ratio = 0;         // reserved / allocated, at most
-  std::uint64_t moves = 0;  // of handles, maps of what was made before
-};
-churned churn_of_large_blocks(unsigned seed, double epsilon) {
-  memory_bench bench(
-      simulated{.devices = 1, .memory = 1 << 30, .schedule = simulated::scheduling::stepped, .seed = seed},
-      options{.epsilon = epsilon});
-  auto& home = bench.stream(0);
-  auto& memory = bench.on(0);
-  tests::counted_calls calls(*bench.control);
-  std::minstd_rand random(seed);
-  std::vector<void*> blocks(24);
-  for (int i = 0; i < 1000; ++i) {
-    void*& one = blocks[random() % blocks.size()];
-    if (one) memory.deallocate(one, nullptr, at);
-    one = memory.allocate(home, (1 + random() % 200) * page, 0, at);
+// Few blocks of many sizes: each free block keeps part of a handle at either end.
+TEST(bound, a_program_that_had_to_pass_it_wastes_less_from_then_on) {
+  double worst = 0, sum = 0;
+  int const seeds = 12;
+  for (unsigned seed = 1; seed <= seeds; ++seed) {
+    memory_bench bench(
+        simulated{.devices = 1, .memory = 1 << 30, .schedule = simulated::scheduling::stepped, .seed = seed});
+    auto& home = bench.stream(0);
+    auto& memory = bench.on(0);
+    std::minstd_rand random(seed);
+    std::vector<void*> blocks(24);
+    for (int i = 0; i < 1500; ++i) {
+      void*& one = blocks[random() % blocks.size()];
+      if (one) memory.deallocate(one, nullptr, at);
+      one = memory.allocate(home, (1 + random() % 200) * page, 0, at);
+    }
+    memory_statistics const n = memory.statistics();
+    double const ratio =
+        static_cast<double>(n.reserved_bytes.all.peak) / static_cast<double>(n.allocated_bytes.all.peak);
+    worst = std::max(worst, ratio), sum += ratio;
+    for (void* const b : blocks) memory.deallocate(b, nullptr, at);
+    EXPECT_EQ(memory.validate(), std::vector<std::string>{});
   }
-  memory_statistics const n = memory.statistics();
-  for (void* const b : blocks) memory.deallocate(b, nullptr, at);
-  EXPECT_EQ(memory.validate(), std::vector<std::string>{});
-  using driver::call;
-  return {static_cast<double>(n.reserved_bytes.all.peak) / static_cast<double>(n.allocated_bytes.all.peak),
-          calls.of({call::map}) - calls.of({call::create})};
-}
-TEST(bound, a_churn_without_credit_reserves_more_and_moves_less) {
-  for (unsigned seed = 1; seed <= 2; ++seed) {
-    churned const usual = churn_of_large_blocks(seed, options{}.epsilon), careful = churn_of_large_blocks(seed, 0);
-    EXPECT_LT(usual.ratio, 1.21);
-    EXPECT_LT(careful.ratio, 1.02);
-    EXPECT_LT(usual.moves, careful.moves / 2);
-  }
+  std::cout << "reserved " << sum / seeds << " of what was live, at most " << worst << "\n";
+  EXPECT_LT(sum / seeds, 1.055) << "with handles as large as before: 1.067";
 }
 
 // Small blocks of one size after another, of which some stay: their runs serve other sizes in whole cells. A

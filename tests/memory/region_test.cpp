@@ -94,28 +94,28 @@ TEST_F(address_spaces, the_reservation_is_given_back_at_the_end) {
   EXPECT_EQ(control->census(), std::vector<std::string>{});
 }
 
-TEST_F(address_spaces, handle_sizes_follow_block_and_capacity) {
+TEST_F(address_spaces, handle_sizes_follow_block_and_reserved) {
   address_space space(*machine, 0);
   ASSERT_TRUE(space.open(info, 0).ok());
   std::size_t const page = space.page_bytes(), much = 1 << 20;  // pages
   // the pages of each handle under a block
-  auto const pages_of = [&](std::size_t block, std::size_t capacity, double epsilon = 0.02) {
+  auto const pages_of = [&](std::size_t block, std::size_t reserved, std::size_t capacity, double epsilon) {
     std::vector<std::size_t> out;
-    auto const sizes = space.handles_under(block * page, capacity * page, epsilon);
+    auto const sizes = space.handles_under(block * page, reserved * page, capacity * page, epsilon);
     for (std::size_t left = block; left > 0; left -= out.back()) out.push_back(sizes.next(left * page) / page);
     return out;
   };
   using handles = std::vector<std::size_t>;
-  EXPECT_EQ(pages_of(7, much), (handles{1, 1, 1, 1, 1, 1, 1}));
-  EXPECT_EQ(pages_of(39, much).front(), 1u) << "under two 20ths";
-  EXPECT_EQ(pages_of(41, much).front(), 2u);
-  EXPECT_EQ(pages_of(41, much, 0).front(), 1u);
-  EXPECT_EQ(pages_of(101, much).back(), 1u) << "the rest";
-  EXPECT_EQ(pages_of(4096, much).front(), 32u) << "and never more";
-  EXPECT_EQ(pages_of(96, 4 * 4096 - 1).front(), 2u) << "the capacity has room for fewer ends";
-  EXPECT_EQ(pages_of(96, 4095).front(), 1u);
-  EXPECT_EQ(space.largest_handles(much * page).next(40 * page), 32 * page);
-  EXPECT_EQ(space.largest_handles(8 * 4096 * page).next(40 * page), 8 * page);
+  EXPECT_EQ(pages_of(7, 8191, much, 0.02), (handles{1, 1, 1, 1, 1, 1, 1})) << "under 1/4096 of 16,384 pages";
+  EXPECT_EQ(pages_of(7, 8192, much, 0.02), (handles{2, 2, 2, 1}));
+  EXPECT_EQ(pages_of(7, 16384, much, 0), (handles{4, 2, 1})) << "whatever epsilon is";
+  EXPECT_EQ(pages_of(70, 1 << 20, much, 0), (handles{32, 32, 4, 2})) << "and never more than 32";
+  EXPECT_EQ(pages_of(19, 19, much, 0.02).front(), 2u) << "a fifth of the block is 3 pages";
+  EXPECT_EQ(pages_of(21, 21, much, 0.02).front(), 4u);
+  EXPECT_EQ(pages_of(21, 21, 4 * 4096 - 1, 0.02).front(), 2u) << "the capacity has room for fewer ends";
+  EXPECT_EQ(pages_of(21, 21, 4095, 0.02).front(), 1u);
+  EXPECT_EQ(pages_of(21, 21, much, 0.01).front(), 2u);
+  EXPECT_EQ(pages_of(21, 21, much, 0).front(), 1u);
 }
 
 // Against a plain table of one word for each granule: blocks that start anywhere, and runs entered at each

@@ -20,7 +20,6 @@
 #include <map>
 #include <optional>
 #include <random>
-#include <set>
 
 #include "runtime/memory/device/device_allocator.h"
 #include "runtime/observe/history.h"
@@ -35,15 +34,12 @@ class mapped_handles final : public driver::fault_injector {
   using fault_injector::fault_injector;
   weir::driver::status map(weir::driver::address at, std::size_t bytes, weir::driver::memory_handle h) override {
     auto const s = fault_injector::map(at, bytes, h);
-    if (s.ok()) {
-      mapped_[at] = {bytes, h};
-      moves_ += !known_.insert(h).second;
-    }
+    if (s.ok()) mapped_[at] = {bytes, h};
     return s;
   }
   weir::driver::status unmap(weir::driver::address at, std::size_t bytes) override {
     auto const s = fault_injector::unmap(at, bytes);
-    if (s.ok()) mapped_.erase(mapped_.lower_bound(at), mapped_.lower_bound(at + bytes)), ++moves_;
+    if (s.ok()) mapped_.erase(mapped_.lower_bound(at), mapped_.lower_bound(at + bytes));
     return s;
   }
   // Adds the handles under [at, at + bytes) and their bytes to `all`.
@@ -54,12 +50,9 @@ class mapped_handles final : public driver::fault_injector {
       if (m->first + m->second.first > at) all[m->second.second] = m->second.first;
     }
   }
-  std::size_t moves() const noexcept { return moves_; }  // at least so many: maps elsewhere, and unmaps
 
  private:
   std::map<weir::driver::address, std::pair<std::size_t, weir::driver::memory_handle>> mapped_;
-  std::set<weir::driver::memory_handle> known_;
-  std::size_t moves_ = 0;
 };
 
 class bound_program {
@@ -254,9 +247,7 @@ class bound_program {
     std::size_t reserved = 0;
     for (auto const& r : device().layout()) reserved += r.bytes;
     std::size_t const caches = small_ ? threads_ * lines_.size() * memory::thread_cache::most_bytes : 0;
-    // moves without credit: memory is reserved instead
-    double const instead = mapped_->moves() < memory::reserve_bound::moves_at_first ? 0 : 10 * epsilon_;
-    std::size_t const first = static_cast<std::size_t>(static_cast<double>(most_in_use_) * (1 + epsilon_) * (1 + instead)) +
+    std::size_t const first = most_in_use_ + static_cast<std::size_t>(static_cast<double>(most_in_use_) * epsilon_) +
                               page * (std::min<std::size_t>(lines_.size(), 16) + (lines_.size() > 1)) + caches;
     past_the_first_term += reserved > first;
     near_it += reserved > first - first / 8;

@@ -190,11 +190,12 @@ class address_space {  // one a device
   driver::status open(driver::device_info const&, std::size_t wanted);
   bool maps() const noexcept { return info_.maps; }
   std::size_t page_bytes() const noexcept { return page_; }
-  // For a block of `block` bytes, on a device that may reserve `capacity`.
+  // For a block of `block` bytes, on a device with `reserved` bytes that may reserve `capacity`.
   // A handle stays mapped while a part of it is in use, so the blocks at its ends waste up to its size.
-  // A handle is at most 2.5 `epsilon` of its block and 1/4096 of the capacity; it has 1 to 32 pages.
-  handle_sizes handles_under(std::size_t block, std::size_t capacity, double epsilon) const noexcept;
-  handle_sizes largest_handles(std::size_t capacity) const noexcept;  // whatever the block is
+  // A handle is at most 1/4096 of what is reserved, or 10 `epsilon` of its block and 1/4096 of the capacity;
+  // it has 1 to 32 pages.
+  handle_sizes handles_under(std::size_t block, std::size_t reserved, std::size_t capacity,
+                             double epsilon) const noexcept;
   // Where none is moved and each costs as much again for every peer:
   // as few as can be, up to 128 pages, 256 MiB on GPUs.
   handle_sizes handles_that_stay() const noexcept { return {page_, 128 * page_, 128 * page_}; }
@@ -216,7 +217,6 @@ class address_space {  // one a device
   void abandon() noexcept { abandoned_ = true; }  // something is still in use: the reservation stays
 
  private:
-  handle_sizes handles_within(std::size_t most) const noexcept;
   driver::driver& machine_;
   int const device_;
   driver::device_info info_;

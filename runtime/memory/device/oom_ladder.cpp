@@ -84,7 +84,7 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
   // once: a stamp of now would need a new fence at each query
   if (!of_.space.maps()) collectives = of_.clocks.collectives_given();
   bool called_back = false;
-  std::size_t const most = of_.capacity();
+  std::size_t const limit = of_.counts.limit(), most = limit ? limit : of_.space.info().total_memory;
   auto const came_free = [&] { return audit_.counted().active_bytes.all.freed; };  // so far
   for (int round = 0, rests = 0; round < most_rounds; ++round) {
     auto const free_before = came_free();

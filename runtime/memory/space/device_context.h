@@ -23,11 +23,6 @@ struct device_context {
   device_context(weir::runtime::impl&, int device, allocator* entry, source_location const&);
 
   bool lost() const noexcept { return clocks.lost(device); }
-  // bytes that may be reserved: the limit, or all of the device's memory
-  std::size_t capacity() const {
-    std::size_t const limit = counts.limit();
-    return limit ? limit : space.info().total_memory;
-  }
   std::uint64_t own_bit() const noexcept { return std::uint64_t{1} << (device & 63); }
   // bytes of a handle that other devices may use
   std::size_t open_bytes(handle const& h) const noexcept { return h.readers & ~own_bit() ? h.bytes : 0; }

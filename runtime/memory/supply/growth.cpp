@@ -8,35 +8,32 @@ namespace weir::memory {
 
 driver::status growth::grow(stream_heap& mine, alloc_request const& r, void*& out, std::size_t spare) {
   if (!of_.space.maps()) return grow_segment(mine, r, out);
-  if (std::size_t const run = long_run(mine, r)) {
-    driver::status const s = grow_by(mine, r, run, out, spare);
+  if (has_room_for_long_run(mine, r)) {
+    driver::status const s = grow_by(mine, r, run_length::as_slabs_are_many, out, spare);
     if (s.what != driver::code::out_of_memory) return s;
   }
-  return grow_by(mine, r, slabs::usual_run_bytes, out, spare);
+  return grow_by(mine, r, run_length::usual, out, spare);
 }
 
 driver::status growth::grow_there(stream_heap& in, arena::zone part, alloc_request const& r, void*& out) {
-  if (of_.space.maps()) return grow_by(in, r, slabs::usual_run_bytes, out, 0, part);
+  if (of_.space.maps()) return grow_by(in, r, run_length::usual, out, 0, part);
   section const hold(in);
   out = in.take_anywhere(r);
   return out ? driver::status{} : driver::status{driver::code::out_of_memory};
 }
 
 // Within the bound, that is: a run that is longer than it has to be makes nothing move.
-std::size_t growth::long_run(stream_heap& mine, alloc_request const& r) {
-  if (r.size_class < 0) return 0;
+bool growth::has_room_for_long_run(stream_heap& mine, alloc_request const& r) {
+  if (r.size_class < 0) return false;
   std::size_t bytes = 0;
   {
     section const hold(mine);
     bytes = mine.slots.next_run_bytes(r.size_class);
   }
-  if (bytes <= slabs::usual_run_bytes) return 0;
-  std::size_t const reserved = of_.counts.reserved(), most = bound_.most(bound_.now(), r.rounded);
-  while (bytes > slabs::usual_run_bytes && reserved + bytes > most) bytes /= 2;
-  return bytes > slabs::usual_run_bytes ? bytes : 0;
+  return bytes > slabs::usual_run_bytes && of_.counts.reserved() + bytes <= bound_.most(bound_.now(), r.rounded);
 }
 
-driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, std::size_t most_run, void*& out,
+driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, run_length how, void*& out,
                                std::size_t spare, std::optional<arena::zone> only) {
   mapping_lock::shared const coming(memory_.changes);
   growth_plan g;
@@ -44,9 +41,9 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, std::s
     section const hold(mine);
     // freed meanwhile, or by the rung before
     if ((out = only ? mine.take_anywhere(r) : mine.take_or_shed(r))) return {};
-    std::size_t const bytes = r.size_class < 0                     ? r.rounded
-                              : most_run <= slabs::usual_run_bytes ? mine.slots.usual_next_run_bytes(r.size_class)
-                                                                   : most_run;
+    std::size_t const bytes = r.size_class < 0           ? r.rounded
+                              : how == run_length::usual ? mine.slots.usual_next_run_bytes(r.size_class)
+                                                         : mine.slots.next_run_bytes(r.size_class);
     std::size_t const alignment = r.size_class < 0 ? r.alignment : slabs::run_alignment(r.size_class);
     if (bytes > of_.space.info().total_memory) return {driver::code::out_of_memory};
     auto const planned = [&](bool thorough) {

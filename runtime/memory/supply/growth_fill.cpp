@@ -9,8 +9,6 @@
 // counts what thread caches keep. Of threads at work at once each may find none just before another frees
 // one: what they ask for then may come on top of what is covered. c is a page, and one for each further
 // stream, of at most 15, that would live on what others leave (should_grow_instead).
-// Where moves have no credit, the first term is 1 + 10 epsilon times as large
-// (reserve_bound::instead_of_a_move).
 #include <algorithm>
 #include <bit>
 
@@ -31,7 +29,7 @@ class growth::filling {
         sizes_(suitable()) {
     bound_ = a.bound_.most(used_, asked) + page_ + g.spare;
     g.live_before = used_.live;
-    charge_within(g.missing_bytes, bound_);
+    charge_within_bound(g.missing_bytes);
   }
   driver::status hole(address at, address end) {
     while (at < end) {
@@ -43,19 +41,13 @@ class growth::filling {
   }
 
  private:
-  void charge_within(std::size_t bytes, std::size_t most) {
-    fresh_ = a_.of_.counts.charge_within(a_.of_.may_take(bytes), most, page_);
+  void charge_within_bound(std::size_t bytes) {
+    fresh_ = a_.of_.counts.charge_within(a_.of_.may_take(bytes), bound_, page_);
     out_.charged += fresh_;
-  }
-  // Moves without credit: memory is reserved instead, in few handles.
-  void charge_instead_of_moves(std::size_t bytes) {
-    charge_within(bytes, a_.bound_.instead_of_a_move(used_, bound_));
-    if (fresh_) sizes_ = a_.of_.space.largest_handles(a_.of_.capacity());
   }
   driver::status next(address at, std::size_t left, std::size_t& n) {
     out_.places.try_emplace(at);             // so that nothing is lost when the host has no memory later
-    if (!fresh_) charge_within(left, bound_);  // a handle that was too large has gone
-    if (!fresh_ && may_move_) charge_instead_of_moves(left);
+    if (!fresh_) charge_within_bound(left);  // a handle that was too large has gone
     if (fresh_) {
       n = sizes_.next(std::min(left, fresh_));
       fresh_ -= n;
@@ -64,10 +56,7 @@ class growth::filling {
     if (may_move_) {
       driver::status s;
       do {
-        if (move(at, left, n, s)) {
-          a_.bound_.moved();
-          return s;
-        }
+        if (move(at, left, n, s)) return s;
       } while (a_.heaps_.reclaim_known());  // by what was asked on the way
       may_move_ = false;
     }
@@ -79,8 +68,9 @@ class growth::filling {
     if (mine_.readers.load()) return a_.of_.space.handles_that_stay();
     // Runs live long, and a long one is little of what its size holds: one handle under it, if it may.
     if (for_.run && for_.bytes > std::max(page_, slabs::usual_run_bytes)) return {page_, for_.bytes};
-    double const epsilon = a_.of_.counts.limit() ? options{}.epsilon : a_.of_.epsilon;  // see reserve_bound::most
-    return a_.of_.space.handles_under(for_.bytes, a_.of_.capacity(), epsilon);
+    std::size_t const limit = a_.of_.counts.limit();
+    return a_.of_.space.handles_under(for_.bytes, a_.of_.counts.reserved() + for_.missing_bytes,
+                                      limit ? limit : a_.of_.space.info().total_memory, a_.of_.epsilon);
   }
   bool charge(std::size_t n) {
     if (a_.of_.may_take(n) < n || !a_.of_.counts.charge(n)) return false;

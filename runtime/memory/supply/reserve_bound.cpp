@@ -7,10 +7,6 @@
 namespace weir::memory {
 namespace {
 constexpr std::size_t fetched_ahead = 8, fetched_lines = 6;  // streams; lines of a tally's sums
-// What gives a move of a handle, which takes 26 to 43 us of an H200's driver: bytes of the most live, and large
-// blocks.
-constexpr std::size_t bytes_a_move = std::size_t{5} << 20, blocks_a_move = 20;
-constexpr double epsilons_instead = 10;  // of memory, reserved when the credit is used up
 }  // namespace
 
 // All streams' tallies, in one walk without a lock. What thread caches hold is counted as taken there; only
@@ -27,7 +23,6 @@ reserve_bound::usage reserve_bound::now() const {
     observe::heap_counters const& t = heaps_.index[i].counts;
     n.live += t.bytes_live();
     n.pending += t.bytes_pending();
-    n.taken += t.large_taken();
     if (few) n.most_of_one = std::max(n.most_of_one, t.most_live());
   }
   if (!few) return n;
@@ -43,15 +38,7 @@ reserve_bound::usage reserve_bound::now() const {
 std::size_t reserve_bound::most(reserve_bound::usage const& n, std::size_t asked) noexcept {
   most_live_.raise(static_cast<std::size_t>(std::max(n.most_of_one, n.live)));
   std::size_t const live = std::max(most_live_.load(), static_cast<std::size_t>(n.live + n.pending) + asked);
-  return of_.counts.limit() ? live : live + static_cast<std::size_t>(static_cast<double>(live) * of_.epsilon);
-}
-
-std::size_t reserve_bound::instead_of_a_move(reserve_bound::usage const& n, std::size_t bound) const {
-  std::size_t const credit =
-      moves_at_first + most_live_.load() / bytes_a_move + static_cast<std::size_t>(n.taken) / blocks_a_move;
-  if (moves_.load(base::memory_order_relaxed) < credit) return 0;
-  std::size_t const more = bound + static_cast<std::size_t>(static_cast<double>(bound) * epsilons_instead * of_.epsilon);
-  return more < of_.capacity() ? more : 0;
+  return live + static_cast<std::size_t>(static_cast<double>(live) * of_.epsilon);
 }
 
 }  // namespace weir::memory
