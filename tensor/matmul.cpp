@@ -113,12 +113,14 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
           ? ops::product{e.n, e.m, e.k, in, pb, b.as.ld, !b_turned, pa, a.as.ld, !a_turned, to, pc, c->ld, scale}
           : ops::product{e.m, e.n, e.k, in, pa, a.as.ld, a_turned, pb, b.as.ld, b_turned, to, pc, c->ld, scale};
   ops::place const where = tensors::place_of(out, at);
+  tensor workspace;
   if (size_t const bytes = ops::product_workspace(where)) {
-    tensor const workspace = tensors::empty_at(out, {static_cast<std::int64_t>(bytes)}, uint8, at);
-    ops::multiply(where, p, workspace.data(), bytes, at);
-  } else {
-    ops::multiply(where, p, nullptr, 0, at);
+    try {
+      workspace = tensors::empty_at(out, {static_cast<std::int64_t>(bytes)}, uint8, at);
+    } catch (out_of_memory const&) {}  // cuBLAS then chooses among the kernels that need none
   }
+  bool const has = workspace.defined();
+  ops::multiply(where, p, has ? workspace.data() : nullptr, has ? static_cast<size_t>(workspace.numel()) : 0, at);
   tensors::changed(out);
 }
 
