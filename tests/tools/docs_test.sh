@@ -22,7 +22,7 @@ for name, text in pages.items():
             continue
         links += 1
         path, _, mark = to.partition("#")
-        if mark == "define-members":  # Doxygen links this section also where all its macros are hidden
+        if mark in ("define-members", "nested-classes"):  # Doxygen links them also if all their names are hidden
             continue
         path = path or name
         if not os.path.exists(os.path.join(site, path)) or (mark and path in targets and mark not in targets[path]):
