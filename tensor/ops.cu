@@ -5,6 +5,8 @@
 // on the dtype in a memory-bound loop is free, and each instance costs compile time for every architecture.
 #include "tensor/ops.h"
 
+#include <cmath>
+
 #include "tensor/number.h"
 
 namespace weir::ops {

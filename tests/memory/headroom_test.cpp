@@ -20,14 +20,14 @@ constexpr size_t step = 512;           // bytes: sizes of larger blocks are roun
 constexpr size_t smallest = 32 << 10;  // bytes: of a block that headroom counts
 
 // Allocates and frees at random, on a few streams, with marks and work.
-class program {
+class headroom_program {
  public:
-  explicit program(std::uint64_t seed)
+  explicit headroom_program(std::uint64_t seed)
       : random_(seed * 0x9e3779b97f4a7c15u + 1), machine_(drawn_machine()), own_(machine_, drawn_options()) {
     runtime_guard const in(own_);
     for (int i = 0, n = 1 + below(3); i < n; ++i) streams_.emplace_back();
   }
-  ~program() {
+  ~headroom_program() {
     runtime_guard const in(own_);
     for (void* p : live_) deallocate(p);
     streams_.clear();
@@ -118,7 +118,7 @@ class program {
 TEST(headroom, is_exact_for_one_thread) {
   for (std::uint64_t const seed : tests::seeds("headroom", 400)) {
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
-    program(seed).run();
+    headroom_program(seed).run();
   }
 }
 
