@@ -46,8 +46,12 @@ def one(program, allocator):
     torch = begin(allocator)
     import random
 
-    if program in ("pairs", "peer"):
-        return {"pairs": pairs, "peer": peer}[program](torch)
+    if program == "pairs":
+        return pairs(torch)
+    if program == "peer":
+        import programs
+
+        return programs.copies_to_second_device()
     torch.manual_seed(0)
     random.seed(0)
     times = []
@@ -112,24 +116,6 @@ def pairs(torch):
     found["pair_512_among_5000_ns"] = ns(lambda: delete(alloc(512, stream)))
     del held
     return found
-
-
-def peer(torch):
-    x = torch.arange(1 << 26, device="cuda:0", dtype=torch.float32)
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    y = x.to("cuda:1")
-    torch.cuda.synchronize(1)
-    first, taken = time.perf_counter() - began, []
-    for _ in range(30):
-        torch.cuda.synchronize(0)
-        began = time.perf_counter()
-        y.copy_(x)
-        torch.cuda.synchronize(0)
-        torch.cuda.synchronize(1)
-        taken.append(time.perf_counter() - began)
-    assert torch.equal(x.cpu(), y.cpu())
-    return {"first_ms": round(first * 1e3, 2), "GB_s": round(x.numel() * 4 / statistics.median(taken) / 1e9, 1)}
 
 
 def rank(allocator, out):
