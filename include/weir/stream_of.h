@@ -6,8 +6,8 @@
 namespace weir::detail {
 
 // The stream of the calling thread's runtime that has this handle on this device. Null and cudaStreamLegacy
-// name CUDA's legacy stream, on simulated devices too. The first call registers the handle as external_stream
-// does; it stays registered until the runtime ends.
+// name CUDA's legacy stream, cudaStreamPerThread the caller's own. The first call registers another handle as
+// external_stream does; it stays registered until the runtime ends.
 // Requires: the program does not destroy the stream before its last use through weir.
 // Throws: as external_stream
 WEIR_API stream_ref stream_of(device, CUstream_st*, source_location = source_location::current());

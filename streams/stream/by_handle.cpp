@@ -1,10 +1,11 @@
-// The stream of a handle, and external_stream.
+// The stream of a handle: external_stream, borrow_stream, and the adaptors' stream_of.
 // Threads: any.
 #include "streams/stream/by_handle.h"
 
 #include <utility>
 
 #include "streams/stream/borrowed.h"
+#include "weir/stream_of.h"
 
 namespace weir {
 namespace streams {
@@ -80,20 +81,38 @@ external_stream::~external_stream() {
   streams::clocks_of(stream->owner()).leave(*stream);
 }
 
-stream_ref borrow_stream(weir::device d, CUstream_st* native, source_location at) {
+namespace {
+
+// The stream of a handle, by the thread's memo or among the registered ones. Another one is what unknown(runtime,
+// device, handle) registers. Null: the call borrows it.
+template <class Unknown>
+stream_ref stream_behind(weir::device d, CUstream_st* native, char const* operation, source_location at,
+                         Unknown const& unknown) {
   if (auto* const known = streams::handle_memo::find(d.index(), native)) return streams::ref_of(*known);
   auto& r = streams::current_runtime(at);
-  int const i = streams::resolve(d, r, "borrow_stream", at);
-  auto& clocks = streams::clocks_of(r);
+  int const i = streams::resolve(d, r, operation, at);
   auto const handle = streams::handle_of(native);
   std::uint64_t const version = streams::handle_memo::version();
-  auto* stream = clocks.registered(i, handle);
-  // CUDA never destroys the legacy stream: it is registered for good.
-  if (!stream && handle == driver::stream_handle::legacy)
-    stream = &clocks.enrol(i, streams::adopted(r, i, native, "borrow_stream", at));
+  auto* stream = streams::clocks_of(r).registered(i, handle);
+  if (!stream) stream = unknown(r, i, handle);
   if (!stream) return streams::ref_of(r.part<streams::borrowed_streams>().named(i, native, at));
   streams::handle_memo::note(i, native, *stream, version);
   return streams::ref_of(*stream);
+}
+
+}  // namespace
+
+// CUDA never destroys the legacy stream: it is registered for good.
+stream_ref borrow_stream(weir::device d, CUstream_st* native, source_location at) {
+  return stream_behind(d, native, "borrow_stream", at, [&](auto& r, int i, auto handle) {
+    return handle == driver::stream_handle::legacy ? &streams::register_handle(r, i, native, at) : nullptr;
+  });
+}
+
+stream_ref detail::stream_of(weir::device d, CUstream_st* native, source_location at) {
+  return stream_behind(d, native, "stream_of", at, [&](auto& r, int i, auto handle) {
+    return handle == driver::stream_handle::per_thread ? nullptr : &streams::register_handle(r, i, native, at);
+  });
 }
 
 }  // namespace weir
