@@ -53,12 +53,13 @@ bool stream_clock::may_be_fenced() const noexcept {
   return is != life::retired && (is != life::borrowed || named_in_call::is(*this));
 }
 
-// Short-lived streams free their last block and are gone: that free is fenced. A stream that has served for
-// long has its frees fenced in batches, although it may have no block between two of them.
-bool stream_clock::count_free() noexcept {
+// A short-lived stream frees its last block and is gone, so that free is fenced. Large blocks are, because others
+// wait for their memory. The rest is fenced in batches: a long-lived stream may have no block between two frees.
+bool stream_clock::count_free(std::size_t bytes) noexcept {
   bool const last_of_few = live_blocks_.load(base::memory_order_relaxed) == 0 &&
                            frees_.fetch_add(1, base::memory_order_relaxed) < young;
-  return unfenced_.fetch_add(1, base::memory_order_relaxed) + 1 >= free_batch || last_of_few;
+  bool const batch = unfenced_.fetch_add(1, base::memory_order_relaxed) + 1 >= free_batch;
+  return batch || last_of_few || bytes >= large_free;
 }
 
 driver::status stream_clock::usable() const {

@@ -87,12 +87,13 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   driver::result<fence_ref> record(event_ref const&, fence_ref const& before = nullptr);
 
   // Of a borrowed stream. What no fence covers can only be waited for with the whole device.
-  void note_block(int more) noexcept { live_blocks_.fetch_add(more, base::memory_order_relaxed); }  // that it is home of
+  // `more` blocks have it as their home.
+  void note_block(int more) noexcept { live_blocks_.fetch_add(more, base::memory_order_relaxed); }
   void note_mark() noexcept {  // it uses another stream's block
     if (alive() == life::borrowed) [[unlikely]] marked_.store(true, base::memory_order_relaxed);
   }
-  // Counts a free that waits for this stream. True: a fence is due
-  bool count_free() noexcept;
+  // Counts a free of so many bytes that waits for this stream. True: a fence is due
+  bool count_free(std::size_t bytes) noexcept;
   bool owes_fence() const noexcept { return unfenced_.load(base::memory_order_relaxed) >= free_batch; }
   bool may_be_forgotten() const noexcept {  // nothing will be freed that it uses
     return !marked_.load(base::memory_order_relaxed) && live_blocks_.load(base::memory_order_relaxed) <= 0;
@@ -200,6 +201,7 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   base::atomic<bool> carries_collectives_{false};
   base::atomic<std::uint64_t> collectives_{0};  // enqueued so far
   static constexpr std::uint32_t free_batch = 32, young = 1000;
+  static constexpr std::size_t large_free = 1 << 20;  // bytes: fenced at once
   base::atomic<std::uint32_t> unfenced_{0}, frees_{0};  // borrowed: frees since its last fence, and ever
   base::atomic<std::int32_t> live_blocks_{0};
   base::atomic<bool> marked_{false};
@@ -275,7 +277,8 @@ class clocks {
 
  private:
   void end(stream_clock&);
-  stream_clock* take_over(int device, driver::stream_handle, std::uint64_t id, life);  // null: none is over for long enough
+  // Null: no stream has been over for long enough.
+  stream_clock* take_over(int device, driver::stream_handle, std::uint64_t id, life);
   void let_go_of_ended(stream_clock& last) noexcept;
   class chain;
   struct state;

@@ -177,7 +177,7 @@ TEST_F(handles, a_handle_given_out_again_is_a_new_stream) {
   EXPECT_TRUE(came_back) << "this machine is to give handles out again";
 }
 
-// The work of a stream that is gone still uses its memory: nobody gets it before that work is done.
+// The work of a stream that is gone still uses its memory. No stream gets it before that work is done.
 TEST_F(handles, memory_of_a_stream_that_is_gone_waits_for_its_work) {
   make({.devices = 1, .memory = 8_MiB, .schedule = simulated::scheduling::stepped});
   std::optional<simulated_stream> theirs(0);
@@ -199,6 +199,17 @@ TEST_F(handles, a_short_life_leaves_its_last_free_fenced) {
   auto const before = fences();
   deallocate(borrow_stream(0, theirs.handle()), allocate(borrow_stream(0, theirs.handle()), small));
   EXPECT_EQ(fences(), before + 1);
+}
+
+// Other streams wait for the memory of a large block, so its free is fenced although another block lives.
+TEST_F(handles, a_free_of_a_large_block_is_fenced) {
+  simulated_stream theirs(0);
+  void* const stays = allocate(borrow_stream(0, theirs.handle()), small);
+  void* const p = allocate(borrow_stream(0, theirs.handle()), 1_MiB);
+  auto const before = fences();
+  deallocate(borrow_stream(0, theirs.handle()), p);
+  EXPECT_EQ(fences(), before + 1);
+  deallocate(borrow_stream(0, theirs.handle()), stays);
 }
 
 TEST_F(handles, a_long_life_is_fenced_in_batches) {

@@ -187,5 +187,23 @@ TEST(drained_slots, of_a_taken_over_memory_have_no_old_number) {
   d.sound();
 }
 
+// A block that waits for another stream also waits for its home. If no call names the home at the free, its
+// last number must not count as complete when it ends.
+TEST(borrowed_home, a_pending_block_counts_as_its_free) {
+  tests::memory_bench bench(
+      {.devices = 1, .memory = std::size_t{8} << 20, .schedule = simulated::scheduling::stepped});
+  clock::stream_clock& user = bench.stream(0);
+  clock::stream_clock& home =
+      bench.clocks().make(0, bench.machine().create_stream(0, driver::stream_kind::independent, 0).value,
+                          clock::life::borrowed);
+  auto& memory = bench.on(0);
+  void* const p = memory.allocate(home, std::size_t{2} << 20, 0, source_location::current());
+  ASSERT_TRUE(bench.machine().enqueue(0, user.handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
+  memory.record_use(p, user, source_location::current());
+  memory.deallocate(p, nullptr, source_location::current());
+  EXPECT_FALSE(bench.clocks().retire(home)) << "no fence covers the free";
+  bench.control->run();
+}
+
 }  // namespace
 }  // namespace weir

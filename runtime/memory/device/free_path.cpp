@@ -116,10 +116,11 @@ void free_path::take_back(void* p, clock::stream_clock* last_use, source_locatio
       due |= of_.deterministic || m.pending_since_fence + rounded >= m.fence_after(8);
       for (clock::stamp const s : stamps) {
         clock::stream_clock* const other = clock::find(s.stream);
-        if (other && (other->alive() == clock::life::borrowed ? other->count_free() : due)) to_fence.push_back(other);
+        if (other && (other->alive() == clock::life::borrowed ? other->count_free(rounded) : due))
+          to_fence.push_back(other);
       }
       // The block also waits for its home, which no call may name after its last user is done.
-      if (home.alive() == clock::life::borrowed && home.count_free()) at_home = &home;
+      if (home.alive() == clock::life::borrowed && home.count_free(rounded)) at_home = &home;
       std::uint64_t const first = stamps.front().stream;
       m.pending.push({b.in_slab ? nullptr : b.block, b.in_slab, b.index, rounded, {}, since}, stamps);
       of_.record_pending(observe::action::free_pending, b.start, rounded, first);
@@ -137,7 +138,7 @@ void free_path::take_back(void* p, clock::stream_clock* last_use, source_locatio
       }
       m.freed_since_fence += rounded;
       bool const others = heaps_.index.size() > 1;
-      if (home.alive() == clock::life::borrowed ? home.count_free()
+      if (home.alive() == clock::life::borrowed ? home.count_free(rounded)
                                                 : others && m.freed_since_fence >= m.fence_at_home_after()) {
         at_home = &home, m.freed_since_fence = 0;
         m.wanted > 0 ? --m.wanted : ++m.unwanted;
