@@ -1,6 +1,6 @@
 // What a pair of allocate and deallocate of 512 B costs by the stream's tier: weir's own, registered,
 // borrowed; in C++ and in C. On GPUs the handles are those of streams that weir made, registered or borrowed
-// as somebody else's.
+// like those of another library.
 // Threads: one.
 #include <benchmark/benchmark.h>
 

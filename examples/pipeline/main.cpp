@@ -98,7 +98,8 @@ int command(int argc, char** argv) try {
     else if (option == "--bytes") bytes = number("--bytes", value);
     else if (option == "--batch") s.batch = number("--batch", value);
     else if (option == "--depth") s.depth = static_cast<int>(number("--depth", value, std::numeric_limits<int>::max()));
-    else throw examples::usage_error(option + " is not an option: --input, --output, --bytes, --batch, --depth, --check");
+    else
+      throw examples::usage_error(option + " is not an option: --input, --output, --bytes, --batch, --depth, --check");
   }
   scratch const temporary;
   check |= s.output.empty();

@@ -137,7 +137,9 @@ int command(int argc, char** argv) try {
     else if (option == "--as") role = value;
     else if (option == "--kill" || option == "--stop")
       victim = value, meets = option == "--kill" ? mishap::killed : mishap::stopped;
-    else throw examples::usage_error(option + " is not an option: --bytes, --buffers, --rounds, --timeout, --kill, --stop");
+    else
+      throw examples::usage_error(option +
+                                  " is not an option: --bytes, --buffers, --rounds, --timeout, --kill, --stop");
   }
   if (!victim.empty() && victim != "writer" && victim != "reader")
     throw examples::usage_error(victim + " is neither writer nor reader");

@@ -205,7 +205,8 @@ weir_status weir_allocate_pinned(void** block, size_t bytes, size_t alignment) {
 }
 
 weir_status weir_copy(void* to, void const* from, size_t bytes, int device, weir_stream stream) {
-  return answer([&] { weir::copy(stream_of(device, stream), to, from, bytes, weir::blocking::yes, from_c).synchronize(); });
+  return answer(
+      [&] { weir::copy(stream_of(device, stream), to, from, bytes, weir::blocking::yes, from_c).synchronize(); });
 }
 
 weir_status weir_find_block(void const* address, weir_block* out) {
@@ -261,8 +262,8 @@ weir_status weir_enable_peer_access_to_block(void const* block, int reader) {
 weir_status weir_register_stream(int device, weir_stream stream) {
   return answer([&] {
     auto& r = weir::streams::current_runtime(from_c);
-    (void)weir::streams::register_handle(r, weir::streams::resolve(device_of(device), r, "weir_register_stream", from_c),
-                                         stream, from_c);
+    (void)weir::streams::register_handle(
+        r, weir::streams::resolve(device_of(device), r, "weir_register_stream", from_c), stream, from_c);
   });
 }
 weir_status weir_unregister_stream(int device, weir_stream stream) {

@@ -84,8 +84,8 @@ runtime::impl& group::owner(std::string_view operation, source_location at) cons
 void group::refuse_if_over(shared const& s, int rank, std::string const& operation, source_location at) const {
   std::string const subject = base::text("rank ", rank, " of ", size());
   if (s.aborted_by >= 0) {
-    throw driver_error(0, operation, base::text(subject, ": rank ", s.aborted_by, " aborted this communicator"), make_anew,
-                       at);
+    throw driver_error(0, operation, base::text(subject, ": rank ", s.aborted_by, " aborted this communicator"),
+                       make_anew, at);
   }
   for (std::size_t other = 0; other < s.gone.size(); ++other) {
     if (s.gone[other])

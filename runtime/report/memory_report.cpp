@@ -85,8 +85,9 @@ std::string sentence(memory_report const& r, memory_cause why) {
 }  // namespace
 
 std::string_view name(memory_cause why) noexcept {
-  constexpr std::array<std::string_view, 11> names{"none",    "too large", "limit",  "in use",    "survivors", "pending",
-                                                   "outside", "shared",    "driver", "addresses", "host"};
+  constexpr std::array<std::string_view, 11> names{"none",      "too large", "limit",   "in use",
+                                                   "survivors", "pending",   "outside", "shared",
+                                                   "driver",    "addresses", "host"};
   return names[static_cast<size_t>(why)];
 }
 

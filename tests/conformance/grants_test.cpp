@@ -54,7 +54,8 @@ TEST_P(grants, m16_one_call_grants_to_several_devices_or_to_none) {
   EXPECT_OK(machine().map(b.at, b.bytes, b.handle));
   EXPECT_SAYS(code::invalid, machine().grant_all(b.at, b.bytes, 0));
   EXPECT_SAYS(code::invalid, machine().grant_all(b.at, b.bytes / 2, readers));
-  EXPECT_SAYS(code::invalid, machine().grant_all(b.at, b.bytes, readers | std::uint64_t{1} << machine().device_count()));
+  EXPECT_SAYS(code::invalid,
+              machine().grant_all(b.at, b.bytes, readers | std::uint64_t{1} << machine().device_count()));
   for (int d = 1; d < n; ++d)
     EXPECT_SAYS(code::invalid, machine().copy(d, stream(d), conformance::memory(d).words(), b.words(), 4));
   EXPECT_OK(machine().grant_all(b.at, b.bytes, readers));

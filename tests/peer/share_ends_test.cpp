@@ -28,7 +28,8 @@ TEST(shared_memory, is_counted_by_whole_pages_apart) {
   here.send(*b, default_stream(0));
   auto o = there.receive();
   EXPECT_EQ(figures(), (std::array<std::int64_t, 4>{page, page, page, 0}));
-  EXPECT_NE(memory_summary(0).find("2 MiB of other processes are mapped in this process"), std::string::npos) << memory_summary(0);
+  EXPECT_NE(memory_summary(0).find("2 MiB of other processes are mapped in this process"), std::string::npos)
+      << memory_summary(0);
   EXPECT_NE(memory_metrics().find("weir_shared_bytes{device=\"gpu:0\",state=\"exported\"} 2097152"), std::string::npos);
   EXPECT_EQ(memory_stats(1).exported_bytes.current, 0);
   o.release(default_stream(0));

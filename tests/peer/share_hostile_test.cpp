@@ -258,7 +258,8 @@ TEST_F(hostile_peer, with_truncatable_or_read_only_memory_is_told) {
   auto const of = [&](owned_file memory) { return answer_to(test::lent_under_names_of(names, std::move(memory))); };
   std::size_t const whole = names.handle_bytes;
   expect_says(of(test::memory_file(whole, 0)), "without the seals");
-  for (int const one : {F_SEAL_SHRINK, F_SEAL_SEAL}) expect_says(of(test::memory_file(whole, one)), "without the seals");
+  for (int const one : {F_SEAL_SHRINK, F_SEAL_SEAL})
+    expect_says(of(test::memory_file(whole, one)), "without the seals");
   expect_says(of(test::memory_file(whole, test::all_seals | F_SEAL_WRITE)), "that is not writable");
   expect_says(of(test::memory_file(whole - 4096)), "another size");
   auto const memory = test::memory_file(whole);

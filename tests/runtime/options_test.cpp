@@ -115,7 +115,8 @@ TEST(options, an_unknown_key_is_refused_with_the_nearest_right_one) {
 // The error for an option of PyTorch names weir's option.
 TEST(options, a_distant_name_is_refused_without_a_guess) {
   std::string said = refused([] { parse_options("colour:red"); });
-  EXPECT_TRUE(has(said, "there is no option \"colour\"") && has(said, "docs/reference/options.md") && !has(said, "Did you mean"))
+  EXPECT_TRUE(has(said, "there is no option \"colour\"") && has(said, "docs/reference/options.md") &&
+              !has(said, "Did you mean"))
       << said;
   said = refused([] { parse_options("device_waits:perhaps"); });
   EXPECT_TRUE(has(said, "is none of never, when_short, before_growth") && !has(said, "Did you mean")) << said;

@@ -60,7 +60,8 @@ TEST(full_device, leaves_the_driver_what_first_calls_need) {
   buffer counted(std::size_t{4} << 16);
   synchronize();
   std::int64_t const until =
-      base::now_ns() + static_cast<std::int64_t>(tests::number_from_environment("WEIR_TEST_SECONDS", 2)) * 1'000'000'000;
+      base::now_ns() +
+      static_cast<std::int64_t>(tests::number_from_environment("WEIR_TEST_SECONDS", 2)) * 1'000'000'000;
   std::vector<buffer> held[threads];
   std::vector<std::thread> all;
   for (int i = 0; i < threads; ++i) all.emplace_back(fill, i, until, std::ref(held[i]));

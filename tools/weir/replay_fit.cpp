@@ -110,7 +110,8 @@ void print_json(std::string const& path, trace const& t, found const& f) {
 void print_head() {
   std::printf(
       "               smallest limit   of the peak requested   host ns an operation   driver ns\n"
-      "VERDICT        that fits        by default  epsilon 0   limited  unlimited     limited  unlimited  GPU           "
+      "VERDICT        that fits        by default  epsilon 0   limited  unlimited     limited  unlimited  GPU          "
+      " "
       "trace\n");
 }
 

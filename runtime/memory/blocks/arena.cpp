@@ -288,7 +288,9 @@ heap_block* arena::reserve_unmapped(address from, std::size_t bytes) {
 }
 
 void arena::validate(std::vector<std::string>& wrong, std::string const& subject) const {
-  auto say = [&](char const* what, address at) { wrong.push_back(subject + ": " + what + " at " + std::to_string(at)); };
+  auto say = [&](char const* what, address at) {
+    wrong.push_back(subject + ": " + what + " at " + std::to_string(at));
+  };
   std::size_t binned = 0, free_seen = 0, unmapped_listed = 0, unmapped_seen = 0, spans = 0, unsorted = 0;
   each_free([&](heap_block const& p) {
     ++binned;

@@ -274,7 +274,8 @@ void slabs::validate(std::vector<std::string>& wrong, std::string const& subject
     ++counts[static_cast<std::size_t>(s->size_class)];
     empties[static_cast<std::size_t>(s->size_class)] += s->empty();
   }
-  if (counts != counts_ || empties != empties_) wrong.push_back(subject + ": the counts of slabs by size class are wrong");
+  if (counts != counts_ || empties != empties_)
+    wrong.push_back(subject + ": the counts of slabs by size class are wrong");
   if (in_runs != in_runs_ || free_bytes != free_bytes_ || words != words_)
     wrong.push_back(subject + ": the counted bytes of runs, or of their free slots, are wrong");
 }

@@ -319,7 +319,8 @@ class slabs {
   slab* any_empty() noexcept;
   std::size_t in_runs() const noexcept { return in_runs_; }
   // now: the home's present number
-  void validate(std::vector<std::string>& wrong, std::string const& subject, std::uint64_t now = ~std::uint64_t{0}) const;
+  void validate(std::vector<std::string>& wrong, std::string const& subject,
+                std::uint64_t now = ~std::uint64_t{0}) const;
 
  private:
   void list(slab&) noexcept;

@@ -41,7 +41,8 @@ std::vector<stream_memory_use::waiting> memory_audit::unfinished() const {
     base::biased_lock const hold(m->lock);
     std::uint64_t const home = m->home.load()->id();
     m->pending.each([&](pending_block const& b) {
-      auto const first = std::find_if(b.stamps.begin(), b.stamps.end(), [&](auto s) { return !of_.clocks.complete(s); });
+      auto const first =
+          std::find_if(b.stamps.begin(), b.stamps.end(), [&](auto s) { return !of_.clocks.complete(s); });
       if (first != b.stamps.end()) add(*first, b.bytes);
     });
     m->blocks.each_free([&](heap_block const& p) { add({home, p.freed}, p.bytes); });
@@ -86,7 +87,8 @@ void memory_audit::explain(memory_report& r, room const* found) const {
       r.waits_for = unfinished();
       return r.waits_for.empty() ? memory_cause::driver : memory_cause::pending;
     }
-    std::size_t const within = found && found->limited ? r.limit : r.capacity - std::min(r.capacity, all_others + r.driver_reserve);
+    std::size_t const within =
+        found && found->limited ? r.limit : r.capacity - std::min(r.capacity, all_others + r.driver_reserve);
     if (r.allocated + r.rounded <= within) return memory_cause::survivors;
     if (found && found->limited) return memory_cause::limit;
     if (r.allocated + r.rounded > r.capacity) return memory_cause::in_use;

@@ -90,7 +90,8 @@ thread_cache* stream_heap::cache_here() noexcept {
       home.load()->seen_captured() || !base::has_process_wide_fence())
     return nullptr;
   thread_table const& mine = thread_table::mine();
-  if (auto const& e = mine.entries[thread_table::bucket_of(home.load())]; mine.holds() && e.memory == this && e.stream == home.load())
+  if (auto const& e = mine.entries[thread_table::bucket_of(home.load())];
+      mine.holds() && e.memory == this && e.stream == home.load())
     return e.cache;
   return thread_caches::make(*home.load(), *this);
 }

@@ -26,7 +26,8 @@ bool handle_mover::plan(stream_heap& mine, std::size_t bytes, std::size_t alignm
                         bool thorough) {
   auto const all = aliases_.look();
   onlooker const subject{*this, mine};
-  return mine.blocks.plan(bytes, alignment, part, g, {all->empty() ? nullptr : &*all, &subject, onlooker::judge}, thorough);
+  return mine.blocks.plan(bytes, alignment, part, g, {all->empty() ? nullptr : &*all, &subject, onlooker::judge},
+                          thorough);
 }
 
 driver::status handle_mover::clear_aliases(stream_heap& mine, growth_plan& g, physical_memory::batch& out) {
