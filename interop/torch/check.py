@@ -105,7 +105,8 @@ def external_streams_may_end():
         expect(driver.cuStreamDestroy_v2(handle) == 0, "cuStreamDestroy")
     expect(all(t[0].item() == i == t[-1].item() for i, t in enumerate(kept)), "a value is wrong")
     peak = torch.cuda.max_memory_reserved() >> 20
-    expect(peak < 800, peak, "MiB: no stream's memory served the next one")
+    # Frees do not name a stream that may have ended: the memory of up to 64 waits for the whole device.
+    expect(peak < 1300, peak, "MiB of 1,700: the memory of ended streams serves no other")
     kept.clear()
     torch.cuda.set_per_process_memory_fraction(0.1)  # looks at the memory of all streams that ended
     torch.empty(int(0.09 * torch.cuda.get_device_properties(0).total_memory), dtype=torch.uint8, device="cuda")

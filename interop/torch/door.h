@@ -35,14 +35,6 @@ inline void* allocate_rounded(std::size_t bytes, int device, CUstream_st* handle
   return allocate(home, rounded(bytes), alignment, line_of_program());
 }
 
-// Throws: as weir::deallocate()
-inline void give_back(void* p, int device, CUstream_st* handle) {
-  constexpr source_location unknown;
-  if (auto const home = streams().lent(device, handle)) [[unlikely]]
-    return deallocate(*home, p, unknown);
-  deallocate(p, unknown);
-}
-
 std::string text_of(std::exception_ptr);
 
 }  // namespace weir::interop

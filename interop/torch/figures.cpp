@@ -114,10 +114,9 @@ WEIR_HOOK int weir_torch_stop_recording() noexcept {
   });
 }
 
-// A stream that ends before the process: each object that vouches for it is told here, and again, with -1, at its
-// end. 0: none does, and only the calls that name the stream may use it.
-WEIR_HOOK int weir_torch_lend(CUstream_st* stream, int vouching) noexcept {
-  return done([&] { streams().lend(stream, vouching); });
+// A stream that may end before the process: only allocations and record_stream name it.
+WEIR_HOOK int weir_torch_lend(CUstream_st* stream) noexcept {
+  return done([&] { streams().lend(stream); });
 }
 
 // For libraries without hooks: the block is of the stream that is named here.
@@ -130,11 +129,11 @@ WEIR_HOOK void* weir_torch_allocate(std::size_t bytes, int device, CUstream_st* 
       },
       static_cast<void*>(nullptr));
 }
-WEIR_HOOK int weir_torch_deallocate(void* p, int device, CUstream_st* stream) noexcept {
+WEIR_HOOK int weir_torch_deallocate(void* p) noexcept {
   if (is_forked()) return 0;
   return done([&] {
     auto const block = weir::find_block(p);
-    give_back(p, device, stream);
+    weir::deallocate(p, of_python);
     if (block && block->base == p) count(block->on.index(), block->bytes, -1);
   });
 }

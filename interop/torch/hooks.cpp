@@ -98,10 +98,11 @@ WEIR_HOOK void* weir_torch_alloc(std::size_t bytes, int device, CUstream_st* str
   }
 }
 
-WEIR_HOOK void weir_torch_free(void* p, std::size_t, int device, CUstream_st* stream) noexcept {
+// The stream may have ended, so the free does not name it.
+WEIR_HOOK void weir_torch_free(void* p, std::size_t, int, CUstream_st*) noexcept {
   if (is_forked()) return;
   try {
-    give_back(p, device, stream);
+    weir::deallocate(p, of_torch);
   } catch (...) {
     complain("a block of PyTorch is not freed");
   }

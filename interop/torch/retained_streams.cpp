@@ -45,7 +45,6 @@ stream_ref retained_streams::enrol(int device, CUstream_st* handle) {
         "Make the stream's device current first (with torch.cuda.device(...))", unknown);
   }
   if (!known && lent_.contains(key)) {
-    any_lent_.store(true, std::memory_order_relaxed);
     open_to_others(device);
     hold.unlock();
     return borrow_stream(weir::device(device), handle, unknown);
@@ -66,21 +65,10 @@ stream_ref retained_streams::enrol(int device, CUstream_st* handle) {
   return *known->stream;
 }
 
-void retained_streams::lend(CUstream_st* handle, int vouching) {
+void retained_streams::lend(CUstream_st* handle) {
   if (reinterpret_cast<std::uintptr_t>(handle) < 2) return;  // the legacy stream, which never ends
   std::lock_guard const hold(lock_);
-  lent_[key_of(0, handle)] += vouching;
-}
-
-std::optional<stream_ref> retained_streams::find_lent(int device, CUstream_st* handle) {
-  std::uintptr_t const key = key_of(device, handle);
-  if (find(key)) return std::nullopt;
-  {
-    std::lock_guard const hold(lock_);
-    auto const at = lent_.find(key);
-    if (at == lent_.end() || at->second < 1 || beyond_.contains(key)) return std::nullopt;
-  }
-  return borrow_stream(weir::device(device), handle, unknown);
+  lent_.insert(key_of(0, handle));
 }
 
 stream_ref retained_streams::of_any_device(int guess, CUstream_st* handle) {

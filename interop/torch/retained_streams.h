@@ -8,8 +8,8 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
-#include <optional>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "weir/stream.h"
 
@@ -33,16 +33,9 @@ class retained_streams {
   // The stream of that handle on whatever device. The device of a new one is guessed first.
   // Throws: invalid_use (a stream of no device), and as of()
   stream_ref of_any_device(int guess, CUstream_st* handle);
-  // More (1) or fewer (-1) objects vouch that the stream of this handle exists. A lent handle stays lent: CUDA
-  // gives it to later streams. A registered stream stays registered. CUDA's per-thread stream is always lent.
-  void lend(CUstream_st* handle, int vouching);
-  // The stream, if it is lent and something vouches for it now; so a free can name it.
-  // Throws: as of()
-  std::optional<stream_ref> lent(int device, CUstream_st* handle) {
-    if (!any_lent_.load(std::memory_order_relaxed)) [[likely]]
-      return std::nullopt;
-    return find_lent(device, handle);
-  }
+  // The stream of this handle may end before the process, and CUDA gives the handle to later streams: it is
+  // borrowed by the calls that name it, as CUDA's per-thread stream is. A registered stream stays registered.
+  void lend(CUstream_st* handle);
   // The only device that a stream was named on; -1: none yet, or several.
   int only_device() const noexcept { return only_device_.load(std::memory_order_relaxed); }
 
@@ -63,15 +56,13 @@ class retained_streams {
     }
   }
   stream_ref enrol(int device, CUstream_st*);
-  std::optional<stream_ref> find_lent(int device, CUstream_st*);
   void open_to_others(int device);
 
   std::array<entry, places> table_;
   std::mutex lock_;  // of what follows, and of every change of the table
   std::size_t used_ = 0;
   std::unordered_map<std::uintptr_t, entry> beyond_;
-  std::unordered_map<std::uintptr_t, int> lent_{{2, 1}};  // what vouches for each; cudaStreamPerThread is 2
-  std::atomic<bool> any_lent_{false};
+  std::unordered_set<std::uintptr_t> lent_{2};  // cudaStreamPerThread is 2
   std::uint64_t devices_ = 0;  // a bit for each device that a stream was named on
   std::atomic<int> only_device_{-1};
 };

@@ -58,8 +58,8 @@ bool stream_clock::may_be_fenced() const noexcept {
 bool stream_clock::count_free(std::size_t bytes) noexcept {
   bool const last_of_few = live_blocks_.load(base::memory_order_relaxed) == 0 &&
                            frees_.fetch_add(1, base::memory_order_relaxed) < young;
-  bool const batch = unfenced_.fetch_add(1, base::memory_order_relaxed) + 1 >= free_batch;
-  return batch || last_of_few || bytes >= large_free;
+  std::uint32_t const counts_as = bytes >= large_free ? free_batch : 1;
+  return unfenced_.fetch_add(counts_as, base::memory_order_relaxed) + counts_as >= free_batch || last_of_few;
 }
 
 driver::status stream_clock::usable() const {

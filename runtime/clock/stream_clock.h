@@ -201,7 +201,7 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   base::atomic<bool> carries_collectives_{false};
   base::atomic<std::uint64_t> collectives_{0};  // enqueued so far
   static constexpr std::uint32_t free_batch = 32, young = 1000;
-  static constexpr std::size_t large_free = 1 << 20;  // bytes: fenced at once
+  static constexpr std::size_t large_free = 1 << 20;  // bytes: one such free is a batch
   base::atomic<std::uint32_t> unfenced_{0}, frees_{0};  // borrowed: frees since its last fence, and ever
   base::atomic<std::int32_t> live_blocks_{0};
   base::atomic<bool> marked_{false};

@@ -36,8 +36,8 @@ def load():
             ("reset_peak", number, number), ("reset_accumulated", number, number),
             ("get_fraction", ctypes.c_double, number), ("snapshot", number, text), ("page", number, text),
             ("record", number, size, number, text), ("stop_recording", number), ("on_out_of_memory", None, address),
-            ("allocate", address, size, number, address), ("deallocate", number, address, number, address),
-            ("lend", number, address, number),
+            ("allocate", address, size, number, address), ("deallocate", number, address),
+            ("lend", number, address),
             ("held", ctypes.c_int64, number),
         ):
             function = getattr(lib, "weir_torch_" + name)

@@ -16,7 +16,7 @@ def _stream(cupy):
     handle = int(current.ptr)
     if handle not in _streams:
         if isinstance(current, cupy.cuda.ExternalStream):  # its object does not keep the stream
-            _library.call("lend", handle, 0)
+            _library.call("lend", handle)
         _streams[handle] = current
     return handle
 
@@ -24,14 +24,14 @@ def _stream(cupy):
 class _Block:
     """Owns one block of weir."""
 
-    __slots__ = ("address", "device", "stream")
+    __slots__ = ("address",)
 
-    def __init__(self, address, device, stream):
-        self.address, self.device, self.stream = address, device, stream
+    def __init__(self, address):
+        self.address = address
 
     def __del__(self, free=_library.load().weir_torch_deallocate):  # bound here: a module may be gone at the end
         if self.address:
-            free(self.address, self.device, self.stream)
+            free(self.address)
             self.address = None
 
 
@@ -50,7 +50,7 @@ def allocate(size):
         error = cupy.cuda.memory.OutOfMemoryError(size, 0)
         error.args = (text,)
         raise error
-    block = _Block(address, device, stream)
+    block = _Block(address)
     return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, size, block, device), 0)
 
 

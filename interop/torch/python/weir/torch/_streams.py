@@ -1,18 +1,14 @@
 """Streams of other libraries, which end before the program does."""
-import weakref
-
 from weir import _library
 
 
 def put_into(torch):
-    """An object of torch.cuda.ExternalStream vouches for its stream: weir asks the stream for nothing later."""
+    """A stream behind torch.cuda.ExternalStream may end: weir uses it only in calls that name it."""
     external, lend = torch.cuda.ExternalStream, _library.load().weir_torch_lend
     make = external.__new__
 
     def new(cls, stream_ptr, *arguments, **named):
-        stream = make(cls, stream_ptr, *arguments, **named)
-        lend(stream_ptr, 1)
-        weakref.finalize(stream, lend, stream_ptr, -1).atexit = False
-        return stream
+        lend(stream_ptr)
+        return make(cls, stream_ptr, *arguments, **named)
 
     external.__new__ = staticmethod(new)
