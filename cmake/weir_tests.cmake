@@ -307,25 +307,24 @@ if(TARGET tools_test)
   target_sources(tools_test PRIVATE tools/weir/gpu_sizes.cpp tools/weir/topology.cpp tools/weir/unpickle.cpp)
 endif()
 
-# The code rules and the tests of the script that checks them.
-add_test(NAME floors COMMAND ${PROJECT_SOURCE_DIR}/tools/floors ${PROJECT_SOURCE_DIR})
-file(GLOB scripts CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/tests/tools tests/tools/*_test.sh)
-if(WEIR_SANITIZE)
-  list(REMOVE_ITEM scripts package_test.sh)  # the consumer would need the same sanitizer
+# The code rules, and the tests of scripts and documents. A sanitizer does not change them.
+if(NOT WEIR_SANITIZE)
+  add_test(NAME floors COMMAND ${PROJECT_SOURCE_DIR}/tools/floors ${PROJECT_SOURCE_DIR})
+  file(GLOB scripts CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/tests/tools tests/tools/*_test.sh)
+  if(NOT TARGET weir_shared)
+    list(REMOVE_ITEM scripts exports_test.sh package_test.sh)
+  endif()
+  if(NOT TARGET weir_tool)
+    list(REMOVE_ITEM scripts weir_test.sh questions_test.sh)
+  endif()
+  foreach(script ${scripts})
+    string(REPLACE "_test.sh" "" name ${script})
+    add_test(NAME tools.${name} COMMAND ${PROJECT_SOURCE_DIR}/tests/tools/${script} ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR})
+    set_tests_properties(tools.${name} PROPERTIES TIMEOUT 120 LABELS tools COST 300)  # longest first
+  endforeach()
+  set_tests_properties(tools.docs PROPERTIES TIMEOUT 400)  # a browser opens four pages
+  set_tests_properties(floors PROPERTIES TIMEOUT 60 LABELS tools)
 endif()
-if(NOT TARGET weir_shared)
-  list(REMOVE_ITEM scripts exports_test.sh package_test.sh)
-endif()
-if(NOT TARGET weir_tool)
-  list(REMOVE_ITEM scripts weir_test.sh questions_test.sh)
-endif()
-foreach(script ${scripts})
-  string(REPLACE "_test.sh" "" name ${script})
-  add_test(NAME tools.${name} COMMAND ${PROJECT_SOURCE_DIR}/tests/tools/${script} ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR})
-  set_tests_properties(tools.${name} PROPERTIES TIMEOUT 120 LABELS tools COST 300)  # longest first
-endforeach()
-set_tests_properties(tools.docs PROPERTIES TIMEOUT 400)  # a browser opens four pages
-set_tests_properties(floors PROPERTIES TIMEOUT 60 LABELS tools)
 
 # Not a test: prints what CUDA does on this machine where its documentation leaves it open.
 if(WEIR_WITH_CUDA)
