@@ -35,7 +35,7 @@ struct of_weir {
   stream_ref on, other;
   size_t alignment = default_alignment;
   void* take(size_t bytes) const { return allocate(on, bytes, alignment); }
-  void mark(void* p) const { record_stream(p, other); }
+  void record_use(void* p) const { record_stream(p, other); }
   void give(void* p) const { deallocate(p); }
   void give_after_use(void* p) const { deallocate(on, p); }
 };
@@ -46,10 +46,12 @@ struct of_malloc {
     asm volatile("" : "+r"(p) : : "memory");  // keeps the compiler from removing the unused block
     return p;
   }
-  void mark(void*) const {}
+  void record_use(void*) const {}
   void give(void* p) const { std::free(p); }
   void give_after_use(void* p) const { std::free(p); }
 };
+
+static_assert(requires(of_weir w, of_malloc m, void* p) { w.record_use(p), m.record_use(p); }, "pattern marked");
 
 // The driver's stream-ordered allocator. Symbols are looked up at run time, so the build needs no CUDA header
 // or library.
@@ -152,8 +154,9 @@ std::unique_ptr<measured> enter(pattern const& p, figures& out, Make make, std::
   if (p.name == "churn512-1M") return std::make_unique<patterns::churn<allocator>>(one, 1000, 512, size_t{1} << 20);
   if (p.name == "churn64K-64M")
     return std::make_unique<patterns::churn<allocator>>(one, 200, size_t{64} << 10, size_t{64} << 20);
-  if constexpr (requires { one.record_use(nullptr); }) {
-    if (p.name == "marked") return std::make_unique<patterns::marked<allocator>>(one);
+  if (p.name == "marked") {
+    if constexpr (requires { one.record_use(nullptr); }) return std::make_unique<patterns::marked<allocator>>(one);
+    return nullptr;  // no marks
   }
   if (p.name == "handoff") return std::make_unique<patterns::handoff<Make>>(make);
   if (p.name == "live516") {
@@ -201,7 +204,7 @@ std::vector<contender> contenders(std::vector<stream> const& streams) {
       library ? reinterpret_cast<of_driver::give_call>(os::find_symbol(library, "cuMemFreeAsync")) : nullptr;
   if (!taking || !giving) return all;
   all.push_back({"cudaMallocAsync", [=, &streams](pattern const& p, figures& f) -> std::unique_ptr<measured> {
-    if (p.name == "live516" || p.name == "marked") return nullptr;  // takes minutes; has no marks
+    if (p.name == "live516") return nullptr;  // takes minutes
     return enter(
         p, f,
         [=, &streams](int t) {
