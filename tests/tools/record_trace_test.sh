@@ -14,7 +14,7 @@ expect() {  # expect NAME EXPECTED FOUND
 snapshot() {  # snapshot FILE TRACES: a pickle with entries ACTION, ADDRESS, SIZE, STREAM
   python3 - "$1" "$2" << 'PY'
 import pickle, sys
-names = dict(a="alloc", r="free_requested", c="free_completed", s="segment_alloc")
+names = dict(o="oom", a="alloc", r="free_requested", c="free_completed", s="segment_alloc")
 entries = lambda t: [dict(action=names[w], addr=at, size=n, stream=s, time_us=0) for w, at, n, s in t]
 pickle.dump({"segments": [], "device_traces": [entries(t) for t in eval(sys.argv[2])]}, open(sys.argv[1], "wb"))
 PY
@@ -26,12 +26,17 @@ converted() { "$root/tools/record_trace" "$work/out.trace" --snapshot "$@" > "$w
 snapshot "$work/one" '[[], [("s", 0, 4096, 0), ("a", 0x10, 700, 77), ("r", 0x90, 5, 0), ("c", 0x90, 5, 0), ("r", 0x10, 700, 77), ("c", 0x10, 700, 77),
   ("a", 0x10, 300, 77), ("a", 0x40, 1000, 5), ("r", 0x40, 1000, 5), ("a", 0x60, 20, 77), ("r", 0x10, 300, 77), ("c", 0x10, 300, 77), ("c", 0x40, 1000, 5), ("r", 0x60, 20, 77)]]'
 expect "lines of a trace" $'a 0 700 0\nf 0\na 1 300 0\na 2 1000 1\nf 2\na 3 20 0\nf 1\nc 2\nf 3\nc 3' "$(converted "$work/one")"
-expect "what is in use on another stream counts until it completes" '"ops": 10, "blocks": 4, "streams": 2, "peak_requested": 1320' "$(grep -o '"ops".*[0-9]' "$work/told")"
+expect "what is in use on another stream counts until it completes" '"ops": 10, "blocks": 4, "streams": 2, "peak_requested": 1320, "refused": 0' "$(grep -o '"ops".*[0-9]' "$work/told")"
 snapshot "$work/two" '[[("a", 1, 8, 0)], [("a", 1, 9, 3)]]'
 expect "the first device that was used" "a 0 8 0" "$(converted "$work/two")"
 expect "a device that is named" "a 0 9 0" "$(converted "$work/two" 1)"
 "$root/tools/record_trace" "$work/out.trace.gz" --snapshot "$work/two" > "$work/told"
 expect "a trace whose name ends so is packed" "a 0 8 0" "$(gzip -dc "$work/out.trace.gz")"
+
+# A recording that ends out of memory says so, and how much was missing.
+snapshot "$work/short" '[[("a", 1, 700, 0), ("o", 0, 9000, 0)]]'
+expect "a refused allocation" $'a 0 700 0\n# refused 9000' "$(converted "$work/short" 2> "$work/said")"
+grep -q 'ran out of memory' "$work/said" || { echo "FAILED: the refusal is told"; failed=1; }
 
 # A program that fails halfway still has a trace. It receives its own arguments.
 mkdir "$work/torch"
@@ -43,6 +48,8 @@ class cuda:
         _snapshot = staticmethod(lambda: {"device_traces": [cuda.entries]})
     synchronize = staticmethod(lambda: None)
     max_memory_reserved = staticmethod(lambda device: 2048)
+    get_device_name = staticmethod(lambda device: "a GPU")
+__version__ = "2.0"
 PY
 echo 'PART = 512' > "$work/part.py"
 cat > "$work/program.py" << 'PY'
@@ -52,10 +59,27 @@ assert __name__ == "__main__" and sys.argv[1:] == ["--steps", "3"], sys.argv
 torch.cuda.entries.append(dict(action="alloc", addr=1, size=2 * PART, stream=0))
 raise ValueError("no more steps")
 PY
-told=$(cd / && PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$work "$root/tools/record_trace" "$work/run.trace" "$work/program.py" --steps 3 2> "$work/said")
-expect "a program's trace" "a 0 1024 0" "$(cat "$work/run.trace")"
-expect "what PyTorch reserved" '"peak_requested": 1024, "peak_reserved": 2048, "ratio": 2.0}' "$(grep -o '"peak_requested.*' <<< "$told")"
+recorded() { (cd / && PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$work "$root/tools/record_trace" "$@" 2> "$work/said"); }
+status=0
+told=$(recorded "$work/run.trace" "$work/program.py" --steps 3) || status=$?
+expect "the status of a program that failed" 1 "$status"
+expect "a program's trace" $'# PyTorch 2.0 on a GPU, reserved 2048 bytes, failed\na 0 1024 0' "$(cat "$work/run.trace")"
+expect "what PyTorch reserved" '"peak_requested": 1024, "refused": 0, "peak_reserved": 2048, "ratio": 2.0}' "$(grep -o '"peak_requested.*' <<< "$told")"
 grep -q 'program.py failed: ValueError: no more steps' "$work/said" || { echo "FAILED: the program's failure is told"; failed=1; }
+
+# A program that went on after a refusal needs no more. A module is recorded like a file, each rank into its own.
+cat > "$work/goes_on.py" << 'PY'
+import sys, torch
+assert __name__ == "__main__" and sys.argv[1:] == ["x"], sys.argv
+torch.cuda.entries += [dict(action="oom", size=9000, stream=0), dict(action="alloc", addr=1, size=8, stream=0)]
+PY
+RANK=3 recorded "$work/{rank}.trace" -m goes_on x > /dev/null
+expect "a module that went on" $'# PyTorch 2.0 on a GPU, reserved 2048 bytes\n# did without 9000\na 0 8 0' "$(cat "$work/3.trace")"
+mv "$work/torch" "$work/no_torch"
+status=0
+recorded - "$work/program.py" || status=$?
+expect "the status without torch" 1 "$status"
+grep -q 'has no torch' "$work/said" || python3 -c 'import torch' 2> /dev/null || { echo "FAILED: $(cat "$work/said")"; failed=1; }
 
 # weir's record of a replay begins with the replayed trace.
 if [ -x "$build/bin/weir" ]; then

@@ -52,17 +52,27 @@ void print_json(std::string const& path, trace const& t, replay_outcome const& o
 
 std::string count_text(std::uint64_t n) { return std::to_string(n); }
 
+// To a MiB: limits that differ by a page must not read the same.
+std::string exact_text(std::size_t bytes) {
+  constexpr std::size_t mib = 1 << 20;
+  if (bytes % mib) return count_text(bytes) + " B";
+  return bytes % (1024 * mib) ? count_text(bytes / mib) + " MiB" : count_text(bytes / (1024 * mib)) + " GiB";
+}
+std::string mib_text(std::size_t bytes) { return base::json_number(static_cast<double>(bytes) / (1 << 20), 1) + " MiB"; }
+
 void print_text(std::string const& path, trace const& t, replay_outcome const& o, replay_settings const& s) {
   std::string const what = base::visible(path) + ": " + count_text(t.operations.size()) + " operations of " +
                            count_text(t.streams) + (t.streams == 1 ? " stream" : " streams") + " on " + o.devices;
-  char const* const verdict = o.memory.num_ooms ? "DOES NOT FIT" : s.limit ? "FITS" : "";
-  std::string const where = s.limit ? " a limit of " + bytes_text(*s.limit) : o.memory.num_ooms ? " the device" : "";
+  bool const too_small = o.memory.num_ooms || (s.limit && *s.limit < t.needed);
+  char const* const verdict = too_small ? "DOES NOT FIT" : s.limit ? t.refused ? "MAY NOT FIT" : "FITS" : "";
+  std::string const where = s.limit ? " a limit of " + exact_text(*s.limit) : o.memory.num_ooms ? " the device" : "";
   std::printf("%s%s%s%s\n", verdict, where.c_str(), *verdict ? ": " : "", what.c_str());
   auto const reserved = static_cast<size_t>(o.memory.reserved_bytes.all.peak);
   std::string const second = s.rounds > 2 ? "the median of " + count_text(s.rounds - 1) + " later replays"
                                           : "the second replay";
   std::printf("  memory at the peak\n    requested    %12s\n    reserved     %12s   %.4f times that\n",
-              bytes_text(t.peak_requested).c_str(), bytes_text(reserved).c_str(), ratio(t, o));
+              mib_text(t.peak_requested).c_str(), mib_text(reserved).c_str(), ratio(t, o));
+  if (t.refused) std::printf("  %s\n", refusal_text(t).c_str());
   std::printf("  an operation           host         driver\n    first replay %9.1f ns %11.1f ns\n    %-12s %9.1f ns "
               "%11.1f ns\n",
               o.first_ns, o.first_driver_ns, s.rounds > 2 ? "later" : "second", o.warm_ns, o.warm_driver_ns);
@@ -117,7 +127,7 @@ int replay(std::vector<std::string> const& arguments) {
       "search the smallest limit into which each program fits, and the GPUs that have that much memory")(
       "json", po::bool_switch(&s.json), "print a line of JSON for each trace")(
       "snapshot", po::value(&s.snapshot),
-      "file for a snapshot for PyTorch's memory viewer; its cost: docs/how-to/where-did-my-memory-go.md")(
+      "file for a snapshot for PyTorch's memory viewer")(
       "html", po::value(&s.page),
       "file for an HTML page: memory over time, and the layout at any moment")(
       "trace", po::value(&paths), "files");
@@ -147,7 +157,7 @@ int replay(std::vector<std::string> const& arguments) {
     s.json ? print_json(path, t, o) : print_text(path, t, o, s);
     if (!o.ladder.empty()) std::fprintf(s.json ? stderr : stdout, "%s\n", o.ladder.c_str());
     std::fflush(stdout);
-    fits &= o.memory.num_ooms == 0;
+    fits &= o.memory.num_ooms == 0 && !(s.limit && t.refused);
   }
   return fits ? 0 : s.json ? 1 : does_not_fit;
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <set>
 
 #include "command_line.h"
 #include "fit.h"
@@ -13,6 +14,7 @@
 namespace weir::tool {
 namespace {
 
+constexpr int lasting = 20;            // replays that a limit must hold for: later ones may need a little more
 constexpr std::size_t page = 2 << 20;  // bytes: of a GPU's memory; a limit between two pages is that of the lower one
 
 // A line on a terminal that the next one overwrites; into a file nothing.
@@ -51,16 +53,19 @@ fitted search(std::string const& path, trace const& t, replay_settings s, std::s
   std::size_t const below = t.peak_held > page ? base::round_up(t.peak_held, page) - page : 0;
   fitted out;
   s.until_refused = true;
-  auto const fits = [&](std::size_t limit) {
+  auto const fits = [&](std::size_t limit, int rounds) {
     told.tell(how, limit);
-    s.limit = limit;
+    s.limit = limit, s.rounds = rounds;
     replay_outcome o = replay_one(path, t, s);
     if (o.memory.num_ooms) return false;
     out.under = std::move(o);
     return true;
   };
-  out.limit = smallest_limit(below, base::round_up(t.peak_requested, page), most, step, fits);
-  if (out.limit && out.under.limit != *out.limit) (void)fits(*out.limit);  // another was tried later
+  int const quick = s.rounds;
+  out.limit = smallest_limit(below, base::round_up(t.peak_requested, page), most, step,
+                             [&](std::size_t limit) { return fits(limit, quick); });
+  while (out.limit && !fits(*out.limit, std::max(quick, lasting)))
+    out.limit = *out.limit < most ? std::optional(std::min(most, *out.limit + step)) : std::nullopt;
   return out;
 }
 
@@ -82,6 +87,8 @@ double of_peak(trace const& t, std::size_t limit) {
   return t.peak_requested ? static_cast<double>(limit) / static_cast<double>(t.peak_requested) : 0;
 }
 
+std::string limit_text(std::size_t limit) { return std::to_string(limit >> 20) + "MiB"; }  // as --limit takes it
+
 std::string number_or_null(std::optional<std::size_t> n) { return n ? std::to_string(*n) : "null"; }
 
 std::string json_of(char const* prefix, trace const& t, fitted const& f) {
@@ -93,53 +100,63 @@ std::string json_of(char const* prefix, trace const& t, fitted const& f) {
          "opened_early\": " + (f.limit ? std::to_string(f.under.opened_early) : "null");
 }
 
+// A recording that ends out of memory shows a part of the program.
+bool fits_whole(trace const& t, found const& f) { return f.usual.limit && !t.refused; }
+
 void print_json(std::string const& path, trace const& t, found const& f) {
   gpu_size const* const gpu = f.usual.limit ? smallest_gpu(*f.usual.limit) : nullptr;
   std::printf(
       "{\"trace\": %s, \"devices\": %s, \"fits\": %s, \"ops\": %zu, \"peak_requested\": %zu, \"gpu_gb\": %s, "
       "\"epsilon\": %s, %s, %s, "
       "\"unlimited_peak_reserved\": %lld, \"unlimited_warm_ns_per_op\": %s, \"unlimited_warm_driver_ns_per_op\": "
-      "%s}\n",
-      base::json_text(path).c_str(), base::json_text(f.unlimited.devices).c_str(), f.usual.limit ? "true" : "false",
+      "%s, \"recorded_refusal\": %zu, \"needs_more_than\": %zu}\n",
+      base::json_text(path).c_str(), base::json_text(f.unlimited.devices).c_str(), fits_whole(t, f) ? "true" : "false",
       t.operations.size(), t.peak_requested, gpu ? std::to_string(gpu->gb).c_str() : "null",
       base::json_number(f.unlimited.epsilon, 4).c_str(), json_of("", t, f.usual).c_str(),
       json_of("careful_", t, f.careful).c_str(), static_cast<long long>(f.unlimited.memory.reserved_bytes.all.peak),
-      base::json_number(f.unlimited.warm_ns, 1).c_str(), base::json_number(f.unlimited.warm_driver_ns, 1).c_str());
+      base::json_number(f.unlimited.warm_ns, 1).c_str(), base::json_number(f.unlimited.warm_driver_ns, 1).c_str(),
+      t.refused, t.needed);
 }
 
 void print_head() {
-  std::printf(
-      "               smallest limit   of the peak requested   host ns an operation   driver ns\n"
-      "VERDICT        that fits        by default  epsilon 0   limited  unlimited     limited  unlimited  GPU          "
-      " "
-      "trace\n");
+  std::printf("%-14s %-12s %-12s %-26s %-26s %-12s %-14s\n", "", "smallest", "of the peak", "a later pass,",
+              "the same", "with CUDA's", "");
+  std::printf("%-14s %-12s %-12s %-26s %-26s %-12s %-14s trace\n", "VERDICT", "limit", "requested",
+              "at that limit", "without a limit", "1 GiB", "GPU");
 }
 
-std::string limit_text(std::size_t limit) { return std::to_string(limit >> 20) + "MiB"; }  // as --limit takes it
+std::string milliseconds(trace const& t, double ns_per_op) {
+  return base::json_number(ns_per_op * static_cast<double>(t.operations.size()) / 1e6, 1) + " ms";
+}
+std::string pass_text(trace const& t, replay_outcome const& o) {
+  return "host " + milliseconds(t, o.warm_ns) + ", driver " + milliseconds(t, o.warm_driver_ns);
+}
 
-void print_row(std::string const& path, trace const& t, found const& f) {
-  auto const ratio = [&](fitted const& is) {
-    return is.limit ? base::json_number(of_peak(t, *is.limit), 4) : std::string("none");
-  };
+// Returns: the GPU that the row names; null: none
+gpu_size const* print_row(std::string const& path, trace const& t, found const& f) {
   auto const& [limit, under] = f.usual;
-  gpu_size const* const gpu = limit ? smallest_gpu(*limit) : nullptr;
-  auto const ns = [&, fits = limit.has_value()](double n) {
-    return fits ? base::json_number(n, 1) : std::string("-");
-  };
-  std::string const least = !limit ? "-" : gpu ? std::to_string(gpu->gb) + " GB and up" : "none";
-  std::printf("%-14s %-16s %-11s %-11s %7s  %9s     %7s  %9s  %-13s %s\n", limit ? "FITS IN" : "DOES NOT FIT",
-              limit ? limit_text(*limit).c_str() : "-", ratio(f.usual).c_str(), ratio(f.careful).c_str(),
-              ns(under.warm_ns).c_str(), ns(f.unlimited.warm_ns).c_str(), ns(under.warm_driver_ns).c_str(),
-              ns(f.unlimited.warm_driver_ns).c_str(), least.c_str(), base::visible(path).c_str());
+  std::size_t const least = limit ? std::max(*limit, t.needed) : 0;
+  gpu_size const* const gpu = limit && !t.refused ? smallest_gpu(least) : nullptr;
+  char const* const verdict = !limit ? "DOES NOT FIT" : t.refused ? "NEEDS MORE" : "FITS IN";
+  std::string const ratio = limit ? base::json_number(of_peak(t, *limit), 4) : "-";
+  std::printf("%-14s %-12s %-12s %-26s %-26s %-12s %-14s %s\n", verdict, limit ? limit_text(*limit).c_str() : "-",
+              ratio.c_str(), limit ? pass_text(t, under).c_str() : "-",
+              f.unlimited.memory.num_ooms ? "-" : pass_text(t, f.unlimited).c_str(),
+              limit ? bytes_text(least + beside_weir).c_str() : "-",
+              gpu ? (std::to_string(gpu->gb) + " GB and up").c_str() : limit && !t.refused ? "none" : "-",
+              base::visible(path).c_str());
+  if (t.refused) std::printf("  %s\n", refusal_text(t).c_str());
+  return gpu;
 }
 
-void print_assumed(std::string const& devices) {
+void print_assumed(std::string const& devices, std::set<gpu_size const*> const& named) {
   std::printf(
-      "\nReplayed on %s.\nThe limit one step below does not fit. A step is 0.1 %% of the peak requested, at least 2 "
-      "MiB.\nA GPU is named if it has the limit and %s for CUDA's context, cuBLAS and NCCL. Memory that is assumed:\n",
-      devices.c_str(), bytes_text(beside_weir).c_str());
-  for (gpu_size const& g : gpu_sizes())
-    std::printf("  %3d GB  %6.1f GiB  %s\n", g.gb, static_cast<double>(g.usable) / (1 << 30), g.examples);
+      "\nReplayed on %s. Host times vary with the machine's load.\nThe limit holds for %d replays. The search has steps "
+      "of 0.1 %% of the peak requested, at least 2 MiB.\nA GPU is named if it has the limit and %s for CUDA's context, "
+      "cuBLAS and NCCL.\n",
+      devices.c_str(), lasting, bytes_text(beside_weir).c_str());
+  for (gpu_size const* g : named)
+    if (g) std::printf("  %d GB: %.1f GiB, as on %s\n", g->gb, static_cast<double>(g->usable) / (1 << 30), g->examples);
 }
 
 }  // namespace
@@ -147,20 +164,21 @@ void print_assumed(std::string const& devices) {
 int fit(std::vector<std::string> const& traces, replay_settings const& s) {
   bool all = true, begun = false;
   std::string devices;
+  std::set<gpu_size const*> named;
   for (std::string const& path : traces) {
     trace const t = read_trace(path);
     found const f = search(path, t, s);
-    all &= f.usual.limit.has_value();
+    all &= fits_whole(t, f);
     devices = f.unlimited.devices;
     if (s.json) {
       print_json(path, t, f);
     } else {
       if (!std::exchange(begun, true)) print_head();
-      print_row(path, t, f);
+      named.insert(print_row(path, t, f));
     }
     std::fflush(stdout);
   }
-  if (begun) print_assumed(devices);
+  if (begun) print_assumed(devices, named);
   return all ? 0 : s.json ? 1 : does_not_fit;
 }
 

@@ -86,7 +86,7 @@ class player {
 
   void take(trace::operation const& op) {
     try {
-      blocks_[op.block] = allocate(by_number_[op.stream], op.bytes);
+      blocks_[op.block] = allocate(by_number_[op.stream], op.bytes, default_alignment, unknown);
     } catch (out_of_memory const& e) {
       if (ladder_.empty()) ladder_ = e.report().text();
       if (until_refused_) throw refused{};
@@ -141,7 +141,8 @@ class player {
     return users_.emplace_back();
   }
 
-  static constexpr std::size_t ahead = 16;  // operations
+  static constexpr std::size_t ahead = 16;      // operations
+  static constexpr source_location unknown{};  // a trace does not have the program's lines
   bool const until_refused_;
   std::vector<trace::operation> operations_;   // and as many as `ahead` that are none
   std::size_t const end_;
@@ -217,6 +218,11 @@ replay_outcome replay_one(std::string const& path, trace const& t, replay_settin
   if (!s.snapshot.empty()) dump_memory_snapshot(s.snapshot);
   if (!s.page.empty()) dump_memory_page(s.page, path.substr(path.rfind('/') + 1) + " on " + out.devices);
   return out;
+}
+
+std::string refusal_text(trace const& t) {
+  return "The program ran out of memory while it was recorded: " + bytes_text(t.refused) + " was refused. It needs more than " +
+         bytes_text(t.needed) + ". Record it with a smaller batch or on a larger GPU.";
 }
 
 double ratio(trace const& t, replay_outcome const& o) {

@@ -36,6 +36,8 @@ struct replay_settings {
 
 // Throws: the library's errors
 replay_outcome replay_one(std::string const& path, trace const&, replay_settings const&);
+// "The recording refused 8.0 GiB ..."; requires that one was refused
+std::string refusal_text(trace const&);
 double ratio(trace const&, replay_outcome const&);  // the peak reserved, of the peak requested
 
 }  // namespace weir::tool

@@ -105,7 +105,8 @@ class reader {
     words w(text);
     std::string_view const kind = w.word();
     if (kind.empty()) return;
-    if (kind != "a" && kind != "f" && kind != "c") wrong("begins with " + shown(kind), "Begin a line with a, f or c");
+    if (kind.front() == '#') return comment(kind, w);
+    if (kind != "a" && kind != "f" && kind != "c") wrong("begins with " + shown(kind), "Begin a line with a, f, c or #");
     auto const id = w.number();
     if (!id) wrong("has no ID after \"" + std::string(kind) + "\"", "Write a whole number there");
     if (kind == "a") take(*id, w);
@@ -129,16 +130,25 @@ class reader {
     std::size_t bytes = 0;
     bool given = false, completes = false;
   };
+  static constexpr std::size_t most_bytes = std::size_t{1} << 46;
   [[noreturn]] void wrong(std::string what, std::string remedy) {
     refuse(path_ + " line " + std::to_string(number_) + " " + std::move(what), std::move(remedy));
   }
 
+  void comment(std::string_view kind, words& w) {
+    if (kind != "#" || w.word() != "refused") return;
+    auto const bytes = w.number();
+    if (!bytes || *bytes > most_bytes) wrong("is no \"# refused BYTES\"", "Write the bytes of the refused allocation");
+    if (live_ + *bytes <= out_.needed) return;
+    out_.refused = *bytes;
+    out_.needed = live_ + *bytes;
+  }
   void take(std::uint64_t id, words& w) {
     auto const bytes = w.number(), stream = w.number();
     if (!bytes || !stream) wrong("is no \"a ID BYTES STREAM\"", "Write three whole numbers after the a");
     if (*stream >= most_streams)
       wrong("names stream " + std::to_string(*stream), "Number streams from 0 to " + std::to_string(most_streams - 1));
-    if (*bytes > std::size_t{1} << 46)
+    if (*bytes > most_bytes)
       wrong("asks for " + std::to_string(*bytes) + " B", "Check the number: no machine has so much");
     if (seen_.size() == ~std::uint32_t{0})
       wrong("is beyond the last supported block", "Replay at most 4,294,967,295 blocks");
@@ -148,11 +158,13 @@ class reader {
         {*bytes, static_cast<std::uint32_t>(seen_.size()), static_cast<std::uint16_t>(*stream), trace::kind::take});
     used_[*stream] = true;
     seen_.push_back({*bytes});
+    live_ += *bytes;
   }
   void give(std::uint64_t id) {
     block& b = find(id, "frees");
     if (b.given) wrong("frees block " + std::to_string(id) + " a second time", "Free each block once");
     b.given = true;
+    live_ -= b.bytes;
     out_.operations.push_back({0, by_id_[id], 0, trace::kind::give});
   }
   void done(std::uint64_t id) {
@@ -193,6 +205,7 @@ class reader {
   std::vector<block> seen_;
   std::vector<bool> used_ = std::vector<bool>(most_streams);  // streams
   std::unordered_map<std::uint64_t, std::uint32_t> by_id_;
+  std::size_t live_ = 0;  // bytes allocated and not freed
 };
 
 }  // namespace

@@ -3,6 +3,8 @@
 //   a ID BYTES STREAM   takes BYTES on stream number STREAM; each ID is new
 //   f ID                gives it back: reusable in stream order, at once
 //   c ID                after its f: another stream had used it too, and was done with it only here
+//   # refused BYTES     an allocation that found no memory while the program was recorded
+//   # ...               a comment
 // Threads: one.
 #pragma once
 #include <cstdint>
@@ -28,6 +30,8 @@ struct trace {
   std::uint32_t blocks = 0, streams = 0;
   std::size_t peak_requested = 0;  // bytes in use at once, as asked; in use until its c where a block has one
   std::size_t peak_held = 0;       // the same, until its f: a program that waits for its other streams needs no less
+  std::size_t refused = 0;         // bytes of the refused allocation that needed most; 0: none was refused
+  std::size_t needed = 0;          // with these, bytes in use at once until their f: the program needs more than this
 };
 
 inline constexpr std::uint32_t most_streams = 65536;  // an operation has room for no more
