@@ -110,12 +110,14 @@ TEST_F(address_spaces, handle_sizes_follow_block_and_reserved) {
   EXPECT_EQ(pages_of(7, 8192, much, 0.02), (handles{2, 2, 2, 1}));
   EXPECT_EQ(pages_of(7, 16384, much, 0), (handles{4, 2, 1})) << "whatever epsilon is";
   EXPECT_EQ(pages_of(70, 1 << 20, much, 0), (handles{32, 32, 4, 2})) << "and never more than 32";
-  EXPECT_EQ(pages_of(19, 19, much, 0.02).front(), 2u) << "a fifth of the block is 3 pages";
-  EXPECT_EQ(pages_of(21, 21, much, 0.02).front(), 4u);
-  EXPECT_EQ(pages_of(21, 21, 4 * 4096 - 1, 0.02).front(), 2u) << "the capacity has room for fewer ends";
-  EXPECT_EQ(pages_of(21, 21, 4095, 0.02).front(), 1u);
-  EXPECT_EQ(pages_of(21, 21, much, 0.01).front(), 2u);
-  EXPECT_EQ(pages_of(21, 21, much, 0).front(), 1u);
+  EXPECT_EQ(pages_of(19, 1000, much, 0.02).front(), 2u) << "a fifth of the block is 3 pages";
+  EXPECT_EQ(pages_of(21, 1000, much, 0.02).front(), 4u);
+  EXPECT_EQ(pages_of(21, 1000, 4 * 4096 - 1, 0.02).front(), 2u) << "the capacity has room for fewer ends";
+  EXPECT_EQ(pages_of(21, 1000, 4095, 0.02).front(), 1u);
+  EXPECT_EQ(pages_of(21, 1000, much, 0.01).front(), 2u);
+  EXPECT_EQ(pages_of(21, 1000, much, 0).front(), 1u);
+  EXPECT_EQ(pages_of(210, 511, much, 0.02).front(), 2u) << "a 128th of what is reserved";
+  EXPECT_EQ(pages_of(210, 512, much, 0.02).front(), 4u);
 }
 
 // Against a plain table of one word for each granule: blocks that start anywhere, and runs entered at each

@@ -12,7 +12,7 @@ namespace weir::memory {
 namespace {
 constexpr std::size_t most_extents = 16384, part_of_rest = 1024;
 // handles in all of the memory: the free ends of some 20 blocks cost less than 0.5 %
-constexpr std::size_t ends_that_fit = 4096, most_pages = 32;
+constexpr std::size_t ends_that_fit = 4096, largest_that_fit = 128, most_pages = 32;
 }  // namespace
 
 bit_tree::bit_tree(std::size_t n) {
@@ -178,7 +178,8 @@ driver::status address_space::open(driver::device_info const& info, std::size_t 
 handle_sizes address_space::handles_under(std::size_t block, std::size_t reserved, std::size_t capacity,
                                           double epsilon) const noexcept {
   auto const of_block = static_cast<std::size_t>(10 * epsilon * static_cast<double>(block));
-  std::size_t const most = std::max(reserved / ends_that_fit, std::min(of_block, capacity / ends_that_fit));
+  std::size_t const most = std::max(
+      reserved / ends_that_fit, std::min({of_block, capacity / ends_that_fit, reserved / largest_that_fit}));
   return {page_, std::bit_floor(std::clamp<std::size_t>(most / page_, 1, most_pages)) * page_};
 }
 
