@@ -22,7 +22,7 @@ struct alias {
   std::size_t bytes = 0;
   clock::stamp last;      // last use here; must be complete before an unmap
   bool granted = true;    // false: the driver refused both access and the unmap
-  bool stuck = false;     // the driver refused the unmap
+  bool stuck = false;     // the driver refused the unmap; plans avoid it until retry_stuck()
 
   address end() const noexcept { return at + bytes; }
 };
@@ -72,6 +72,10 @@ class alias_table {
   void keep_stuck(alias& g) noexcept {
     auto const all = all_.lock();
     g.stuck = true;
+  }
+  void retry_stuck() noexcept {
+    auto const all = all_.lock();
+    for (auto& [at, g] : *all) g.stuck = false;
   }
   // The oldest alias of a handle; bytes 0: the handle has at most `spared`.
   struct place {

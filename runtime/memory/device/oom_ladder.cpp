@@ -156,7 +156,7 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
 void* oom_ladder::between_blocks(stream_heap& mine, alloc_request const& r) {
   void* out = nullptr;
   for (int tries = 0; tries < 2; ++tries) {  // one call may be refused
-    (void)memory_.return_orphans();
+    (void)return_.retry_refused();
     auto const room = audit_.look_for_room(&mine);
     for (auto const& p : room.places) {
       if (p.largest < r.rounded) continue;

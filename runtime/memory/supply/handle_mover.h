@@ -24,6 +24,7 @@ class handle_mover {
   driver::status remap(stream_heap& from, released&, address to, physical_memory::batch&);
   // unmaps all but the newest `spared` aliases of a handle. Requires: no lock, its address range reserved
   bool drop_aliases(aliased_handle const&, int spared);
+  void retry_stuck() noexcept { aliases_.retry_stuck(); }  // plans may use places again that the driver refused once
   alias_table::places take_all() noexcept { return aliases_.take_all(); }  // at the end
   void validate(stream_heap const&, std::vector<std::string>& wrong,
                 std::string const& subject) const;  // Requires: the lock

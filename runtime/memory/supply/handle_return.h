@@ -15,6 +15,11 @@ class handle_return {
   // Return bytes that the driver has back.
   std::size_t some(std::size_t want);
   std::size_t of(stream_heap&, std::size_t want);
+  // What the driver refused once may succeed now. Returns: bytes that it has back
+  std::size_t retry_refused() {
+    mover_.retry_stuck();
+    return memory_.return_orphans();
+  }
   std::size_t one(stream_heap&, released&);  // unmaps what was reserved, and commits
 
  private:
