@@ -2,7 +2,10 @@
 // Threads: each test's own; work runs on the machine's threads.
 #include <gtest/gtest.h>
 
+#include <random>
+
 #include "tests/support/memory_bench.h"
+#include "tests/support/seeds.h"
 #include "weir/device.h"
 #include "weir/memory.h"
 #include "weir/observe.h"
@@ -133,6 +136,43 @@ TEST_F(ladder, names_a_driver_that_refuses_what_is_there) {
   machine.clear_failures();
   buffer const after(6_MiB);
   sound();
+}
+
+// Each thread frees what it holds, in no order, and asks for large blocks. No driver call fails, so a refusal
+// has another cause, though what a thread frees may come after another has searched.
+TEST(ladder_threads, a_free_meanwhile_is_no_refusal_by_the_driver) {
+  for (std::uint64_t const seed : tests::seeds("ladder_threads", 300)) {
+    SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
+    std::mt19937_64 random(seed);
+    simulated const machine{
+        .devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed};
+    runtime own(machine, options{.device_limit = 8_MiB});
+    runtime_guard const in(own);
+    auto controls = simulation::of(own);
+    std::vector<stream> streams(2);
+    auto const play = [&](stream_ref mine, std::uint64_t chosen) {
+      std::mt19937_64 draw(chosen);
+      std::vector<void*> live;
+      for (int i = 0; i < 24; ++i) {
+        if (draw() % 2 && !live.empty()) {
+          std::swap(live[draw() % live.size()], live.back());
+          deallocate(live.back()), live.pop_back();
+          continue;
+        }
+        try {
+          live.push_back(allocate(mine, draw() % 4 ? 64_KiB + draw() % 2_MiB : draw() % 3 ? 6_MiB : draw() % 1000));
+        } catch (out_of_memory const& e) {
+          EXPECT_NE(e.report().cause, memory_cause::driver) << e.report().text();
+        }
+      }
+      for (void* p : live) deallocate(p);
+    };
+    for (stream& s : streams) {
+      controls.spawn("of " + std::to_string(s.ref().id()), [&, chosen = random()] { play(s.ref(), chosen); });
+    }
+    controls.join();
+    EXPECT_EQ(own.get().part<memory::device_memory>().on(0).validate(), std::vector<std::string>{});
+  }
 }
 
 // Others take memory meanwhile, too.

@@ -83,7 +83,7 @@ void memory_audit::explain(memory_report& r, room const* found) const {
     if (r.limit && r.rounded > r.limit) return memory_cause::limit;
     if (std::any_of(r.recovery.begin(), r.recovery.end(), [](auto const& s) { return s.name == "addresses"; }))
       return memory_cause::addresses;
-    if (most >= r.rounded) {  // if all work were done and no call refused
+    if (most >= std::max(r.rounded, granule)) {  // if all work were done and no call refused; slots need a run
       r.waits_for = unfinished();
       return r.waits_for.empty() ? memory_cause::driver : memory_cause::pending;
     }

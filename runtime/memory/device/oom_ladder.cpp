@@ -86,7 +86,7 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
   bool called_back = false;
   std::size_t const limit = of_.counts.limit(), most = limit ? limit : of_.space.info().total_memory;
   auto const came_free = [&] { return audit_.counted().active_bytes.all.freed; };  // so far
-  for (int round = 0, rests = 0; round < most_rounds; ++round) {
+  for (int round = 0, rests = 0, looks = 0;; ++round) {
     auto const free_before = came_free();
     if (step(rungs::pending, [&] {
           std::size_t bytes = 0;
@@ -130,25 +130,29 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
     std::size_t waited = 0;
     if (step(rungs::oldest_fence, [&] { return waited = completion_.wait_for_oldest(collectives) ? 1 : 0; }))
       return out;
-    if (waited) continue;
+    if (waited && round < most_rounds) continue;
     // A query may have found blocks complete that no later step examined; other threads may have freed some.
     std::size_t reclaimed = 0;
     for (stream_heap* m : heaps_.all()) {
       section const hold(*m);
       reclaimed += m->reclaim();
     }
-    if (!reclaimed) {
-      bool const moved = others.any() || came_free() != free_before;
-      if (!moved || r.rounded > most || ++rests > most_rests) break;
-      of_.machine.moves_by_itself() ? base::sleep_ns(rest_ns) : base::yield_thread();
+    auto const moved = [&] { return others.any() || came_free() != free_before; };
+    if (!reclaimed || round >= most_rounds) {
+      if (moved() && r.rounded <= most && rests++ < most_rests) {
+        of_.machine.moves_by_itself() ? base::sleep_ns(rest_ns) : base::yield_thread();
+      } else {
+        if (step(rungs::any_room, [&]() -> std::size_t { return out = between_blocks(mine, alone), 0; })) return out;
+        memory_report failed = describe_failure();
+        auto const room = audit_.look_for_room(&mine);
+        audit_.explain(failed, &room);
+        // There is room: other threads have made it since the search, or the driver refuses. Another round tells.
+        bool const again = looks == 0 || moved();
+        if (failed.cause != memory_cause::driver || !again || looks++ == most_rests) refuse(r, failed);
+      }
     }
     if (attempt()) return found(rungs::another_look);
   }
-  if (step(rungs::any_room, [&]() -> std::size_t { return out = between_blocks(mine, alone), 0; })) return out;
-  memory_report failed = describe_failure();
-  auto const room = audit_.look_for_room(&mine);
-  audit_.explain(failed, &room);
-  refuse(r, failed);
 }
 
 // Last, for it examines everything: where blocks in use leave the most room, in whichever heap, with all pages that
