@@ -17,13 +17,14 @@ namespace weir::os {
   X(make_memory_file) X(resize_file) X(punch_hole) X(memory_of_host) X(usable_processors) X(make_thread)               \
   X(duplicate_file) X(make_sockets) X(send_message) X(receive_message) X(seal_size) X(compare_files)                   \
   /* asked once in a process; then: asked where there is no other way on */                                            \
-  X(on_bad_access) X(can_fence_other_threads) X(load_library) X(random_number) X(give_access)
+  X(on_bad_access) X(can_fence_other_threads) X(load_library) X(random_number) X(give_access)                          \
+  X(listen_tcp) X(accept_tcp) X(connect_tcp) X(send_bytes) X(receive_bytes)
 enum class call : std::uint8_t {
 #define WEIR_ONE(name) name,
   WEIR_SYSTEM_CALLS(WEIR_ONE)
 #undef WEIR_ONE
 };
-inline constexpr int call_count = static_cast<int>(call::give_access) + 1;
+inline constexpr int call_count = static_cast<int>(call::receive_bytes) + 1;
 constexpr bool made_often(call c) noexcept { return c < call::on_bad_access; }
 constexpr bool made_once(call c) noexcept { return !made_often(c) && c < call::give_access; }
 // Called before each of these calls. True: the call is not made and fails as the system's would. Null (the
