@@ -84,6 +84,7 @@ set(weir_parts_of_faults_test 3)
 set(weir_parts_of_memory_test 3)
 set(weir_parts_of_model_test 2)
 set(weir_parts_of_peer_test 3)
+set(weir_parts_of_ranks_test 2)
 set(weir_parts_of_streams_test 2)
 
 # weir_test_entry(name program part parts variable...): adds a ctest entry for one shard of a program.

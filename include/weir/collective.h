@@ -1,4 +1,4 @@
-// weir/collective.h: collectives over one program's GPUs, by NCCL, or by weir if simulated.
+// weir/collective.h: collectives over the GPUs of one process or of many, by NCCL, or by weir if simulated.
 // Threads: a communicator is one rank, used by one thread at a time (abort: any). All ranks make the same
 // calls in the same order.
 #pragma once
@@ -23,6 +23,24 @@ struct device_span {  // elements in the memory of one device
   weir::dtype dtype = float32;
 };
 
+// How this process was started. torchrun sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
+// Open MPI's mpirun sets OMPI_COMM_WORLD_RANK, …_SIZE and …_LOCAL_RANK.
+struct launch_info {
+  enum class by : std::uint8_t { itself, torchrun, mpirun } how = by::itself;
+  int rank = 0, size = 1;  // of this process among all
+  int local_rank = 0;      // among those of its machine
+};
+// Throws: invalid_use (a variable is missing, is no number or is out of range)
+launch_info this_launch(source_location = source_location::current());
+
+struct rank_options {  // of ranks in several processes
+  std::chrono::milliseconds start = std::chrono::minutes{5};     // for all ranks to come
+  // A process that sends nothing for so long is frozen, or its machine is gone.
+  std::chrono::milliseconds silence = std::chrono::seconds{30};
+  // A rank that calls no collective for so long, while others wait for it in one, is stuck.
+  std::chrono::milliseconds behind = std::chrono::minutes{10};
+};
+
 // Every collective is enqueued on the thread's current stream of this rank's device. The work starts when all
 // ranks have called; the returned stamp completes with it. Afterwards all ranks hold the same bits.
 // Blocks: NCCL may make a first call wait for the other ranks. On GPUs, large broadcasts, scatters and
@@ -36,6 +54,19 @@ class communicator {
   // Blocks: until NCCL is connected and all links were tested once.
   static std::vector<communicator> create_all(std::span<weir::device const>,
                                               source_location = source_location::current());
+  // Creates this process's rank among several processes, one rank each (docs/how-to/several-processes.md).
+  // The ranks watch each other: a process that ends or freezes is named, and the others' calls throw.
+  // from_environment: rank, size and rendezvous as this_launch() says; the device is number local_rank.
+  // create: the rendezvous is an id that unique_id() made on rank 0; pass it to the others as text.
+  // Throws: invalid_use (no launcher; a wrong id, rank, size or device; a second rank of that number),
+  // timed_out (the missing ranks are named), not_supported (no NCCL; Open MPI's library is missing; a machine
+  // without threads), driver_error (the rendezvous cannot be reached).
+  // Blocks: until all ranks have come.
+  static communicator from_environment(rank_options = {}, source_location = source_location::current());
+  static communicator create(std::string_view id, int rank, int size, weir::device, rank_options = {},
+                             source_location = source_location::current());
+  // Listens on a TCP port until rank 0 is created here, or the process ends. Throws: driver_error (no port)
+  static std::string unique_id(source_location = source_location::current());
   communicator(communicator&&) noexcept;
   communicator& operator=(communicator&&) noexcept;
   ~communicator();  // aborts all ranks if a collective of this rank still waits for others
@@ -71,10 +102,14 @@ class communicator {
   // Releases every rank: streams and threads that wait for others continue. Unfinished collectives never
   // finish, and their buffers hold undefined values. Every later call of any rank throws.
   void abort() noexcept;
+  // Returns: why no rank can continue, naming the rank that caused it. Empty while they can. If it is empty
+  // after a wait for a stream, all collectives that this wait covers were completed. Threads: any
+  std::string failure() const;
 
  private:
   friend class gradient_buckets;
   struct state;
+  struct maker;
   explicit communicator(std::unique_ptr<state>) noexcept;
   std::unique_ptr<state> state_;
 };

@@ -12,7 +12,7 @@
 namespace weir {
 namespace {
 
-constexpr char const* make_anew = "Create a new one with communicator::create_all";
+constexpr char const* make_anew = "Create a new communicator";
 
 }  // namespace
 
@@ -67,7 +67,10 @@ collective_request::own_touches collective_request::touches(std::size_t ranks) c
 bool reducible(dtype type) noexcept { return type != int16 && type != boolean; }
 
 group::group(runtime::impl& owner, std::vector<int> devices, std::unique_ptr<collective_backend> by)
-    : runtime_(owner), devices_(std::move(devices)), backend_(std::move(by)) {
+    : runtime_(owner), devices_(std::move(devices)), backend_(std::move(by)) {}
+
+thread_group::thread_group(runtime::impl& owner, std::vector<int> devices, std::unique_ptr<collective_backend> by)
+    : group(owner, std::move(devices), std::move(by)) {
   auto s = shared_.lock();
   s->next.resize(devices_.size());
   s->gone.resize(devices_.size());
@@ -81,7 +84,17 @@ runtime::impl& group::owner(std::string_view operation, source_location at) cons
   return runtime_;
 }
 
-void group::refuse_if_over(shared const& s, int rank, std::string const& operation, source_location at) const {
+void thread_group::refuse_if_over(int rank, std::string const& operation, source_location at) const {
+  auto s = shared_.lock();
+  refuse_if_over(*s, rank, operation, at);
+}
+
+std::string thread_group::failure() const {
+  auto s = shared_.lock();
+  return s->aborted_by < 0 ? std::string() : base::text("rank ", s->aborted_by, " aborted this communicator");
+}
+
+void thread_group::refuse_if_over(shared const& s, int rank, std::string const& operation, source_location at) const {
   std::string const subject = base::text("rank ", rank, " of ", size());
   if (s.aborted_by >= 0) {
     throw driver_error(0, operation, base::text(subject, ": rank ", s.aborted_by, " aborted this communicator"),
@@ -94,7 +107,7 @@ void group::refuse_if_over(shared const& s, int rank, std::string const& operati
   }
 }
 
-std::uint64_t group::agree(int rank, collective_request const& r, source_location at) {
+std::uint64_t thread_group::agree(int rank, collective_request const& r, source_location at) {
   auto s = shared_.lock();
   refuse_if_over(*s, rank, std::string(name_of(r.what)), at);
   // room for this collective, and for one that withdraw() reopens
@@ -120,7 +133,7 @@ std::uint64_t group::agree(int rank, collective_request const& r, source_locatio
   return sequence;
 }
 
-void group::withdraw(int rank, collective_request const& r, source_location at) noexcept {
+void thread_group::withdraw(int rank, collective_request const& r, source_location at) noexcept {
   auto s = shared_.lock();
   std::uint64_t const sequence = --s->next[static_cast<std::size_t>(rank)];
   if (sequence < s->closed) {  // this rank completed it: reopen it for the retry
@@ -135,15 +148,12 @@ void group::withdraw(int rank, collective_request const& r, source_location at) 
 stamp group::issue(int rank, clock::stream_clock& on, collective_request const& r, source_location at) {
   auto const refuse_if_broken = [&] {
     if (std::string why = backend_->broken(rank); !why.empty()) {
-      abort(rank);
+      abort(rank, why);
       throw driver_error(0, std::string(name_of(r.what)), base::text("rank ", rank, " of ", size(), ": ", why),
                          make_anew, at);
     }
   };
-  {
-    auto s = shared_.lock();
-    refuse_if_over(*s, rank, std::string(name_of(r.what)), at);
-  }
+  refuse_if_over(rank, std::string(name_of(r.what)), at);
   refuse_if_broken();
   on.set_carries_collectives(true);
   if (auto* const memory = runtime_.part<memory::device_memory>().if_made(on.device()))
@@ -154,17 +164,17 @@ stamp group::issue(int rank, clock::stream_clock& on, collective_request const& 
     streams::timed_work const timed(on, name_of(r.what), static_cast<std::size_t>(r.count) * size_of(r.type), at);
     backend_->issue(rank, on, sequence, r, at);
   } catch (...) {
-    if (backend_->broken(rank).empty()) {
+    if (std::string const why = backend_->broken(rank); why.empty()) {
       withdraw(rank, r, at);
     } else {
-      abort(rank);
+      abort(rank, why);
     }
     throw;
   }
   return streams::public_stamp(on.now());
 }
 
-void group::barrier(int rank, base::time_limit limit, source_location at) {
+void thread_group::barrier(int rank, base::time_limit limit, source_location at) {
   auto s = shared_.lock();
   refuse_if_over(*s, rank, "barrier", at);
   s->at_barrier[static_cast<std::size_t>(rank)] = true;
@@ -193,7 +203,7 @@ void group::barrier(int rank, base::time_limit limit, source_location at) {
                   "Check why the thread of that rank did not call, or use a longer limit", at);
 }
 
-void group::abort(int rank) noexcept {
+void thread_group::abort(int rank, std::string_view) noexcept {
   {
     auto s = shared_.lock();
     if (s->aborted_by < 0) s->aborted_by = rank;
@@ -202,12 +212,12 @@ void group::abort(int rank) noexcept {
   if (!ended()) backend_->abort();
 }
 
-bool group::waits(int rank) const noexcept {
+bool thread_group::waits(int rank) const noexcept {
   auto s = shared_.lock();
   return s->aborted_by < 0 && s->next[static_cast<std::size_t>(rank)] > s->closed;
 }
 
-void group::leave(int rank) noexcept {
+void thread_group::leave(int rank) noexcept {
   bool waits = false, over = false;
   {
     auto s = shared_.lock();
@@ -216,11 +226,11 @@ void group::leave(int rank) noexcept {
     s->gone[static_cast<std::size_t>(rank)] = true;
   }
   changed_.notify_all();
-  if (waits && !over) abort(rank);
+  if (waits && !over) abort(rank, {});
   if (!ended()) backend_->leave(rank);
 }
 
-void group::runtime_ends() noexcept {
+void thread_group::runtime_ends() noexcept {
   auto const first_to_leave = [&](int rank, bool& waits) {
     auto s = shared_.lock();
     waits = !s->open.empty() && s->aborted_by < 0;
@@ -231,7 +241,7 @@ void group::runtime_ends() noexcept {
   for (int rank = 0; rank < size(); ++rank) {
     bool waits = false;
     if (!first_to_leave(rank, waits)) continue;
-    if (waits) abort(rank);
+    if (waits) abort(rank, {});
     backend_->leave(rank);
   }
   changed_.notify_all();
@@ -294,6 +304,8 @@ void use_on(clock::stream_clock& stream, device_span what, std::string_view oper
   if (is.memory && is.block.home != &stream) is.memory->record_use(what.data, stream, at);
 }
 
+void add_to(runtime::impl& owner, std::shared_ptr<group> const& one) { owner.part<groups>().add(one); }
+
 }  // namespace peer
 
 communicator::state::~state() { all->leave(rank); }
@@ -323,8 +335,8 @@ std::vector<communicator> communicator::create_all(std::span<weir::device const>
                                         : peer::carried_by_nccl(owner, ordinals, at);
   by = peer::carried_in_chains(owner, ordinals, std::move(by),
                                owner.machine().simulated() ? "parts on each stream" : "NCCL", at);
-  auto const all = std::make_shared<peer::group>(owner, ordinals, std::move(by));
-  owner.part<peer::groups>().add(all);
+  auto const all = std::make_shared<peer::thread_group>(owner, ordinals, std::move(by));
+  peer::add_to(owner, all);
   std::vector<communicator> ranks;
   for (int rank = 0; rank < all->size(); ++rank)
     ranks.push_back(communicator(std::unique_ptr<state>(new state{all, rank})));
@@ -445,6 +457,7 @@ void communicator::barrier(std::chrono::milliseconds limit, source_location at) 
   state_->all->barrier(state_->rank, limit, at);
 }
 std::string communicator::explain_last() const { return state_->all->said(state_->rank); }
-void communicator::abort() noexcept { state_->all->abort(state_->rank); }
+void communicator::abort() noexcept { state_->all->abort(state_->rank, "its program aborted the communicator"); }
+std::string communicator::failure() const { return state_->all->failure(); }
 
 }  // namespace weir

@@ -59,7 +59,8 @@ struct WEIR_LOCAL gradient_buckets::state {
     if (!block || all->ended() || process_is_ending() || process_was_forked()) return;
     // If host memory is short, a free waits for the users of the block. That could be a rank that this thread
     // must serve, so abort first.
-    if (std::uncaught_exceptions() > 0 && all->waits(rank)) all->abort(rank);
+    if (std::uncaught_exceptions() > 0 && all->waits(rank))
+      all->abort(rank, "an exception ended its gradient_buckets");
     try {
       observe::note(observe::action::free, block, 0, 0, 0, 0, source_location::current());
       memory(source_location::current()).deallocate(block, nullptr, source_location::current());

@@ -1,12 +1,14 @@
-// A collective request, the host state that the ranks of one communicator share, and the carrier interface.
+// A collective request, the host state of a communicator, and the carrier interface.
 // Threads: any; each rank by one thread at a time.
 #pragma once
 #include <array>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "peer/ranks/rendezvous.h"
 #include "runtime/base/sync.h"
 #include "runtime/clock/stream_clock.h"
 #include "weir/collective.h"
@@ -54,6 +56,8 @@ class collective_backend {
                      source_location) = 0;
   // Why the ranks cannot continue; empty if they can. Checked before each collective. Threads: any
   virtual std::string broken(int rank) = 0;
+  // Whether all collectives of a rank are complete. Of ranks in several processes. Threads: any
+  virtual bool idle(int /*rank*/) { return true; }
   virtual void abort() noexcept = 0;            // Threads: any. Idempotent. Ensures: no stream waits for a rank
   virtual void leave(int rank) noexcept = 0;    // ends a rank. Requires: the other ranks issued all that it issued
   // Path of the rank's last collective with a root, and why. Threads: the rank's
@@ -66,25 +70,64 @@ std::unique_ptr<collective_backend> carried_in_chains(runtime::impl&, std::vecto
                                                       source_location);
 // Throws: not_supported, driver_error
 std::unique_ptr<collective_backend> carried_by_nccl(runtime::impl&, std::vector<int> const& devices, source_location);
+// One rank of several processes. `id`: nccl_id() of rank 0. `gives_up`: why to wait no longer; empty: wait on.
+// Throws: as carried_by_nccl. Blocks: until all ranks are connected, or gives_up()
+std::unique_ptr<collective_backend> carried_by_nccl(runtime::impl&, std::vector<int> const& devices, int rank,
+                                                    std::string const& id, std::function<std::string()> gives_up,
+                                                    source_location);
+std::string nccl_id(source_location);  // Throws: not_supported (no NCCL), driver_error
 
-// The host state of a communicator.
+// Carries the collectives of simulated devices of several processes over sockets. `blame` is called when a line
+// ends or another rank sends what does not fit; then nothing more is carried.
+std::unique_ptr<collective_backend> carried_by_sockets(runtime::impl&, std::vector<int> const& devices, int rank,
+                                                       std::vector<os::owned_file> lines,
+                                                       std::function<void(int rank, std::string const& why)> blame,
+                                                       source_location);
+
+// What the host knows of a communicator.
 // Invariant: the i-th collective of every rank is the same, except for its addresses.
 class group {
  public:
   group(runtime::impl&, std::vector<int> devices, std::unique_ptr<collective_backend>);
+  virtual ~group() = default;
   // Throws: invalid_use after the runtime has ended
   runtime::impl& owner(std::string_view operation, source_location) const;
   bool ended() const noexcept { return ended_.load(base::memory_order_acquire); }
   int size() const noexcept { return static_cast<int>(devices_.size()); }
-  int device(int rank) const noexcept { return devices_[static_cast<std::size_t>(rank)]; }
+  int device(int rank) const noexcept { return devices_[static_cast<std::size_t>(rank)]; }  // of a rank of this process
 
   stamp issue(int rank, clock::stream_clock& on, collective_request const&, source_location);
-  void barrier(int rank, base::time_limit, source_location);
-  void abort(int rank) noexcept;
   std::string said(int rank) const { return backend_->said(rank); }
-  bool waits(int rank) const noexcept;  // the rank called a collective that others have not called yet
-  void leave(int rank) noexcept;
-  void runtime_ends() noexcept;  // all ranks leave while the driver still exists
+  virtual void barrier(int rank, base::time_limit, source_location) = 0;
+  virtual void abort(int rank, std::string_view why) noexcept = 0;
+  virtual bool waits(int rank) const noexcept = 0;  // the rank called a collective that others have not called yet
+  virtual void leave(int rank) noexcept = 0;
+  virtual void runtime_ends() noexcept = 0;  // all ranks leave while the driver still exists
+  virtual std::string failure() const = 0;   // why no rank can continue; empty while they can
+
+ protected:
+  virtual void refuse_if_over(int rank, std::string const& operation, source_location) const = 0;
+  // Returns: the turn of the rank's next collective. Throws: invalid_use if another rank calls another one
+  virtual std::uint64_t agree(int rank, collective_request const&, source_location) = 0;
+  // the rank's last agreement, whose issue failed
+  virtual void withdraw(int rank, collective_request const&, source_location) noexcept = 0;
+
+  runtime::impl& runtime_;           // invalid once ended_
+  base::atomic<bool> ended_{false};
+  std::vector<int> const devices_;   // by rank; -1: of another process
+  std::unique_ptr<collective_backend> const backend_;
+};
+
+// All ranks are threads of this process.
+class thread_group final : public group {
+ public:
+  thread_group(runtime::impl&, std::vector<int> devices, std::unique_ptr<collective_backend>);
+  void barrier(int rank, base::time_limit, source_location) override;
+  void abort(int rank, std::string_view why) noexcept override;
+  bool waits(int rank) const noexcept override;
+  void leave(int rank) noexcept override;
+  void runtime_ends() noexcept override;
+  std::string failure() const override;
 
  private:
   struct asked {       // a collective that not all ranks have called yet
@@ -101,18 +144,19 @@ class group {
     std::uint64_t barriers = 0;          // completed
     int aborted_by = -1;
   };
-  std::uint64_t agree(int rank, collective_request const&, source_location);
-  void withdraw(int rank, collective_request const&,
-                source_location) noexcept;  // the rank's last agreement, whose issue failed
-  void refuse_if_over(shared const&, int rank, std::string const& operation, source_location) const;
+  void refuse_if_over(int rank, std::string const& operation, source_location) const override;
+  std::uint64_t agree(int rank, collective_request const&, source_location) override;
+  void withdraw(int rank, collective_request const&, source_location) noexcept override;
+  void refuse_if_over(shared const& s, int rank, std::string const& operation, source_location at) const;
 
-  runtime::impl& runtime_;           // invalid once ended_
-  base::atomic<bool> ended_{false};
-  std::vector<int> const devices_;
-  std::unique_ptr<collective_backend> const backend_;
   base::guarded<shared> shared_;
   base::condition changed_;
 };
+
+// All communicators of a runtime, which they may outlive.
+void add_to(runtime::impl&, std::shared_ptr<group> const&);
+std::shared_ptr<group> group_of_processes(runtime::impl&, membership const&, int device, met, rank_options const&,
+                                          source_location);
 
 // Marks the block for the stream. Throws: invalid_use unless all elements are in one block of its device.
 void use_on(clock::stream_clock&, device_span, std::string_view operation, std::string_view operand, source_location);

@@ -1,4 +1,6 @@
 // Collectives by NCCL, loaded at run time; only this file includes its header. Leaves its environment alone.
+// A rank of several processes has a communicator whose calls do not block, so that it can be aborted while NCCL
+// connects it to a process that has gone.
 // Threads: each rank by one thread at a time; abort by any. NCCL allows one thread at a time for each device.
 #include "peer/collective/group.h"
 #include "runtime/base/call_site.h"
@@ -8,6 +10,8 @@
 
 #include <nccl.h>
 
+#include <cstring>
+
 #include "runtime/base/os_library.h"
 
 namespace weir::peer {
@@ -16,7 +20,8 @@ namespace {
 // Every entry point, by NCCL's name and type.
 #define WEIR_NCCL_CALLS(X)                                                                                       \
   X(GetVersion)                                                                                                  \
-  X(CommInitAll) X(CommDestroy) X(CommAbort) X(CommGetAsyncError) X(GetErrorString) X(GetLastError) X(AllReduce) \
+  X(GetUniqueId) X(CommInitRankConfig) X(CommInitAll) X(CommDestroy) X(CommAbort) X(CommGetAsyncError)            \
+      X(GetErrorString) X(GetLastError) X(AllReduce)                                                             \
       X(Broadcast) X(AllGather) X(ReduceScatter) X(Send) X(Recv) X(GroupStart) X(GroupEnd)
 
 struct library {
@@ -102,6 +107,38 @@ class nccl_backend final : public collective_backend {
     for (std::size_t i = 0; i < made.size(); ++i) ranks_[i].comm = made[i];
   }
 
+  // One rank of several processes; the others' communicators stay null here.
+  nccl_backend(runtime::impl& r, std::vector<int> devices, int rank, std::string const& id,
+               std::function<std::string()> const& gives_up, source_location at)
+      : runtime_(r), devices_(std::move(devices)), ranks_(devices_.size()) {
+    one& mine = ranks_[static_cast<std::size_t>(rank)];
+    auto const operands = [&] { return base::text("rank ", rank, " of ", devices_.size(), ": "); };
+    ncclUniqueId unique;
+    if (id.size() != sizeof unique)
+      throw driver_error(0, "communicator", operands() + "rank 0 sent no NCCL id",
+                         "Run the same version of weir in all processes", at);
+    std::memcpy(&unique, id.data(), sizeof unique);
+    int const device = devices_[static_cast<std::size_t>(rank)];
+    require(runtime_.machine().make_current(device), "communicator", operands() + base::gpu_name(device), "", at);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclResult_t answer =
+        nccl().CommInitRankConfig(&mine.comm, static_cast<int>(devices_.size()), unique, rank, &config);
+    std::string gave_up;
+    while (answer == ncclInProgress || (answer == ncclSuccess && gave_up.empty())) {
+      ncclResult_t now = ncclSuccess;
+      ncclResult_t const asked = nccl().CommGetAsyncError(mine.comm, &now);
+      answer = asked != ncclSuccess ? asked : now;
+      if (answer == ncclSuccess) return;
+      if (gave_up = gives_up(); !gave_up.empty()) break;
+      base::sleep_ns(pause_ns);
+    }
+    std::string const text = gave_up.empty() ? "NCCL returns " + words(answer, mine.comm) : gave_up;
+    abort();
+    throw driver_error(static_cast<int>(answer), "communicator", operands() + text,
+                       "Set NCCL_DEBUG=INFO for NCCL's own messages", at);
+  }
+
   ~nccl_backend() override { abort(); }  // ranks that have not left
 
   void issue(int rank, clock::stream_clock& on, std::uint64_t, collective_request const& r,
@@ -141,6 +178,7 @@ class nccl_backend final : public collective_backend {
         case collective::scatter:
         case collective::gather: answer = spread(rank, r, count, mine.comm, native.value); break;
       }
+      answer = settled(answer, mine.comm);
       if (answer != ncclSuccess) {
         text = words(answer, mine.comm);
         // an invalid argument changes nothing; any other error ends the communicator
@@ -160,6 +198,14 @@ class nccl_backend final : public collective_backend {
                        "Set NCCL_DEBUG=INFO for NCCL's own messages", at);
   }
 
+  bool idle(int rank) override {
+    one& mine = ranks_[static_cast<std::size_t>(rank)];
+    std::uint64_t const stream = mine.last_stream.load(base::memory_order_relaxed);
+    if (stream == 0) return true;
+    auto const done = runtime_.part<clock::clocks>().poll({stream, mine.last.load(base::memory_order_relaxed)});
+    return done.ok() && done.value;
+  }
+
   std::string broken(int rank) override {
     one& mine = ranks_[static_cast<std::size_t>(rank)];
     base::lock_guard const lock(mine.calls);
@@ -173,6 +219,7 @@ class nccl_backend final : public collective_backend {
   }
 
   void abort() noexcept override {
+    aborting_.store(true, base::memory_order_relaxed);
     if (process_is_ending() || process_was_forked()) return;  // the driver may be gone: the system frees all
     auto const end = [](one& each) {
       if (ncclComm_t const comm = std::exchange(each.comm, nullptr)) nccl().CommAbort(comm);
@@ -183,7 +230,7 @@ class nccl_backend final : public collective_backend {
       end(each);
       each.calls.unlock();
     }
-    constexpr std::int64_t patience_ns = 2'000'000'000, pause_ns = 1'000'000;
+    constexpr std::int64_t patience_ns = 2'000'000'000;
     std::int64_t const until = base::now_ns() + patience_ns;
     for (one& each : ranks_) {  // such a call returns after the other ranks are aborted
       bool locked = each.calls.try_lock();
@@ -206,7 +253,7 @@ class nccl_backend final : public collective_backend {
     base::lock_guard const lock(mine.calls);
     if (!mine.comm) return;
     if (done.ok()) {
-      nccl().CommDestroy(mine.comm);
+      (void)settled(nccl().CommDestroy(mine.comm), nullptr);
     } else {
       nccl().CommAbort(mine.comm);
     }
@@ -239,26 +286,60 @@ class nccl_backend final : public collective_backend {
     return worst;
   }
 
+  // A call that does not block has only begun. Blocks: until NCCL has done it, or abort()
+  ncclResult_t settled(ncclResult_t answer, ncclComm_t comm) const noexcept {
+    while (answer == ncclInProgress && comm && !aborting_.load(base::memory_order_relaxed)) {
+      base::yield_thread();
+      ncclResult_t now = ncclSuccess;
+      ncclResult_t const asked = nccl().CommGetAsyncError(comm, &now);
+      answer = asked != ncclSuccess ? asked : now;
+    }
+    return answer;
+  }
+
   struct one {
     base::mutex calls;           // held during every call on comm
     ncclComm_t comm = nullptr;   // null: aborted or left
     std::string failed;          // under calls: the error that ended it
     base::atomic<std::uint64_t> last_stream{0}, last{0};  // the stamp after its last collective
   };
+  static constexpr std::int64_t pause_ns = 1'000'000;
   runtime::impl& runtime_;
   std::vector<int> const devices_;
   std::vector<one> ranks_;
+  base::atomic<bool> aborting_{false};
 };
 
 }  // namespace
 
+namespace {
+void require_nccl(char const* operation, std::string const& what, source_location at) {
+  if (std::string const& why = nccl().why; !why.empty())
+    throw not_supported(operation, "NCCL for " + what + ": " + why,
+                        "Install NCCL (libnccl2), or put its folder on LD_LIBRARY_PATH", at);
+}
+}  // namespace
+
 std::unique_ptr<collective_backend> carried_by_nccl(runtime::impl& owner, std::vector<int> const& devices,
                                                     source_location at) {
-  if (std::string const& why = nccl().why; !why.empty()) {
-    throw not_supported("communicator::create_all", base::text("NCCL for ", devices.size(), " GPUs: ", why),
-                        "Install NCCL (libnccl2), or put its folder on LD_LIBRARY_PATH", at);
-  }
+  require_nccl("communicator::create_all", base::text(devices.size(), " GPUs"), at);
   return std::make_unique<nccl_backend>(owner, devices, at);
+}
+
+std::unique_ptr<collective_backend> carried_by_nccl(runtime::impl& owner, std::vector<int> const& devices, int rank,
+                                                    std::string const& id, std::function<std::string()> gives_up,
+                                                    source_location at) {
+  require_nccl("communicator", base::text("rank ", rank, " of ", devices.size()), at);
+  return std::make_unique<nccl_backend>(owner, devices, rank, id, gives_up, at);
+}
+
+std::string nccl_id(source_location at) {
+  require_nccl("communicator", "rank 0", at);
+  ncclUniqueId id;
+  if (ncclResult_t const answer = nccl().GetUniqueId(&id); answer != ncclSuccess)
+    throw driver_error(static_cast<int>(answer), "communicator", "rank 0: NCCL returns " + words(answer, nullptr),
+                       "Set NCCL_DEBUG=INFO for NCCL's own messages", at);
+  return {reinterpret_cast<char const*>(&id), sizeof id};
 }
 
 }  // namespace weir::peer
@@ -267,12 +348,23 @@ std::unique_ptr<collective_backend> carried_by_nccl(runtime::impl& owner, std::v
 
 namespace weir::peer {
 
-std::unique_ptr<collective_backend> carried_by_nccl(runtime::impl&, std::vector<int> const& devices,
-                                                    source_location at) {
-  throw not_supported("communicator::create_all",
-                      base::text("NCCL for ", devices.size(), " GPUs: this weir was built without <nccl.h>"),
+namespace {
+[[noreturn]] void refuse(char const* operation, std::string const& what, source_location at) {
+  throw not_supported(operation, "NCCL for " + what + ": this weir was built without <nccl.h>",
                       "Install NCCL's development package (libnccl-dev) and the CUDA toolkit, and build again", at);
 }
+}  // namespace
+
+std::unique_ptr<collective_backend> carried_by_nccl(runtime::impl&, std::vector<int> const& devices,
+                                                    source_location at) {
+  refuse("communicator::create_all", base::text(devices.size(), " GPUs"), at);
+}
+std::unique_ptr<collective_backend> carried_by_nccl(runtime::impl&, std::vector<int> const& devices, int rank,
+                                                    std::string const&, std::function<std::string()>,
+                                                    source_location at) {
+  refuse("communicator", base::text("rank ", rank, " of ", devices.size()), at);
+}
+std::string nccl_id(source_location at) { refuse("communicator", "rank 0", at); }
 
 }  // namespace weir::peer
 

@@ -234,7 +234,7 @@ TEST(collective, every_rank_leaves_the_carrier_once) {
   };
   runtime machine(simulated{.devices = 3, .memory = 16_MiB});
   std::vector<int> left;
-  peer::group all(machine.get(), {0, 1, 2}, std::make_unique<noting>(left));
+  peer::thread_group all(machine.get(), {0, 1, 2}, std::make_unique<noting>(left));
   all.leave(1);
   all.runtime_ends();
   for (int const rank : {0, 2}) all.leave(rank);

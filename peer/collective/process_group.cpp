@@ -1,0 +1,257 @@
+// One rank of several processes: the calls of weir/collective.h that create it, and what it knows of the others.
+// Threads: the rank's; abort and the watch by any.
+#include <exception>
+#include <map>
+
+#include "peer/collective/group.h"
+#include "peer/ranks/launcher.h"
+#include "peer/ranks/watch.h"
+#include "runtime/base/os.h"
+#include "runtime/core/parts.h"
+#include "simulator/machine/machine.h"
+#include "streams/stream/context.h"
+
+namespace weir {
+namespace peer {
+namespace {
+
+constexpr char const* restart = "Start the program again, from its last checkpoint";
+
+class process_group;
+
+// The watch begins before the carrier is connected, and so before there is a group.
+struct bond {
+  base::atomic<process_group*> of{nullptr};
+  std::unique_ptr<rank_watch> watch;
+  void changed() noexcept;
+};
+
+class process_group final : public group {
+ public:
+  process_group(runtime::impl& owner, std::vector<int> devices, int rank, std::unique_ptr<collective_backend> by,
+                std::shared_ptr<bond> to_others)
+      : group(owner, std::move(devices), std::move(by)), rank_(rank), bond_(std::move(to_others)) {
+    bond_->of.store(this);
+    if (watch().failed()) backend_->abort();
+  }
+  ~process_group() override { leave(rank_); }
+
+  void barrier(int, base::time_limit limit, source_location at) override {
+    refuse_if_over(rank_, "barrier", at);
+    auto const end = watch().barrier(limit);
+    if (end.is == rank_watch::at_barrier::end::all_came) return;
+    refuse_if_over(rank_, "barrier", at);
+    std::string missing;
+    for (int const r : end.missing) missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(r);
+    throw timed_out("barrier", base::text(subject(), " waited ", limit.ns() / 1'000'000, " ms for ", missing),
+                    "Check why the process of that rank did not call, or use a longer limit", at);
+  }
+
+  void abort(int, std::string_view why) noexcept override {
+    try {
+      watch().accuse(rank_, base::text("rank ", rank_, " gave up: ", why));
+    } catch (...) {  // no host memory for the text
+      watch().accuse(rank_, why);
+    }
+  }
+
+  // Other processes' calls are not known at once: a collective that is not complete may wait for one.
+  bool waits(int) const noexcept override { return !watch().failed() && !backend_->idle(rank_); }
+
+  void leave(int) noexcept override {
+    if (left_.exchange(true)) return;
+    if (std::uncaught_exceptions() > 0 && waits(rank_)) abort(rank_, "an exception ended its communicator");
+    if (!ended()) backend_->leave(rank_);
+    watch().end();
+  }
+
+  void runtime_ends() noexcept override {
+    leave(rank_);
+    ended_.store(true, base::memory_order_release);
+  }
+
+  std::string failure() const override { return watch().failure(); }
+
+  // By the watch's thread, or by one that accuses.
+  void others_changed() noexcept {
+    if (watch().failed()) return backend_->abort();
+    std::uint64_t const called = next_.load();
+    int const other = watch().left_before(called);
+    if (other < 0 || backend_->idle(rank_)) return;
+    try {
+      watch().accuse(other, base::text("rank ", other, " has destroyed its communicator, and rank ", rank_,
+                                       " waits for it in collective ", called));
+    } catch (...) {  // no host memory for the text
+      watch().accuse(other, "a rank has destroyed its communicator");
+    }
+  }
+
+ private:
+  rank_watch& watch() const noexcept { return *bond_->watch; }
+  std::string subject() const { return base::text("rank ", rank_, " of ", size()); }
+
+  void refuse_if_over(int, std::string const& operation, source_location at) const override {
+    if (watch().failed()) throw driver_error(0, operation, base::text(subject(), ": ", watch().failure()), restart, at);
+    refuse_if_left(operation, at);
+  }
+  void refuse_if_left(std::string const& operation, source_location at) const {
+    int const other = left_.load() ? rank_ : watch().left();
+    if (other >= 0)
+      throw invalid_use(operation, base::text(subject(), ": rank ", other, "'s communicator is destroyed"),
+                        "Keep all ranks' communicators until the last collective call", at);
+  }
+
+  std::uint64_t agree(int, collective_request const& r, source_location at) override {
+    std::uint64_t const turn = next_.fetch_add(1);
+    watch().counts(turn + 1);
+    try {  // after it has been counted: a rank that leaves later is judged by the count
+      refuse_if_left(std::string(name_of(r.what)), at);
+    } catch (...) {
+      withdraw(rank_, r, at);
+      throw;
+    }
+    return turn;
+  }
+  void withdraw(int, collective_request const&, source_location) noexcept override {
+    watch().counts(next_.fetch_sub(1) - 1);
+  }
+
+  int const rank_;
+  base::atomic<std::uint64_t> next_{0};
+  base::atomic<bool> left_{false};
+  std::shared_ptr<bond> const bond_;
+};
+
+void bond::changed() noexcept {
+  if (process_group* const g = of.load()) g->others_changed();
+}
+
+}  // namespace
+
+std::shared_ptr<group> group_of_processes(runtime::impl& owner, membership const& m, int device, met with,
+                                          rank_options const& o, source_location at) {
+  std::vector<int> devices(static_cast<std::size_t>(m.size), -1);
+  devices[static_cast<std::size_t>(m.rank)] = device;
+  auto const to_others = std::make_shared<bond>();
+  to_others->watch =
+      std::make_unique<rank_watch>(m.rank, m.size, std::move(with.with.watch), rank_watch::limits{o.silence, o.behind},
+                                   [b = to_others.get()] { b->changed(); });
+  rank_watch& watch = *to_others->watch;
+  watch.start(at);
+  std::unique_ptr<collective_backend> by;
+  if (m.simulated) {
+    by = carried_by_sockets(
+        owner, devices, m.rank, std::move(with.with.data),
+        [&watch](int rank, std::string const& why) { watch.accuse(rank, why); }, at);
+  } else {
+    std::int64_t const end = base::time_limit(o.start).after(base::now_ns());
+    auto const gives_up = [&watch, end] {
+      return watch.failed() ? watch.failure() : base::now_ns() > end ? "it took longer than rank_options::start" : "";
+    };
+    by = carried_by_nccl(owner, devices, m.rank, with.greeting, gives_up, at);
+  }
+  return std::make_shared<process_group>(owner, devices, m.rank, std::move(by), to_others);
+}
+
+}  // namespace peer
+
+namespace {
+
+// Listeners of ids that no rank 0 has taken yet.
+base::guarded<std::map<std::string, os::tcp_socket>>& waiting_listeners() {
+  static auto* const all = new base::guarded<std::map<std::string, os::tcp_socket>>();
+  return *all;
+}
+
+void check_options(rank_options const& o, source_location at) {
+  using namespace std::chrono_literals;
+  for (auto const& [name, span] :
+       {std::pair("start", o.start), std::pair("silence", o.silence), std::pair("behind", o.behind)}) {
+    if (span <= 0ms)
+      throw invalid_use("communicator", base::text("rank_options{.", name, " = ", span.count(), " ms}"),
+                        "Pass a time above 0", at);
+  }
+}
+
+peer::membership membership_of(runtime::impl& owner, int rank, int size, source_location at) {
+  if (size < 1 || rank < 0 || rank >= size)
+    throw invalid_use("communicator", base::text("rank ", rank, " of ", size), "Ranks count from 0 to their number - 1",
+                      at);
+  return {rank, size, owner.machine().simulated()};
+}
+
+}  // namespace
+
+struct WEIR_LOCAL communicator::maker {
+  static communicator make(runtime::impl& owner, peer::rendezvous_point point, peer::membership const& m, int device,
+                           rank_options const& o, source_location at) {
+    auto* const sim = m.simulated ? driver::sim::controls_of(owner.machine()) : nullptr;
+    if (sim && sim->host_threads())
+      throw not_supported("communicator", "a seeded machine: its order cannot depend on other processes",
+                          "Use simulated{.schedule = scheduling::threads}, or communicator::create_all", at);
+    owner.open(device, "communicator", at);
+    peer::met with;
+    if (m.rank == 0) {
+      std::string const greeting = m.simulated ? std::string() : peer::nccl_id(at);
+      with = peer::meet_others(std::move(point.listener), point.id, m, greeting, o.start, at);
+    } else {
+      with = peer::meet_rank_0(point.id, point.ask_again, m, o.start, at);
+    }
+    auto const all = peer::group_of_processes(owner, m, device, std::move(with), o, at);
+    peer::add_to(owner, all);
+    return communicator(std::unique_ptr<state>(new state{all, m.rank}));
+  }
+};
+
+communicator communicator::from_environment(rank_options o, source_location at) {
+  check_options(o, at);
+  launch_info const l = this_launch(at);
+  runtime::impl& owner = streams::current_runtime(at);
+  peer::membership const m = membership_of(owner, l.rank, l.size, at);
+  int device = l.local_rank;
+  int const devices = owner.device_count();
+  if (devices == 1 || m.simulated) {  // a launcher may show each process its own GPU alone
+    device %= devices;
+  } else if (device >= devices) {
+    throw invalid_use(
+        "communicator::from_environment",
+        base::text("rank ", l.rank, " of ", l.size, ": local rank ", device, ", and there are ", devices, " devices"),
+        "Start at most one process for each device of a machine", at);
+  }
+  return maker::make(owner, peer::rendezvous_of(l, o.start, at), m, device, o, at);
+}
+
+communicator communicator::create(std::string_view id, int rank, int size, weir::device on, rank_options o,
+                                  source_location at) {
+  check_options(o, at);
+  runtime::impl& owner = streams::current_runtime(at);
+  peer::membership const m = membership_of(owner, rank, size, at);
+  int const device = streams::resolve(on, owner, "communicator::create", at);
+  auto const where = peer::rendezvous_id_of(id);
+  if (!where)
+    throw invalid_use("communicator::create", "\"" + base::visible(id.substr(0, 100)) + "\" is no id",
+                      "Pass what communicator::unique_id() returned on rank 0", at);
+  peer::rendezvous_point point{*where, {}, {}};
+  if (rank == 0) {
+    auto all = waiting_listeners().lock();
+    auto const found = all->find(std::string(id));
+    if (found == all->end())
+      throw invalid_use("communicator::create", "rank 0 with an id that this process did not make, or that is used",
+                        "Call communicator::unique_id() in the process of rank 0, once for each communicator", at);
+    point.listener = std::move(found->second);
+    all->erase(found);
+  }
+  return maker::make(owner, std::move(point), m, device, o, at);
+}
+
+std::string communicator::unique_id(source_location at) {
+  os::tcp_socket listener = os::listen_tcp(0);
+  if (!listener.file.is_open())
+    throw driver_error(0, "communicator::unique_id", "no port to listen on: " + listener.why_not,
+                       "Raise the limit of open files (ulimit -n), or allow TCP sockets", at);
+  std::string const id = peer::text_of({os::own_address(), listener.port, os::random_number()});
+  waiting_listeners().lock()->emplace(id, std::move(listener));
+  return id;
+}
+
+}  // namespace weir

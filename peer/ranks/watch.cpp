@@ -1,0 +1,397 @@
+// One thread in each process sends and receives. It never blocks on a connection.
+// Threads: as the header says.
+#include "peer/ranks/watch.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "runtime/base/process.h"
+#include "runtime/base/text.h"
+#include "weir/error.h"
+
+namespace weir::peer {
+namespace {
+
+enum class kind : std::uint32_t { beat = 1, arrive, withdraw, standing, accuse, verdict, gone };
+struct head {
+  std::uint32_t bytes = 0;  // that follow
+  kind is = kind::beat;
+  std::int32_t about = 0;  // the accused, or the rank that has gone. standing: 1 answers a withdrawal
+  std::uint32_t zero = 0;
+};
+constexpr std::size_t most_bytes = 16384, most_unsent = 1 << 20;
+constexpr std::int64_t flush_ns = 1'000'000'000;
+
+std::span<char const> chars_of(auto const& value) { return {reinterpret_cast<char const*>(&value), sizeof value}; }
+
+}  // namespace
+
+struct rank_watch::state {
+  enum class place : char { away, waits, waited };  // waited: it came, and timed out
+
+  // Known to the watching thread alone.
+  struct peer_line {
+    os::owned_file socket{};
+    std::string unread{};
+    std::int64_t heard_ns = 0;
+    std::uint64_t count = 0;
+    std::int64_t waited_ns = 0;  // since when others wait for this rank; 0: they do not
+  };
+  struct shared {
+    std::string failure;
+    std::vector<std::string> unsent;  // by rank
+    std::vector<bool> gone;
+    std::vector<std::uint64_t> gone_count;  // collectives that a rank had called when it left
+    std::uint64_t barriers = 0;             // completed
+    std::vector<place> places;              // at the current one: as rank 0 knows them, or has told
+    bool withdrawn = false;                 // rank 0 has answered a withdrawal
+  };
+
+  rank_watch& of;
+  os::owned_file wake = os::make_wake_up();
+  std::vector<peer_line> lines;  // by rank; not open: this rank, and on ranks other than 0 all but rank 0
+  std::int64_t own_waited_ns = 0;
+  base::guarded<shared> all{};
+  base::condition changed{};
+
+  explicit state(rank_watch& w) : of(w), lines(static_cast<std::size_t>(w.size_)) {
+    auto s = all.lock();
+    s->unsent.resize(lines.size()), s->gone.resize(lines.size()), s->gone_count.resize(lines.size());
+    s->places.resize(lines.size());
+  }
+
+  bool is_hub() const noexcept { return of.rank_ == 0; }
+
+  void send(shared& s, int to, kind is, int about, std::span<char const> bytes) {
+    std::string& out = s.unsent[static_cast<std::size_t>(to)];
+    if (out.size() > most_unsent) return;  // the other end is frozen, which its silence tells
+    head const h{static_cast<std::uint32_t>(bytes.size()), is, about, 0};
+    out.append(chars_of(h).data(), sizeof h).append(bytes.data(), bytes.size());
+  }
+  void send_all(shared& s, int except, kind is, int about, std::span<char const> bytes) {
+    if (!is_hub()) return send(s, 0, is, about, bytes);
+    for (int r = 1; r < of.size_; ++r) {
+      if (r != except) send(s, r, is, about, bytes);
+    }
+  }
+
+  void write_out() {
+    auto s = all.lock();
+    for (std::size_t r = 0; r < lines.size(); ++r) {
+      std::string& out = s->unsent[r];
+      if (!lines[r].socket.is_open()) {
+        out.clear();
+        continue;
+      }
+      if (out.empty()) continue;
+      std::size_t const n = os::send_some(lines[r].socket.get(), std::as_bytes(std::span(out)));
+      out.erase(0, n);
+    }
+  }
+  bool all_sent() const {
+    auto s = all.lock();
+    return std::all_of(s->unsent.begin(), s->unsent.end(), [](auto const& out) { return out.empty(); });
+  }
+
+  // The first verdict counts. Returns: whether this is it.
+  bool decide(int rank, std::string_view why, bool tell) noexcept {
+    {
+      auto s = all.lock();
+      if (of.failed_.load()) return false;
+      try {
+        s->failure = why.substr(0, most_bytes);
+        if (tell) send_all(*s, -1, is_hub() ? kind::verdict : kind::accuse, rank, s->failure);
+      } catch (...) {  // no host memory: the others see this rank end
+      }
+      of.failed_.store(true, base::memory_order_release);
+    }
+    changed.notify_all();
+    return true;
+  }
+  void decide_here(int rank, std::string const& why, bool tell = true) {
+    if (!decide(rank, why, tell)) return;
+    write_out();  // before on_change, which may end the process
+    of.on_change_();
+  }
+
+  std::string counted(int rank) const {
+    std::uint64_t const n = rank == of.rank_ ? of.counted_.load() : lines[static_cast<std::size_t>(rank)].count;
+    return base::text("after its collective ", n);
+  }
+
+  // Rank 0: counts those at the barrier, and tells all. `answered`: the rank whose withdrawal this answers.
+  void stand(shared& s, int answered = -1) {
+    if (std::count(s.places.begin(), s.places.end(), place::waits) == of.size_) {
+      s.places.assign(s.places.size(), place::away);
+      ++s.barriers;
+    }
+    std::string text(chars_of(s.barriers).data(), sizeof s.barriers);
+    for (place const p : s.places) text += static_cast<char>(p);
+    if (text.size() > most_bytes) text.resize(sizeof s.barriers);  // too many ranks to be named
+    for (int r = 1; r < of.size_; ++r) send(s, r, kind::standing, r == answered ? 1 : 0, text);
+  }
+
+  void close(int rank, std::string const& how) {
+    lines[static_cast<std::size_t>(rank)].socket.close();
+    {
+      auto s = all.lock();
+      if (s->gone[static_cast<std::size_t>(rank)]) return;
+    }
+    decide_here(rank, base::text("rank ", rank, " ", how, ", ", counted(rank)));
+  }
+
+  void read(int from) {
+    peer_line& line = lines[static_cast<std::size_t>(from)];
+    std::array<std::byte, 4096> part;
+    while (true) {
+      int const n = os::receive_some(line.socket.get(), part);
+      if (n == 0) break;
+      if (n < 0) {
+        take_messages(from);
+        if (line.socket.is_open()) close(from, "has ended, or its connection is broken");
+        return;
+      }
+      line.unread.append(reinterpret_cast<char const*>(part.data()), static_cast<std::size_t>(n));
+      line.heard_ns = base::now_ns();
+      take_messages(from);
+      if (!line.socket.is_open()) return;
+    }
+  }
+
+  void take_messages(int from) {
+    peer_line& line = lines[static_cast<std::size_t>(from)];
+    while (line.unread.size() >= sizeof(head)) {
+      head h;
+      std::memcpy(&h, line.unread.data(), sizeof h);
+      if (h.bytes > most_bytes || !understood(from, h)) return close(from, "sends what is none of weir's messages");
+      if (line.unread.size() < sizeof h + h.bytes) return;
+      std::string const bytes = line.unread.substr(sizeof h, h.bytes);
+      line.unread.erase(0, sizeof h + h.bytes);
+      heard(from, h, bytes);
+    }
+  }
+
+  bool understood(int from, head const& h) const noexcept {
+    bool const of_hub = from == 0;
+    switch (h.is) {
+      case kind::beat:
+      case kind::gone: return h.bytes == sizeof(std::uint64_t) && h.about >= 0 && h.about < of.size_;
+      case kind::arrive:
+      case kind::withdraw: return !of_hub && h.bytes == sizeof(std::uint64_t);
+      case kind::accuse: return !of_hub && h.about >= 0 && h.about < of.size_ && h.bytes > 0;
+      case kind::verdict: return of_hub && h.about >= 0 && h.about < of.size_ && h.bytes > 0;
+      case kind::standing:
+        return of_hub && (h.bytes == sizeof(std::uint64_t) || h.bytes == sizeof(std::uint64_t) + lines.size());
+    }
+    return false;
+  }
+
+  void heard(int from, head const& h, std::string const& bytes) {
+    std::uint64_t number = 0;
+    if (bytes.size() >= sizeof number) std::memcpy(&number, bytes.data(), sizeof number);
+    std::size_t const who = static_cast<std::size_t>(from);
+    switch (h.is) {
+      case kind::beat: {
+        peer_line& line = lines[who];
+        if (line.count != number) line.waited_ns = 0;
+        line.count = number;
+        return;
+      }
+      case kind::accuse:
+      case kind::verdict: return decide_here(h.about, bytes);
+      case kind::gone: {
+        int const about = is_hub() ? from : h.about;
+        {
+          auto s = all.lock();
+          s->gone[static_cast<std::size_t>(about)] = true;
+          s->gone_count[static_cast<std::size_t>(about)] = number;
+          if (is_hub()) send_all(*s, from, kind::gone, from, bytes);
+        }
+        changed.notify_all();
+        return of.on_change_();
+      }
+      case kind::arrive:
+      case kind::withdraw: {
+        auto s = all.lock();
+        if (number == s->barriers) s->places[who] = h.is == kind::arrive ? place::waits : place::waited;
+        stand(*s, h.is == kind::withdraw ? from : -1);
+        break;
+      }
+      case kind::standing: {
+        auto s = all.lock();
+        s->barriers = number;
+        for (std::size_t r = 0; sizeof number + r < bytes.size(); ++r)
+          s->places[r] = static_cast<place>(bytes[sizeof number + r]);
+        if (h.about == 1) s->withdrawn = true;
+        break;
+      }
+    }
+    changed.notify_all();
+  }
+
+  void judge(std::int64_t now) {
+    std::vector<bool> gone;
+    {
+      auto s = all.lock();
+      gone = s->gone;
+    }
+    for (int r = 0; r < of.size_; ++r) {
+      peer_line const& line = lines[static_cast<std::size_t>(r)];
+      if (line.socket.is_open() && !gone[static_cast<std::size_t>(r)] && now - line.heard_ns > of.limits_.silence.ns())
+        return decide_here(r, base::text("rank ", r, " has sent nothing for ", (now - line.heard_ns) / 1'000'000,
+                                         " ms, ", counted(r), ": its process or machine is frozen"));
+    }
+    if (!is_hub()) return;
+    std::uint64_t const own = of.counted_.load();
+    std::uint64_t most = own;
+    for (peer_line const& line : lines) most = std::max(most, line.count);
+    for (int r = 0; r < of.size_; ++r) {
+      peer_line& line = lines[static_cast<std::size_t>(r)];
+      if (r == 0 && line.count != own) line.count = own, line.waited_ns = 0;
+      if (line.count == most || gone[static_cast<std::size_t>(r)]) {
+        line.waited_ns = 0;
+      } else if (line.waited_ns == 0) {
+        line.waited_ns = now;
+      } else if (now - line.waited_ns > of.limits_.behind.ns()) {
+        return decide_here(
+            r, base::text("rank ", r, " has called no collective for ", (now - line.waited_ns) / 1'000'000, " ms, ",
+                          counted(r), ", while others wait in collective ", most));
+      }
+    }
+  }
+
+  void run() {
+    std::int64_t const period = std::clamp<std::int64_t>(of.limits_.silence.ns() / 8, 2'000'000, 1'000'000'000);
+    std::int64_t last = base::now_ns(), next_beat = 0;
+    for (peer_line& line : lines) line.heard_ns = last;
+    std::vector<bool> ready;
+    for (std::int64_t end = 0; end == 0 || (base::now_ns() < end && !all_sent());) {
+      std::vector<int> sockets{wake.get()};
+      for (peer_line const& line : lines) sockets.push_back(line.socket.get());
+      os::wait_readable(sockets, ready, std::chrono::nanoseconds(period));
+      std::int64_t const now = base::now_ns();
+      // If this process was stopped, the others' silence is its own: they get another chance.
+      if (now - last > of.limits_.silence.ns() / 2) {
+        for (peer_line& line : lines) line.heard_ns = now;
+      }
+      last = now;
+      if (ready[0]) os::take_wake_ups(wake.get());
+      for (int r = 0; r < of.size_; ++r) {
+        if (ready[static_cast<std::size_t>(r) + 1]) read(r);
+      }
+      if (now >= next_beat) {
+        next_beat = now + period;
+        std::uint64_t const mine = of.counted_.load(base::memory_order_acquire);
+        auto s = all.lock();
+        send_all(*s, -1, kind::beat, of.rank_, chars_of(mine));
+      }
+      if (end == 0 && of.ending_.load(base::memory_order_acquire)) {
+        end = now + flush_ns;
+        std::uint64_t const mine = of.counted_.load(base::memory_order_acquire);
+        auto s = all.lock();
+        send_all(*s, -1, kind::gone, of.rank_, chars_of(mine));
+      }
+      write_out();
+      if (end == 0) judge(now);
+    }
+  }
+};
+
+rank_watch::rank_watch(int rank, int size, std::vector<os::owned_file> by_rank, limits l,
+                       std::function<void()> on_change)
+    : rank_(rank), size_(size), limits_(l), on_change_(std::move(on_change)), state_(new state(*this)) {
+  for (std::size_t r = 0; r < by_rank.size(); ++r) state_->lines[r].socket = std::move(by_rank[r]);
+}
+
+rank_watch::~rank_watch() { end(); }
+
+void rank_watch::start(source_location at) {
+  try {
+    if (!state_->wake.is_open()) throw std::bad_alloc();
+    thread_ = base::thread([this] { labour(); });
+  } catch (...) {
+    throw driver_error(0, "communicator",
+                       base::text("rank ", rank_, " of ", size_, ": no thread or file is left to watch the others"),
+                       "Raise the limits of threads and open files (ulimit -u, ulimit -n)", at);
+  }
+}
+
+void rank_watch::end() noexcept {
+  if (!thread_.joinable()) return;
+  if (process_was_forked()) {  // the thread is the parent's
+    (void)new base::thread(std::move(thread_));
+    return;
+  }
+  ending_.store(true, base::memory_order_release);
+  os::wake_up(state_->wake.get());
+  thread_.join();
+}
+
+void rank_watch::labour() noexcept {
+  try {
+    state_->run();
+  } catch (...) {  // no host memory: the others see this rank end
+    if (state_->decide(rank_, "this rank has no host memory to watch the others", false)) on_change_();
+    for (auto& line : state_->lines) line.socket.close();
+  }
+}
+
+void rank_watch::counts(std::uint64_t collectives) noexcept { counted_.store(collectives, base::memory_order_release); }
+
+std::string rank_watch::failure() const {
+  auto s = state_->all.lock();
+  return failed_.load() && s->failure.empty() ? "the ranks cannot continue" : s->failure;
+}
+
+void rank_watch::accuse(int rank, std::string_view why) noexcept {
+  if (!state_->decide(rank, why, true)) return;
+  os::wake_up(state_->wake.get());
+  on_change_();
+}
+
+int rank_watch::left() const { return left_before(~std::uint64_t{0}); }
+
+int rank_watch::left_before(std::uint64_t collectives) const {
+  auto s = state_->all.lock();
+  for (int r = 0; r < size_; ++r) {
+    if (s->gone[static_cast<std::size_t>(r)] && s->gone_count[static_cast<std::size_t>(r)] < collectives) return r;
+  }
+  return -1;
+}
+
+rank_watch::at_barrier rank_watch::barrier(base::time_limit limit) {
+  auto s = state_->all.lock();
+  std::uint64_t const mine = s->barriers;
+  bool const hub = state_->is_hub();
+  auto const is_over = [&] {
+    return failed_.load() || std::find(s->gone.begin(), s->gone.end(), true) != s->gone.end();
+  };
+  auto const say = [&](kind is) {
+    if (hub) {
+      s->places[0] = is == kind::arrive ? state::place::waits : state::place::waited;
+      state_->stand(*s);
+    } else {
+      s->withdrawn = false;
+      state_->send(*s, 0, is, rank_, chars_of(mine));
+    }
+    os::wake_up(state_->wake.get());
+  };
+  say(kind::arrive);
+  state_->changed.wait_for(s.lock(), limit, [&] { return s->barriers != mine || is_over(); });
+  if (s->barriers == mine) say(kind::withdraw);
+  // Rank 0 knows whether the last rank came before the withdrawal.
+  if (!hub) state_->changed.wait(s.lock(), [&] { return s->barriers != mine || s->withdrawn || is_over(); });
+  if (s->barriers != mine) return {};
+  if (is_over()) return {at_barrier::end::over};
+  at_barrier late{at_barrier::end::late};
+  for (int r = 0; r < size_; ++r) {
+    if (s->places[static_cast<std::size_t>(r)] == state::place::away) late.missing.push_back(r);
+  }
+  for (int r = 0; late.missing.empty() && r < size_; ++r) {  // each came, but not at one time
+    if (r != rank_ && s->places[static_cast<std::size_t>(r)] != state::place::waits) late.missing.push_back(r);
+  }
+  return late;
+}
+
+}  // namespace weir::peer

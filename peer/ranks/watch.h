@@ -1,0 +1,63 @@
+// The ranks of several processes watch each other, over connections that carry nothing else.
+// Threads: any, except construction and destruction.
+//
+//   rank r -> 0   beat (its number of collectives), arrive, withdraw (a barrier), accuse, gone
+//   0 -> rank r   beat, standing (the ranks at the barrier), verdict, gone
+//
+// Every rank sends a beat several times within `silence`. Rank 0 decides and tells all, so that all name the
+// same rank. Each rank judges rank 0 itself.
+// Invariant: the first verdict of a process is its last.
+#pragma once
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "peer/ranks/rendezvous.h"
+#include "runtime/base/sync.h"
+
+namespace weir::peer {
+
+class rank_watch {
+ public:
+  struct limits {
+    base::time_limit silence, behind;
+  };
+  // `by_rank`: as lines::watch. `on_change` is called after a verdict and after a rank has left, on any thread
+  // and without locks.
+  rank_watch(int rank, int size, std::vector<os::owned_file> by_rank, limits, std::function<void()> on_change);
+  ~rank_watch();
+  void start(source_location);  // Throws: driver_error (no thread or file left)
+  void end() noexcept;          // tells the others that this rank has gone. Blocks: up to a second. Idempotent
+  rank_watch(rank_watch const&) = delete;
+  rank_watch& operator=(rank_watch const&) = delete;
+
+  void counts(std::uint64_t collectives) noexcept;  // that this rank has called
+  std::string failure() const;                      // why the ranks cannot continue; empty while they can
+  bool failed() const noexcept { return failed_.load(base::memory_order_acquire); }
+  // Tells all that they cannot continue because of that rank. Without host memory only this rank knows why.
+  void accuse(int rank, std::string_view why) noexcept;
+  int left() const;                                  // a rank whose communicator is destroyed; -1: none
+  int left_before(std::uint64_t collectives) const;  // such a rank that had not called that many; -1: none
+
+  // Waits until all ranks have come. Blocks: up to the limit
+  struct at_barrier {
+    enum class end : std::uint8_t { all_came, over, late } is = end::all_came;  // over: failed() or left()
+    std::vector<int> missing{};  // late: the ranks that did not come. This rank has not arrived either, then
+  };
+  at_barrier barrier(base::time_limit);
+
+ private:
+  struct state;
+  void labour() noexcept;
+  int const rank_, size_;
+  limits const limits_;
+  std::function<void()> const on_change_;
+  base::atomic<bool> failed_{false}, ending_{false};
+  base::atomic<std::uint64_t> counted_{0};
+  std::unique_ptr<state> state_;
+  base::thread thread_;
+};
+
+}  // namespace weir::peer

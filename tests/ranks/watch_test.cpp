@@ -1,0 +1,201 @@
+// The watch over other ranks: what it says of a rank that ends, freezes, is late, gives up or sends nonsense.
+// WEIR_TEST_SEEDS and WEIR_TEST_SEED: tests/support/seeds.h.
+// Threads: a watch has its own.
+#include "peer/ranks/watch.h"
+
+#include <random>
+
+#include "tests/ranks/raw_tcp.h"
+#include "tests/support/seeds.h"
+
+namespace weir::peer {
+namespace {
+
+using namespace test;
+using namespace std::chrono_literals;
+
+std::string message(std::uint32_t kind, std::int32_t about, std::string const& bytes) {
+  return raw(static_cast<std::uint32_t>(bytes.size())) + raw(kind) + raw(about) + raw(std::uint32_t{0}) + bytes;
+}
+std::string beat(std::uint64_t count) { return message(1, 0, raw(count)); }
+
+struct watched : ::testing::Test {
+  std::vector<std::atomic<int>> changes = std::vector<std::atomic<int>>(8);  // outlives the watches
+  std::vector<std::unique_ptr<rank_watch>> all;
+
+  std::unique_ptr<rank_watch> make(int rank, int size, std::vector<os::owned_file> lines, rank_watch::limits l) {
+    auto made = std::make_unique<rank_watch>(rank, size, std::move(lines), l,
+                                             [this, rank] { ++changes[static_cast<std::size_t>(rank)]; });
+    made->start(source_location());
+    return made;
+  }
+  void make_all(int size, rank_watch::limits l = {20s, 20s}) {
+    std::vector<os::owned_file> to_hub, at_hub(static_cast<std::size_t>(size));
+    for (int r = 1; r < size; ++r) {
+      auto [a, b] = connected();
+      to_hub.push_back(std::move(a));
+      at_hub[static_cast<std::size_t>(r)] = std::move(b);
+    }
+    all.push_back(make(0, size, std::move(at_hub), l));
+    for (int r = 1; r < size; ++r) {
+      std::vector<os::owned_file> one;
+      one.push_back(std::move(to_hub[static_cast<std::size_t>(r - 1)]));
+      all.push_back(make(r, size, std::move(one), l));
+    }
+  }
+  // Rank `rank` of two; the other end is raw.
+  raw_tcp make_against_raw(int rank, rank_watch::limits l = {20s, 20s}) {
+    auto [a, b] = connected();
+    std::vector<os::owned_file> lines(rank == 0 ? 2 : 1);
+    lines[rank == 0 ? 1 : 0] = std::move(a);
+    all.push_back(make(rank, 2, std::move(lines), l));
+    return raw_tcp(std::move(b));
+  }
+  static std::string failure_of(rank_watch const& w, std::chrono::milliseconds limit = 20s) {
+    auto const end = std::chrono::steady_clock::now() + limit;
+    while (!w.failed() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(1ms);
+    return w.failure();
+  }
+};
+
+#define EXPECT_SAYS(text, words) EXPECT_NE((text).find(words), std::string::npos) << (text)
+
+TEST_F(watched, ranks_that_beat_are_left_alone) {
+  make_all(4, {200ms, 200ms});
+  std::this_thread::sleep_for(600ms);
+  for (auto const& w : all) EXPECT_EQ(w->failure(), "");
+}
+
+TEST_F(watched, a_rank_that_accuses_is_heard_by_all) {
+  for (std::size_t const who : {0u, 2u}) {
+    all.clear();
+    make_all(4);
+    all[who]->accuse(1, "rank 1 did it");
+    for (auto const& w : all) EXPECT_EQ(failure_of(*w), "rank 1 did it");
+    all[3]->accuse(2, "too late");
+    EXPECT_EQ(all[3]->failure(), "rank 1 did it") << "the first verdict counts";
+  }
+}
+
+TEST_F(watched, a_rank_that_ends_without_a_word_is_named_by_all) {
+  make_all(2);
+  auto raw_end = connected();
+  std::vector<os::owned_file> lines(2);
+  lines[1] = std::move(raw_end.first);
+  auto const hub = make(0, 2, std::move(lines), {20s, 20s});
+  raw_tcp other(std::move(raw_end.second));
+  other.say(beat(41) + beat(42));
+  other.hang_up();
+  EXPECT_SAYS(failure_of(*hub), "rank 1 has ended, or its connection is broken, after its collective 42");
+}
+
+TEST_F(watched, rank_0_that_ends_is_named) {
+  raw_tcp hub = make_against_raw(1);
+  hub.say(beat(7));
+  hub.hang_up();
+  EXPECT_SAYS(failure_of(*all[0]), "rank 0 has ended, or its connection is broken, after its collective 7");
+  EXPECT_EQ(changes[1], 1);
+}
+
+TEST_F(watched, a_silent_rank_is_named_after_the_limit) {
+  for (int const rank : {0, 1}) {
+    all.clear();
+    raw_tcp other = make_against_raw(rank, {120ms, 20s});
+    other.say(beat(3));
+    auto const began = std::chrono::steady_clock::now();
+    EXPECT_SAYS(failure_of(*all[0]), "rank " + std::to_string(1 - rank) + " has sent nothing for ");
+    EXPECT_GE(std::chrono::steady_clock::now() - began, 100ms);
+    EXPECT_SAYS(all[0]->failure(), "after its collective 3: its process or machine is frozen");
+  }
+}
+
+// Others wait for it, and its beats do not help it.
+TEST_F(watched, a_rank_that_calls_no_collective_is_named) {
+  make_all(3, {20s, 150ms});
+  for (auto const& w : all) w->counts(5);
+  std::this_thread::sleep_for(300ms);
+  for (auto const& w : all) ASSERT_EQ(w->failure(), "");
+  for (std::size_t const late : {0u, 2u}) {
+    all.clear();
+    make_all(3, {400ms, 150ms});
+    for (std::size_t r = 0; r < 3; ++r) all[r]->counts(r == late ? 5 : 6);
+    for (auto const& w : all)
+      EXPECT_SAYS(failure_of(*w), "rank " + std::to_string(late) + " has called no collective for ");
+    EXPECT_SAYS(all[0]->failure(), "after its collective 5, while others wait in collective 6");
+  }
+}
+
+TEST_F(watched, a_rank_that_leaves_is_told_to_all_and_is_no_failure) {
+  make_all(3);
+  all[1]->counts(9);
+  all[1]->end();
+  for (std::size_t const r : {0u, 2u}) {
+    auto const until = std::chrono::steady_clock::now() + 20s;
+    while (all[r]->left() < 0 && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
+    EXPECT_EQ(all[r]->left(), 1);
+    EXPECT_EQ(all[r]->left_before(9), -1);
+    EXPECT_EQ(all[r]->left_before(10), 1);
+    EXPECT_EQ(all[r]->failure(), "");
+    EXPECT_EQ(all[r]->barrier(10s).is, rank_watch::at_barrier::end::over);
+  }
+}
+
+TEST_F(watched, nonsense_on_the_line_is_refused_by_name) {
+  std::string const standing = message(4, 0, raw(std::uint64_t{1}));
+  std::string const bad[] = {message(0, 0, raw(std::uint64_t{1})),
+                             message(8, 0, raw(std::uint64_t{1})),
+                             message(1, 0, "short"),
+                             message(1, 5, raw(std::uint64_t{1})),
+                             message(5, -1, "who?"),
+                             message(5, 0, ""),
+                             standing,
+                             raw(~std::uint32_t{0}) + raw(std::uint32_t{1}) + raw(std::uint64_t{0}),
+                             message(6, 1, "only rank 0 judges"),
+                             "GET / HTTP/1.1\r\n\r\n"};
+  for (std::string const& bytes : bad) {
+    all.clear();
+    raw_tcp other = make_against_raw(0);
+    other.say(beat(1) + bytes);
+    EXPECT_SAYS(failure_of(*all[0]), "rank 1 sends what is none of weir's messages, after its collective 1");
+  }
+  for (std::string const& bytes : {message(2, 0, raw(std::uint64_t{0})), message(5, 1, "ranks do not accuse"),
+                                   message(4, 0, raw(std::uint64_t{1}) + "12345")}) {
+    all.clear();
+    raw_tcp hub = make_against_raw(1);
+    hub.say(bytes);
+    EXPECT_SAYS(failure_of(*all[0]), "rank 0 sends what is none");
+  }
+}
+
+// Whatever comes, in any pieces: the watch goes on, or names the rank.
+TEST_F(watched, random_bytes_end_in_a_verdict_or_nothing) {
+  for (std::uint64_t const seed : tests::seeds("hostile beats", 80)) {
+    SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
+    std::mt19937_64 random(seed);
+    all.clear();
+    int const rank = static_cast<int>(random() % 2);
+    raw_tcp other = make_against_raw(rank);
+    std::string bytes;
+    for (std::uint64_t k = 0, n = random() % 8; k < n; ++k) {
+      std::string body(random() % 3 ? 8 : random() % 40, '\0');
+      for (char& c : body) c = static_cast<char>(random() % 3 ? 0 : random());
+      std::string one =
+          message(static_cast<std::uint32_t>(random() % 9), static_cast<std::int32_t>(random() % 3), body);
+      if (random() % 6 == 0) one[random() % one.size()] = static_cast<char>(random());
+      bytes += one;
+    }
+    for (std::size_t at = 0; at < bytes.size();) {
+      std::size_t const n = std::min<std::size_t>(1 + random() % 50, bytes.size() - at);
+      if (!other.say(bytes.substr(at, n))) break;
+      at += n;
+    }
+    other.hang_up();
+    auto const until = std::chrono::steady_clock::now() + 20s;
+    while (!all[0]->failed() && all[0]->left() < 0 && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(1ms);
+    ASSERT_TRUE(all[0]->failed() || all[0]->left() >= 0);
+  }
+}
+
+}  // namespace
+}  // namespace weir::peer
