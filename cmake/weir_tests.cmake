@@ -126,7 +126,7 @@ endfunction()
 
 # One program per folder, except for these files. They have their own main, change the environment, fork, load
 # a library that cannot be unloaded, or are linked with parts of a program.
-set(weir_own_program defects_fork_test defects_process_end_test examples_pipeline_test examples_seeds_test examples_trainer_test
+set(weir_own_program defects_fork_test defects_process_end_test examples_pipeline_test examples_seeds_test examples_trainer_ranks_test examples_trainer_test
   interop_torch_hooks_test interop_torch_streams_test peer_nccl_test peer_sim_test runtime_options_test)
 # WEIR_UNITY compiles five files of these folders as one, or ten with a sanitizer, to parse shared headers
 # once. The second list has the exceptions: files that define a name that another file defines too.
@@ -284,24 +284,25 @@ if(TARGET interop_torch_hooks_test)
   endif()
 endif()
 
-# weir_test_of_program(name file...): links the test of examples/name with all of its sources except the given
+# weir_test_of_program(test name file...): links a test of examples/name with all of its sources except the given
 # files. They are compiled once if the program is built too.
-macro(weir_test_of_program name)
-  if(TARGET examples_${name}_test AND TARGET ${name}_parts)
-    target_link_libraries(examples_${name}_test PRIVATE ${name}_parts)
-  elseif(TARGET examples_${name}_test)
+macro(weir_test_of_program test name)
+  if(TARGET ${test} AND TARGET ${name}_parts)
+    target_link_libraries(${test} PRIVATE ${name}_parts)
+  elseif(TARGET ${test})
     file(GLOB parts CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} examples/${name}/*.cpp)
     file(GLOB kernels CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} examples/${name}/*.cu)
     foreach(own ${ARGN})
       list(REMOVE_ITEM parts examples/${name}/${own})
     endforeach()
-    target_sources(examples_${name}_test PRIVATE ${parts})
-    weir_kernels(examples_${name}_test ${kernels})
+    target_sources(${test} PRIVATE ${parts})
+    weir_kernels(${test} ${kernels})
   endif()
 endmacro()
-weir_test_of_program(trainer main.cpp progress.cpp)
-weir_test_of_program(seeds main.cpp)
-weir_test_of_program(pipeline main.cpp)
+weir_test_of_program(examples_trainer_test trainer main.cpp progress.cpp)
+weir_test_of_program(examples_trainer_ranks_test trainer main.cpp progress.cpp)
+weir_test_of_program(examples_seeds_test seeds main.cpp)
+weir_test_of_program(examples_pipeline_test pipeline main.cpp)
 
 # The tool's GPU sizes, topology matrix and snapshot reader, without its main.
 if(TARGET tools_test)
@@ -316,7 +317,7 @@ if(NOT WEIR_SANITIZE)
     list(REMOVE_ITEM scripts exports_test.sh package_test.sh)
   endif()
   if(NOT TARGET weir_tool)
-    list(REMOVE_ITEM scripts weir_test.sh questions_test.sh)
+    list(REMOVE_ITEM scripts weir_test.sh questions_test.sh trainer_test.sh)
   endif()
   foreach(script ${scripts})
     string(REPLACE "_test.sh" "" name ${script})

@@ -1,8 +1,12 @@
-// Writes a temporary file and renames it. Validates every length before use.
+// Writes a temporary file, and renames it once the disk has it. Validates every length before use.
 // Threads: see checkpoint.h.
 #include "checkpoint.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <boost/crc.hpp>
+#include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -25,6 +29,29 @@ template <class T>
 void put(std::string& bytes, T const& value) {
   static_assert(std::is_trivially_copyable_v<T>);
   bytes.append(reinterpret_cast<char const*>(&value), sizeof value);
+}
+
+struct descriptor {
+  int const is;
+  descriptor(std::filesystem::path const& file, int flags) : is(::open(file.c_str(), flags | O_CLOEXEC, 0666)) {}
+  ~descriptor() {
+    if (is >= 0) ::close(is);
+  }
+};
+
+void put_on_disk(std::filesystem::path const& file, std::string const& bytes) {
+  descriptor const to(file, O_WRONLY | O_CREAT | O_TRUNC);
+  std::size_t at = 0;
+  bool good = to.is >= 0;
+  while (good && at < bytes.size()) {
+    ssize_t const n = ::write(to.is, bytes.data() + at, bytes.size() - at);
+    if (n >= 0) at += static_cast<std::size_t>(n);
+    else good = errno == EINTR;
+  }
+  if (good && ::fsync(to.is) == 0) return;
+  std::string const why = std::strerror(errno);
+  throw std::runtime_error("checkpoint: " + file.string() + " cannot be written: " + why +
+                           ". Check the disk space and the permissions of the folder");
 }
 
 class reader {
@@ -69,17 +96,12 @@ void write_checkpoint(std::filesystem::path const& file, checkpoint const& c) {
 
   std::filesystem::path beside = file;
   beside += ".part";
-  {
-    std::ofstream out(beside, std::ios::binary | std::ios::trunc);
-    out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-    out.close();
-    if (!out)
-      throw std::runtime_error("checkpoint: " + beside.string() +
-                               " cannot be written. Check the disk space and the permissions of the folder");
-  }
+  put_on_disk(beside, bytes);
   std::error_code failed;
   std::filesystem::rename(beside, file, failed);
   if (failed) throw std::runtime_error("checkpoint: " + file.string() + " cannot be replaced: " + failed.message());
+  descriptor const folder(file.has_parent_path() ? file.parent_path() : ".", O_RDONLY | O_DIRECTORY);
+  if (folder.is >= 0) (void)::fsync(folder.is);  // the new name; some file systems cannot
 }
 
 checkpoint read_checkpoint(std::filesystem::path const& file) {

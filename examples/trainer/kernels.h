@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "mix.h"
 #include "weir/half.h"
 #include "weir/parallel_for.h"
 
@@ -15,6 +16,18 @@ using std::int32_t;
 using std::size_t;
 
 using index = std::uint32_t;  // no activation has 2^32 elements, and 32-bit division is much faster
+
+struct draw_normal {  // normally distributed numbers: a function of seed and place
+  float* out;
+  std::uint64_t seed, first_place;
+  float deviation;
+  WEIR_HOST_DEVICE void operator()(size_t i) const {
+    std::uint64_t const place = first_place + i;
+    float const u = static_cast<float>((mix(seed ^ mix(2 * place)) >> 40) + 1) * 0x1p-24f;
+    float const v = static_cast<float>(mix(seed ^ mix(2 * place + 1)) >> 40) * 0x1p-24f;
+    out[i] = deviation * sqrtf(-2 * logf(u)) * cosf(6.2831853f * v);
+  }
+};
 
 template <class T>
 struct look_up {  // x[r, c, e] = table[inputs[r, c], e]

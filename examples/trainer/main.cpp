@@ -33,7 +33,8 @@ struct asked {
   settings with;
   std::string devices, type = "fp32";
   int replicas = 0;
-  bool table = false;
+  bool table = false, resume = false;
+  double silence = 30;
   std::string timeline_file, memory_file;
 };
 
@@ -93,6 +94,10 @@ std::optional<asked> parse(int argc, char** argv) {
       ("sample", po::value(&s.sample)->default_value(s.sample), "characters to write at the end")
       ("load", po::value(&s.load_file), "checkpoint to go on from")
       ("save", po::value(&s.save_file), "checkpoint to write at the end")
+      ("save-every", po::value(&s.save_every), "steps between checkpoints, which replace each other in --save")
+      ("resume", po::bool_switch(&a.resume), "go on from the --save file if there is one")
+      ("silence", po::value(&a.silence)->default_value(a.silence, "30"),
+          "seconds without a sign of life after which another process counts as frozen")
       ("losses", po::value(&s.losses_file), "file for the loss of every step, one a line");
   po::variables_map values;
   try {
@@ -113,6 +118,9 @@ std::optional<asked> parse(int argc, char** argv) {
     std::cout << "usage: trainer --text FILE [OPTIONS]      (./run demo [OPTIONS] has a text)\n"
               << all
               << "\nexamples:\n  ./run demo --steps 200 --timeline t.json\n  ./run demo --table --dtype bf16\n"
+                 "\nin several processes, one for each device (docs/how-to/several-processes.md):\n"
+                 "  mpirun -np 4 trainer --text FILE --save m --save-every 100 --resume\n"
+                 "  torchrun --no-python --nproc-per-node 4 trainer --text FILE\n"
                  "\nexit status: 0 replicas agree, 1 they differ or an error, 2 usage\n";
     return {};
   }
@@ -129,6 +137,11 @@ std::optional<asked> parse(int argc, char** argv) {
   positive("hidden", s.shape.hidden), positive("layers", s.shape.layers), positive("accumulate", s.accumulate);
   if (a.table && values["steps"].defaulted()) s.steps = 20;
   if (a.table) positive("steps", s.steps - 1);
+  if (s.save_every) positive("save-every", s.save_every);
+  if ((s.save_every || a.resume) && s.save_file.empty())
+    throw examples::usage_error("--save-every and --resume need --save FILE");
+  if (a.resume && !s.load_file.empty()) throw examples::usage_error("--resume and --load: choose one of them");
+  if (!(a.silence > 0 && a.silence < 1e6)) throw examples::usage_error("--silence: must be above 0");
   s.how.type = type_of(a.type);
   if (!std::isfinite(s.rate) || !std::isfinite(s.momentum))
     throw examples::usage_error("--rate and --momentum: must be numbers");
@@ -162,14 +175,15 @@ double mib(std::size_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 // What was shown, in five lines.
 void panel(int replicas, settings const& s, trainer::report const& report, trainer::outcome const& out,
            double seconds) {
-  std::printf("\nshown     data-parallel training on %s, a replica on each of %d\n",
-              weir::runtime::current().description().c_str(), replicas);
+  bool const one_process = report.replicas == static_cast<std::size_t>(replicas);
+  std::printf("\nshown     data-parallel training on %s, a replica on each of %d%s\n",
+              weir::runtime::current().description().c_str(), replicas, one_process ? "" : " processes");
   std::printf("learned   loss %.2f -> %.2f in %lld steps, %.1f s\n", report.loss(report.first_step),
               report.loss(s.steps - 1), static_cast<long long>(s.steps - report.first_step), seconds);
   std::printf("replicas  %s; gradients were shared in %d buckets during the backward pass\n",
               out.agree() ? "agree bit for bit" : "DIFFER", out.buckets);
   std::printf("memory    at the peak");
-  for (int i = 0; i < replicas; ++i)
+  for (int i = 0; i < static_cast<int>(report.replicas); ++i)
     std::printf("%s gpu:%d %.1f MiB in use, %.1f reserved", i ? ";" : "", i, mib(weir::max_memory_allocated(i)),
                 mib(weir::max_memory_reserved(i)));
   std::printf("\nnext      --table, --timeline t.json, --memory m.html, --text FILE; ./run questions\n");
@@ -179,26 +193,28 @@ int run(asked a) {
   auto const began = std::chrono::steady_clock::now();
   if (!a.devices.empty()) setenv("WEIR_DEVICES", a.devices.c_str(), 1);
   settings& s = a.with;
-  check_writable("--save", s.save_file);
+  weir::launch_info const launched = weir::this_launch();
+  bool const one_process = launched.how == weir::launch_info::by::itself;
+  if (launched.rank != 0) {  // rank 0 speaks for all, and writes the files; errors go to stderr
+    if (!std::freopen("/dev/null", "w", stdout)) throw std::runtime_error("/dev/null cannot be opened");
+    s.losses_file.clear(), a.timeline_file.clear(), a.memory_file.clear();
+  } else {
+    check_writable("--save", s.save_file);
+  }
   check_writable("--losses", s.losses_file);
   check_writable("--timeline", a.timeline_file);
   check_writable("--memory", a.memory_file);
   trainer::text const text(s.text_file, s.shape.context);
   s.shape.vocabulary = text.vocabulary();
 
-  std::optional<trainer::checkpoint> from;
-  if (!s.load_file.empty()) {
-    from = trainer::read_checkpoint(s.load_file);
-    if (from->shape != s.shape || from->characters != text.characters())
-      throw std::runtime_error("checkpoint: " + s.load_file +
-                               " is of another model or text; use the same options and text");
-    if (from->step >= s.steps)
-      throw std::runtime_error("checkpoint: " + s.load_file + " has " + std::to_string(from->step) +
-                               " steps; ask for more with --steps");
-  }
-
   std::printf("%s\n", weir::runtime::current().description().c_str());
-  int const available = weir::device_count();
+  if (!one_process && (a.table || a.replicas))
+    throw examples::usage_error("--table and --replicas are for one process");
+  std::vector<weir::communicator> ranks;
+  if (!one_process)
+    ranks.push_back(weir::communicator::from_environment(
+        {.silence = std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * a.silence) + 1)}));
+  int const available = one_process ? weir::device_count() : launched.size;
   int const replicas = a.replicas ? a.replicas : available;
   if (replicas < 1 || replicas > available)
     throw examples::usage_error("--replicas " + std::to_string(replicas) + ": there are " + std::to_string(available) +
@@ -211,6 +227,20 @@ int run(asked a) {
                              std::to_string(s.batch / replicas) +
                              " rows cannot be cut in so many parts; take a divisor");
   }
+  std::optional<trainer::checkpoint> from;
+  if (a.resume && std::filesystem::exists(s.save_file)) s.load_file = s.save_file;
+  if (launched.rank == 0 && !s.load_file.empty()) {
+    from = trainer::read_checkpoint(s.load_file);
+    if (from->shape != s.shape || from->characters != text.characters())
+      throw std::runtime_error("checkpoint: " + s.load_file +
+                               " is of another model or text; use the same options and text");
+    if (from->step >= s.steps)
+      throw std::runtime_error("checkpoint: " + s.load_file + " has " + std::to_string(from->step) +
+                               " steps; ask for more with --steps");
+  }
+  std::int64_t first_step = from ? from->step : 0;
+  if (!one_process) first_step = trainer::from_rank_0(ranks[0], first_step);
+
   std::int64_t count = 0;
   for (auto const& row : trainer::parameter_table(s.shape)) count += row.count();
   std::printf("%zu characters, %d different; %lld parameters; batch %d over %d replica%s\n", text.size(),
@@ -222,11 +252,13 @@ int run(asked a) {
   }
   if (!a.memory_file.empty()) weir::record_memory_history();
   if (!a.timeline_file.empty()) weir::record_timeline();
-  trainer::report report(replicas, s.steps, from ? from->step : 0);
+  trainer::report report(one_process ? replicas : 1, s.steps, first_step);
   std::thread watcher([&] { watch(s, report, report.first_step); });
   trainer::outcome out;
   try {
-    out = trainer::train(s, text, from ? &*from : nullptr, report);
+    trainer::checkpoint const* const begin = from ? &*from : nullptr;
+    out = one_process ? trainer::train(s, text, begin, report)
+                      : trainer::train(s, text, begin, report, std::move(ranks));
   } catch (...) {
     report.failed = true;
     watcher.join();
@@ -256,7 +288,7 @@ int run(asked a) {
     for (std::int64_t step = report.first_step; step < s.steps; ++step) file << report.loss(step) << "\n";
     if (!file.flush()) throw std::runtime_error("--losses " + s.losses_file + " cannot be written");
   }
-  if (!s.save_file.empty()) {
+  if (launched.rank == 0 && !s.save_file.empty()) {
     trainer::write_checkpoint(s.save_file, {s.shape, s.steps, text.characters(), out.values});
     std::printf("checkpoint written to %s\n", s.save_file.c_str());
   }

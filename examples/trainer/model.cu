@@ -25,14 +25,6 @@ weir::tensor look_at(weir::device_span span, parameter_row const& row, weir::dev
   return weir::tensor::from_blob(span.data, weir::shape{row.rows, row.columns}, weir::float32, on);
 }
 
-// Returns: a normally distributed number with the given standard deviation; a function of seed and place.
-float normal(std::uint64_t seed, std::uint64_t place, float deviation) {
-  constexpr double two_pi = 6.283185307179586;
-  double const u = static_cast<double>((mix(seed ^ mix(2 * place)) >> 11) + 1) * 0x1p-53;
-  double const v = static_cast<double>(mix(seed ^ mix(2 * place + 1)) >> 11) * 0x1p-53;
-  return deviation * static_cast<float>(std::sqrt(-2 * std::log(u)) * std::cos(two_pi * v));
-}
-
 // Calls f with a value of the C++ type that corresponds to the dtype.
 template <class F>
 void with_type(weir::dtype type, F f) {
@@ -85,8 +77,9 @@ device_batch split_batch(weir::tensor storage, int rows, model_shape const& s) {
 
 model::model(model_shape shape, model_options options, weir::communicator& ranks, weir::gradient_buckets& buckets,
              std::uint64_t seed)
-    : shape_(shape), options_(options), buckets_(buckets), table_(parameter_table(shape)) {
+    : shape_(shape), options_(options), ranks_(ranks), buckets_(buckets), table_(parameter_table(shape)) {
   for (auto const& row : table_) buckets_.add(row.name, row.count(), weir::float32);
+  loss_ = buckets_.add("loss", 1, weir::float32);  // known first, and reduced with the first gradients
   buckets_.build();
   std::uint64_t place = 0;
   for (int i = 0; i < static_cast<int>(table_.size()); ++i) {
@@ -95,11 +88,11 @@ model::model(model_shape shape, model_options options, weir::communicator& ranks
                 look_at(buckets_.gradient(i), row, ranks.device()),
                 weir::zeros({row.rows, row.columns}),
                 {}};
-    weir::tensor first = weir::empty({row.rows, row.columns}, {.on = weir::cpu, .kind = weir::memory_kind::pinned});
-    bool const is_bias = row.rows == 1;
-    float const deviation = i == 0 ? 0.3f : std::sqrt(2.f / static_cast<float>(row.rows));
-    for (float& v : first.host<float>()) v = is_bias ? 0 : normal(seed, place++, deviation);
-    p.value.copy_(first, weir::non_blocking);
+    if (row.rows > 1) {  // biases stay 0
+      float const deviation = i == 0 ? 0.3f : std::sqrt(2.f / static_cast<float>(row.rows));
+      run(row.count(), {weir::writes(p.value)}, draw_normal{p.value.data<float>(), seed, place, deviation});
+      place += static_cast<std::uint64_t>(row.count());
+    }
     ranks.broadcast(buckets_.parameter(i), 0);
     if (options_.type != weir::float32 && i % 2 == 1)
       p.half = weir::empty({row.rows, row.columns}, {.dtype = options_.type});
@@ -170,16 +163,23 @@ weir::tensor model::loss(device_batch const& b) const {
   return weir::sum(rows);
 }
 
-weir::tensor model::forward_backward(device_batch const& b, float scale, part_of_step part) {
+weir::tensor model::step_loss() const {
+  return weir::tensor::from_blob(buckets_.gradient(loss_).data, {}, weir::float32, parameters_[0].value.device());
+}
+
+void model::forward_backward(device_batch const& b, float scale, part_of_step part) {
   trace t = forward(b, true);
   weir::tensor rows = weir::empty({b.rows});
   run(b.rows, {weir::reads(b.storage), weir::reads(scaling_), weir::updates(t.logits), weir::writes(rows)},
       softmax_loss{t.logits.data<float>(), rows.data<float>(), b.targets, shape_.vocabulary, scale, scaling()});
-  weir::tensor total = weir::sum(rows).mul_(scale);
+  weir::tensor const total = weir::sum(rows).mul_(scale);
+  if (part.first) step_loss().copy_(total, weir::non_blocking);
+  else step_loss().add_(total);
 
   auto const ready = [&](int gradient) {
     if (part.last) buckets_.mark_ready(gradient, weir::current_stream());
   };
+  ready(loss_);
   weir::tensor d = std::move(t.logits).to(options_.type);  // gradient of the current layer's output
   for (int layer = shape_.layers; layer >= 0; --layer) {
     weir::tensor const in = layer ? activation(t, layer - 1) : t.x;
@@ -208,7 +208,6 @@ weir::tensor model::forward_backward(device_batch const& b, float scale, part_of
         embedding_gradient<T>{table.data<float>(), d.data<T>(), b.starts, b.places, shape_.embedding, !part.first});
   });
   ready(0);
-  return total;
 }
 
 void model::update(float rate, float momentum) {
@@ -233,24 +232,32 @@ scaled model::scale() const {
   return {now.host<float>()[loss_scale::scale], static_cast<int>(now.host<float>()[loss_scale::skipped])};
 }
 
-std::vector<float> model::save() const {
-  std::vector<float> all;
-  for (auto const& p : parameters_) {
-    for (weir::tensor const& part : {p.value, p.velocity}) {
-      size_t const at = all.size();
-      all.resize(at + static_cast<size_t>(part.numel()));
-      weir::copy(all.data() + at, part.data(), part.nbytes());
-    }
-  }
-  return all;
+std::int64_t model::saved_floats() const {
+  std::int64_t n = 0;
+  for (auto const& row : table_) n += 2 * row.count();
+  return n;
 }
 
-void model::load(std::vector<float> const& all) {
+weir::stamp model::save(weir::tensor const& into) const {
+  std::int64_t at = 0;
+  weir::stamp last;
+  for (auto const& p : parameters_) {
+    for (weir::tensor const& part : {p.value, p.velocity}) {
+      last = weir::tensor(into.slice(0, at, at + part.numel())).copy_(part.view({part.numel()}), weir::non_blocking);
+      at += part.numel();
+    }
+  }
+  return last;
+}
+
+void model::load(std::vector<float> const* all) {
   size_t at = 0;
-  for (auto& p : parameters_) {
+  for (int i = 0; i < static_cast<int>(parameters_.size()); ++i) {
+    parameter& p = parameters_[static_cast<size_t>(i)];
     for (weir::tensor* const part : {&p.value, &p.velocity}) {
-      weir::copy(part->data(), all.data() + at, part->nbytes());
+      if (all) weir::copy(part->data(), all->data() + at, part->nbytes());
       at += static_cast<size_t>(part->numel());
+      ranks_.broadcast({part->data(), part->numel(), weir::float32}, 0);
     }
   }
   round_weights();

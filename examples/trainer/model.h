@@ -60,17 +60,20 @@ class model {
   model(model_shape, model_options, weir::communicator&, weir::gradient_buckets&, std::uint64_t seed);
 
   model_shape const& shape() const noexcept { return shape_; }
-  // Returns: sum of the rows' losses times `scale`, shape [1]. Adds the gradients times `scale` to those of
-  // the step's earlier parts. The last part marks gradients as ready, from the last layer to the first.
-  weir::tensor forward_backward(device_batch const&, float scale, part_of_step);
+  // Adds the sum of the rows' losses, and the gradients, times `scale`, to those of the step's earlier parts. The
+  // last part marks all as ready: the loss, then the gradients from the last layer to the first.
+  void forward_backward(device_batch const&, float scale, part_of_step);
+  weir::tensor step_loss() const;  // of all replicas, once the gradients are finished
   weir::tensor loss(device_batch const&) const;    // sum of the rows' losses [1], forward pass only
   weir::tensor logits(device_batch const&) const;  // [R, V], forward pass only
   void update(float rate, float momentum);         // SGD. Requires: finished gradients
   scaled scale() const;                            // Blocks: until the device is done
 
-  // Parameters and momenta as one sequence of floats. Blocks: until the copies are done
-  std::vector<float> save() const;
-  void load(std::vector<float> const&);
+  // Parameters and momenta as one sequence of floats. Pinned memory holds them when the stamp is complete.
+  std::int64_t saved_floats() const;
+  weir::stamp save(weir::tensor const& into) const;
+  // Every replica gets those of rank 0. Requires: the floats on rank 0. Blocks: until they are on its device
+  void load(std::vector<float> const*);
 
  private:
   struct parameter {
@@ -97,7 +100,9 @@ class model {
 
   model_shape shape_;
   model_options options_;
+  weir::communicator& ranks_;
   weir::gradient_buckets& buckets_;
+  int loss_ = 0;  // its number among the gradients
   std::vector<parameter_row> table_;
   std::vector<parameter> parameters_;  // as in parameter_table: embedding, then weight and bias of each layer
   weir::tensor scaling_;               // kernels::loss_scale; undefined if not needed

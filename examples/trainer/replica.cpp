@@ -7,7 +7,9 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <stdexcept>
 
+#include "mix.h"
 #include "weir/timeline.h"
 
 namespace trainer {
@@ -25,18 +27,12 @@ std::int64_t report::steps_done() const noexcept {
   return least;
 }
 
-double report::loss(std::int64_t step) const noexcept {
-  double sum = 0;
-  for (std::size_t i = 0; i < replicas; ++i)
-    sum += static_cast<double>(losses[static_cast<std::size_t>(step) * replicas + i]);
-  return sum;
-}
-
-replica::replica(settings const& s, text const& t, weir::communicator& ranks, report& r)
+replica::replica(settings const& s, text const& t, weir::communicator& ranks, report& r, std::size_t number)
     : settings_(s),
       text_(t),
       ranks_(ranks),
       report_(r),
+      number_(number),
       rows_(s.batch / ranks.size() / s.accumulate),
       buckets_(ranks, {.bucket_bytes = bucket_bytes(s.shape), .average = false}),
       model_(s.shape, s.how, ranks, buckets_, s.seed) {
@@ -81,35 +77,55 @@ float replica::rate_at(std::int64_t step) const {
   return settings_.rate * warm * (0.05f + 0.475f * (1 + std::cos(3.14159265f * way)));
 }
 
-void replica::train(std::int64_t first_step, std::int64_t last_step) {
+std::vector<float> replica::save() {
+  if (!snapshot_.defined()) snapshot_ = pinned({model_.saved_floats()}, weir::float32);
+  snapped_ = model_.save(snapshot_);
+  return saved();
+}
+
+std::vector<float> replica::saved() {
+  snapped_.synchronize();
+  // After a failure, reductions end without a result. If there is none now, the copy has read good values.
+  if (std::string const why = ranks_.failure(); !why.empty()) throw std::runtime_error("training stops: " + why);
+  auto const values = snapshot_.host<float>();
+  return {values.begin(), values.end()};
+}
+
+void replica::train(std::int64_t first_step, std::int64_t last_step,
+                    std::function<void(std::int64_t step, std::vector<float>)> const& keep) {
   using clock = std::chrono::steady_clock;
   clock::time_point first_done;
   weir::stamp told[2];
   auto const tell = [&](std::int64_t step) {  // reports the loss of a step that is at least one behind
     told[step % 2].synchronize();
-    auto const rank = static_cast<std::size_t>(ranks_.rank());
-    report_.losses[static_cast<std::size_t>(step) * report_.replicas + rank] = loss_[step % 2].host<float>()[0];
-    report_.done[rank].store(step + 1, std::memory_order_release);
+    if (std::string const why = ranks_.failure(); !why.empty()) throw std::runtime_error("training stops: " + why);
+    if (number_ == 0) report_.losses[static_cast<std::size_t>(step)] = loss_[step % 2].host<float>()[0];
+    report_.done[number_].store(step + 1, std::memory_order_release);
   };
+  bool const snaps = settings_.save_every > 0 && ranks_.rank() == 0;
+  if (snaps) snapshot_ = pinned({model_.saved_floats()}, weir::float32);
+  std::int64_t snapped_step = last_step;
   int const parts = settings_.accumulate;
   std::int64_t part = first_step * parts;
   if (first_step < last_step) prefetch(part);
   for (std::int64_t step = first_step; step < last_step && !report_.failed.load(std::memory_order_relaxed); ++step) {
     weir::profile_range const in_timeline("step " + std::to_string(step));
-    weir::tensor loss;
     for (int i = 0; i < parts; ++i, ++part) {
       device_batch const batch = take(part);
       if (part + 1 < last_step * parts) prefetch(part + 1);
-      weir::tensor const more = model_.forward_backward(batch, 1.f / static_cast<float>(settings_.batch),
-                                                        {.first = i == 0, .last = i + 1 == parts});
-      if (i == 0) loss = more;
-      else loss.add_(more);
+      model_.forward_backward(batch, 1.f / static_cast<float>(settings_.batch),
+                              {.first = i == 0, .last = i + 1 == parts});
     }
     buckets_.finish(weir::current_stream());
     model_.update(rate_at(step), settings_.momentum);
     if (step > first_step) tell(step - 1);
     if (step == first_step + 1) first_done = clock::now();
-    told[step % 2] = loss_[step % 2].copy_(loss, weir::non_blocking);
+    told[step % 2] = loss_[step % 2].copy_(model_.step_loss(), weir::non_blocking);
+    if (snaps && step == snapped_step + 1) keep(snapped_step + 1, saved());
+    if (snaps && (step + 1) % settings_.save_every == 0 && step + 1 < last_step) {
+      snapped_step = step;
+      snapped_ = model_.save(snapshot_);
+    }
     if (step + 1 == last_step) tell(step);
   }
   if (last_step - first_step > 1)
@@ -175,9 +191,9 @@ std::string replica::generate(int characters) {
   return written;
 }
 
-std::uint64_t replica::fingerprint() const {
+std::uint64_t replica::fingerprint() {
   std::uint64_t hash = 0;
-  for (float const v : model_.save()) {
+  for (float const v : save()) {
     std::uint32_t bits;
     std::memcpy(&bits, &v, sizeof bits);
     hash = mix(hash ^ bits);

@@ -7,6 +7,8 @@
 #include <iterator>
 #include <stdexcept>
 
+#include "mix.h"
+
 namespace trainer {
 namespace {
 
@@ -89,13 +91,6 @@ void validation_batch(text const& from, std::size_t first, std::size_t stride, b
   for (int row = 0; row < static_cast<int>(into.targets.size()); ++row)
     fill(from, part, first + static_cast<std::size_t>(row) * stride, row, into);
   sort_places(into);
-}
-
-std::uint64_t mix(std::uint64_t x) noexcept {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-  return x ^ x >> 31;
 }
 
 }  // namespace trainer

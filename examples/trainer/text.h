@@ -48,6 +48,4 @@ void draw_batch(text const&, std::uint64_t seed, std::int64_t step, int first_ro
 // Writes rows that start at `first`, `first + stride`, … of the validation part.
 void validation_batch(text const&, std::size_t first, std::size_t stride, batch_view into);
 
-std::uint64_t mix(std::uint64_t) noexcept;  // splitmix64, a 64-bit hash
-
 }  // namespace trainer

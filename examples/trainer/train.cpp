@@ -3,32 +3,56 @@
 #include "train.h"
 
 #include <algorithm>
+#include <bit>
 #include <exception>
+#include <optional>
 #include <thread>
+
+#include "checkpoint_writer.h"
+#include "weir/copy.h"
 
 namespace trainer {
 namespace {
 
-struct share {  // results of one replica
-  double loss_sum = 0;
-  std::int64_t rows = 0;
-  std::uint64_t fingerprint = 0;
-  std::exception_ptr failure;
-};
+// The ranks' results in order of rank, on each of them.
+std::vector<std::int64_t> gather(weir::communicator& ranks, std::int64_t mine) {
+  weir::tensor const one = weir::empty({1}, {.dtype = weir::int64}),
+                     all = weir::empty({ranks.size()}, {.dtype = weir::int64});
+  weir::copy(one.data(), &mine, sizeof mine);
+  ranks.all_gather({all.data(), ranks.size(), weir::int64}, {one.data(), 1, weir::int64});
+  weir::tensor const host = all.cpu();
+  auto const values = host.host<std::int64_t>();
+  return {values.begin(), values.end()};
+}
 
 void work(settings const& s, text const& t, checkpoint const* from, weir::communicator& ranks, report& told,
-          share& mine, outcome& all) {
+          std::size_t number, outcome& all) {
   weir::device_guard on{ranks.device()};
-  replica r(s, t, ranks, told);
-  if (from) r.load(from->values);
-  r.train(told.first_step, s.steps);
+  replica r(s, t, ranks, told, number);
+  if (told.first_step > 0) r.load(from ? &from->values : nullptr);
+  std::optional<checkpoint_writer> writer;
+  if (ranks.rank() == 0 && s.save_every > 0) writer.emplace(s.save_file);
+  r.train(told.first_step, s.steps, [&](std::int64_t step, std::vector<float> values) {
+    writer->write({s.shape, step, t.characters(), std::move(values)});
+  });
   if (told.failed.load()) return;
-  mine.fingerprint = r.fingerprint();
-  mine.loss_sum = r.validation_loss_sum(mine.rows);
-  if (ranks.rank() != 0) return;
+  if (writer) writer->finish();
+  std::vector<std::int64_t> const prints = gather(ranks, static_cast<std::int64_t>(r.fingerprint()));
+  std::int64_t rows = 0;
+  double const sum = r.validation_loss_sum(rows);
+  std::vector<std::int64_t> const all_rows = gather(ranks, rows),
+                                  sums = gather(ranks, std::bit_cast<std::int64_t>(sum));
+  if (number != 0) return;
+  for (std::size_t i = 0; i < prints.size(); ++i) {
+    all.fingerprints.push_back(static_cast<std::uint64_t>(prints[i]));
+    all.validation_loss += std::bit_cast<double>(sums[i]);
+    all.validation_rows += all_rows[i];
+  }
+  all.validation_loss /= static_cast<double>(all.validation_rows);
   all.buckets = r.buckets();
   all.scale = r.scale();
   all.seconds_a_step = r.seconds_a_step();
+  if (ranks.rank() != 0) return;
   all.sample = r.generate(s.sample);
   if (!s.save_file.empty()) all.values = r.save();
 }
@@ -37,8 +61,8 @@ void work(settings const& s, text const& t, checkpoint const* from, weir::commun
 bool of_another(std::exception_ptr const& failure) {
   try {
     std::rethrow_exception(failure);
-  } catch (weir::driver_error const& e) {
-    return e.operands().find("aborted this communicator") != std::string_view::npos;
+  } catch (std::exception const& e) {
+    return std::string_view(e.what()).find("aborted this communicator") != std::string_view::npos;
   } catch (...) {
     return false;
   }
@@ -50,22 +74,31 @@ bool outcome::agree() const noexcept {
   return std::all_of(fingerprints.begin(), fingerprints.end(), [&](std::uint64_t f) { return f == fingerprints[0]; });
 }
 
+std::int64_t from_rank_0(weir::communicator& ranks, std::int64_t mine) {
+  weir::device_guard const on{ranks.device()};
+  return gather(ranks, mine)[0];
+}
+
 outcome train(settings const& s, text const& t, checkpoint const* from, report& told) {
   std::vector<weir::device> devices;
   for (std::size_t i = 0; i < told.replicas; ++i) devices.emplace_back(static_cast<int>(i));
-  std::vector<weir::communicator> ranks = weir::communicator::create_all(devices);
-  std::vector<share> shares(told.replicas);
+  return train(s, t, from, told, weir::communicator::create_all(devices));
+}
+
+outcome train(settings const& s, text const& t, checkpoint const* from, report& told,
+              std::vector<weir::communicator> ranks) {
+  std::vector<std::exception_ptr> failures(ranks.size());
   outcome all;
   std::vector<std::thread> workers;
   std::atomic<int> first_failure{-1};
   weir::runtime& machine = weir::runtime::current();
-  for (std::size_t i = 0; i < told.replicas; ++i) {
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
     workers.emplace_back([&, i] {
       weir::runtime_guard with{machine};
       try {
-        work(s, t, from, ranks[i], told, shares[i], all);
+        work(s, t, from, ranks[i], told, i, all);
       } catch (...) {
-        shares[i].failure = std::current_exception();
+        failures[i] = std::current_exception();
         int none = -1;
         if (first_failure.compare_exchange_strong(none, static_cast<int>(i))) {
           told.failed = true;
@@ -77,15 +110,9 @@ outcome train(settings const& s, text const& t, checkpoint const* from, report& 
   for (std::thread& w : workers) w.join();
   if (int const i = first_failure.load(); i >= 0) {
     auto const cause =
-        std::find_if(shares.begin(), shares.end(), [](share const& p) { return p.failure && !of_another(p.failure); });
-    std::rethrow_exception(cause != shares.end() ? cause->failure : shares[static_cast<std::size_t>(i)].failure);
+        std::find_if(failures.begin(), failures.end(), [](auto const& f) { return f && !of_another(f); });
+    std::rethrow_exception(cause != failures.end() ? *cause : failures[static_cast<std::size_t>(i)]);
   }
-  for (share const& part : shares) {
-    all.fingerprints.push_back(part.fingerprint);
-    all.validation_loss += part.loss_sum;
-    all.validation_rows += part.rows;
-  }
-  all.validation_loss /= static_cast<double>(all.validation_rows);
   return all;
 }
 

@@ -1,0 +1,277 @@
+// Training in several processes: the bits of threads in one, and what remains after a rank is killed or stopped.
+// WEIR_TEST_SEEDS=n tries n/10 calls of each kind (4 by default); WEIR_TEST_SEED=k that one call.
+// Threads: one; each rank is a process.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <thread>
+
+#include "examples/trainer/checkpoint_writer.h"
+#include "examples/trainer/train.h"
+#include "runtime/core/parts.h"
+#include "simulator/faults/fault_injector.h"
+#include "tests/examples/some_text.h"
+#include "tests/ranks/rank_processes.h"
+#include "tests/support/seeds.h"
+
+namespace trainer {
+namespace {
+
+using namespace weir::test;
+using weir::tests::number_from_environment;
+
+constexpr int gives_up = 3;  // an exit status
+constexpr std::int64_t saves_every = 3;
+
+settings small(std::filesystem::path const& folder) {
+  settings s;
+  s.shape = {.context = 8, .vocabulary = 0, .embedding = 8, .hidden = 32, .layers = 2};
+  s.batch = 48, s.steps = 12, s.sample = 0, s.validation_rows = 256;
+  s.text_file = folder / "text", s.save_file = folder / "model";
+  s.save_every = saves_every;
+  return s;
+}
+
+std::atomic<std::uint64_t> calls{0};
+std::uint64_t fatal_call = 0;
+int fatal_signal = 0;
+class counter final : public weir::driver::fault_injector::watcher {
+ public:
+  void comes(weir::driver::call) noexcept override {
+    if (++calls == fatal_call) ::kill(::getpid(), fatal_signal);
+  }
+};
+
+WEIR_PLAYS_RANK_ROLES()
+
+// Trains from the checkpoint, if there is one, and prints its first step, its losses and a hash of the result.
+WEIR_RANK_ROLE(trains) {
+  settings s = small(std::getenv("WEIR_TEST_FOLDER"));
+  text const t(s.text_file, s.shape.context);
+  s.shape.vocabulary = t.vocabulary();
+  auto const silence = std::chrono::milliseconds(number_from_environment("WEIR_TEST_SILENCE_MS", 20'000));
+  std::vector<weir::communicator> ranks;
+  ranks.push_back(weir::communicator::from_environment({.silence = silence}));
+  std::optional<checkpoint> from;
+  if (ranks[0].rank() == 0 && std::filesystem::exists(s.save_file)) from = read_checkpoint(s.save_file);
+  std::int64_t const first = from_rank_0(ranks[0], from ? from->step : 0);
+  counter watcher;
+  if (ranks[0].rank() == static_cast<int>(number_from_environment("WEIR_TEST_VICTIM", 0))) {
+    fatal_call = number_from_environment("WEIR_TEST_FATAL", 0);
+    fatal_signal = static_cast<int>(number_from_environment("WEIR_TEST_SIGNAL", SIGKILL));
+    weir::driver::fault_injector_of(weir::runtime::current().get().machine())->watch(&watcher);
+  }
+  report told(1, s.steps, first);
+  int const rank = ranks[0].rank();
+  try {
+    outcome const out = train(s, t, from ? &*from : nullptr, told, std::move(ranks));
+    std::printf("first %lld\nprint %llu\nagree %d\ncalls %llu\nvalidation %.9g\n", static_cast<long long>(first),
+                static_cast<unsigned long long>(out.fingerprints[0]), out.agree(),
+                static_cast<unsigned long long>(calls.load()), out.validation_loss);
+    for (std::int64_t i = first; i < s.steps; ++i) std::printf("loss %.9g\n", told.loss(i));
+    if (rank == 0) write_checkpoint(s.save_file, {s.shape, s.steps, t.characters(), out.values});
+    return 0;
+  } catch (std::exception const& e) {
+    std::printf("%s\n", e.what());
+    return gives_up;
+  }
+}
+
+struct told {
+  long long first = -1;
+  std::uint64_t print = 0, calls = 0;
+  int agree = 0;
+  double validation = 0;
+  std::vector<float> losses;
+};
+told read_told(std::string const& said) {
+  told t;
+  std::istringstream lines(said);
+  for (std::string word; lines >> word;) {
+    float loss = 0;
+    if (word == "first") lines >> t.first;
+    else if (word == "print") lines >> t.print;
+    else if (word == "agree") lines >> t.agree;
+    else if (word == "calls") lines >> t.calls;
+    else if (word == "validation") lines >> t.validation;
+    else if (word == "loss" && lines >> loss) t.losses.push_back(loss);
+    lines.clear();
+  }
+  return t;
+}
+
+class trained_by_ranks : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::filesystem::create_directories(folder_);
+    std::ofstream(folder_ / "text") << some_text(30'000);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::vector<std::string> with(std::vector<std::string> more = {}) const {
+    more.push_back("WEIR_TEST_FOLDER=" + folder_.string());
+    return more;
+  }
+  // All ranks end well and say the same. Returns: what rank 0 said
+  told train_on(int ranks) {
+    rank_processes all("trains", ranks, with());
+    told of_0;
+    for (int r = 0; r < ranks; ++r) {
+      auto const e = all.end_of(r);
+      EXPECT_EQ(e.status, 0) << e.said;
+      told const t = read_told(e.said);
+      if (r == 0) of_0 = t;
+      EXPECT_EQ(t.print, of_0.print);
+      EXPECT_EQ(t.losses, of_0.losses);
+      EXPECT_EQ(t.agree, 1);
+    }
+    return of_0;
+  }
+  // The same by threads of this process.
+  told train_threads(int ranks) {
+    weir::runtime machine(weir::simulated{.devices = ranks, .memory = 1 << 30});
+    weir::runtime_guard const in(machine);
+    settings s = small(folder_);
+    s.save_every = 0;
+    text const t(s.text_file, s.shape.context);
+    s.shape.vocabulary = t.vocabulary();
+    report r(ranks, s.steps, 0);
+    outcome const out = train(s, t, nullptr, r);
+    told is{0, out.fingerprints[0], 0, out.agree(), out.validation_loss, {}};
+    for (std::int64_t i = 0; i < s.steps; ++i) is.losses.push_back(static_cast<float>(r.loss(i)));
+    return is;
+  }
+  void forget() { std::filesystem::remove(folder_ / "model"); }
+
+  std::filesystem::path folder_ =
+      std::filesystem::temp_directory_path() / ("weir_ranks_" + std::to_string(::getpid()) + "_" +
+                                                testing::UnitTest::GetInstance()->current_test_info()->name());
+};
+
+void expect_near(std::vector<float> const& a, std::vector<float> const& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], 1e-4 * b[i]) << "step " << i;
+}
+
+TEST_F(trained_by_ranks, losses_are_those_of_one_process) {
+  told const one = train_on(1);
+  EXPECT_EQ(one.losses.size(), 12u);
+  EXPECT_LT(one.losses.back(), one.losses[0]);
+  for (int const n : {2, 4}) {
+    forget();
+    told const several = train_on(n), threads = train_threads(n);
+    expect_near(several.losses, one.losses);
+    EXPECT_NEAR(several.validation, one.validation, 1e-4 * one.validation);
+    EXPECT_EQ(several.print, threads.print) << "not the bits of " << n << " threads";
+    EXPECT_EQ(several.losses, threads.losses);
+  }
+}
+
+// Writes checkpoints that differ in step and values, on and on.
+WEIR_RANK_ROLE(writes) {
+  std::filesystem::path const file = std::filesystem::path(std::getenv("WEIR_TEST_FOLDER")) / "model";
+  model_shape const shape{.context = 8, .vocabulary = 3, .embedding = 8, .hidden = 256, .layers = 2};
+  std::int64_t floats = 0;
+  for (auto const& row : parameter_table(shape)) floats += 2 * row.count();
+  checkpoint_writer writer(file);
+  std::printf("begun\n");
+  std::fflush(stdout);
+  for (std::int64_t step = 1;; ++step)
+    writer.write({shape, step, "abc", std::vector<float>(static_cast<std::size_t>(floats), static_cast<float>(step))});
+}
+
+TEST_F(trained_by_ranks, a_checkpoint_is_whole_when_a_writer_dies) {
+  int whole = 0;
+  for (int i = 0; i < 20; ++i) {
+    rank_processes one("writes", 1, with());
+    std::this_thread::sleep_for(std::chrono::milliseconds(20 + 3 * i));
+    one.tell(0, SIGKILL);
+    one.end_of(0);
+    if (!std::filesystem::exists(folder_ / "model")) continue;
+    checkpoint const c = read_checkpoint(folder_ / "model");
+    ++whole;
+    for (float const v : c.values) ASSERT_EQ(v, static_cast<float>(c.step));
+  }
+  EXPECT_GT(whole, 0);
+}
+
+TEST_F(trained_by_ranks, a_failed_checkpoint_leaves_the_one_before) {
+  model_shape const shape{.context = 1, .vocabulary = 2, .embedding = 1, .hidden = 1, .layers = 1};
+  std::size_t floats = 0;
+  for (auto const& row : parameter_table(shape)) floats += 2 * static_cast<std::size_t>(row.count());
+  checkpoint const first{shape, 1, "ab", std::vector<float>(floats, 1.f)}, second{shape, 2, "ab", first.values};
+  checkpoint_writer writer(folder_ / "model");
+  writer.write(first);
+  writer.finish();
+  std::filesystem::create_directory(folder_ / "model.part");  // where the next one is to be written
+  writer.write(second);
+  try {
+    writer.finish();
+    FAIL() << "a folder was written";
+  } catch (std::runtime_error const& e) {
+    EXPECT_NE(std::string(e.what()).find("model.part cannot be written"), std::string::npos) << e.what();
+  }
+  EXPECT_EQ(read_checkpoint(folder_ / "model").step, 1);
+  std::filesystem::remove(folder_ / "model.part");
+  writer.write(second);
+  writer.finish();
+  EXPECT_EQ(read_checkpoint(folder_ / "model").step, 2);
+}
+
+// A rank is killed or stopped at a call of its driver. The others end with a message that names it, and any
+// number of ranks goes on from the last checkpoint, which is whole.
+class a_rank_lost : public trained_by_ranks, public testing::WithParamInterface<int> {};
+
+TEST_P(a_rank_lost, at_any_call_is_named_and_training_resumes) {
+  told const whole = train_on(2);
+  std::uint64_t const most = whole.calls * 3 / 4;  // later ones come after the last collective of some rank
+  ASSERT_GT(most, 0u);
+  std::uint64_t const only = number_from_environment("WEIR_TEST_SEED", 0),
+                      count =
+                          only ? 1 : std::max<std::uint64_t>(2, number_from_environment("WEIR_TEST_SEEDS", 40) / 10);
+  bool const killed = GetParam() == SIGKILL;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    std::uint64_t const k = only ? only : 1 + (2 * i + 1) * most / (2 * count);
+    int const victim = static_cast<int>(i % 3), resumed_by[] = {1, 4, 2};
+    SCOPED_TRACE("call " + std::to_string(k) + " of " + std::to_string(whole.calls) + " of rank " +
+                 std::to_string(victim) + "; WEIR_TEST_SEED=" + std::to_string(k));
+    forget();
+    bool ended_first = false;
+    {
+      rank_processes all("trains", 3,
+                         with({"WEIR_TEST_VICTIM=" + std::to_string(victim), "WEIR_TEST_FATAL=" + std::to_string(k),
+                               "WEIR_TEST_SIGNAL=" + std::to_string(GetParam()), "WEIR_TEST_SILENCE_MS=1000"}));
+      for (int r = 0; r < 3; ++r) {
+        if (r == victim) continue;
+        auto const e = all.end_of(r);
+        ended_first = ended_first || e.status == 0;
+        if (e.status == 0) continue;
+        EXPECT_EQ(e.status, gives_up) << e.said;
+        EXPECT_NE(e.said.find("rank " + std::to_string(victim) + (killed ? " has ended" : " has sent nothing for ")),
+                  std::string::npos)
+            << "rank " << r << ": " << e.said;
+      }
+      if (!killed) all.tell(victim, SIGCONT);
+      auto const e = all.end_of(victim);
+      if (killed) EXPECT_EQ(e.signal, ended_first ? e.signal : SIGKILL) << e.said;
+      else EXPECT_NE(e.status, 0) << e.said;
+    }
+    EXPECT_FALSE(ended_first) << "no rank was lost before the end";
+    std::int64_t const step = std::filesystem::exists(folder_ / "model") ? read_checkpoint(folder_ / "model").step : 0;
+    EXPECT_EQ(step % saves_every, 0);
+    told const rest = train_on(resumed_by[i % 3]);
+    ASSERT_EQ(rest.first, step);
+    expect_near(rest.losses, {whole.losses.begin() + step, whole.losses.end()});
+    if (HasFailure()) return;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(by, a_rank_lost, testing::Values(SIGKILL, SIGSTOP),
+                         [](auto const& i) { return i.param == SIGKILL ? "sigkill" : "sigstop"; });
+
+}  // namespace
+}  // namespace trainer

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# The trainer in one process, under mpirun, and with torchrun's variables: one loss, rank 0 speaks, and a rank that
+# cannot begin ends all. Usage: trainer_test.sh ROOT BUILD
+set -euo pipefail
+build=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+for i in $(seq 1 900); do echo "the stream $((i % 7)) waits for block $((i * i % 11))."; done > "$work/text"
+options=(--text "$work/text" --devices sim:1:1 --batch 48 --hidden 32 --embedding 8 --context 8 --sample 0)
+long=("${options[@]}" --steps 12)
+fail() { echo "FAILED: $*"; exit 1; }
+losses_agree() {  # losses_agree FILE: within 1e-4 of one process
+  paste "$work/one" "$1" | awk '{ d = $1 - $2; if (NF != 2 || d > 1e-4 * $1 || -d > 1e-4 * $1) exit 1; n++ } END { exit n != 12 }' ||
+    fail "$1: not the losses of one process"
+}
+"$build/bin/trainer" "${long[@]}" --losses "$work/one" > "$work/out"
+
+# torchrun's variables, set by hand
+port=$((20000 + RANDOM % 20000))
+ranks=()
+for r in 0 1 2; do
+  RANK=$r LOCAL_RANK=$r WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+    "$build/bin/trainer" "${long[@]}" --losses "$work/three" > "$work/out.$r" 2>&1 &
+  ranks+=($!)
+done
+for r in 0 1 2; do wait "${ranks[$r]}" || fail "rank $r: $(cat "$work/out.$r")"; done
+losses_agree "$work/three"
+grep -q "a replica on each of 3 processes" "$work/out.0" || fail "rank 0 says $(cat "$work/out.0")"
+[ ! -s "$work/out.1" ] || fail "rank 1 speaks: $(cat "$work/out.1")"
+
+# a launcher that is incomplete, and options that need one process
+if RANK=0 WORLD_SIZE=1 "$build/bin/trainer" "${options[@]}" 2> "$work/err"; then fail "half a launcher is taken"; fi
+grep -q "LOCAL_RANK is not set" "$work/err" || fail "half a launcher: $(cat "$work/err")"
+if "$build/bin/trainer" "${options[@]}" --save-every 2 2> "$work/err"; then fail "--save-every without --save"; fi
+grep -q "need --save FILE" "$work/err" || fail "--save-every: $(cat "$work/err")"
+
+# --resume begins without a file, and goes on with one
+"$build/bin/trainer" "${options[@]}" --steps 6 --save "$work/model" --save-every 2 --resume > "$work/out" ||
+  fail "--resume without a file: $(cat "$work/out")"
+"$build/bin/trainer" "${long[@]}" --save "$work/model" --resume --losses "$work/rest" > "$work/out"
+[ "$(wc -l < "$work/rest")" = 6 ] || fail "--resume took $(wc -l < "$work/rest") steps"
+
+if command -v mpirun > /dev/null; then
+  mpi=(mpirun --oversubscribe)
+  [ "$(id -u)" != 0 ] || mpi+=(--allow-run-as-root)
+  "${mpi[@]}" -np 4 "$build/bin/trainer" "${long[@]}" --losses "$work/four" > "$work/out" 2>&1 || fail "mpirun: $(cat "$work/out")"
+  losses_agree "$work/four"
+else
+  echo "no mpirun here"
+fi
+echo "the trainer runs in one process and in many"
