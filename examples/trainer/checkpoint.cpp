@@ -17,7 +17,7 @@ namespace trainer {
 namespace {
 
 constexpr char magic[] = "weirckpt";
-constexpr std::uint32_t version = 1;
+constexpr std::uint32_t version = 2;
 
 std::uint32_t crc_of(std::string const& bytes, std::size_t count) {
   boost::crc_32_type crc;
@@ -88,6 +88,7 @@ void write_checkpoint(std::filesystem::path const& file, checkpoint const& c) {
   put(bytes, version);
   for (std::int32_t const n : {c.shape.context, c.shape.vocabulary, c.shape.embedding, c.shape.hidden, c.shape.layers})
     put(bytes, n);
+  put(bytes, c.by);
   put(bytes, c.step);
   bytes += c.characters;
   put(bytes, static_cast<std::uint64_t>(c.values.size()));
@@ -110,8 +111,9 @@ checkpoint read_checkpoint(std::filesystem::path const& file) {
   reader from(bytes, file.string());
   if (!in.is_open() || in.bad()) from.refuse("cannot be read");
   if (bytes.size() < 8 || std::memcmp(from.take(8), magic, 8) != 0) from.refuse("is no checkpoint of this trainer");
-  if (std::uint32_t const v = from.get<std::uint32_t>(); v != version)
-    from.refuse("has version " + std::to_string(v) + ", this trainer reads version " + std::to_string(version));
+  std::uint32_t const v = from.get<std::uint32_t>();
+  if (v < 1 || v > version)
+    from.refuse("has version " + std::to_string(v) + ", this trainer reads versions 1 to " + std::to_string(version));
   if (bytes.size() < from.at() + 4) from.refuse("is damaged: it ends too early");
   std::uint32_t said;
   std::memcpy(&said, bytes.data() + bytes.size() - 4, 4);
@@ -120,6 +122,8 @@ checkpoint read_checkpoint(std::filesystem::path const& file) {
   checkpoint c;
   for (int* const n : {&c.shape.context, &c.shape.vocabulary, &c.shape.embedding, &c.shape.hidden, &c.shape.layers})
     *n = from.get<std::int32_t>();
+  if (v > 1) c.by = from.get<optimizer>();
+  if (c.by != optimizer::sgd && c.by != optimizer::adamw) from.refuse("is damaged: it names no optimizer");
   c.step = from.get<std::int64_t>();
   if (c.shape.vocabulary < 1 || c.shape.vocabulary > 256)
     from.refuse("is damaged: no vocabulary has " + std::to_string(c.shape.vocabulary) + " characters");
@@ -132,7 +136,7 @@ checkpoint read_checkpoint(std::filesystem::path const& file) {
   c.values.resize(count);
   std::memcpy(c.values.data(), from.take(count * sizeof(float)), count * sizeof(float));
   std::int64_t expected = 0;
-  for (auto const& row : parameter_table(c.shape)) expected += 2 * row.count();
+  for (auto const& row : parameter_table(c.shape)) expected += (1 + states_of(c.by)) * row.count();
   if (expected != static_cast<std::int64_t>(count))
     from.refuse("is damaged: a model of its shape has " + std::to_string(expected) + " values, not " +
                 std::to_string(count));

@@ -2,8 +2,8 @@
 // Threads: one per file.
 //
 // Format, little-endian: "weirckpt", version (u32), context, vocabulary, embedding, hidden, layers (i32
-// each), step (i64), the characters (vocabulary bytes), the number of floats (u64), the floats, CRC-32 of all
-// preceding bytes (u32).
+// each), optimizer (i32; not in version 1), step (i64), the characters (vocabulary bytes), the number of
+// floats (u64), the floats, CRC-32 of all preceding bytes (u32).
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -16,6 +16,7 @@ namespace trainer {
 
 struct checkpoint {
   model_shape shape;
+  optimizer by = optimizer::sgd;
   std::int64_t step = 0;
   std::string characters;
   std::vector<float> values;  // model::save()

@@ -128,20 +128,58 @@ struct embedding_gradient {  // sum over the occurrences of character i / embedd
   }
 };
 
+// Each of `threads` sums squares at its stride, so that the order of summation is fixed.
+struct sum_squares {
+  float* out;
+  float const* in;
+  size_t count, threads;
+  WEIR_HOST_DEVICE void operator()(size_t i) const {
+    float sum = 0;
+    for (size_t k = i; k < count; k += threads) sum += in[k] * in[k];
+    out[i] = sum;
+  }
+};
+
+// What an optimizer does to each gradient before it is used. All of it lies on the device.
+struct read_gradient {
+  float const* gradient;
+  float const* scaling;      // null: gradients are not scaled
+  float const* square_norm;  // of all gradients; null: they are not clipped
+  float most;                // norm
+  WEIR_HOST_DEVICE bool skips() const { return scaling && scaling[loss_scale::found] != 0; }  // they overflowed
+  WEIR_HOST_DEVICE float operator()(size_t i) const {
+    float g = gradient[i], norm = square_norm ? sqrtf(*square_norm) : 0.f;
+    if (scaling) g /= scaling[loss_scale::scale], norm /= scaling[loss_scale::scale];
+    return norm > most ? g * (most / norm) : g;
+  }
+};
+
 struct momentum_step {
   float* value;
   float* velocity;
-  float const* gradient;
+  read_gradient gradient;
   float rate, momentum;
-  float const* scaling;  // null: gradients are not scaled
   WEIR_HOST_DEVICE void operator()(size_t i) const {
-    float g = gradient[i];
-    if (scaling) {
-      if (scaling[loss_scale::found] != 0) return;  // gradients overflowed: skip the step
-      g /= scaling[loss_scale::scale];
-    }
-    velocity[i] = momentum * velocity[i] + g;
+    if (gradient.skips()) return;
+    velocity[i] = momentum * velocity[i] + gradient(i);
     value[i] -= rate * velocity[i];
+  }
+};
+
+struct adamw_step {
+  float* value;
+  float* mean;    // of gradients
+  float* square;  // mean of their squares
+  read_gradient gradient;
+  float rate, decay;
+  float keep_mean = 0.9f, keep_square = 0.999f, least = 1e-8f;
+  float mean_bias, square_bias;  // 1 - keep^t at step t, counted from 1
+  WEIR_HOST_DEVICE void operator()(size_t i) const {
+    if (gradient.skips()) return;
+    float const g = gradient(i);
+    mean[i] = keep_mean * mean[i] + (1 - keep_mean) * g;
+    square[i] = keep_square * square[i] + (1 - keep_square) * g * g;
+    value[i] -= rate * (decay * value[i] + mean[i] / mean_bias / (sqrtf(square[i] / square_bias) + least));
   }
 };
 

@@ -31,7 +31,7 @@ using trainer::settings;
 
 struct asked {
   settings with;
-  std::string devices, type = "fp32";
+  std::string devices, type = "fp32", optimizer = "sgd";
   int replicas = 0;
   bool table = false, resume = false;
   double silence = 30;
@@ -88,8 +88,12 @@ std::optional<asked> parse(int argc, char** argv) {
       ("memory", po::value(&a.memory_file),
           "file for what memory was taken by which line: a page for a browser if it ends in .html, else a snapshot "
           "for torch.cuda._memory_viz")
-      ("rate", po::value(&s.rate)->default_value(s.rate, "0.2"), "learning rate, at its highest")
-      ("momentum", po::value(&s.momentum)->default_value(s.momentum, "0.9"), "momentum of SGD")
+      ("optimizer", po::value(&a.optimizer)->default_value(a.optimizer), "sgd | adamw")
+      ("rate", po::value(&s.update.rate), "learning rate, at its highest; 0.2, with adamw 0.002")
+      ("momentum", po::value(&s.update.momentum)->default_value(s.update.momentum, "0.9"), "momentum of sgd")
+      ("decay", po::value(&s.update.decay)->default_value(s.update.decay, "0.01"), "weight decay of adamw")
+      ("clip", po::value(&s.update.clip)->default_value(s.update.clip, "0"),
+          "the most that the norm of all gradients may be; 0: no limit")
       ("seed", po::value(&s.seed)->default_value(s.seed), "seed of parameters, batches and sample")
       ("sample", po::value(&s.sample)->default_value(s.sample), "characters to write at the end")
       ("load", po::value(&s.load_file), "checkpoint to go on from")
@@ -143,8 +147,14 @@ std::optional<asked> parse(int argc, char** argv) {
   if (a.resume && !s.load_file.empty()) throw examples::usage_error("--resume and --load: choose one of them");
   if (!(a.silence > 0 && a.silence < 1e6)) throw examples::usage_error("--silence: must be above 0");
   s.how.type = type_of(a.type);
-  if (!std::isfinite(s.rate) || !std::isfinite(s.momentum))
-    throw examples::usage_error("--rate and --momentum: must be numbers");
+  if (a.optimizer != "sgd" && a.optimizer != "adamw")
+    throw examples::usage_error("--optimizer " + a.optimizer + ": choose sgd or adamw");
+  s.how.by = a.optimizer == "sgd" ? trainer::optimizer::sgd : trainer::optimizer::adamw;
+  if (s.how.by == trainer::optimizer::adamw && !values.count("rate")) s.update.rate = 0.002f;
+  for (float const v : {s.update.rate, s.update.momentum, s.update.decay, s.update.clip}) {
+    if (!std::isfinite(v) || v < 0)
+      throw examples::usage_error("--rate, --momentum, --decay and --clip: must be numbers, 0 or more");
+  }
   return a;
 }
 
@@ -231,9 +241,9 @@ int run(asked a) {
   if (a.resume && std::filesystem::exists(s.save_file)) s.load_file = s.save_file;
   if (launched.rank == 0 && !s.load_file.empty()) {
     from = trainer::read_checkpoint(s.load_file);
-    if (from->shape != s.shape || from->characters != text.characters())
+    if (from->shape != s.shape || from->characters != text.characters() || from->by != s.how.by)
       throw std::runtime_error("checkpoint: " + s.load_file +
-                               " is of another model or text; use the same options and text");
+                               " is of another model, text or optimizer; use the same options and text");
     if (from->step >= s.steps)
       throw std::runtime_error("checkpoint: " + s.load_file + " has " + std::to_string(from->step) +
                                " steps; ask for more with --steps");
@@ -289,7 +299,7 @@ int run(asked a) {
     if (!file.flush()) throw std::runtime_error("--losses " + s.losses_file + " cannot be written");
   }
   if (launched.rank == 0 && !s.save_file.empty()) {
-    trainer::write_checkpoint(s.save_file, {s.shape, s.steps, text.characters(), out.values});
+    trainer::write_checkpoint(s.save_file, {s.shape, s.how.by, s.steps, text.characters(), out.values});
     std::printf("checkpoint written to %s\n", s.save_file.c_str());
   }
   panel(replicas, s, report, out, std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());

@@ -81,13 +81,22 @@ model::model(model_shape shape, model_options options, weir::communicator& ranks
   for (auto const& row : table_) buckets_.add(row.name, row.count(), weir::float32);
   loss_ = buckets_.add("loss", 1, weir::float32);  // known first, and reduced with the first gradients
   buckets_.build();
+  // The block begins with the last one added, the loss: it has no value to update.
+  weir::device_span const last = buckets_.parameter(loss_ - 1), all = buckets_.parameters();
+  std::int64_t const before = static_cast<float*>(last.data) - static_cast<float*>(all.data);
+  values_ = {last.data, all.count - before, weir::float32};
+  gradients_ = {buckets_.gradient(loss_ - 1).data, values_.count, weir::float32};
+  for (int k = 0; k < states_of(options_.by); ++k) states_.push_back(weir::zeros({values_.count}));
   std::uint64_t place = 0;
-  for (int i = 0; i < static_cast<int>(table_.size()); ++i) {
+  for (int i = 0; i < loss_; ++i) {
     auto const& row = table_[static_cast<size_t>(i)];
     parameter p{look_at(buckets_.parameter(i), row, ranks.device()),
                 look_at(buckets_.gradient(i), row, ranks.device()),
-                weir::zeros({row.rows, row.columns}),
+                {},
                 {}};
+    std::int64_t const at = p.value.data<float>() - static_cast<float*>(values_.data);
+    p.saved.push_back(p.value.view({row.count()}));
+    for (weir::tensor const& state : states_) p.saved.push_back(state.slice(0, at, at + row.count()));
     if (row.rows > 1) {  // biases stay 0
       float const deviation = i == 0 ? 0.3f : std::sqrt(2.f / static_cast<float>(row.rows));
       run(row.count(), {weir::writes(p.value)}, draw_normal{p.value.data<float>(), seed, place, deviation});
@@ -210,17 +219,46 @@ void model::forward_backward(device_batch const& b, float scale, part_of_step pa
   ready(0);
 }
 
-void model::update(float rate, float momentum) {
-  if (scaling_.defined()) {
-    weir::device_span const all = buckets_.gradients();
-    run(all.count, {weir::reads(all.data, static_cast<size_t>(all.count) * sizeof(float)), weir::updates(scaling_)},
-        look_for_overflow{static_cast<float const*>(all.data), scaling()});
+void model::update(std::int64_t step, update_options const& o) {
+  auto const bytes = static_cast<size_t>(values_.count) * sizeof(float);
+  auto const gradients = weir::reads(gradients_.data, bytes);
+  auto const* const from = static_cast<float const*>(gradients_.data);
+  if (scaling_.defined())
+    run(gradients_.count, {gradients, weir::updates(scaling_)}, look_for_overflow{from, scaling()});
+  weir::tensor square_norm;
+  if (o.clip > 0) {
+    constexpr std::int64_t most_threads = 1 << 16;
+    weir::tensor const sums = weir::empty({std::min(gradients_.count, most_threads)});
+    auto const threads = static_cast<size_t>(sums.numel());
+    run(sums.numel(), {gradients, weir::writes(sums)},
+        sum_squares{sums.data<float>(), from, static_cast<size_t>(gradients_.count), threads});
+    square_norm = weir::sum(sums);
   }
-  for (auto& p : parameters_) {
-    run(p.value.numel(),
-        {weir::updates(p.value), weir::updates(p.velocity), weir::reads(p.gradient), weir::reads(scaling_)},
-        momentum_step{p.value.data<float>(), p.velocity.data<float>(), p.gradient.data<float>(), rate, momentum,
-                      scaling()});
+  read_gradient const read{from, scaling(), square_norm.defined() ? square_norm.data<float>() : nullptr,
+                           o.clip > 0 ? o.clip : INFINITY};
+  auto const values = weir::updates(values_.data, bytes);
+  auto* const value = static_cast<float*>(values_.data);
+  if (options_.by == optimizer::sgd) {
+    run(values_.count,
+        {values, weir::updates(states_[0]), gradients, weir::reads(scaling_), weir::reads(square_norm)},
+        momentum_step{value, states_[0].data<float>(), read, o.rate, o.momentum});
+  } else {
+    adamw_step s{.value = value,
+                 .mean = states_[0].data<float>(),
+                 .square = states_[1].data<float>(),
+                 .gradient = read,
+                 .rate = o.rate,
+                 .decay = o.decay,
+                 .mean_bias = 0,
+                 .square_bias = 0};
+    auto const bias = [step](float keep) {
+      return static_cast<float>(1 - std::pow(static_cast<double>(keep), static_cast<double>(step + 1)));
+    };
+    s.mean_bias = bias(s.keep_mean), s.square_bias = bias(s.keep_square);
+    run(values_.count,
+        {values, weir::updates(states_[0]), weir::updates(states_[1]), gradients, weir::reads(scaling_),
+         weir::reads(square_norm)},
+        s);
   }
   if (scaling_.defined()) run(1, {weir::updates(scaling_)}, next_scale{scaling()});
   round_weights();
@@ -234,7 +272,7 @@ scaled model::scale() const {
 
 std::int64_t model::saved_floats() const {
   std::int64_t n = 0;
-  for (auto const& row : table_) n += 2 * row.count();
+  for (auto const& row : table_) n += (1 + states_of(options_.by)) * row.count();
   return n;
 }
 
@@ -242,8 +280,8 @@ weir::stamp model::save(weir::tensor const& into) const {
   std::int64_t at = 0;
   weir::stamp last;
   for (auto const& p : parameters_) {
-    for (weir::tensor const& part : {p.value, p.velocity}) {
-      last = weir::tensor(into.slice(0, at, at + part.numel())).copy_(part.view({part.numel()}), weir::non_blocking);
+    for (weir::tensor const& part : p.saved) {
+      last = weir::tensor(into.slice(0, at, at + part.numel())).copy_(part, weir::non_blocking);
       at += part.numel();
     }
   }
@@ -252,12 +290,11 @@ weir::stamp model::save(weir::tensor const& into) const {
 
 void model::load(std::vector<float> const* all) {
   size_t at = 0;
-  for (int i = 0; i < static_cast<int>(parameters_.size()); ++i) {
-    parameter& p = parameters_[static_cast<size_t>(i)];
-    for (weir::tensor* const part : {&p.value, &p.velocity}) {
-      if (all) weir::copy(part->data(), all->data() + at, part->nbytes());
-      at += static_cast<size_t>(part->numel());
-      ranks_.broadcast({part->data(), part->numel(), weir::float32}, 0);
+  for (parameter& p : parameters_) {
+    for (weir::tensor& part : p.saved) {
+      if (all) weir::copy(part.data(), all->data() + at, part.nbytes());
+      at += static_cast<size_t>(part.numel());
+      ranks_.broadcast({part.data(), part.numel(), weir::float32}, 0);
     }
   }
   round_weights();

@@ -39,9 +39,19 @@ struct device_batch {
 };
 device_batch split_batch(weir::tensor storage, int rows, model_shape const&);
 
+enum class optimizer : std::int32_t { sgd, adamw };
+constexpr int states_of(optimizer o) noexcept { return o == optimizer::adamw ? 2 : 1; }  // floats a parameter
+
+struct update_options {
+  float rate = 0, momentum = 0.9f;  // momentum: of sgd
+  float decay = 0.01f;              // of adamw
+  float clip = 0;                   // the most that the norm of all gradients may be; 0: no limit
+};
+
 struct model_options {
   // Type of activations and products. Parameters, gradients and sums are float32. float16 needs loss scaling.
   weir::dtype type = weir::float32;
+  optimizer by = optimizer::sgd;
   bool recompute = false;  // keeps every n-th layer's activation; the backward pass recomputes the others
 };
 bool kept_until_backward(model_shape const&, model_options const&, int layer);  // of that layer
@@ -66,10 +76,12 @@ class model {
   weir::tensor step_loss() const;  // of all replicas, once the gradients are finished
   weir::tensor loss(device_batch const&) const;    // sum of the rows' losses [1], forward pass only
   weir::tensor logits(device_batch const&) const;  // [R, V], forward pass only
-  void update(float rate, float momentum);         // SGD. Requires: finished gradients
+  // One kernel for all parameters. `step` counts from 0. Requires: finished gradients
+  void update(std::int64_t step, update_options const&);
   scaled scale() const;                            // Blocks: until the device is done
 
-  // Parameters and momenta as one sequence of floats. Pinned memory holds them when the stamp is complete.
+  // Parameters and the optimizer's states as one sequence of floats. Pinned memory holds them when the stamp is
+  // complete.
   std::int64_t saved_floats() const;
   weir::stamp save(weir::tensor const& into) const;
   // Every replica gets those of rank 0. Requires: the floats on rank 0. Blocks: until they are on its device
@@ -77,7 +89,8 @@ class model {
 
  private:
   struct parameter {
-    weir::tensor value, gradient, velocity;
+    weir::tensor value, gradient;
+    std::vector<weir::tensor> saved;  // value, and its parts of the optimizer's states
     weir::tensor half;  // of a weight: its copy for products; undefined if products read `value`
   };
   struct trace {  // results of the forward pass that the backward pass needs
@@ -105,6 +118,8 @@ class model {
   int loss_ = 0;  // its number among the gradients
   std::vector<parameter_row> table_;
   std::vector<parameter> parameters_;  // as in parameter_table: embedding, then weight and bias of each layer
+  weir::device_span values_, gradients_;  // of all parameters, with gaps
+  std::vector<weir::tensor> states_;      // of the optimizer, for each of values_
   weir::tensor scaling_;               // kernels::loss_scale; undefined if not needed
 };
 

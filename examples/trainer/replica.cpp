@@ -74,7 +74,7 @@ float replica::rate_at(std::int64_t step) const {
   std::int64_t const warm_steps = std::clamp<std::int64_t>(settings_.steps / 10, 1, 100);
   float const warm = std::min(1.f, static_cast<float>(step + 1) / static_cast<float>(warm_steps));
   float const way = static_cast<float>(step) / static_cast<float>(std::max<std::int64_t>(settings_.steps, 1));
-  return settings_.rate * warm * (0.05f + 0.475f * (1 + std::cos(3.14159265f * way)));
+  return settings_.update.rate * warm * (0.05f + 0.475f * (1 + std::cos(3.14159265f * way)));
 }
 
 std::vector<float> replica::save() {
@@ -117,7 +117,9 @@ void replica::train(std::int64_t first_step, std::int64_t last_step,
                               {.first = i == 0, .last = i + 1 == parts});
     }
     buckets_.finish(weir::current_stream());
-    model_.update(rate_at(step), settings_.momentum);
+    update_options now = settings_.update;
+    now.rate = rate_at(step);
+    model_.update(step, now);
     if (step > first_step) tell(step - 1);
     if (step == first_step + 1) first_done = clock::now();
     told[step % 2] = loss_[step % 2].copy_(model_.step_loss(), weir::non_blocking);

@@ -24,7 +24,7 @@ struct settings {
   int batch = 256;     // rows of a global batch, over all replicas
   int accumulate = 1;  // micro-batches per replica and step; their gradients are summed
   std::int64_t steps = 3000;
-  float rate = 0.2f, momentum = 0.9f;
+  update_options update = {.rate = 0.2f};
   std::uint64_t seed = 1;
   int sample = 400;           // characters to generate at the end
   int validation_rows = 32768;  // at most

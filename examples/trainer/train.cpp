@@ -33,7 +33,7 @@ void work(settings const& s, text const& t, checkpoint const* from, weir::commun
   std::optional<checkpoint_writer> writer;
   if (ranks.rank() == 0 && s.save_every > 0) writer.emplace(s.save_file);
   r.train(told.first_step, s.steps, [&](std::int64_t step, std::vector<float> values) {
-    writer->write({s.shape, step, t.characters(), std::move(values)});
+    writer->write({s.shape, s.how.by, step, t.characters(), std::move(values)});
   });
   if (told.failed.load()) return;
   if (writer) writer->finish();

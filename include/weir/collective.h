@@ -26,7 +26,8 @@ struct device_span {  // elements in the memory of one device
 // How this process was started. torchrun sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
 // Open MPI's mpirun sets OMPI_COMM_WORLD_RANK, …_SIZE and …_LOCAL_RANK.
 struct launch_info {
-  enum class by : std::uint8_t { itself, torchrun, mpirun } how = by::itself;
+  enum class by : std::uint8_t { itself, torchrun, mpirun };  // a launcher; itself: none
+  by how = by::itself;     // what started it
   int rank = 0, size = 1;  // of this process among all
   int local_rank = 0;      // among those of its machine
 };

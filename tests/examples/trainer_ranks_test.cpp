@@ -74,7 +74,7 @@ WEIR_RANK_ROLE(trains) {
                 static_cast<unsigned long long>(out.fingerprints[0]), out.agree(),
                 static_cast<unsigned long long>(calls.load()), out.validation_loss);
     for (std::int64_t i = first; i < s.steps; ++i) std::printf("loss %.9g\n", told.loss(i));
-    if (rank == 0) write_checkpoint(s.save_file, {s.shape, s.steps, t.characters(), out.values});
+    if (rank == 0) write_checkpoint(s.save_file, {s.shape, s.how.by, s.steps, t.characters(), out.values});
     return 0;
   } catch (std::exception const& e) {
     std::printf("%s\n", e.what());
@@ -181,7 +181,8 @@ WEIR_RANK_ROLE(writes) {
   std::printf("begun\n");
   std::fflush(stdout);
   for (std::int64_t step = 1;; ++step)
-    writer.write({shape, step, "abc", std::vector<float>(static_cast<std::size_t>(floats), static_cast<float>(step))});
+    writer.write({shape, optimizer::sgd, step, "abc",
+                  std::vector<float>(static_cast<std::size_t>(floats), static_cast<float>(step))});
 }
 
 TEST_F(trained_by_ranks, a_checkpoint_is_whole_when_a_writer_dies) {
@@ -203,7 +204,8 @@ TEST_F(trained_by_ranks, a_failed_checkpoint_leaves_the_one_before) {
   model_shape const shape{.context = 1, .vocabulary = 2, .embedding = 1, .hidden = 1, .layers = 1};
   std::size_t floats = 0;
   for (auto const& row : parameter_table(shape)) floats += 2 * static_cast<std::size_t>(row.count());
-  checkpoint const first{shape, 1, "ab", std::vector<float>(floats, 1.f)}, second{shape, 2, "ab", first.values};
+  checkpoint const first{shape, optimizer::sgd, 1, "ab", std::vector<float>(floats, 1.f)},
+      second{shape, optimizer::sgd, 2, "ab", first.values};
   checkpoint_writer writer(folder_ / "model");
   writer.write(first);
   writer.finish();

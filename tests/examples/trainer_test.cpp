@@ -4,12 +4,15 @@
 
 #include <gtest/gtest.h>
 
+#include <boost/crc.hpp>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <optional>
 
+#include "examples/trainer/kernels.h"
 #include "tests/examples/some_text.h"
 #include "weir/observe.h"
 
@@ -131,8 +134,8 @@ TEST_F(trained, halves_train_as_floats_do) {
 TEST_F(trained, a_step_that_overflows_is_skipped_on_all_replicas) {
   with_.how.type = weir::float16;
   with_.steps = 20;
-  with_.rate = 1e30f;  // the first counted step makes the parameters diverge; every later gradient is not finite
-  with_.momentum = 0;
+  with_.update.rate = 1e30f;  // the first counted step makes the parameters diverge; every later gradient is not finite
+  with_.update.momentum = 0;
   with_.save_file = folder_ / "model";
   run const r = train_on(devices() >= 2 ? 2 : 1);
   EXPECT_GE(r.out.scale.steps_skipped, 15);
@@ -178,7 +181,7 @@ TEST_F(trained, a_checkpoint_goes_on_where_it_was_written) {
   settings const full = with_;
   text const t(with_.text_file, with_.shape.context);
   run const half = train_on(1);
-  write_checkpoint(with_.save_file, {with_.shape, 20, t.characters(), half.out.values});
+  write_checkpoint(with_.save_file, {with_.shape, with_.how.by, 20, t.characters(), half.out.values});
   checkpoint const read = read_checkpoint(with_.save_file);
   EXPECT_EQ(read.shape, with_.shape);
   EXPECT_EQ(read.step, 20);
@@ -192,12 +195,120 @@ TEST_F(trained, a_checkpoint_goes_on_where_it_was_written) {
   EXPECT_EQ(train_on(1, &read).out.fingerprints, rest.out.fingerprints);
 }
 
+TEST_F(trained, adamw_and_clipping_agree_on_1_2_and_4_devices) {
+  with_.how.by = optimizer::adamw;
+  with_.update.rate = 0.01f, with_.update.clip = 0.5f;
+  run const one = train_on(1);
+  EXPECT_LT(one.losses.back(), 0.7 * one.losses[0]);
+  for (int const n : {2, 4}) {
+    if (n > devices()) GTEST_SKIP() << "there are " << devices() << " devices";
+    run const several = train_on(n);
+    EXPECT_TRUE(several.out.agree());
+    for (std::size_t i = 0; i < one.losses.size(); ++i)
+      EXPECT_NEAR(several.losses[i], one.losses[i], 1e-3 * one.losses[i]) << n << " devices, step " << i;
+  }
+}
+
+TEST_F(trained, clipping_bounds_a_step_and_changes_no_shorter_one) {
+  with_.steps = 1, with_.update.momentum = 0, with_.save_file = folder_ / "model";
+  auto const values_with = [&](float rate, float clip) {
+    with_.update.rate = rate, with_.update.clip = clip;
+    return train_on(1).out.values;
+  };
+  auto const norm_of_velocities = [&](std::vector<float> const& values) {  // without momentum: of the gradients
+    double sum = 0;
+    std::size_t at = 0;
+    for (auto const& row : parameter_table(with_.shape)) {
+      at += static_cast<std::size_t>(row.count());
+      for (std::int64_t i = 0; i < row.count(); ++i, ++at) sum += std::pow(double{values[at]}, 2);
+    }
+    return std::sqrt(sum);
+  };
+  std::vector<float> const free = values_with(0.1f, 0);
+  EXPECT_GT(norm_of_velocities(free), 0.02);
+  EXPECT_NEAR(norm_of_velocities(values_with(0.1f, 0.01f)), 0.01, 1e-6);
+  EXPECT_EQ(values_with(0.1f, 1e6f), free);
+}
+
+// Against the formulas in double, over several steps.
+TEST(optimizer_kernels, do_the_arithmetic_of_their_formulas) {
+  constexpr std::size_t n = 50;
+  constexpr double rate = 0.01, decay = 0.1, clip = 0.5;
+  std::vector<float> value(n), mean(n), square(n), gradient(n), speed(n), moved(n);
+  std::vector<double> v(n), m(n), s(n), u(n), w(n);
+  for (std::size_t i = 0; i < n; ++i) moved[i] = value[i] = static_cast<float>(i) / 10, u[i] = v[i] = double{value[i]};
+  for (int step = 1; step <= 6; ++step) {
+    double sum = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      gradient[i] = static_cast<float>(std::sin(static_cast<double>(i * 7) + step)) / (step > 3 ? 50.f : 1.f);
+      sum += std::pow(double{gradient[i]}, 2);
+    }
+    float partial[4], square_norm = 0;
+    for (std::size_t i = 0; i < 4; ++i) {
+      kernels::sum_squares{partial, gradient.data(), n, 4}(i);
+      square_norm += partial[i];
+    }
+    ASSERT_NEAR(square_norm, sum, 1e-5 * sum);
+    kernels::read_gradient const read{gradient.data(), nullptr, &square_norm, static_cast<float>(clip)};
+    double const factor = std::sqrt(sum) > clip ? clip / std::sqrt(sum) : 1;
+    kernels::adamw_step one{.value = value.data(), .mean = mean.data(), .square = square.data(), .gradient = read,
+                            .rate = rate, .decay = decay, .mean_bias = 1 - std::pow(0.9f, static_cast<float>(step)),
+                            .square_bias = 1 - std::pow(0.999f, static_cast<float>(step))};
+    kernels::momentum_step const other{moved.data(), speed.data(), read, static_cast<float>(rate), 0.9f};
+    for (std::size_t i = 0; i < n; ++i) {
+      one(i), other(i);
+      double const g = factor * double{gradient[i]};
+      m[i] = 0.9 * m[i] + 0.1 * g;
+      s[i] = 0.999 * s[i] + 0.001 * g * g;
+      double const root = std::sqrt(s[i] / (1 - std::pow(0.999, step)));
+      v[i] -= rate * (decay * v[i] + m[i] / (1 - std::pow(0.9, step)) / (root + 1e-8));
+      w[i] = 0.9 * w[i] + g;
+      u[i] -= rate * w[i];
+      ASSERT_NEAR(value[i], v[i], 2e-5) << "adamw, step " << step << ", element " << i;
+      ASSERT_NEAR(moved[i], u[i], 1e-5) << "sgd, step " << step << ", element " << i;
+    }
+  }
+}
+
+TEST_F(trained, checkpoints_beside_training_go_on_with_the_same_bits) {
+  with_.steps = 20, with_.save_every = 8, with_.save_file = folder_ / "model";
+  for (optimizer const by : {optimizer::sgd, optimizer::adamw}) {
+    with_.how.by = by;
+    run const whole = train_on(1);
+    checkpoint const read = read_checkpoint(with_.save_file);
+    EXPECT_EQ(read.step, 16);
+    EXPECT_EQ(read.by, by);
+    EXPECT_EQ(train_on(1, &read).out.fingerprints, whole.out.fingerprints);
+    if (devices() >= 2) {
+      EXPECT_TRUE(train_on(2, &read).out.agree());
+    }
+  }
+}
+
+// Version 1 had no optimizer but sgd.
+TEST_F(trained, a_checkpoint_of_version_1_is_read) {
+  with_.steps = 2, with_.save_file = folder_ / "model";
+  run const r = train_on(1);
+  text const t(with_.text_file, with_.shape.context);
+  write_checkpoint(with_.save_file, {with_.shape, optimizer::sgd, 2, t.characters(), r.out.values});
+  std::ifstream in(with_.save_file, std::ios::binary);
+  std::string bytes{std::istreambuf_iterator<char>(in), {}};
+  bytes[8] = 1;
+  bytes.erase(8 + 4 + 5 * 4, 4);
+  boost::crc_32_type crc;
+  crc.process_bytes(bytes.data(), bytes.size() - 4);
+  std::uint32_t const sum = crc.checksum();
+  std::memcpy(bytes.data() + bytes.size() - 4, &sum, 4);
+  std::ofstream(with_.save_file, std::ios::binary | std::ios::trunc) << bytes;
+  EXPECT_EQ(read_checkpoint(with_.save_file).values, r.out.values);
+}
+
 TEST_F(trained, a_checkpoint_with_any_damaged_byte_is_refused) {
   with_.save_file = folder_ / "model";
   with_.steps = 2;
   run const r = train_on(1);
   text const t(with_.text_file, with_.shape.context);
-  write_checkpoint(with_.save_file, {with_.shape, 2, t.characters(), r.out.values});
+  write_checkpoint(with_.save_file, {with_.shape, with_.how.by, 2, t.characters(), r.out.values});
   std::ifstream in(with_.save_file, std::ios::binary);
   std::string const good{std::istreambuf_iterator<char>(in), {}};
   auto const refused = [&](std::string const& bytes) {
