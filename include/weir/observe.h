@@ -60,6 +60,7 @@ struct memory_segment {
   std::vector<memory_block> blocks;
   memory_sharing shared = memory_sharing::none;
   std::uint64_t readers = 0;  // other devices of this process that may access all of it, bit d for gpu:d
+  std::uint64_t pool = 0;     // pool::number; 0: of no pool, or of one that has ended
 };
 // Returns the segments by address. Each stream's memory is consistent at one moment.
 // Blocks: allocations of a stream while weir reads its memory.

@@ -55,6 +55,14 @@ struct stream_memory_use {  // one stream's memory on one device
   struct waiting { std::uint64_t stream; size_t bytes; };
   std::vector<waiting> waits_for;     // pending bytes by the stream that uses them
 };
+struct pool_memory_use {  // one pool's memory (weir/pool.h)
+  std::uint64_t pool = 0;   // number, unique in the process; 0: what pools left that ended with live blocks
+  std::string name;
+  size_t limit = 0;         // bytes of `reserved`; 0: none
+  size_t reserved = 0, max_reserved = 0;          // bytes held from the driver
+  size_t allocated = 0, pending = 0, cached = 0;  // bytes; reserved = allocated + pending + cached
+  std::int64_t blocks = 0;                        // live
+};
 // What allocations of a stream could get now, in blocks of 32 KiB and more; less: slabs may still serve small ones.
 struct headroom {
   size_t largest;  // bytes of one block; 0: no block of 32 KiB
@@ -74,6 +82,7 @@ enum class memory_cause : std::uint8_t {
   driver,     // the driver refused although the memory should be there
   addresses,  // no range of addresses is long enough
   host,       // host memory is short
+  pool_limit,  // the limit of the request's pool forbids it
 };
 std::string_view name(memory_cause) noexcept;  // "survivors"
 struct recovery_step { std::string_view name; size_t gave_bytes; std::int64_t ns; };
@@ -90,9 +99,10 @@ struct memory_report {  // of one failed allocation, or of the moment of a query
   // freed memory by the stream whose work still uses it, the most bytes first
   std::vector<stream_memory_use::waiting> waits_for;
   // At most three lines of the program, the most bytes first. survivors: free bytes that blocks of that line keep
-  // in place. limit, in_use: bytes in live blocks. Empty without record_memory_history().
+  // in place. limit, in_use, pool_limit: bytes in live blocks (of the pool). Empty without record_memory_history().
   struct holder { source_location where; size_t bytes; };
   std::vector<holder> holders;
+  pool_memory_use pool = {};  // that the request was for; no name: none
   std::string text() const;  // for people; ends with the likeliest remedies
 };
 }

@@ -61,6 +61,10 @@ std::string sentence(memory_report const& r, memory_cause why) {
         return "The request is larger than the memory limit. Raise the limit (set_memory_limit, or the option "
                "device_limit), or request less.\n";
       return "The memory limit is reached: raise the limit, or free memory.\n";
+    case memory_cause::pool_limit:
+      if (r.rounded > r.pool.limit)
+        return "The request is larger than the limit of its pool. Raise the limit (pool::set_limit), or request less.\n";
+      return "The limit of the pool is reached: free blocks of the pool, or raise its limit (pool::set_limit).\n";
     case memory_cause::shared:
       return "Most of the device is memory to share with other processes. Destroy unused shared buffers and pools, "
              "or trim the pools.\n";
@@ -85,15 +89,16 @@ std::string sentence(memory_report const& r, memory_cause why) {
 }  // namespace
 
 std::string_view name(memory_cause why) noexcept {
-  constexpr std::array<std::string_view, 11> names{"none",      "too large", "limit",   "in use",
+  constexpr std::array<std::string_view, 12> names{"none",      "too large", "limit",   "in use",
                                                    "survivors", "pending",   "outside", "shared",
-                                                   "driver",    "addresses", "host"};
+                                                   "driver",    "addresses", "host",    "pool limit"};
   return names[static_cast<size_t>(why)];
 }
 
 std::string memory_report::text() const {
   size_t const cached = reserved - allocated - pending;  // reserved = allocated + pending + cached
-  std::string out = on.str() + ": no room for " + in_units(requested) + " (" + in_units(rounded) + " rounded)\n";
+  std::string out = on.str() + ": no room for " + in_units(requested) + " (" + in_units(rounded) + " rounded)" +
+                    (pool.name.empty() ? "" : " in pool " + pool.name) + '\n';
   constexpr size_t width = 16;  // longer than the longest name
   auto const row = [&out](std::string_view name, size_t bytes) {
     out += "  " + std::string(name) + std::string(width - name.size(), ' ') + in_units(bytes) + '\n';
@@ -113,6 +118,13 @@ std::string memory_report::text() const {
   row("  pending", pending);
   row("  cached", cached);
   row("largest free", largest_free);
+  if (!pool.name.empty()) {
+    if (pool.limit) row("limit of pool", pool.limit);
+    row("reserved there", pool.reserved);
+    row("  allocated", pool.allocated);
+    row("  pending", pool.pending);
+    row("  cached", pool.cached);
+  }
   bool addresses = false, listed = false;  // addresses: these were short, not memory
   for (recovery_step const& tried : recovery) {
     if (tried.name == "addresses") {

@@ -61,7 +61,8 @@ class writer {
     field("requested_size", requested);
     field("stream", s.stream);
     out_.key("segment_type").text(s.small ? "small" : "large");
-    out_.key("segment_pool_id").pair(0, static_cast<std::int64_t>(s.shared));  // 1: exported, 2: imported
+    // (0, 1): exported, (0, 2): imported, (n, 0): pool n
+    out_.key("segment_pool_id").pair(static_cast<std::int64_t>(s.pool), static_cast<std::int64_t>(s.shared));
     out_.key("is_expandable").truth(true);
     out_.key("frames");
     frames({nullptr, nullptr, 0}, 0);

@@ -95,7 +95,7 @@ void add_reserved(runtime::impl& r, int d, std::vector<memory_segment>& out) {
     known[b.at] = b;
   for (memory::mapped_range const& range : a->layout()) {
     memory_segment& s = out.emplace_back(
-        memory_segment{range.at, range.bytes, range.stream, range.slots, {}, memory_sharing::none, range.readers});
+        memory_segment{range.at, range.bytes, range.stream, range.slots, {}, memory_sharing::none, range.readers, range.pool});
     s.blocks.reserve(range.parts.size());
     for (memory::mapped_range::part const& p : range.parts) {
       auto const found = p.is == memory::mapped_range::use::live ? known.find(p.at) : known.end();

@@ -95,8 +95,8 @@ TEST(heap_table, gives_each_stream_one_heap) {
   EXPECT_NE(&d.heaps.of(b), &of_a);
   EXPECT_EQ(d.heaps.all().size(), 2u);
   int found = 0;
-  d.heaps.if_any(a, [&](memory::stream_heap& m) { found += &m == &of_a; });
-  d.heaps.if_any(d.bench.stream(0), [&](memory::stream_heap&) { ++found; });
+  d.heaps.each_of(a, [&](memory::stream_heap& m) { found += &m == &of_a; });
+  d.heaps.each_of(d.bench.stream(0), [&](memory::stream_heap&) { ++found; });
   EXPECT_EQ(found, 1) << "no heap is made for a stream that is only asked about";
 }
 
@@ -106,7 +106,7 @@ TEST(heap_table, opens_later_heaps_to_the_readers_of_all) {
   memory::stream_heap& of_a = d.heaps.of(a);
   EXPECT_FALSE(d.heaps.add_readers_of_all(2, 0)) << "one heap is there already";
   EXPECT_TRUE(d.heaps.add_readers_of_all(2, 1));
-  d.heaps.add_readers(of_a, 4);
+  d.heaps.add_readers(a, 4);
   EXPECT_EQ(of_a.readers.load(), 6u);
   EXPECT_EQ(d.heaps.of(b).readers.load(), 2u);
   EXPECT_FALSE(memory::heap_table::may_lend(d.heaps.of(b), of_a)) << "device 2 would not reach the block";

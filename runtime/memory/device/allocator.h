@@ -35,8 +35,11 @@ struct mapped_range {
   std::uint64_t stream = 0;   // the home of its heap
   bool slots = false;         // runs of slabs: small blocks
   std::uint64_t readers = 0;  // other devices that may use all of it, a bit each
+  std::uint64_t pool = 0;     // number; 0: of none, or of one that has ended
   std::vector<part> parts;
 };
+
+class memory_pool;
 
 class allocator {
  public:
@@ -79,6 +82,11 @@ class allocator {
 
   virtual std::size_t empty_cache() = 0;  // Blocks: until freed blocks are complete. Returns: bytes released
   virtual void set_limit(std::size_t bytes) = 0;  // 0: none
+  // A pool serves the threads that entered it (thread_caches::enter). limit: reserved bytes; 0: none
+  virtual memory_pool& make_pool(std::string name, std::size_t limit) = 0;  // Throws: bad_alloc
+  virtual void end_pool(memory_pool&) noexcept = 0;  // its blocks stay; free memory of it serves others as before
+  virtual pool_memory_use use_of(memory_pool const&) const = 0;
+  virtual std::vector<pool_memory_use> by_pool() const = 0;  // without what no pool holds
   virtual memory_statistics statistics() const = 0;
   virtual memory_report report() const = 0;              // present state, nothing requested
   virtual std::vector<mapped_range> layout() const = 0;  // by address; each heap at one moment

@@ -24,13 +24,14 @@ void* device_allocator::allocate(clock::stream_clock& home, std::size_t bytes, s
   }
   if (home.seen_captured()) [[unlikely]]
     refuse_captured(home, r);
-  stream_heap& mine = heaps_.of(home);
-  thread_cache* const cache = mine.cache_here();
+  stream_heap& mine = heaps_.of(home, heaps_.pool_here());
+  thread_cache* const cache = mine.cache_to_allocate();
   void* p = nullptr;
   {
     section const hold(mine);
     p = mine.take(r);
-    if (p && cache) r.size_class < 0 ? mine.lock.bias_to(cache->own) : mine.refill(*cache, r.size_class);
+    if (p && cache && mine.cacheable())
+      r.size_class < 0 ? mine.lock.bias_to(cache->own) : mine.refill(*cache, r.size_class);
   }
   if (!p) {
     base::internal_ordering const own_affair(of_.runtime.observer());
@@ -45,11 +46,12 @@ void* device_allocator::allocate(clock::stream_clock& home, std::size_t bytes, s
 void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r) {
   refuse_captured(r.home, r);
   if (std::size_t const needs = of_.space.maps() ? round_up(r.rounded, of_.space.page_bytes()) : r.rounded;
-      can_never_hold(needs)) {
+      can_never_hold(needs, *mine.pool.get())) {
     memory_report why = audit_.report();
     why.requested = r.bytes;
     why.rounded = needs;
-    audit_.explain(why, nullptr);
+    audit_.add_pool(why, *mine.pool.get());
+    audit_.explain(why, nullptr, *mine.pool.get());
     ladder_.refuse(r, why);
   }
   std::size_t spare = 0;
@@ -68,9 +70,17 @@ void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r)
 }
 
 // However much is freed. Reserved memory may exceed a limit that was set later, and stays usable.
-bool device_allocator::can_never_hold(std::size_t bytes) const {
+bool device_allocator::can_never_hold(std::size_t bytes, memory_pool const& in) const {
   std::size_t const limit = of_.counts.limit();
-  return bytes > of_.space.info().total_memory || (limit && bytes > limit && bytes > of_.counts.reserved());
+  auto const pool = in.now();
+  return bytes > of_.space.info().total_memory || (limit && bytes > limit && bytes > of_.counts.reserved()) ||
+         (pool.limit && bytes > pool.limit && bytes > pool.charged);
+}
+
+// Growth that is under way has charged the pool that its heap is in.
+void device_allocator::end_pool(memory_pool& p) noexcept {
+  mapping_lock::exclusive const stay(memory_.changes);
+  heaps_.end_pool(p);
 }
 
 // A graph may be launched at any time, on any stream. Its memory must serve no other request meanwhile, and

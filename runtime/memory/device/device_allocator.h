@@ -35,11 +35,19 @@ class device_allocator final : public allocator {
   void fence_what_came_free(clock::stream_clock& home) noexcept override { free_.fence_what_came_free(home); }
   std::size_t empty_cache() override;
   void set_limit(std::size_t bytes) override { of_.counts.set_limit(bytes); }
+  memory_pool& make_pool(std::string name, std::size_t limit) override {
+    return heaps_.add_pool(memory_pool::kind::ordinary, std::move(name), limit);
+  }
+  void end_pool(memory_pool&) noexcept override;
+  pool_memory_use use_of(memory_pool const& p) const override { return audit_.use_of(p); }
+  std::vector<pool_memory_use> by_pool() const override { return audit_.by_pool(); }
   memory_statistics statistics() const override { return audit_.statistics(); }
   memory_report report() const override { return audit_.report(); }
   std::vector<mapped_range> layout() const override { return audit_.layout(); }
   std::vector<stream_memory_use> by_stream() const override { return audit_.by_stream(); }
-  weir::headroom headroom(clock::stream_clock const& home) const override { return audit_.headroom(home); }
+  weir::headroom headroom(clock::stream_clock const& home) const override {
+    return audit_.headroom(home, heaps_.pool_here());
+  }
   void reset_peak() override { audit_.reset_peak(); }
   void reset_accumulated() override { audit_.reset_accumulated(); }
   std::vector<std::string> validate() const override { return audit_.validate(); }
@@ -57,7 +65,7 @@ class device_allocator final : public allocator {
   void* allocate_cold(stream_heap& mine, alloc_request const&);
   void refuse_captured(clock::stream_clock& home,
                        alloc_request const&) const;  // Throws: invalid_use, if it is captured
-  bool can_never_hold(std::size_t bytes) const;
+  bool can_never_hold(std::size_t bytes, memory_pool const&) const;
   range use_in(region&, address, clock::stream_clock&) noexcept;
 
   device_context of_;

@@ -172,7 +172,7 @@ void free_path::fence_what_came_free(clock::stream_clock& home) noexcept try {
   if (heaps_.index.size() < 2 || of_.lost()) return;
   std::uint64_t const now = home.now().n;
   bool due = false;
-  heaps_.if_any(home, [&](stream_heap& m) {
+  heaps_.each_of(home, [&](stream_heap& m) {
     section const hold(m);
     bool const kept = std::ranges::any_of(m.caches, [&](thread_cache const* c) { return c->has_freed_at(now); });
     if (!kept && m.blocks.newest_given() < now && m.slots.newest_freed() < now) return;

@@ -29,6 +29,7 @@ void memory_audit::reset_peak() {
     m->counts.reset_peak();
   }
   of_.counts.reset_peak();
+  heaps_.reset_peaks_of_pools();
 }
 
 void memory_audit::reset_accumulated() { of_.counts.reset_accumulated(heaps_.heap_counts(), heaps_.cached()); }
@@ -55,6 +56,41 @@ memory_report memory_audit::report() const {
     out.largest_free = std::max(out.largest_free, m->blocks.largest_free());
   }
   return out;
+}
+
+pool_memory_use memory_audit::use_of(memory_pool const& pool) const {
+  std::vector<observe::heap_counters const*> all;
+  observe::cached_slots cached;
+  pool_memory_use out;
+  (void)heaps_.reclaim_known();
+  for (stream_heap const* m : heaps_.all()) {
+    if (m->pool.get() != &pool) continue;
+    base::biased_lock const hold(m->lock);
+    all.push_back(&m->counts);
+    cached += m->cached_before;
+    for (thread_cache const* c : m->caches) cached += c->counted();
+    out.reserved += static_cast<std::size_t>(m->counts.bytes_mapped());
+  }
+  memory_statistics const n = of_.counts.read(all, cached);
+  auto const sums = pool.now();
+  out.pool = pool.number;
+  out.name = pool.is == memory_pool::kind::left ? "pools that ended" : pool.name;
+  out.limit = sums.limit, out.max_reserved = std::max(sums.most_charged, out.reserved);
+  out.blocks = n.allocation.all.current;
+  out.allocated = std::min(out.reserved, static_cast<std::size_t>(n.allocated_bytes.all.current));
+  out.pending = std::min(out.reserved - out.allocated, static_cast<std::size_t>(n.pending_bytes.all.current));
+  out.cached = out.reserved - out.allocated - out.pending;
+  return out;
+}
+
+std::vector<pool_memory_use> memory_audit::by_pool() const {
+  std::vector<pool_memory_use> out;
+  for (memory_pool const* p : heaps_.pools()) out.push_back(use_of(*p));
+  return out;
+}
+
+void memory_audit::add_pool(memory_report& to, memory_pool const& pool) const {
+  if (pool.is != memory_pool::kind::rest) to.pool = use_of(pool);
 }
 
 std::size_t memory_audit::unreclaimable() const {

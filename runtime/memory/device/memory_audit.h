@@ -22,7 +22,10 @@ class memory_audit {
   memory_report report() const;
   std::vector<mapped_range> layout() const;
   std::vector<stream_memory_use> by_stream() const;
-  weir::headroom headroom(clock::stream_clock const& home) const;  // as weir/memory.h says
+  weir::headroom headroom(clock::stream_clock const& home, memory_pool const&) const;  // as weir/memory.h says
+  pool_memory_use use_of(memory_pool const&) const;
+  std::vector<pool_memory_use> by_pool() const;
+  void add_pool(memory_report&, memory_pool const&) const;  // the pool that the request was for
   // What a stream could be given if all work were done. Of blocks in the arena. Examines everything.
   struct room {
     struct place {
@@ -34,6 +37,7 @@ class memory_audit {
     std::size_t ends = 0;      // bytes of free ranges of a granule and more, in handles that stay
     std::vector<place> places;
     bool limited = false;  // by the limit, not by what the device has left
+    bool pool_is_full = false;  // by the pool's limit, not by either
     struct partly_free {
       address at;
       std::size_t bytes, free;
@@ -41,15 +45,17 @@ class memory_audit {
     std::vector<partly_free> stays;  // handles with a byte in use
   };
   // Names the cause of a request that all recovery steps left without memory. Null: no room was looked for.
-  void explain(memory_report&, room const*) const;
-  room look_for_room(stream_heap const* mine) const;  // null: of a stream without memory
+  void explain(memory_report&, room const*, memory_pool const&) const;
+  // mine: null, if the stream has no memory in that pool
+  room look_for_room(stream_heap const* mine, memory_pool const&) const;
   std::vector<std::string> validate() const;
   // Bytes of unreclaimable handles: a byte is live, pending, of a slab's run or not known to be complete, or
   // the handle is granted to other devices, or in transit to a block. Examines everything.
   std::size_t unreclaimable() const;
   std::vector<stream_memory_use::waiting> unfinished() const;  // freed memory by the stream that still uses it
   // kept: by free bytes of its handles, else by live bytes. Empty without a history
-  std::vector<memory_report::holder> lines_that_hold(room const* kept) const;
+  // only: blocks of that pool; null: all
+  std::vector<memory_report::holder> lines_that_hold(room const* kept, memory_pool const* only) const;
   void reset_peak();
   void reset_accumulated();
 

@@ -53,12 +53,16 @@ std::vector<stream_memory_use::waiting> memory_audit::unfinished() const {
   return out;
 }
 
-std::vector<memory_report::holder> memory_audit::lines_that_hold(room const* kept) const {
+std::vector<memory_report::holder> memory_audit::lines_that_hold(room const* kept, memory_pool const* only) const {
   if (!observe::history::on()) return {};
   by_line sums;
   auto const live =
       observe::history::process().live(static_cast<std::uint32_t>(of_.runtime.id()), of_.device);
   for (observe::live_block const& b : live) {
+    if (only) {
+      region const* const r = of_.space.find(reinterpret_cast<void const*>(b.at));
+      if (!r || r->owner.load()->pool.get() != only) continue;
+    }
     if (!kept) {
       add(sums, b.from, b.bytes);
       continue;
@@ -70,7 +74,7 @@ std::vector<memory_report::holder> memory_audit::lines_that_hold(room const* kep
   return largest(sums);
 }
 
-void memory_audit::explain(memory_report& r, room const* found) const {
+void memory_audit::explain(memory_report& r, room const* found, memory_pool const& pool) const {
   auto const outside = r.other_processes - std::min(r.other_processes, r.exported);
   std::size_t const all_others = std::min(r.capacity, r.other_processes);
   std::size_t most = 0;
@@ -81,12 +85,15 @@ void memory_audit::explain(memory_report& r, room const* found) const {
   auto const is = [&]() -> memory_cause {
     if (r.rounded > r.capacity) return memory_cause::too_large;
     if (r.limit && r.rounded > r.limit) return memory_cause::limit;
+    if (r.pool.limit && r.rounded > r.pool.limit) return memory_cause::pool_limit;
     if (std::any_of(r.recovery.begin(), r.recovery.end(), [](auto const& s) { return s.name == "addresses"; }))
       return memory_cause::addresses;
     if (most >= std::max(r.rounded, granule)) {  // if all work were done and no call refused; slots need a run
       r.waits_for = unfinished();
       return r.waits_for.empty() ? memory_cause::driver : memory_cause::pending;
     }
+    if (found && found->pool_is_full)
+      return r.pool.allocated + r.rounded <= r.pool.limit ? memory_cause::survivors : memory_cause::pool_limit;
     std::size_t const within =
         found && found->limited ? r.limit : r.capacity - std::min(r.capacity, all_others + r.driver_reserve);
     if (r.allocated + r.rounded <= within) return memory_cause::survivors;
@@ -96,8 +103,11 @@ void memory_audit::explain(memory_report& r, room const* found) const {
     return outside >= r.capacity / much_outside ? memory_cause::outside : memory_cause::in_use;
   };
   r.cause = is();
-  if (r.cause == memory_cause::survivors) r.holders = lines_that_hold(found);
-  if (r.cause == memory_cause::limit || r.cause == memory_cause::in_use) r.holders = lines_that_hold(nullptr);
+  bool const of_pool = r.cause == memory_cause::pool_limit || (found && found->pool_is_full);
+  memory_pool const* const only = of_pool ? &pool : nullptr;
+  if (r.cause == memory_cause::survivors) r.holders = lines_that_hold(found, only);
+  if (r.cause == memory_cause::pool_limit || r.cause == memory_cause::limit || r.cause == memory_cause::in_use)
+    r.holders = lines_that_hold(nullptr, only);
 }
 
 }  // namespace weir::memory

@@ -79,7 +79,7 @@ class openings {
 
 }  // namespace
 
-memory_audit::room memory_audit::look_for_room(stream_heap const* mine) const {
+memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_pool const& pool) const {
   std::size_t const page = of_.space.page_bytes(), reserved = of_.counts.reserved(), limit = of_.counts.limit();
   auto const left = of_.machine.memory(of_.device);
   std::size_t fresh = left.ok() ? left.value.free : 0;  // bytes to be made
@@ -91,24 +91,28 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine) const {
     std::vector<opening> all;
   };
   std::vector<part> parts;
-  std::size_t whole = 0;
+  std::size_t whole = 0, whole_here = 0;
   room out;
   out.limited = allowed < fresh;
   for (stream_heap* m : heaps_.all()) {
-    bool const lends = m == mine || !mine || heap_table::may_lend(*m, *mine);
+    bool const here = m->pool.get() == &pool, lends = m == mine || (mine ? heap_table::may_lend(*m, *mine) : here);
+    bool const stays = m->pool.get()->pages_stay();
     base::biased_lock hold(m->lock);
     for (thread_cache* c : m->caches) c->revoke();  // so that nothing moves meanwhile
     for (region const* r : m->blocks.regions()) {
       openings in(*m, *r);
       in.walk();
-      whole += in.whole_bytes;
+      whole += stays ? 0 : in.whole_bytes, whole_here += here ? in.whole_bytes : 0;
       for (auto const& [at, h] : in.stays) out.stays.push_back(h);
       if (!lends) continue;
       parts.push_back({m, arena::zone::blocks, std::move(in.blocks)});
       if (!in.runs.empty()) parts.push_back({m, arena::zone::runs, std::move(in.runs)});
     }
   }
-  out.anywhere = round_down(std::min(fresh, allowed) + whole, page);
+  std::size_t const in_all = std::min(fresh, allowed) + whole, room_here = pool.room();
+  std::size_t const in_pool = room_here > in_all ? in_all : room_here + whole_here;
+  out.pool_is_full = in_pool < in_all;
+  out.anywhere = round_down(std::min(in_all, in_pool), page);
   for (part const& p : parts) {
     std::size_t largest = 0;
     for (opening const& g : p.all) {
@@ -120,10 +124,10 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine) const {
   return out;
 }
 
-weir::headroom memory_audit::headroom(clock::stream_clock const& home) const {
+weir::headroom memory_audit::headroom(clock::stream_clock const& home, memory_pool const& pool) const {
   stream_heap const* mine = nullptr;
-  heaps_.if_any(home, [&](stream_heap const& m) { mine = &m; });
-  room const all = look_for_room(mine);
+  heaps_.each_of(home, [&](stream_heap const& m) { mine = m.pool.get() == &pool ? &m : mine; });
+  room const all = look_for_room(mine, pool);
   std::size_t largest = all.anywhere;
   for (auto const& p : all.places) largest = std::max(largest, p.largest);
   if (largest < granule) largest = 0;

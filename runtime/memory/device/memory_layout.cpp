@@ -53,7 +53,7 @@ std::vector<mapped_range> memory_audit::layout() const {
       for (slabs::taken const s : c->out.slots()) waiting.push_back(s.from->start(s.index));
     }
     std::sort(waiting.begin(), waiting.end());
-    std::uint64_t const stream = m->home.load()->id();
+    std::uint64_t const stream = m->home.load()->id(), pool = m->pool.get()->number;
     for (region* r : m->blocks.regions()) {
       bool in_range = false;
       for (heap_block const* p = &m->blocks.first_block(*r); p; p = p->after) {
@@ -61,7 +61,7 @@ std::vector<mapped_range> memory_audit::layout() const {
           in_range = false;
           continue;
         }
-        if (!in_range) all.push_back({p->at, 0, stream, true, ~of_.own_bit(), {}});
+        if (!in_range) all.push_back({p->at, 0, stream, true, ~of_.own_bit(), pool, {}});
         in_range = true;
         mapped_range& now = all.back();
         for (address a = p->at; a < p->end();) {
@@ -102,7 +102,10 @@ std::vector<stream_memory_use> memory_audit::by_stream() const {
     for (thread_cache const* c : m->caches) {
       if (c->out.count()) waits[c->out.stamp().stream] += static_cast<std::size_t>(c->out.held_bytes());
     }
-    for (auto const& [stream, bytes] : waits) found->second.waits_for.push_back({stream, bytes});
+    auto& known = found->second.waits_for;  // of the stream's heap in another pool
+    for (auto const& w : known) waits[w.stream] += w.bytes;
+    known.clear();
+    for (auto const& [stream, bytes] : waits) known.push_back({stream, bytes});
   }
   std::vector<stream_memory_use> out;
   for (auto& [stream, u] : all) {

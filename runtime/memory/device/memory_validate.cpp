@@ -1,6 +1,7 @@
 // The invariants of one device's memory, each checked and named.
 // Threads: as memory_audit.h.
 #include <algorithm>
+#include <map>
 #include <tuple>
 
 #include "runtime/memory/device/memory_audit.h"
@@ -9,6 +10,8 @@ namespace weir::memory {
 
 std::vector<std::string> memory_audit::validate() const {
   std::vector<std::string> wrong;
+  std::map<memory_pool const*, std::size_t> in_pools;  // bytes mapped
+  for (memory_pool const* p : heaps_.pools()) in_pools[p] = 0;
   std::size_t mapped = 0, unusable = 0, free_blocks = 0, live = 0, pending = 0, cached = 0, reserved = 0;
   for (stream_heap* m : heaps_.all()) {
     base::biased_lock hold(m->lock);
@@ -37,7 +40,7 @@ std::vector<std::string> memory_audit::validate() const {
     m->slots.validate(wrong, subject, now);
     mover_.validate(*m, wrong, subject);
     peers_.validate(*m, wrong, subject);
-    for (auto const& [at, h] : m->handles) mapped += h.bytes;
+    for (auto const& [at, h] : m->handles) mapped += h.bytes, in_pools[m->pool.get()] += h.bytes;
     for (released const& u : m->unusable) unusable += u.handles.front().bytes;
     free_blocks += m->blocks.free_blocks();
     std::size_t held = 0, queued = 0, largest = 0;
@@ -100,6 +103,8 @@ std::vector<std::string> memory_audit::validate() const {
     same("cached bytes", n.cached_bytes.all.current, cached + orphaned);
     same("reserved bytes", n.reserved_bytes.all.current, mapped + orphaned);
     same("charged bytes", static_cast<std::int64_t>(of_.counts.reserved()), mapped + orphaned);
+    for (auto const& [p, bytes] : in_pools)
+      same(("bytes charged to pool " + p->name).c_str(), static_cast<std::int64_t>(p->now().charged), bytes);
     same("mapped = live + pending + free", static_cast<std::int64_t>(mapped), live + pending + cached);
   }
   for (auto [r, a, p, c] : {std::tuple{n.reserved_bytes.all.current, n.allocated_bytes.all.current,

@@ -30,6 +30,17 @@ constexpr std::int64_t rest_ns = 500'000;
 
 void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::status why) {
   of_.counts.retried();
+  memory_pool& pool = *mine.pool.get();
+  // If the pool's limit is what is short, memory of others is of no use.
+  auto const short_pool = [&]() -> memory_pool const* {
+    return pool.room() < round_up(r.rounded, of_.space.page_bytes()) ? &pool : nullptr;
+  };
+  auto const heaps = [&] {
+    auto all = heaps_.all();
+    if (auto const* const only = short_pool())
+      std::erase_if(all, [&](stream_heap const* m) { return m->pool.get() != only; });
+    return all;
+  };
   std::vector<recovery_step> climbed;
   void* out = nullptr;
   // If not even one more run can be allocated, a small block gets a granule of its own.
@@ -71,6 +82,7 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
     text.requested = r.bytes;
     text.rounded = r.rounded;
     text.recovery = climbed;
+    audit_.add_pool(text, pool);
     if (why == growth::no_addresses) text.recovery.push_back({"addresses", 0, 0});
     return text;
   };
@@ -90,7 +102,7 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
     auto const free_before = came_free();
     if (step(rungs::pending, [&] {
           std::size_t bytes = 0;
-          for (stream_heap* m : heaps_.all()) {
+          for (stream_heap* m : heaps()) {
             (void)m->flush_deferred();
             bytes += completion_.poll(*m);
           }
@@ -108,7 +120,7 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
     }
     if (step(rungs::caches, [&] {
           std::size_t bytes = 0;
-          for (stream_heap* m : heaps_.all()) bytes += m->empty_caches();
+          for (stream_heap* m : heaps()) bytes += m->empty_caches();
           return bytes;
         })) {
       return out;
@@ -117,7 +129,7 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
       std::size_t gave = 0;
       if (step(rungs::pages, [&] {
             return gave = of_.clocks.have_passed(collectives)
-                              ? return_.some(r.size_class < 0 ? r.rounded : of_.space.page_bytes())
+                              ? return_.some(r.size_class < 0 ? r.rounded : of_.space.page_bytes(), short_pool())
                               : 0;
           }))
         return out;
@@ -144,8 +156,8 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
       } else {
         if (step(rungs::any_room, [&]() -> std::size_t { return out = between_blocks(mine, alone), 0; })) return out;
         memory_report failed = describe_failure();
-        auto const room = audit_.look_for_room(&mine);
-        audit_.explain(failed, &room);
+        auto const room = audit_.look_for_room(&mine, pool);
+        audit_.explain(failed, &room, pool);
         // There is room: other threads have made it since the search, or the driver refuses. Another round tells.
         bool const again = looks == 0 || moved();
         if (failed.cause != memory_cause::driver || !again || looks++ == most_rests) refuse(r, failed);
@@ -161,10 +173,11 @@ void* oom_ladder::between_blocks(stream_heap& mine, alloc_request const& r) {
   void* out = nullptr;
   for (int tries = 0; tries < 2; ++tries) {  // one call may be refused
     (void)return_.retry_refused();
-    auto const room = audit_.look_for_room(&mine);
+    memory_pool const& pool = *mine.pool.get();
+    auto const room = audit_.look_for_room(&mine, pool);
     for (auto const& p : room.places) {
       if (p.largest < r.rounded) continue;
-      if (of_.space.maps()) (void)return_.some(~std::size_t{0});
+      if (of_.space.maps()) (void)return_.some(~std::size_t{0}, room.pool_is_full ? &pool : nullptr);
       driver::status const s = growth_.grow_there(*p.in, p.part, r, out);
       of_.note_status(s);
       if (s.ok() && reuse_.hand_over(*p.in, out, mine)) return out;

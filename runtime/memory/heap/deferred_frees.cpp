@@ -39,7 +39,7 @@ struct slot_place {
   slab* in = nullptr;  // null: take the locked path
   std::uint32_t index = 0;
   bool starts = false;
-  thread_table::entry const* entry = nullptr;
+  table_entry const* entry = nullptr;
 };
 slot_place live_slot(thread_table& mine, address a) noexcept {
   if (a - mine.last.base >= mine.last.bytes && !look_for_slots(mine, a)) return {};

@@ -35,9 +35,9 @@ class owners_section {  // as section
 
 }  // namespace
 
-void* allocate_large(thread_table const& mine, clock::stream_clock const* stream, std::size_t bytes,
+void* allocate_large(allocation_table const& mine, clock::stream_clock const* stream, std::size_t bytes,
                      std::size_t alignment) noexcept try {
-  auto const& e = mine.entries[thread_table::bucket_of(stream)];
+  auto const& e = mine.entries[allocation_table::bucket_of(stream)];
   if (e.stream != stream || bytes > arena::most_bytes) [[unlikely]]
     return nullptr;
   if (alignment && ((alignment & (alignment - 1)) || alignment > largest_alignment)) [[unlikely]]

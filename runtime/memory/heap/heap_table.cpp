@@ -2,35 +2,108 @@
 // Threads: as heap_table.h.
 #include "runtime/memory/heap/heap_table.h"
 
+#include <algorithm>
+
 #include "runtime/base/room.h"
 
 namespace weir::memory {
 
-stream_heap& heap_table::of(clock::stream_clock& t) {
-  auto& near = recent_[t.id() % recent_.size()];
-  if (stream_heap* const m = near.load(base::memory_order_acquire); m && m->home.load(base::memory_order_acquire) == &t)
+namespace {
+constinit base::mutex numbering{base::quiet};
+constinit std::uint64_t last_number = 0;  // of tables and of pools; under numbering
+std::uint64_t new_number() noexcept {
+  base::lock_guard const hold(numbering);
+  return ++last_number;
+}
+}  // namespace
+
+heap_table::heap_table(device_context& of)
+    : of_(of),
+      number_(new_number()),
+      rest_(number_, 0, memory_pool::kind::rest, "", 0),
+      left_(number_, 0, memory_pool::kind::left, "", 0) {}
+
+memory_pool& heap_table::pool_here() const noexcept {
+  memory_pool* const chosen = thread_caches::in_force(number_);
+  return chosen ? *chosen : rest_;
+}
+
+memory_pool& heap_table::add_pool(memory_pool::kind is, std::string name, std::size_t limit) {
+  base::lock_guard const hold(making_);
+  pools_.push_back(std::make_unique<memory_pool>(number_, new_number(), is, std::move(name), limit));
+  return *pools_.back();
+}
+
+void heap_table::end_pool(memory_pool& p) noexcept {
+  p.end();
+  {
+    base::lock_guard const hold(making_);
+    for (auto const& m : heaps_) {
+      if (m->pool.get() != &p) continue;
+      section const in(*m);
+      m->pool.set(&left_);
+      auto const mapped = static_cast<std::size_t>(m->counts.bytes_mapped());
+      left_.take_over(mapped), p.refund(mapped);
+      (void)m->revoke_and_empty();
+      m->lock.revoke_bias();
+    }
+    any_left_.store(true);
+  }
+  invalidate_fast_paths();
+}
+
+void heap_table::reset_peaks_of_pools() noexcept {
+  base::lock_guard const hold(making_);
+  for (auto const& p : pools_) p->reset_peak();
+  left_.reset_peak();
+}
+
+std::vector<memory_pool const*> heap_table::pools() const {
+  base::lock_guard const hold(making_);
+  std::vector<memory_pool const*> all;
+  for (auto const& p : pools_) {
+    if (!p->has_ended()) all.push_back(p.get());
+  }
+  if (left_.now().charged) all.push_back(&left_);
+  return all;
+}
+
+stream_heap& heap_table::of(clock::stream_clock& t, memory_pool& pool) {
+  auto& near = recent_[(t.id() + pool.number) % recent_.size()];
+  if (stream_heap* const m = near.load(base::memory_order_acquire);
+      m && m->home.load(base::memory_order_acquire) == &t && m->pool.get() == &pool)
     return *m;
-  stream_heap& found = find(t);
+  stream_heap& found = find(t, pool);
   near.store(&found, base::memory_order_release);
   return found;
 }
 
-stream_heap& heap_table::find(clock::stream_clock& t) {
+stream_heap* heap_table::in(clock::stream_clock const& t, memory_pool const& pool) const {
+  auto const found = by_stream_.find(t.id());
+  if (found == by_stream_.end()) return nullptr;
+  auto const m = std::ranges::find_if(found->second, [&](stream_heap* h) { return h->pool.get() == &pool; });
+  return m == found->second.end() ? nullptr : *m;
+}
+
+stream_heap& heap_table::find(clock::stream_clock& t, memory_pool& pool) {
   {
     base::lock_guard hold(making_);
-    auto const found = by_stream_.find(t.id());
-    if (found != by_stream_.end()) return *found->second;
+    if (stream_heap* const found = in(t, pool)) return *found;
   }
-  if (of_.clocks.any_ended()) ask_the_retired();
+  if (of_.clocks.any_ended() || any_left_.load()) ask_the_retired();
   base::lock_guard hold(making_);
-  auto const found = by_stream_.find(t.id());
-  if (found != by_stream_.end()) return *found->second;
-  if (stream_heap* const left = of_.clocks.any_ended() ? inherit(t) : nullptr) return *left;
-  auto made = std::make_unique<stream_heap>(of_, index, t);
-  made->readers.store(readers_);
+  if (stream_heap* const found = in(t, pool)) return *found;
+  auto& of_stream = by_stream_[t.id()];
+  base::make_room(of_stream);
+  // the handles of another stream's heap are not open to readers that this stream alone has
+  bool const own_readers = !of_stream.empty() && of_stream.front()->readers.load() != readers_;
+  bool const may = !own_readers && (of_.clocks.any_ended() || any_left_.load());
+  if (stream_heap* const left = may ? inherit(t, pool) : nullptr) return *left;
+  auto made = std::make_unique<stream_heap>(of_, index, t, pool);
+  made->readers.store(of_stream.empty() ? readers_ : of_stream.front()->readers.load());
   index.make_room();
   base::make_room(heaps_);
-  by_stream_.emplace(t.id(), made.get());
+  of_stream.push_back(made.get());
   heaps_.push_back(std::move(made));
   // all are updated only when their number has doubled, because each is locked
   bool const all = (heaps_.size() & (heaps_.size() - 1)) == 0;
@@ -53,26 +126,41 @@ void heap_table::ask_the_retired() {
   });
 }
 
-// A retired stream leaves its heap, with all that is cached there, to the next stream.
-stream_heap* heap_table::inherit(clock::stream_clock& heir) {
+// Blocks in use count as blocks of the heir, in the pool that they are in.
+bool heap_table::may_inherit(stream_heap const& m, clock::stream_clock& heir, memory_pool const& pool) const {
+  clock::stream_clock& old = *m.home.load();
+  bool const empty = m.counts.bytes_live() == 0;
+  if (m.pool.get() != &pool && !empty) return false;
+  if (heir.alive() == clock::life::borrowed && !empty) return false;
+  return (&old == &heir && old.alive() != clock::life::retired) || of_.clocks.complete(old.now());
+}
+
+// A retired stream leaves its heap, with all that is cached there, to the next stream, and so does an ended pool.
+stream_heap* heap_table::inherit(clock::stream_clock& heir, memory_pool& pool) {
   for (auto const& m : heaps_) {
-    if (m->home.load()->alive() != clock::life::retired) continue;  // changes under making_
+    memory_pool& its = *m->pool.get();
+    // a stream's life changes under making_
+    if (m->home.load()->alive() != clock::life::retired && &its != &left_) continue;
     section const hold(*m);
+    if (!may_inherit(*m, heir, pool)) continue;
     clock::stream_clock& old = *m->home.load();
-    if (!of_.clocks.complete(old.now())) continue;
-    // its blocks would count as blocks of the heir
-    if (heir.alive() == clock::life::borrowed && m->counts.bytes_live() != 0) continue;
     for (thread_cache* c : m->caches) {
       c->revoke();
       (void)m->flush(*c);
     }
     m->reclaim();
     if (!m->pending.empty()) continue;
+    auto const mapped = static_cast<std::size_t>(m->counts.bytes_mapped());
+    if (&its != &pool && !pool.charge(mapped)) continue;
     // Threads know these caches by the old home, whose object a later stream may get.
     if (!m->caches.empty()) invalidate_fast_paths();
-    by_stream_.emplace(heir.id(), m.get());
-    by_stream_.erase(old.id());
+    by_stream_.at(heir.id()).push_back(m.get());  // there is room
+    auto const of_old = by_stream_.find(old.id());
+    of_old->second.erase(std::ranges::find(of_old->second, m.get()));
+    if (of_old->second.empty()) by_stream_.erase(of_old);
     for (thread_cache* c : m->caches) m->empty(*c);
+    if (&its != &pool) its.refund(mapped), m->pool.set(&pool);
+    if (&old == &heir) return m.get();
     m->blocks.forget_stamps(), m->slots.forget_stamps();  // they are no numbers of the new stream
     m->home.store(&heir), m->home_lifetime = heir.hold();
     m->readers.store(readers_);
@@ -118,9 +206,8 @@ std::vector<observe::heap_counters const*> heap_table::heap_counts() const {
   return all;
 }
 
-void heap_table::add_readers(stream_heap& one, std::uint64_t readers) {
-  base::lock_guard const hold(making_);
-  one.readers.store(one.readers.load() | readers);
+void heap_table::add_readers(clock::stream_clock& home, std::uint64_t readers) {
+  each_of(home, [&](stream_heap& m) { m.readers.store(m.readers.load() | readers); });
 }
 
 bool heap_table::add_readers_of_all(std::uint64_t readers, std::size_t known) {
@@ -138,9 +225,7 @@ void heap_table::remove_readers(std::uint64_t devices) {
 }
 
 void heap_table::remove_own_readers(clock::stream_clock& home) noexcept {
-  base::lock_guard const hold(making_);
-  auto const found = by_stream_.find(home.id());
-  if (found != by_stream_.end()) found->second->readers.store(found->second->readers.load() & readers_);
+  each_of(home, [&](stream_heap& m) { m.readers.store(m.readers.load() & readers_); });
 }
 
 }  // namespace weir::memory

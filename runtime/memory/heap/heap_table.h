@@ -1,7 +1,8 @@
-// Which heap a stream allocates from, and all heaps of a device.
+// Which heap a stream allocates from in a pool, and all heaps and pools of a device.
 // Threads: any. Its lock is taken before a heap's.
 //
-// Invariant: a live stream has one heap. A retired stream's heap, all work complete, serves the next new one.
+// Invariants: a live stream has at most one heap in each pool of the program. A retired stream's heap, all work
+// complete, serves the next new one; a heap that an ended pool left does, once no block in it is in use.
 #pragma once
 #include <array>
 #include <memory>
@@ -14,17 +15,27 @@ namespace weir::memory {
 
 class heap_table {
  public:
-  explicit heap_table(device_context& of) : of_(of) {}
+  explicit heap_table(device_context& of);
 
-  stream_heap& of(clock::stream_clock&);  // made if missing. Throws: bad_alloc
+  stream_heap& of(clock::stream_clock&, memory_pool&);  // made if missing. Throws: bad_alloc
+  stream_heap& of(clock::stream_clock& t) { return of(t, rest_); }
   std::vector<stream_heap*> all() const;
-  // Calls `act` with the heap of that stream, if any, under the table's lock.
+  // Calls `act` with each heap of that stream, under the table's lock.
   template <class Do>
-  void if_any(clock::stream_clock const& home, Do act) const {
+  void each_of(clock::stream_clock const& home, Do act) const {
     base::lock_guard const hold(making_);
     auto const found = by_stream_.find(home.id());
-    if (found != by_stream_.end()) act(*found->second);
+    if (found == by_stream_.end()) return;
+    for (stream_heap* const m : found->second) act(*m);
   }
+
+  memory_pool& rest() noexcept { return rest_; }  // for what names no pool
+  memory_pool& pool_here() const noexcept;        // in force for the calling thread
+  memory_pool& add_pool(memory_pool::kind, std::string name, std::size_t limit);  // Throws: bad_alloc
+  // Its blocks stay as they are. Free pages of it serve others as before. Requires: mapping halts
+  void end_pool(memory_pool&) noexcept;
+  void reset_peaks_of_pools() noexcept;
+  std::vector<memory_pool const*> pools() const;  // all that have not ended, and what ended ones left
   // Heaps that may have `bytes` for `mine`, from scan_start on, until one is `enough`; at most `most` a call.
   template <class Enough>
   void donors_for(stream_heap const& mine, std::size_t bytes, std::size_t most, Enough enough) const {
@@ -36,15 +47,17 @@ class heap_table {
                });
   }
   static bool may_lend(stream_heap const& other, stream_heap const& mine) noexcept {
-    return (mine.readers.load() & ~other.readers.load()) == 0;
+    memory_pool const &its = *other.pool.get(), &here = *mine.pool.get();
+    bool const may = &its == &here || (its.is == memory_pool::kind::left && here.is == memory_pool::kind::rest);
+    return may && (mine.readers.load() & ~other.readers.load()) == 0;
   }
 
   std::size_t reclaim_known() const;  // by what is known, not in deterministic mode; bytes that became free
   std::vector<observe::heap_counters const*> heap_counts() const;
   observe::cached_slots cached() const;  // what thread caches hold
 
-  // The devices that memory of one heap, or of all heaps and future ones, is open to. A bit each.
-  void add_readers(stream_heap& one, std::uint64_t readers);
+  // The devices that memory of one stream, or of all streams and future ones, is open to. A bit each.
+  void add_readers(clock::stream_clock& home, std::uint64_t readers);
   bool add_readers_of_all(std::uint64_t readers, std::size_t known);  // false: there are more than `known` heaps
   void remove_readers(std::uint64_t);
   void remove_own_readers(clock::stream_clock& home) noexcept;
@@ -56,15 +69,22 @@ class heap_table {
   base::atomic<std::size_t> scan_start{0};  // where a miss begins among many heaps
 
  private:
-  stream_heap& find(clock::stream_clock&);
-  stream_heap* inherit(clock::stream_clock& heir);  // Requires: making_
+  stream_heap& find(clock::stream_clock&, memory_pool&);
+  stream_heap* in(clock::stream_clock const&, memory_pool const&) const;    // Null: none. Requires: making_
+  stream_heap* inherit(clock::stream_clock& heir, memory_pool&);            // Requires: making_
+  bool may_inherit(stream_heap const&, clock::stream_clock& heir, memory_pool const&) const;  // Requires: its lock
   void ask_the_retired();                       // whether their work is complete, so that they can be inherited
 
   device_context& of_;
-  mutable base::mutex making_;  // guards the three below
+  std::uint64_t const number_;  // of this table, in the process
+  mutable memory_pool rest_;    // what no pool of the program holds
+  memory_pool left_;            // what ended pools left
+  mutable base::mutex making_;  // guards the five below
   std::uint64_t readers_ = 0;   // the devices that a new heap is open to
   std::vector<std::unique_ptr<stream_heap>> heaps_;
-  std::unordered_map<std::uint64_t, stream_heap*> by_stream_;
+  std::unordered_map<std::uint64_t, std::vector<stream_heap*>> by_stream_;  // what ended pools left is among them
+  std::vector<std::unique_ptr<memory_pool>> pools_;  // also ended ones: threads may look at them
+  base::atomic<bool> any_left_{false};               // a pool has ended
   std::array<base::atomic<stream_heap*>, 64> recent_{};  // by stream id: looked at first
 };
 

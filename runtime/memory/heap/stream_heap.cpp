@@ -192,6 +192,7 @@ void stream_heap::note_unmapped(handle const& h) noexcept {
   peer_bytes -= of.open_bytes(h);
   of.counts.handle_gone();
   counts.mapped(-static_cast<std::int64_t>(h.bytes));
+  pool.get()->refund(h.bytes);
   record_mapping(h, observe::action::unmap);
 }
 

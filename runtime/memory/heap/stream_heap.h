@@ -16,13 +16,14 @@
 #include "runtime/memory/heap/thread_cache.h"
 #include "runtime/memory/space/alloc_request.h"
 #include "runtime/memory/space/device_context.h"
+#include "runtime/memory/space/memory_pool.h"
 
 namespace weir::memory {
 
 class stream_heap {
  public:
-  stream_heap(device_context& d, heap_index& all, clock::stream_clock& t)
-      : of(d), index(all), number(all.size()), bucket(thread_table::bucket_of(&t)), home(&t), home_lifetime(t.hold()) {}
+  stream_heap(device_context& d, heap_index& all, clock::stream_clock& t, memory_pool& p)
+      : of(d), index(all), number(all.size()), bucket(bucket_of(t, p)), home(&t), home_lifetime(t.hold()), pool(&p) {}
 
   // From mapped memory. Null: nothing mapped fits. Require the lock.
   void* take(alloc_request const&);
@@ -43,6 +44,8 @@ class stream_heap {
 
   // Thread caches. refill, spill, open and post require the lock and the cache's thread.
   thread_cache* cache_here() noexcept;  // the calling thread's; null: none is of use. Requires: no lock
+  // Likewise; the thread then allocates from it without a lock. Requires: what its pools in force say
+  thread_cache* cache_to_allocate() noexcept;
   void refill(thread_cache&, int size_class) noexcept;
   void spill(thread_cache&, int size_class) noexcept;
   bool open(thread_cache&) noexcept;  // false: it has to stay shut
@@ -85,7 +88,7 @@ class stream_heap {
   device_context& of;
   heap_index& index;         // of all heaps of the device
   std::size_t const number;  // its number there
-  std::size_t const bucket;     // the thread_table entry of a thread's cache for it
+  std::size_t const bucket;  // the thread_table entry of a thread's cache for it
   // guards all below, and changes of `home`: stamp numbers belong to the home that was read with it
   mutable base::biased_mutex lock;
   base::atomic<clock::stream_clock*> home;
@@ -112,6 +115,7 @@ class stream_heap {
   observe::cached_slots cached_before;               // counts of caches that are gone
   std::size_t peer_bytes = 0;                    // of handles that other devices may use
   heap_index::rows listed = 0;                   // its rows in the index
+  base::single_writer<memory_pool*> pool;        // changes with the lock, while mapping halts
   // other devices that each handle is open to, a bit each. Bits are set while mapping halts, and cleared at
   // any time; both under heap_table's lock
   base::atomic<std::uint64_t> readers{0};
@@ -120,10 +124,17 @@ class stream_heap {
   void list() noexcept {                           // likewise
     if (heap_index::rows const now = to_be_listed(); now != listed) index.list(number, std::exchange(listed, now), now);
   }
-  // Every free on a borrowed stream is counted, so its heap has no caches.
-  bool cacheable() const noexcept { return home.load(base::memory_order_acquire)->alive() != clock::life::borrowed; }
+  // Every free on a borrowed stream is counted, so its heap has no caches. What an ended pool leaves serves others
+  // only as whole pages.
+  bool cacheable() const noexcept {
+    return home.load(base::memory_order_acquire)->alive() != clock::life::borrowed &&
+           pool.get()->is != memory_pool::kind::left;
+  }
 
  private:
+  static std::size_t bucket_of(clock::stream_clock const& t, memory_pool const& p) noexcept {
+    return (allocation_table::bucket_of(&t) + p.number * 7) % thread_table::buckets;
+  }
   void run_gone(std::size_t bytes) noexcept;  // to the counters
 };
 #pragma GCC diagnostic push

@@ -7,7 +7,7 @@
 namespace weir::memory {
 
 void stream_heap::hear() noexcept {
-  thread_table::entry const& mine = thread_table::mine().entries[bucket];
+  table_entry const& mine = thread_table::mine().entries[bucket];
   if (mine.cache != sole || mine.memory != this) sole->revoke();
   if (sole->has_unpublished()) sole->publish(counts);
 }
@@ -90,10 +90,14 @@ thread_cache* stream_heap::cache_here() noexcept {
       home.load()->seen_captured() || !base::has_process_wide_fence())
     return nullptr;
   thread_table const& mine = thread_table::mine();
-  if (auto const& e = mine.entries[thread_table::bucket_of(home.load())];
-      mine.holds() && e.memory == this && e.stream == home.load())
-    return e.cache;
+  if (auto const& e = mine.entries[bucket]; mine.holds() && e.memory == this && e.stream == home.load()) return e.cache;
   return thread_caches::make(*home.load(), *this);
+}
+
+thread_cache* stream_heap::cache_to_allocate() noexcept {
+  thread_cache* const found = cache_here();
+  if (found) thread_caches::use(*home.load(), *this, *found);
+  return found;
 }
 
 // After a slab had a slot of this size: takes a few more, counted as lent. Requires: the lock, as spill.

@@ -221,16 +221,29 @@ address thread_cache::publish_and_end(base::bias_word& head, std::uint64_t to, a
   return answer;
 }
 
-void thread_caches::forget() noexcept {
-  table = {};
-  table.version = fast_path_version() & ~std::uint64_t{1};
+namespace {
+template <class Table>
+void forget_if_stale(Table& t) noexcept {
+  if (t.holds()) return;
+  t.entries = {};
+  t.version = fast_path_version() & ~std::uint64_t{1};
 }
+}  // namespace
 
-thread_cache* thread_caches::make(clock::stream_clock const& stream, stream_heap& m) noexcept try {
+thread_caches* thread_caches::of_this_thread() {
   if (base::thread_pointer<ended>::value == number_of_thread()) return nullptr;
   thread_caches& mine = slot_of_threads().get();
   base::thread_pointer<thread_table, &no_table>::value = &mine.table;
-  if (!mine.table.holds()) mine.forget();
+  base::thread_pointer<allocation_table, &no_allocations>::value = &mine.now_->table;
+  return &mine;
+}
+
+thread_cache* thread_caches::make(clock::stream_clock const& stream, stream_heap& m) noexcept try {
+  thread_caches* const here = of_this_thread();
+  if (!here) return nullptr;
+  thread_caches& mine = *here;
+  if (!mine.table.holds()) mine.table = {};
+  forget_if_stale(mine.table);
   auto const known = mine.by_memory_.find(&m);
   thread_cache* found =
       known != mine.by_memory_.end() && known->second && known->second->of.load() == &m ? known->second : nullptr;
@@ -244,9 +257,11 @@ thread_cache* thread_caches::make(clock::stream_clock const& stream, stream_heap
       if (!c->of.load()) found = c;
     }
     if (found) {
-      for (thread_table::entry& e : mine.table.entries) {
-        if (e.cache == found) e = {};
-      }
+      auto const forget_it = [&](auto& entries) {
+        for (table_entry& e : entries) e = e.cache == found ? table_entry{} : e;
+      };
+      forget_it(mine.table.entries);
+      for (auto const& c : mine.choices_) forget_it(c->table.entries);
     } else {
       if (all.spare.empty()) {
         base::no_switch const no_other_course;
@@ -268,15 +283,21 @@ thread_cache* thread_caches::make(clock::stream_clock const& stream, stream_heap
     m.caches_changed();  // may wait for the owner of another cache
     place = found;
   }
-  for (std::size_t const bucket : {m.bucket, thread_table::bucket_of(&stream)})
-    mine.table.entries[bucket] = {&stream, &m, found};
+  mine.table.entries[m.bucket] = {&stream, &m, found};
   return found;
 } catch (std::bad_alloc const&) {
   return nullptr;
 }
 
+void thread_caches::use(clock::stream_clock const& stream, stream_heap& m, thread_cache& c) noexcept {
+  allocation_table& mine = allocation_table::mine();  // this thread's, for it has the cache
+  forget_if_stale(mine);
+  mine.entries[allocation_table::bucket_of(&stream)] = {&stream, &m, &c};
+}
+
 thread_caches::~thread_caches() {
   base::thread_pointer<thread_table, &no_table>::value = &no_table;
+  base::thread_pointer<allocation_table, &no_allocations>::value = &no_allocations;
   base::thread_pointer<ended>::value = number_of_thread();
   if (process_was_forked()) return;
   auto& all = registered();

@@ -9,15 +9,19 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <unordered_map>
+#include <vector>
 
 #include "runtime/base/process.h"
 #include "runtime/memory/blocks/region.h"
 #include "runtime/memory/heap/deferred_frees.h"
+#include "runtime/memory/space/memory_pool.h"
 #include "runtime/observe/device_counters.h"
 
 namespace weir::memory {
+
 
 class thread_cache {
  public:
@@ -178,15 +182,35 @@ class thread_cache {
   thread_cache() noexcept {}  // Requires: zeroed memory
 };
 
-// What a thread reads on its lock-free paths: its caches by stream and by heap.
+// A thread's cache of one heap.
+struct alignas(32) table_entry {
+  static constexpr char no_stream = 0;
+  void const* stream = &no_stream;  // the home of the heap
+  stream_heap* memory = nullptr;
+  thread_cache* cache = nullptr;  // shut when its heap has ended
+};
+
+// What a thread reads to allocate without a lock, for one choice of pools: its caches by stream.
+struct allocation_table {
+  static constexpr std::size_t buckets = 64;
+  std::uint64_t version = 0;  // as thread_table
+  std::span<pool_in_force const> pools;  // at most one of a device
+  alignas(64) std::array<table_entry, buckets> entries{};
+
+  bool holds_fast() const noexcept { return version == fast_path_version(); }
+  bool holds() const noexcept { return version == (fast_path_version() & ~std::uint64_t{1}); }
+  static std::size_t bucket_of(clock::stream_clock const* stream) noexcept {
+    return reinterpret_cast<std::uintptr_t>(stream) / 64 % buckets;
+  }
+  static allocation_table& mine() noexcept;
+};
+static_assert(sizeof(table_entry) == 32 && offsetof(allocation_table, version) == 0 &&
+              offsetof(allocation_table, entries) == 64);
+inline constinit allocation_table no_allocations{};  // for threads without caches: never holds, never written
+
+// What a thread reads to free and to mark without a lock: its caches by heap, whichever pools are in force.
 struct thread_table {
   static constexpr std::size_t buckets = 64;
-  static constexpr char no_stream = 0;
-  struct alignas(32) entry {
-    void const* stream = &no_stream;                   // a stream
-    stream_heap* memory = nullptr;                  // its heap, or a retired stream's that it inherited
-    thread_cache* cache = nullptr;                    // shut when its heap has ended
-  };
   struct stretch {  // of addresses, where the last slot was found
     address base = 0;
     std::size_t bytes = 0;
@@ -200,20 +224,19 @@ struct thread_table {
     std::size_t bytes = 0;
     region const* in = nullptr;
   } blocks;
-  std::array<entry, buckets> entries{};
+  std::array<table_entry, buckets> entries{};  // by stream_heap::bucket
   // streams that the locked path marked blocks for; each is a stream while holds()
   std::array<clock::stream_clock const*, 8> users{};
 
   // Whether the table is still valid. holds_fast(): and no history or checker is told of blocks.
   bool holds_fast() const noexcept { return version == fast_path_version(); }
   bool holds() const noexcept { return version == (fast_path_version() & ~std::uint64_t{1}); }
-  static std::size_t bucket_of(clock::stream_clock const* stream) noexcept {
-    return reinterpret_cast<std::uintptr_t>(stream) / 64 % buckets;
+  static std::size_t user_of(clock::stream_clock const* stream) noexcept {
+    return allocation_table::bucket_of(stream) % 8;
   }
-  static std::size_t user_of(clock::stream_clock const* stream) noexcept { return bucket_of(stream) % 8; }
   static thread_table& mine() noexcept;
 };
-static_assert(sizeof(thread_table) == 2176 && sizeof(thread_table::entry) == 32 && sizeof(thread_table::stretch) == 32);
+static_assert(sizeof(thread_table) == 2176 && sizeof(thread_table::stretch) == 32);
 static_assert(offsetof(thread_table, version) == 0 && offsetof(thread_table, last) == 8 &&
               offsetof(thread_table, blocks) == 40);
 static_assert(offsetof(thread_table, entries) == 64 && offsetof(thread_table, users) == 2112);
@@ -222,20 +245,51 @@ inline constinit thread_table no_table{};  // for threads without caches: never 
 class thread_caches {
  public:
   thread_table table;
-  void forget() noexcept;
-  // The calling thread's cache of that heap, made if missing. Null: no host memory for one.
+  thread_caches();  // Throws: bad_alloc
+  // The calling thread's cache of that heap, made if missing, for its frees. Null: no host memory for one.
   static thread_cache* make(clock::stream_clock const&, stream_heap&) noexcept;
+  // From now on the calling thread allocates from that cache for its heap's home, while these pools are in force.
+  static void use(clock::stream_clock const&, stream_heap&, thread_cache&) noexcept;
+  // The pools of the calling thread: each new one replaces those of its device until it leaves, in any order.
+  // Returns: a number for leave(), of this thread
+  static std::uint64_t enter(memory_pool&);  // Throws: bad_alloc
+  static void leave(std::uint64_t) noexcept;
+  // The pool in force for that heap table. Null: none
+  static memory_pool* in_force(std::uint64_t heap_table) noexcept;
   ~thread_caches();  // returns what its caches hold to the slabs
 
   // A heap ends: its caches are emptied, and none is entered again. Requires: no heap's lock held
   static void close(stream_heap&) noexcept;
 
  private:
+  struct choice {
+    allocation_table table;
+    std::vector<pool_in_force> pools;  // by heap table
+    // where the pool that was last entered from here led
+    std::uint64_t last_pool = 0;
+    choice* last = nullptr;
+  };
+  struct entered {
+    std::uint64_t number;
+    pool_in_force pool;
+    choice* before;
+  };
+  choice& with(choice& before, pool_in_force const&);  // Throws: bad_alloc
+  void choose(choice&) noexcept;
+  static thread_caches* of_this_thread();  // Throws: bad_alloc. Null: its thread ends
+
+  std::vector<std::unique_ptr<choice>> choices_;  // the first: no pool
+  choice* now_ = nullptr;
+  std::vector<entered> entered_;  // the oldest first
+  std::uint64_t next_number_ = 1;
   std::vector<thread_cache*> all_;
   // may name heaps that have ended: such a cache is of another heap now, or of none
   std::unordered_map<stream_heap const*, thread_cache*> by_memory_;
 };
 inline thread_table& thread_table::mine() noexcept { return *base::thread_pointer<thread_table, &no_table>::value; }
+inline allocation_table& allocation_table::mine() noexcept {
+  return *base::thread_pointer<allocation_table, &no_allocations>::value;
+}
 
 // Which addresses of the process are memory of devices that map, for the lock-free paths.
 class mapped_spaces {
@@ -257,16 +311,16 @@ class mapped_spaces {
 };
 
 // For blocks that are no slots (fast_path_large.cpp), on the thread that owns their heap's lock.
-void* allocate_large(thread_table const&, clock::stream_clock const*, std::size_t bytes,
+void* allocate_large(allocation_table const&, clock::stream_clock const*, std::size_t bytes,
                      std::size_t alignment) noexcept;
 bool deallocate_large(thread_table const&, region const&, address) noexcept;
 
 // The lock-free paths. Null or false: the caller takes the locked path. `noted`: for callers that write to
 // the history; the others return null or false while there is a history.
-[[gnu::always_inline]] inline void* allocate_of(thread_table const& mine, clock::stream_clock const* stream,
+[[gnu::always_inline]] inline void* allocate_of(allocation_table const& mine, clock::stream_clock const* stream,
                                                 std::size_t bytes, std::size_t alignment) noexcept {
   if (bytes > size_classes::largest) [[unlikely]] return allocate_large(mine, stream, bytes, alignment);
-  auto const& e = mine.entries[thread_table::bucket_of(stream)];
+  auto const& e = mine.entries[allocation_table::bucket_of(stream)];
   if (e.stream != stream) [[unlikely]] return nullptr;
   std::size_t const lines = size_classes::lines_of(bytes);
   if (alignment) [[unlikely]] {
@@ -320,7 +374,7 @@ inline bool deallocate_used(thread_table& mine, clock::stream_clock const* user,
 
 [[gnu::always_inline]] inline void* fast_allocate(clock::stream_clock const* stream, std::size_t bytes,
                                                    std::size_t alignment) noexcept {
-  thread_table const& mine = thread_table::mine();
+  allocation_table const& mine = allocation_table::mine();
   return mine.holds_fast() ? allocate_of(mine, stream, bytes, alignment) : nullptr;
 }
 [[gnu::always_inline]] inline bool fast_deallocate(void* p) noexcept {
@@ -338,7 +392,7 @@ void remember_user(clock::stream_clock& user) noexcept;
 bool fast_deallocate_marked(clock::stream_clock const* last_use, void* p) noexcept;
 
 inline void* fast_allocate_noted(clock::stream_clock const* stream, std::size_t bytes, std::size_t alignment) noexcept {
-  thread_table const& mine = thread_table::mine();
+  allocation_table const& mine = allocation_table::mine();
   return mine.holds() ? allocate_of(mine, stream, bytes, alignment) : nullptr;
 }
 inline bool fast_deallocate_noted(void* p) noexcept {

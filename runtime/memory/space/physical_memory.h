@@ -23,6 +23,8 @@ class physical_memory {
     // whether an arrived handle's use may be incomplete, and only ordered before the stream's next work
     bool arrived_ordered = false;
     std::size_t charged = 0;   // bytes, of the handles made and of one that could not be mapped
+    std::size_t of_pool = 0;   // bytes charged to the pool, of the handles made and of those from other pools
+    std::size_t from_other_pools = 0;  // bytes of `arrived`
     std::size_t orphaned = 0;  // bytes that the driver refused to take back: they stay charged
   };
   void release(driver::memory_handle, std::size_t bytes, batch&);  // refused: kept as an orphan, tried again later

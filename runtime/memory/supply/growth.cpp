@@ -36,6 +36,7 @@ bool growth::has_room_for_long_run(stream_heap& mine, alloc_request const& r) {
 driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, run_length how, void*& out,
                                std::size_t spare, std::optional<arena::zone> only) {
   mapping_lock::shared const coming(memory_.changes);
+  memory_pool& pool = *mine.pool.get();
   growth_plan g;
   {
     section const hold(mine);
@@ -69,6 +70,7 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, run_le
   if (!s.ok()) memory_.undo(made);
   std::size_t kept = made.orphaned;
   for (handle const& h : made.handles) kept += h.bytes;
+  pool.refund(made.of_pool - (kept - made.orphaned) - made.from_other_pools);
   section const hold(mine);
   of_.counts.gave(kept, made.charged - kept);
   for (handle const& h : made.handles) {
@@ -115,11 +117,15 @@ driver::status growth::grow_segment(stream_heap& mine, alloc_request const& r, v
                              : mine.slots.usual_next_run_bytes(r.size_class) + granule;
   }
   bytes = round_up(bytes, of_.space.page_bytes());
-  if (bytes > of_.space.info().total_memory || of_.may_take(bytes) < bytes || !of_.counts.charge(bytes))
+  mapping_lock::shared const coming(memory_.changes);
+  memory_pool& pool = *mine.pool.get();
+  if (bytes > of_.space.info().total_memory || of_.may_take(bytes) < bytes || !pool.charge(bytes))
     return {driver::code::out_of_memory};
+  if (!of_.counts.charge(bytes)) return pool.refund(bytes), driver::status{driver::code::out_of_memory};
   auto const got = of_.machine.create_segment(of_.device, bytes);
   of_.counts.gave(got.ok() ? bytes : 0, got.ok() ? 0 : bytes);
   if (!got.ok()) {
+    pool.refund(bytes);
     of_.note_status(got.is);
     return got.is;
   }
@@ -134,6 +140,7 @@ driver::status growth::grow_segment(stream_heap& mine, alloc_request const& r, v
     mine.handles.erase(h.at);
     if (in) of_.space.drop(of_.space.set_aside(*in));
     if (of_.machine.release_segment(of_.device, h.at).ok()) of_.counts.refund(bytes);
+    pool.refund(bytes);
     throw;
   }
   mine.note_mapped(h);

@@ -21,6 +21,7 @@ class growth::filling {
   filling(growth& a, stream_heap& mine, growth_plan& g, std::size_t asked, physical_memory::batch& out)
       : a_(a),
         mine_(mine),
+        pool_(*mine.pool.get()),
         for_(g),
         out_(out),
         page_(a.of_.space.page_bytes()),
@@ -42,8 +43,10 @@ class growth::filling {
 
  private:
   void charge_within_bound(std::size_t bytes) {
-    fresh_ = a_.of_.counts.charge_within(a_.of_.may_take(bytes), bound_, page_);
-    out_.charged += fresh_;
+    std::size_t const may = pool_.charge_within(a_.of_.may_take(bytes), page_);
+    fresh_ = a_.of_.counts.charge_within(may, bound_, page_);
+    pool_.refund(may - fresh_);
+    out_.charged += fresh_, out_.of_pool += fresh_;
   }
   driver::status next(address at, std::size_t left, std::size_t& n) {
     out_.places.try_emplace(at);             // so that nothing is lost when the host has no memory later
@@ -60,7 +63,7 @@ class growth::filling {
       } while (a_.heaps_.reclaim_known());  // by what was asked on the way
       may_move_ = false;
     }
-    n = sizes_.next(left);
+    n = sizes_.next(within_pool(left));
     if (!charge(n)) return {driver::code::out_of_memory};
     return make(at, n);
   }
@@ -72,9 +75,13 @@ class growth::filling {
     return a_.of_.space.handles_under(for_.bytes, a_.of_.counts.reserved() + for_.missing_bytes,
                                       limit ? limit : a_.of_.space.info().total_memory, a_.of_.epsilon);
   }
+  std::size_t within_pool(std::size_t bytes) const {  // of the pool's limit, at least a page
+    return std::min(bytes, std::max(page_, pool_.room() / page_ * page_));
+  }
   bool charge(std::size_t n) {
-    if (a_.of_.may_take(n) < n || !a_.of_.counts.charge(n)) return false;
-    out_.charged += n;
+    if (a_.of_.may_take(n) < n || !pool_.charge(n)) return false;
+    if (!a_.of_.counts.charge(n)) return pool_.refund(n), false;
+    out_.charged += n, out_.of_pool += n;
     return true;
   }
   driver::status make(address at, std::size_t n) {
@@ -112,14 +119,21 @@ class growth::filling {
     released victim = choose(left, from);
     if (!victim.place) return false;
     handle const h = victim.handles.front();
-    if (h.bytes > left || mine_.readers.load()) {  // or not open to peers: it goes, and as much as is needed is made
+    memory_pool& its = *from->pool.get();
+    bool const comes_in = &its != &pool_;
+    // not open to peers, or more than the pool's limit leaves: it goes, and as much as is needed is made
+    if (h.bytes > left || mine_.readers.load() || (comes_in && !pool_.charge(h.bytes))) {
       if (!a_.return_.one(*from, victim)) return false;
-      n = sizes_.next(std::min(left, h.bytes));
+      n = sizes_.next(within_pool(std::min(left, h.bytes)));
       s = charge(n) ? make(to, n) : driver::status{driver::code::out_of_memory};
       return true;
     }
     n = h.bytes;
     s = a_.mover_.remap(*from, victim, to, out_);
+    if (!comes_in) return true;
+    if (!s.ok()) return pool_.refund(n), true;
+    its.refund(n);
+    out_.of_pool += n, out_.from_other_pools += n;
     return true;
   }
 
@@ -127,10 +141,13 @@ class growth::filling {
   // ordered before the stream's next work; else the smallest of all, which goes.
   enum class may : std::uint8_t { fit_complete, fit_ordered, go };
   released choose(std::size_t left, stream_heap*& from) {
+    bool const own_alone = pool_.room() < page_;  // a handle of another pool would pass the limit
     for (may const how : {may::fit_complete, may::fit_ordered, may::go}) {
       if (how != may::go && mine_.readers.load()) continue;  // nothing moves to where peers read
       released found;
       auto const look = [&](stream_heap& m) {
+        memory_pool const& its = *m.pool.get();
+        if (its.pages_stay() || (own_alone && &its != &pool_)) return false;
         found = choose_of(m, left, how);
         from = &m;
         return found.place != nullptr;
@@ -178,6 +195,7 @@ class growth::filling {
 
   growth& a_;
   stream_heap& mine_;
+  memory_pool& pool_;
   growth_plan const& for_;
   physical_memory::batch& out_;
   std::size_t const page_;

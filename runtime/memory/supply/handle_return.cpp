@@ -6,10 +6,11 @@
 
 namespace weir::memory {
 
-std::size_t handle_return::some(std::size_t want) {
-  std::size_t bytes = memory_.return_orphans();
+std::size_t handle_return::some(std::size_t want, memory_pool const* only) {
+  std::size_t bytes = only ? 0 : memory_.return_orphans();
   for (stream_heap* m : heaps_.all()) {
     if (bytes >= want) break;
+    if (only && m->pool.get() != only) continue;
     bytes += of(*m, want - bytes);
   }
   return bytes;
@@ -17,6 +18,7 @@ std::size_t handle_return::some(std::size_t want) {
 
 std::size_t handle_return::of(stream_heap& m, std::size_t want) {
   mapping_lock::shared const going_back(memory_.changes);
+  if (m.pool.get()->pages_stay()) return 0;
   std::size_t bytes = 0;
   std::vector<released> again;
   {
@@ -121,6 +123,7 @@ std::size_t handle_return::release_segment(stream_heap& m, released& g) {
   }
   of_.counts.handle_gone();
   m.counts.mapped(-static_cast<std::int64_t>(h.bytes));
+  m.pool.get()->refund(h.bytes);
   of_.counts.refund(h.bytes);
   m.log_mapping(h.bytes, "memory returned to the driver");
   m.blocks.release_done(*g.place);

@@ -12,8 +12,8 @@ class handle_return {
   handle_return(device_context& of, heap_table& heaps, physical_memory& memory, handle_mover& mover)
       : of_(of), heaps_(heaps), memory_(memory), mover_(mover) {}
 
-  // Return bytes that the driver has back.
-  std::size_t some(std::size_t want);
+  // Return bytes that the driver has back. only: of that pool; null: of all
+  std::size_t some(std::size_t want, memory_pool const* only = nullptr);
   std::size_t of(stream_heap&, std::size_t want);
   // What the driver refused once may succeed now. Returns: bytes that it has back
   std::size_t retry_refused() {

@@ -82,13 +82,21 @@ driver::status peer_access::open_to(clock::stream_clock* home, std::uint64_t rea
   for (std::uint64_t left = readers; left; left &= left - 1) {
     if (auto const s = of_.machine.open(std::countr_zero(left)); !s.ok()) return s;
   }
-  stream_heap* const one = home ? &heaps_.of(*home) : nullptr;
+  if (home) (void)heaps_.of(*home);
   base::lock_guard const alone(granting_);
   mapping_lock::exclusive const stay(memory_.changes);
-  if (one) {
-    if (auto const s = open_handles(*one, readers); !s.ok()) return s;
-    heaps_.add_readers(*one, readers);
-    return {};
+  if (home) {
+    auto const open = [&]() -> driver::status {
+      std::vector<stream_heap*> its;
+      heaps_.each_of(*home, [&](stream_heap& m) { its.push_back(&m); });
+      for (stream_heap* const m : its) {
+        if (auto const s = open_handles(*m, readers); !s.ok()) return s;
+      }
+      return {};
+    };
+    if (auto const s = open(); !s.ok()) return s;
+    heaps_.add_readers(*home, readers);
+    return open();  // of a heap that came meanwhile
   }
   for (std::size_t opened = 0;;) {
     auto const all = heaps_.all();

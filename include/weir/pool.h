@@ -1,0 +1,66 @@
+// weir/pool.h: parts of a device's memory with a name, a limit and numbers of their own.
+// Threads: any. A guard belongs to one thread.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "weir/memory.h"
+
+namespace weir WEIR_API {
+
+struct pool_options {
+  device on = gpu;   // the current device
+  size_t limit = 0;  // bytes held from the driver, in whole pages (2 MiB on GPUs); 0: none
+};
+
+// Blocks allocated from a pool have pages to themselves. Free pages of a pool serve the whole device, so a pool
+// keeps nothing back: empty_cache() returns them, and other allocations may take them.
+// Frees need no pool: a block returns to the pool it came from.
+class pool {
+ public:
+  // Makes no driver call but the first of its device. Throws: invalid_use (no name, cpu), device_lost,
+  // driver_error
+  explicit pool(std::string name, pool_options = {}, source_location = source_location::current());
+  // Live blocks stay valid, and belong to no pool from then on. Ends before its runtime, or has no effect.
+  ~pool();
+  pool(pool&&) noexcept;
+  pool& operator=(pool&&) noexcept;
+
+  std::string const& name() const noexcept;
+  weir::device device() const noexcept;
+  std::uint64_t number() const noexcept;  // unique in the process; memory_segment::pool
+  size_t limit() const noexcept;
+  // Lower than what it holds: it keeps that, and grows no more.
+  void set_limit(size_t bytes, source_location = source_location::current());
+  pool_memory_use statistics(source_location = source_location::current()) const;
+
+  // As weir::allocate, from this pool. Throws also: out_of_memory that names the pool and its limit
+  void* allocate(size_t bytes, size_t alignment = default_alignment,
+                 source_location = source_location::current()) const;
+  void* allocate(stream_ref, size_t bytes, size_t alignment = default_alignment,
+                 source_location = source_location::current()) const;
+
+ private:
+  friend class pool_guard;
+  struct state;
+  state& usable(char const* operation, source_location) const;  // Throws: invalid_use
+  std::unique_ptr<state> state_;
+};
+
+// While it lives, this thread allocates from the pool on the pool's device: with torch.cuda.use_mem_pool(). A
+// later guard on that device replaces it while that one lives. Guards may end in any order, on their thread; one
+// that ends on another thread stays in force. After the end of its pool a guard has no effect.
+class [[nodiscard]] pool_guard {
+ public:
+  explicit pool_guard(pool const&, source_location = source_location::current());  // Throws: invalid_use, bad_alloc
+  ~pool_guard();
+  pool_guard(pool_guard const&) = delete;
+
+ private:
+  std::uint64_t thread_ = 0, number_ = 0;
+};
+
+// Returns the pools of a device, and what ended ones left.
+std::vector<pool_memory_use> memory_by_pool(weir::device = gpu, source_location = source_location::current());
+
+}  // namespace weir

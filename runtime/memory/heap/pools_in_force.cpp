@@ -1,0 +1,87 @@
+// A thread's pools: a table of allocations for each choice that it made, so that an allocation looks at none.
+// Threads: each has its own.
+#include <algorithm>
+
+#include "runtime/base/room.h"
+#include "runtime/memory/heap/thread_cache.h"
+
+namespace weir::memory {
+
+namespace {
+constexpr std::size_t most_choices = 32;  // of a thread, before one that is not in force is used anew
+}
+
+thread_caches::thread_caches() {
+  choices_.push_back(std::make_unique<choice>());
+  now_ = choices_.front().get();
+}
+
+void thread_caches::choose(choice& c) noexcept {
+  now_ = &c;
+  base::thread_pointer<allocation_table, &no_allocations>::value = &c.table;
+}
+
+thread_caches::choice& thread_caches::with(choice& before, pool_in_force const& p) {
+  if (before.last_pool == p.number) return *before.last;
+  std::vector<pool_in_force> pools = before.pools;
+  auto const at = std::ranges::lower_bound(pools, p.of, {}, &pool_in_force::of);
+  at != pools.end() && at->of == p.of ? (void)(*at = p) : (void)pools.insert(at, p);
+  auto found = std::ranges::find_if(choices_, [&](auto const& c) { return c->pools == pools; });
+  if (found == choices_.end() && choices_.size() >= most_choices) {
+    found = std::ranges::find_if(choices_, [&](auto const& c) {
+      return c != choices_.front() && c.get() != &before && c.get() != now_ &&
+             std::ranges::none_of(entered_, [&](entered const& e) { return e.before == c.get(); });
+    });
+    for (auto const& c : choices_) {
+      if (found != choices_.end() && c->last == found->get()) c->last_pool = 0;
+    }
+  }
+  if (found == choices_.end()) {
+    base::make_room(choices_);
+    choices_.push_back(std::make_unique<choice>());
+    found = choices_.end() - 1;
+  }
+  choice& c = **found;
+  if (c.pools != pools) {
+    c.pools = std::move(pools);
+    c.last_pool = 0;
+    c.table.entries = {};
+    c.table.pools = c.pools;
+  }
+  before.last_pool = p.number, before.last = &c;
+  return c;
+}
+
+std::uint64_t thread_caches::enter(memory_pool& pool) {
+  thread_caches* const mine = of_this_thread();
+  if (!mine) return 0;
+  pool_in_force const p{pool.of, pool.number, &pool};
+  base::make_room(mine->entered_);
+  choice& before = *mine->now_;
+  mine->choose(mine->with(before, p));
+  mine->entered_.push_back({mine->next_number_, p, &before});
+  return mine->next_number_++;
+}
+
+void thread_caches::leave(std::uint64_t number) noexcept try {
+  thread_caches* const mine = of_this_thread();
+  if (!mine) return;
+  auto& all = mine->entered_;
+  auto const gone = std::ranges::find(all, number, &entered::number);
+  if (gone == all.end()) return;
+  choice* now = gone->before;
+  for (auto later = all.erase(gone); later != all.end(); ++later) {
+    later->before = now;
+    now = &mine->with(*now, later->pool);
+  }
+  mine->choose(*now);
+} catch (std::bad_alloc const&) {}  // then the pool stays in force until the thread leaves an older one
+
+memory_pool* thread_caches::in_force(std::uint64_t heap_table) noexcept {
+  for (pool_in_force const& p : allocation_table::mine().pools) {
+    if (p.of == heap_table) return p.pool->has_ended() ? nullptr : p.pool;
+  }
+  return nullptr;
+}
+
+}  // namespace weir::memory

@@ -1,0 +1,98 @@
+// A named part of a device's memory: the heaps that serve its allocations, and how much they may map.
+// Threads: any.
+//
+// Invariant: charged = bytes of the handles mapped for its heaps + bytes of growth under way for them. It is at
+// most the limit, unless the limit was lowered later. A handle is charged to one pool.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "runtime/base/sync.h"
+
+namespace weir::memory {
+
+class memory_pool {
+ public:
+  // rest: what no pool of the program holds. left: what ended pools leave, until it is free. graph: a graph's
+  // launches write its pages.
+  enum class kind : std::uint8_t { ordinary, graph, rest, left };
+  // of: number of the heap table that it belongs to. number: unique in the process
+  memory_pool(std::uint64_t of, std::uint64_t number, kind k, std::string name, std::size_t limit)
+      : of(of), number(number), is(k), name(std::move(name)), limit_(limit) {}
+  memory_pool(memory_pool const&) = delete;
+
+  // False, without a change: the limit forbids it.
+  bool charge(std::size_t bytes) noexcept { return charge_within(bytes, bytes) == bytes; }
+  // Charges as many of `bytes`, in multiples of `unit`, as the limit permits.
+  std::size_t charge_within(std::size_t bytes, std::size_t unit) noexcept {
+    base::lock_guard const hold(lock_);
+    std::size_t const taken = unit ? std::min(bytes, left()) / unit * unit : 0;
+    charged_ += taken;
+    most_charged_ = std::max(most_charged_, charged_);
+    return taken;
+  }
+  void refund(std::size_t bytes) noexcept {
+    base::lock_guard const hold(lock_);
+    charged_ -= bytes;
+  }
+  void take_over(std::size_t bytes) noexcept {  // from another pool, past the limit
+    base::lock_guard const hold(lock_);
+    charged_ += bytes;
+    most_charged_ = std::max(most_charged_, charged_);
+  }
+  void reset_peak() noexcept {
+    base::lock_guard const hold(lock_);
+    most_charged_ = charged_;
+  }
+  void set_limit(std::size_t bytes) noexcept {
+    base::lock_guard const hold(lock_);
+    limit_ = bytes;
+  }
+  void end() noexcept {
+    base::lock_guard const hold(lock_);
+    ended_ = true;
+  }
+  struct sums {
+    std::size_t limit, charged, most_charged;  // bytes; limit 0: none
+  };
+  sums now() const noexcept {
+    base::lock_guard const hold(lock_);
+    return {limit_, charged_, most_charged_};
+  }
+  std::size_t room() const noexcept {  // bytes that may still be charged
+    base::lock_guard const hold(lock_);
+    return left();
+  }
+  // Its handles neither move nor go to the driver, until the pool ends.
+  bool pages_stay() const noexcept { return is == kind::graph; }
+  bool has_ended() const noexcept {
+    base::lock_guard const hold(lock_);
+    return ended_;
+  }
+
+  std::uint64_t const of, number;
+  kind const is;
+  std::string const name;
+
+ private:
+  std::size_t left() const noexcept {
+    return !limit_ ? ~std::size_t{0} : limit_ > charged_ ? limit_ - charged_ : 0;
+  }
+  mutable base::mutex lock_{base::quiet};  // held for these sums alone
+  std::size_t limit_, charged_ = 0, most_charged_ = 0;
+  bool ended_ = false;
+};
+
+// A pool that a thread allocates from. It may end meanwhile, and its memory too: only the heap table with that
+// number looks at it.
+struct pool_in_force {
+  std::uint64_t of = 0, number = 0;  // of the heap table, and of the pool
+  memory_pool* pool = nullptr;
+  friend bool operator==(pool_in_force const& a, pool_in_force const& b) noexcept {
+    return a.of == b.of && a.number == b.number;
+  }
+};
+
+}  // namespace weir::memory

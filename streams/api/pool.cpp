@@ -1,0 +1,88 @@
+// weir/pool.h over the device's memory.
+// Threads: any.
+#include "weir/pool.h"
+
+#include "runtime/memory/device/device_memory.h"
+#include "runtime/memory/heap/thread_cache.h"
+#include "streams/stream/context.h"
+
+namespace weir {
+
+struct WEIR_LOCAL pool::state {
+  std::string name;
+  weir::device on;
+  known_runtime of;
+  memory::allocator* memory;
+  memory::memory_pool* here;
+  bool usable() const noexcept { return !process_was_forked() && of.if_alive(); }
+};
+
+pool::pool(std::string name, pool_options o, source_location at) {
+  runtime::impl& r = streams::current_runtime(at);
+  int const d = streams::resolve(o.on, r, "pool", at);
+  if (name.empty()) throw invalid_use("pool", "an empty name", "Name the pool: reports and errors show it", at);
+  memory::allocator& memory = r.part<memory::device_memory>().on(d, at);
+  auto made = std::make_unique<state>(state{name, d, known_runtime(r), &memory, nullptr});
+  made->here = &memory.make_pool(std::move(name), o.limit);
+  state_ = std::move(made);
+}
+
+pool::~pool() {
+  if (state_ && state_->usable()) state_->memory->end_pool(*state_->here);
+}
+pool::pool(pool&&) noexcept = default;
+pool& pool::operator=(pool&& other) noexcept {
+  pool const old(std::move(*this));
+  state_ = std::move(other.state_);
+  return *this;
+}
+
+pool::state& pool::usable(char const* operation, source_location at) const {
+  if (!state_) throw invalid_use(operation, "a pool that was moved from", "Use the pool it was moved to", at);
+  if (process_was_forked()) streams::throw_forked(operation, at);
+  (void)state_->of.get(operation, "pool " + state_->name, at);
+  return *state_;
+}
+
+std::string const& pool::name() const noexcept { return state_->name; }
+weir::device pool::device() const noexcept { return state_->on; }
+std::uint64_t pool::number() const noexcept { return state_->usable() ? state_->here->number : 0; }
+size_t pool::limit() const noexcept { return state_->usable() ? state_->here->now().limit : 0; }
+
+void pool::set_limit(size_t bytes, source_location at) {
+  state const& s = usable("pool::set_limit", at);
+  s.here->set_limit(bytes);
+}
+
+pool_memory_use pool::statistics(source_location at) const {
+  state const& s = usable("pool::statistics", at);
+  return s.memory->use_of(*s.here);
+}
+
+void* pool::allocate(size_t bytes, size_t alignment, source_location at) const {
+  return allocate(current_stream(usable("pool::allocate", at).on, at), bytes, alignment, at);
+}
+
+void* pool::allocate(stream_ref s, size_t bytes, size_t alignment, source_location at) const {
+  pool_guard const here(*this, at);
+  if (weir::device const on = s.device(); on != state_->on)
+    throw invalid_use("pool::allocate", "a stream of " + on.str() + " for pool " + state_->name + " of " + state_->on.str(),
+                      "Name a stream of the pool's device", at);
+  return weir::allocate(s, bytes, alignment, at);
+}
+
+pool_guard::pool_guard(pool const& p, source_location at)
+    : thread_(base::this_thread_id()), number_(memory::thread_caches::enter(*p.usable("pool_guard", at).here)) {}
+
+pool_guard::~pool_guard() {
+  if (thread_ == base::this_thread_id()) memory::thread_caches::leave(number_);
+}
+
+std::vector<pool_memory_use> memory_by_pool(weir::device on, source_location at) {
+  runtime::impl& r = streams::current_runtime(at);
+  auto* const all = r.part_if_made<memory::device_memory>();
+  memory::allocator const* const a = all ? all->if_made(streams::resolve(on, r, "memory_by_pool", at)) : nullptr;
+  return a ? a->by_pool() : std::vector<pool_memory_use>{};
+}
+
+}  // namespace weir
