@@ -2,6 +2,8 @@
 // Threads: any.
 #include "runtime/report/metrics.h"
 
+#include <algorithm>
+
 namespace weir::report {
 namespace {
 
@@ -43,6 +45,12 @@ class page {
             (label.empty() ? "" : "," + std::string(label) + "=\"" + std::string(value) + '"') + "} " +
             std::to_string(n) + '\n';
   }
+  void sample_of_pool(std::string const& device, std::string_view pool, std::string_view state, std::size_t n) {
+    std::string name;
+    for (char const c : pool) name += c == '\\' ? "\\\\" : c == '"' ? "\\\"" : c == '\n' ? "\\n" : std::string(1, c);
+    out_ += name_ + "{device=\"" + device + "\",pool=\"" + name + '"' +
+            (state.empty() ? "" : ",state=\"" + std::string(state) + '"') + "} " + std::to_string(n) + '\n';
+  }
   std::string take() && { return std::move(out_); }
 
  private:
@@ -61,6 +69,20 @@ std::string metrics(std::span<measured const> all) {
   out.family("weir_memory_peak_bytes", "gauge", "Peak memory since the last reset.");
   for (measured const& m : all) {
     for (level const& l : peaks) out.sample(m.device, "state", l.state, (m.numbers.*l.at).all.peak);
+  }
+  if (std::ranges::any_of(all, [](measured const& m) { return !m.pools.empty(); })) {
+    out.family("weir_pool_bytes", "gauge", "Reserved device memory of a pool, by state. Part of weir_memory_bytes.");
+    for (measured const& m : all) {
+      for (pool_memory_use const& p : m.pools) {
+        out.sample_of_pool(m.device, p.name, "allocated", p.allocated);
+        out.sample_of_pool(m.device, p.name, "pending", p.pending);
+        out.sample_of_pool(m.device, p.name, "cached", p.cached);
+      }
+    }
+    out.family("weir_pool_limit_bytes", "gauge", "The limit of a pool's reserved memory; 0: none.");
+    for (measured const& m : all) {
+      for (pool_memory_use const& p : m.pools) out.sample_of_pool(m.device, p.name, "", p.limit);
+    }
   }
   out.family("weir_shared_bytes", "gauge",
              "Device memory shared with other processes, not part of reserved memory: exported by this process, or "

@@ -155,8 +155,12 @@ class writer {
       entry(d.trace[i], i + 1 < d.trace.size() ? &d.trace[i + 1] : nullptr);
     first_ = first;
   }
-  std::string json(int device) const {
-    return base::text("{\"device\":", device, ",\"before\":", before_, ",\"events\":", events_, ",\"blocks\":", blocks_,
+  std::string json(int device, std::span<pool_memory_use const> pools) const {
+    std::string its;
+    for (pool_memory_use const& p : pools)
+      its += base::text(its.empty() ? "" : ",", '[', base::json_text(p.name), ',', p.allocated, ',', p.reserved, ',',
+                        p.limit, ']');
+    return base::text("{\"device\":", device, ",\"pools\":[", its, "],\"before\":", before_, ",\"events\":", events_, ",\"blocks\":", blocks_,
                       ",\"ranges\":", ranges_, ",\"begin_us\":", first_, ",\"data\":\"", base64(out_), "\"}");
   }
 
@@ -245,7 +249,7 @@ std::string page(std::span<device_snapshot const> devices, std::span<stack_of co
     if (d.trace.empty() && d.segments.empty()) continue;
     writer w(all);
     w.write(d);
-    recordings += (recordings.empty() ? "" : ",\n") + w.json(d.device);
+    recordings += (recordings.empty() ? "" : ",\n") + w.json(d.device, d.pools);
   }
   std::string const data =
       "{\"title\":" + base::json_text(title) + ',' + all.json() + ",\n\"devices\":[" + recordings + "]}";

@@ -27,6 +27,7 @@ struct device_snapshot {
   int device = 0;
   std::vector<memory_segment> segments;
   std::vector<trace_entry> trace;  // oldest first
+  std::vector<pool_memory_use> pools = {};
 };
 struct frame {
   std::string name, file;

@@ -62,6 +62,13 @@ std::int64_t outside(memory_report const& now) {
   return static_cast<std::int64_t>(now.other_processes - std::min(now.other_processes, now.exported));
 }
 
+std::string pool_row(pool_memory_use const& p) {
+  auto const bytes = [](size_t n) { return grouped(static_cast<std::int64_t>(n)); };
+  return "pool " + p.name + ": reserved " + bytes(p.reserved) + " B = allocated " + bytes(p.allocated) + " + pending " +
+         bytes(p.pending) + " + cached " + bytes(p.cached) + ", peak " + bytes(p.max_reserved) + ", limit " +
+         (p.limit ? bytes(p.limit) : "none") + "\n";
+}
+
 // One plain sentence for each noteworthy fact.
 std::string sentences(memory_statistics const& n, memory_report const& now,
                       std::span<stream_memory_use const> streams) {
@@ -100,7 +107,8 @@ std::string sentences(memory_statistics const& n, memory_report const& now,
 
 }  // namespace
 
-std::string summary(memory_statistics const& n, memory_report const& now, std::span<stream_memory_use const> streams) {
+std::string summary(memory_statistics const& n, memory_report const& now, std::span<stream_memory_use const> streams,
+                    std::span<pool_memory_use const> pools) {
   char head[160];
   std::snprintf(head, sizeof head, "%-14s %20s %20s %22s %22s\n", (now.on.str() + ", bytes").c_str(), "now", "peak",
                 "allocated in all", "freed in all");
@@ -120,6 +128,7 @@ std::string summary(memory_statistics const& n, memory_report const& now, std::s
          grouped(outside(now)) + " B\n";
   out += "out of memory " + std::to_string(n.num_ooms) + ", recovery attempts " + std::to_string(n.num_alloc_retries) +
          ", waits inserted " + std::to_string(n.waits_inserted) + ", fences " + std::to_string(n.fences) + "\n";
+  for (pool_memory_use const& p : pools) out += pool_row(p);
   return out + sentences(n, now, streams);
 }
 

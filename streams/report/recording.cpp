@@ -134,6 +134,12 @@ void add_shared(runtime::impl& r, int d, std::vector<memory_segment>& to) {
 
 }  // namespace
 
+std::vector<pool_memory_use> pools_of(runtime::impl& r, int d) {
+  memory::device_memory* const all = r.part_if_made<memory::device_memory>();
+  memory::allocator const* const a = all ? all->if_made(d) : nullptr;
+  return a ? a->by_pool() : std::vector<pool_memory_use>{};
+}
+
 std::vector<memory_segment> segments_of(runtime::impl& r, int d) {
   std::vector<memory_segment> out;
   add_reserved(r, d, out);
@@ -148,7 +154,7 @@ recording take_recording(runtime::impl& r) {
   recording out;
   std::vector<std::uint32_t> stacks;
   for (int d = 0, n = r.device_count(); d < n; ++d) {
-    report::device_snapshot& one = out.devices.emplace_back(report::device_snapshot{d, segments_of(r, d), {}});
+    report::device_snapshot& one = out.devices.emplace_back(report::device_snapshot{d, segments_of(r, d), {}, pools_of(r, d)});
     trace_writer trace(one.trace);
     for (observe::event const& e : h.events(static_cast<std::uint32_t>(r.id()), d)) {
       trace.add(e, (scale(e.ticks) + since_1970) / 1000);

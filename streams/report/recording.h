@@ -10,6 +10,7 @@ namespace weir::streams {
 
 // By address. Blocks of `device` have their source line, if the history knows it.
 std::vector<memory_segment> segments_of(runtime::impl&, int device);
+std::vector<pool_memory_use> pools_of(runtime::impl&, int device);
 
 struct recording {
   std::vector<report::device_snapshot> devices;

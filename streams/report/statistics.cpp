@@ -5,6 +5,7 @@
 #include "runtime/report/metrics.h"
 #include "runtime/report/summary.h"
 #include "streams/pinned/pinned_memory.h"
+#include "streams/report/recording.h"
 #include "streams/stream/context.h"
 #include "weir/device.h"
 #include "weir/observe.h"
@@ -78,12 +79,12 @@ std::string memory_summary(device on, source_location at) {
   runtime::impl& r = streams::current_runtime(at);
   memory::allocator const& a = r.part<memory::device_memory>().on(streams::resolve(on, r, "memory_summary", at), at);
   memory_report const now = a.report();
-  return report::summary(memory_stats(on, at), now, a.by_stream());
+  return report::summary(memory_stats(on, at), now, a.by_stream(), a.by_pool());
 }
 
 std::string memory_metrics(source_location at) {
   std::vector<report::measured> all;
-  for (int d = 0, n = device_count(at); d < n; ++d) all.push_back({device(d).str(), memory_stats(d, at)});
+  for (int d = 0, n = device_count(at); d < n; ++d) all.push_back({device(d).str(), memory_stats(d, at), streams::pools_of(streams::current_runtime(at), d)});
   all.push_back({"cpu", pinned_memory_stats(at)});
   return report::metrics(all);
 }

@@ -6,6 +6,7 @@
 // weir's clocks or by an event unknown to weir, and reads. The rest is weir's task.
 #pragma once
 #include <array>
+#include <functional>
 #include <iostream>
 #include <optional>
 #include <random>
@@ -58,6 +59,7 @@ class memory_program {
   verdict run() {
     for (int i = 0, n = 20 + below(60); i < n && wrong_.ok(); ++i) {
       if (unkind_ && below(6) == 0) refuse_some_call();
+      if (before_step_) before_step_();
       step();
     }
     if (unkind_) bench_->control->clear_failures();
@@ -79,6 +81,7 @@ class memory_program {
   }
 
  private:
+  friend class pools_program;
   struct expected {
     memory_program* in;
     unsigned char const* at;
@@ -171,7 +174,7 @@ class memory_program {
       ++ooms;
       auto const borrowed = [](auto const* l) { return l->alive() == clock::life::borrowed; };
       // What such a stream leaves unfenced stays in its heap.
-      if (std::ranges::any_of(lines_, borrowed)) return;
+      if (std::ranges::any_of(lines_, borrowed) || e.report().pool.limit) return;
       if (!unkind_ && maps_ && !captured_ && a.statistics().allocation.all.current == 0 && bytes < capacity_ / 4)
         fail(check::answers, "out of memory on an empty device:\n" + e.report().text());
       return;
@@ -270,11 +273,8 @@ class memory_program {
     on(here_is).record_use(from->at, line(s), source_location::current());
     order(from->ordered, s);
     say("copy ", static_cast<void const*>(from->at), " to ", p, " on ", s);
-    if (here_is == there) {
-      must(machine().copy(there, line(s).handle(), p, from->at, from->bytes), "copy");
-    } else {
-      must(machine().copy_peer(there, line(s).handle(), p, there, from->at, here_is, from->bytes), "copy_peer");
-    }
+    if (here_is == there) must(machine().copy(there, line(s).handle(), p, from->at, from->bytes), "copy");
+    else must(machine().copy_peer(there, line(s).handle(), p, there, from->at, here_is, from->bytes), "copy_peer");
     from->readers.push_back(s);
     blocks_.push_back({static_cast<unsigned char*>(p), from->bytes, from->pattern, s, s, {}});
   }
@@ -304,15 +304,14 @@ class memory_program {
     };
     if (b->bytes > 1) refused(b->at + 1 + below(static_cast<int>(b->bytes - 1)));
     refused(this);
-    int const device = device_of(b->home);
     unsigned char* const at = b->at;
-    on(device).deallocate(at, &line(b->ordered), source_location::current());
+    a.deallocate(at, &line(b->ordered), source_location::current());
     *b = blocks_.back();
     blocks_.pop_back();
     refused(at);
   }
 
-  // Two streams wait for each other's parts. A wait of one for the other in between never ends.
+  // Two streams wait for each other's parts.
   void give_part(int s) {
     using arrived = std::shared_ptr<int>;
     void (*const drop)(void*) = [](void* p) { delete static_cast<arrived*>(p); };
@@ -485,6 +484,7 @@ class memory_program {
   int const devices_;
   std::size_t const capacity_;
   verdict wrong_;
+  std::function<void()> before_step_;
   bool maps_ = true, unkind_ = false, collectives_ = false, captured_ = false;
   std::shared_ptr<int> arrived_;   // parts of the newest collective
   std::optional<int> other_part_;  // the stream of the missing part

@@ -9,6 +9,7 @@
 #include "tests/model/memory_program.h"
 #include "tests/model/over_wait_program.h"
 #include "tests/model/places_program.h"
+#include "tests/model/pools_program.h"
 #include "tests/model/share_program.h"
 #include "tests/model/traffic_program.h"
 #include "tests/planted/prover.h"
@@ -40,6 +41,13 @@ std::span<kind_of_program const> programs() {
       {"sharing", [](std::uint64_t seed) { return share_program(seed).run(); }},
       {"handed over among threads", [](std::uint64_t seed) { return by_seed(seed, "handed_over"); }},
       {"history among threads", [](std::uint64_t seed) { return by_seed(seed, "history"); }},
+  };
+  return all;
+}
+
+std::span<kind_of_program const> programs_by_name() {
+  static constexpr kind_of_program all[] = {
+      {"pools", [](std::uint64_t seed) { return pools_program(seed).run(); }},
   };
   return all;
 }

@@ -13,5 +13,6 @@ struct kind_of_program {
   verdict (*run)(std::uint64_t seed);
 };
 std::span<kind_of_program const> programs();
+std::span<kind_of_program const> programs_by_name();  // for --of alone
 
 }  // namespace weir::tests

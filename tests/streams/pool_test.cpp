@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <optional>
+#include <sstream>
 #include <thread>
 
 #include "runtime/memory/device/device_memory.h"
@@ -146,6 +148,22 @@ TEST_F(pools, numbers_add_up) {
   EXPECT_GE(n.max_reserved, 4_MiB);
   reset_peak_memory_stats();
   EXPECT_EQ(model.statistics().max_reserved, 0u);
+}
+
+TEST_F(pools, are_shown_in_summaries_snapshots_and_pages) {
+  pool const model("model <1>", {.limit = 20_MiB});
+  pool_guard const here(model);
+  buffer const block(3_MiB);
+  std::string const text = memory_summary();
+  EXPECT_NE(text.find("pool model <1>: reserved 4,194,304 B = allocated 3,145,728 + pending 0 + cached 1,048,576, "
+                      "peak 4,194,304, limit 20,971,520"),
+            std::string::npos)
+      << text;
+  std::string const path = ::testing::TempDir() + "pools_page.html";
+  dump_memory_page(path);
+  std::stringstream page;
+  page << std::ifstream(path).rdbuf();
+  EXPECT_NE(page.str().find(R"("pools":[["model \u003c1\u003e",3145728,4194304,20971520]])"), std::string::npos);
 }
 
 TEST_F(pools, a_limit_is_named_with_what_is_live) {

@@ -31,6 +31,7 @@ std::string batons_in_threads(std::uint64_t seed, std::chrono::nanoseconds = str
 std::string directory_in_threads(std::uint64_t seed, std::chrono::nanoseconds = stress_time());
 std::string marks_in_threads(std::uint64_t seed, std::chrono::nanoseconds = stress_time());
 std::string memories_in_threads(std::uint64_t seed, std::chrono::nanoseconds = stress_time());
+std::string pools_in_threads(std::uint64_t seed, std::chrono::nanoseconds = stress_time());
 std::string heirs_in_threads(std::uint64_t seed, std::chrono::nanoseconds = stress_time());
 
 // Requires: all blocks of that device are freed and complete. Returns: as a program.
@@ -62,6 +63,7 @@ inline constexpr program_in_threads programs_in_threads[] = {
     {"batons_in_threads", batons_in_threads},
     {"memories_in_threads", memories_in_threads},
     {"heirs_in_threads", heirs_in_threads},
+    {"pools_in_threads", pools_in_threads},
     {"marks_in_threads", marks_in_threads},
 };
 

@@ -25,6 +25,7 @@
 #include "weir/device.h"
 #include "weir/memory.h"
 #include "weir/observe.h"
+#include "weir/pool.h"
 
 namespace weir::tool {
 namespace {
@@ -38,6 +39,24 @@ struct of_weir {
   void record_use(void* p) const { record_stream(p, other); }
   void give(void* p) const { deallocate(p); }
   void give_after_use(void* p) const { deallocate(on, p); }
+};
+
+// In a pool, with one guard for all blocks or one for each.
+struct of_pool {
+  of_weir from;
+  std::shared_ptr<pool const> in;
+  void* take(size_t bytes) const {
+    pool_guard const here(*in);
+    return from.take(bytes);
+  }
+  void give(void* p) const { from.give(p); }
+};
+struct within_guard {
+  of_weir from;
+  std::shared_ptr<pool const> in;
+  std::shared_ptr<pool_guard const> here = std::make_shared<pool_guard const>(*in);
+  void* take(size_t bytes) const { return from.take(bytes); }
+  void give(void* p) const { from.give(p); }
 };
 
 struct of_malloc {
@@ -125,10 +144,10 @@ std::vector<pattern> all_patterns() {
   return all;
 }
 
-// Patterns that run only by name: `marked` uses a block on another stream; the others split up the time of
-// `threadsN`.
+// Patterns that run only by name: `marked` uses a block on another stream; `pool512` and `guard512` are `pair512`
+// under a pool's guard, and with a guard for each allocation; the others split up the time of `threadsN`.
 std::vector<pattern> more_patterns() {
-  std::vector<pattern> all{{"marked"}};
+  std::vector<pattern> all{{"marked"}, {"pool512"}, {"guard512"}};
   for (int t = 2; t <= most_threads; t *= 2) {
     all.push_back({"beside" + std::to_string(t), 1, t, patterns::threads_work::beside_arithmetic});
     all.push_back({"turns" + std::to_string(t), 1, t, patterns::threads_work::in_turn});
@@ -147,7 +166,8 @@ std::unique_ptr<measured> enter(pattern const& p, figures& out, Make make, std::
                                 int live_alignment) {
   using allocator = decltype(make(0));
   auto const one = make(0);
-  if (p.name == "pair512") return std::make_unique<patterns::pairs<allocator>>(one, 512);
+  if (p.name == "pair512" || p.name == "pool512" || p.name == "guard512")
+    return std::make_unique<patterns::pairs<allocator>>(one, 512);
   if (p.name == "pair64K") return std::make_unique<patterns::pairs<allocator>>(one, size_t{64} << 10);
   if (p.name == "pair8M") return std::make_unique<patterns::pairs<allocator>>(one, size_t{8} << 20);
   if (p.name == "churn16-4K") return std::make_unique<patterns::churn<allocator>>(one, 1000, 16, size_t{4} << 10);
@@ -184,8 +204,12 @@ std::vector<contender> contenders(std::vector<stream> const& streams) {
   std::vector<contender> all;
   auto const ours = [&streams](int t) { return of_weir{streams[static_cast<size_t>(t)].ref(), streams.back().ref()}; };
   auto const held = [] { return static_cast<size_t>(memory_stats(0).reserved_bytes.all.current); };
-  all.push_back({"weir", [=](pattern const& p, figures& f) {
+  all.push_back({"weir", [=](pattern const& p, figures& f) -> std::unique_ptr<measured> {
     empty_cache();
+    auto const within = std::make_shared<pool const>("bench");
+    if (p.name == "guard512") return std::make_unique<patterns::pairs<of_pool>>(of_pool{ours(0), within}, 512);
+    if (p.name == "pool512")
+      return std::make_unique<patterns::pairs<within_guard>>(within_guard{ours(0), within}, 512);
     return enter(p, f, ours, held, 16);
   }});
   all.push_back({"malloc", [](pattern const& p, figures& f) {

@@ -74,6 +74,13 @@ bool handle_mover::swap_with_alias(stream_heap& mine, alias& g, physical_memory:
   if (found == from.handles.end() || &found->second != g.of || g.of->readers != of_.own_bit()) return false;
   heap_block* const p = from.blocks.free_around(*g.of);
   if (!p || !of_.ordered_or_complete(*mine.home.load(), {from.home.load()->id(), p->freed})) return false;
+  memory_pool &its = *from.pool.get(), &here = *mine.pool.get();
+  if (its.pages_stay()) return false;
+  if (&its != &here) {
+    if (!here.charge(g.bytes)) return false;
+    its.refund(g.bytes);
+    out.of_pool += g.bytes, out.from_other_pools += g.bytes;
+  }
   detach_handle(from, *from.blocks.reserve_around(*g.of), found, &g, g.at, out);
   return true;
 }

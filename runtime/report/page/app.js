@@ -56,6 +56,7 @@ function facts() {
   for (let i = r.before; i < r.events; ++i) reserved = Math.max(reserved, r.reserved[i]);
   const all = [["most live and pending", bytesText(most)], ["most reserved", bytesText(reserved)], ["events", countText(r.events - r.before)], ["over", timeText(r.us[r.events - 1] - r.us[r.before])]];
   if (r.failures.length) all.push(["out of memory", countText(r.failures.length) + " times"]);
+  for (const [name, live, held, limit] of r.pools) all.push(["pool " + name, bytesText(live) + " live, " + bytesText(held) + " reserved" + (limit ? " of " + bytesText(limit) : "")]);
   its("facts").replaceChildren(...all.map(([what, value]) => {
     const span = document.createElement("span");
     span.append(what + " ", Object.assign(document.createElement("b"), {textContent: value}));

@@ -9,6 +9,7 @@
 
 #include "weir/memory.h"
 #include "weir/observe.h"
+#include "weir/pool.h"
 
 namespace weir {
 namespace {
@@ -16,11 +17,13 @@ namespace {
 TEST(metrics, the_text_is_prometheus_and_agrees_with_the_counters) {
   runtime machine(simulated{.devices = 2, .memory = 1_GiB});
   runtime_guard const in(machine);
+  pool const odd("od\"d\\");
+  pool_guard const here(odd);
   buffer const small(1000), large(5_MiB), pinned_one(3000, {.kind = memory_kind::pinned});
   std::istringstream text(memory_metrics());
   std::set<std::string> announced;
   std::string family;
-  std::int64_t reserved = 0, blocks = 0;
+  std::int64_t reserved = 0, of_pool = 0, blocks = 0;
   for (std::string line; std::getline(text, line);) {
     if (line.starts_with("# HELP ")) {
       family = line.substr(7, line.find(' ', 7) - 7);
@@ -39,10 +42,13 @@ TEST(metrics, the_text_is_prometheus_and_agrees_with_the_counters) {
       std::int64_t const value = std::stoll(line.substr(close + 2), &digits);
       EXPECT_EQ(digits, line.size() - close - 2) << line;
       if (on == "gpu:0" && family == "weir_memory_bytes") reserved += value;
+      if (on == "gpu:0" && family == "weir_pool_bytes") of_pool += value;
       if (on == "gpu:0" && family == "weir_blocks") blocks += value;
     }
   }
   EXPECT_EQ(reserved, static_cast<std::int64_t>(memory_reserved()));
+  EXPECT_EQ(of_pool, reserved);
+  EXPECT_NE(memory_metrics().find("pool=\"od\\\"d\\\\\",state"), std::string::npos) << memory_metrics();
   EXPECT_EQ(blocks, 2);
   EXPECT_TRUE(announced.contains("weir_out_of_memory_total"));
 }

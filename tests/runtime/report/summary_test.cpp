@@ -105,7 +105,7 @@ TEST_F(worked, the_summarys_byte_columns_add_up) {
   memory_report now{};
   now.on = device(1);
   now.capacity = 16'000'000'000;
-  std::string const text = report::summary(read(), now, {});
+  std::string const text = report::summary(read(), now, {}, {});
   std::istringstream lines(text);
   std::map<std::string, std::vector<long long>> rows;
   int count = 0;
