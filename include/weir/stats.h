@@ -62,6 +62,7 @@ struct pool_memory_use {  // one pool's memory (weir/pool.h)
   size_t reserved = 0, max_reserved = 0;          // bytes held from the driver
   size_t allocated = 0, pending = 0, cached = 0;  // bytes; reserved = allocated + pending + cached
   std::int64_t blocks = 0;                        // live
+  size_t asleep = 0;  // bytes that pool::sleep wrote or dropped; none of them is in the numbers above
 };
 // What allocations of a stream could get now, in blocks of 32 KiB and more; less: slabs may still serve small ones.
 struct headroom {

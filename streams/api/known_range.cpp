@@ -27,7 +27,7 @@ known_range known_range::of(runtime::impl& r, void const* at, std::size_t bytes)
   known_range out;
   out.at = at, out.bytes = bytes;
   auto const lies_in = [&](std::optional<memory::block> const& found) {
-    out.is = found ? judge(*found, at, bytes) : verdict::no_block;
+    out.is = !found ? verdict::no_block : found->asleep_in ? verdict::asleep : judge(*found, at, bytes);
     if (found) out.block = *found;
   };
   if (auto const from = reinterpret_cast<std::uintptr_t>(at); from + bytes < from) {
@@ -94,6 +94,9 @@ known_range const& known_range::require_inside(std::string_view operation, std::
     case verdict::no_block:
       if (memory || pinned) refuse("is not allocated", "Keep the owner of the memory until this call");
       refuse("lies in shared memory, but in no buffer", "Keep the buffer until this call");
+      break;
+    case verdict::asleep:
+      refuse("lies in pool " + *block.asleep_in + ", which is asleep", "Wake the pool first (pool::wake)");
       break;
     case verdict::wraps: refuse("wraps around the address space", "Check the size for an overflow"); break;
     case verdict::of_another_runtime:

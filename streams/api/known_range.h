@@ -16,6 +16,7 @@ struct known_range {
     inside,              // of one live block
     past_end,  // begins in a block or the rounding behind it, and ends after the requested bytes
     no_block,            // in weir's memory, but in no live block
+    asleep,              // in a live block of a pool that is asleep
     wraps,               // the end exceeds the address space
     of_another_runtime,  // device memory
     unknown              // not weir's; the driver may know it

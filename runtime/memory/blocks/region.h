@@ -64,6 +64,7 @@ struct handle {
   std::size_t bytes = 0;
   std::uint64_t readers = 0;  // bit d: device d may use it
   bool kept = false;          // at the end: something in it is still in use
+  bool asleep = false;        // no page is mapped there until its pool wakes; `physical` is none
 };
 // One that may have ghosts: what a stream's memory keeps.
 struct aliased_handle : handle {

@@ -19,6 +19,7 @@ struct block {
   int device = -1;        // -1: host
   memory_kind kind = memory_kind::device;
   clock::stream_clock* home = nullptr;  // null: host memory
+  std::string const* asleep_in = nullptr;  // the pool that it sleeps in; null: it is awake
 };
 
 // One contiguous range of mapped memory: its blocks and its free parts, side by side.
@@ -40,6 +41,7 @@ struct mapped_range {
 };
 
 class memory_pool;
+class page_store;
 
 class allocator {
  public:
@@ -85,6 +87,12 @@ class allocator {
   // A pool serves the threads that entered it (thread_caches::enter). limit: reserved bytes; 0: none
   virtual memory_pool& make_pool(std::string name, std::size_t limit) = 0;  // Throws: bad_alloc
   virtual void end_pool(memory_pool&) noexcept = 0;  // its blocks stay; free memory of it serves others as before
+  // Writes what lives in the pool to the store and gives its pages to the device; null: drops it. Refused: the pool
+  // is awake, and its bytes are intact. given: bytes. Blocks: until work on the pool is complete, and is saved.
+  virtual driver::status sleep(memory_pool&, page_store*, std::size_t& given) = 0;
+  // Maps pages at the same addresses and fills them. Refused: the pool is asleep, and its bytes are in the store.
+  // Throws: out_of_memory. Blocks: until it is filled
+  virtual driver::status wake(memory_pool&, page_store*, source_location) = 0;
   virtual pool_memory_use use_of(memory_pool const&) const = 0;
   virtual std::vector<pool_memory_use> by_pool() const = 0;  // without what no pool holds
   virtual memory_statistics statistics() const = 0;

@@ -9,7 +9,9 @@
 namespace weir::memory {
 
 device_allocator::device_allocator(weir::runtime::impl& r, int device, oom_callbacks& c, source_location const& at)
-    : of_(r, device, this, at), ladder_(of_, heaps_, memory_, growth_, reuse_, completion_, return_, audit_, c) {
+    : of_(r, device, this, at),
+      ladder_(of_, heaps_, memory_, growth_, reuse_, completion_, return_, audit_, c),
+      callbacks_(c) {
   if (of_.space.maps()) mapped_spaces::enter(of_.space.base(), of_.space.bytes(), of_.space);
 }
 
@@ -24,7 +26,12 @@ void* device_allocator::allocate(clock::stream_clock& home, std::size_t bytes, s
   }
   if (home.seen_captured()) [[unlikely]]
     refuse_captured(home, r);
-  stream_heap& mine = heaps_.of(home, heaps_.pool_here());
+  memory_pool& pool = heaps_.pool_here();
+  if (pool.is_asleep()) [[unlikely]] {
+    throw invalid_use("allocate", base::text(bytes, " B in pool ", pool.name, ", which is asleep"),
+                      "Wake the pool first (pool::wake)", at);
+  }
+  stream_heap& mine = heaps_.of(home, pool);
   thread_cache* const cache = mine.cache_to_allocate();
   void* p = nullptr;
   {
@@ -79,6 +86,7 @@ bool device_allocator::can_never_hold(std::size_t bytes, memory_pool const& in) 
 
 // Growth that is under way has charged the pool that its heap is in.
 void device_allocator::end_pool(memory_pool& p) noexcept {
+  if (p.is_asleep()) sleep_.forget(p);
   mapping_lock::exclusive const stay(memory_.changes);
   heaps_.end_pool(p);
 }
@@ -157,6 +165,7 @@ std::optional<block> device_allocator::find(void const* p) const noexcept {
   block_ref const b = block_ref::find(*r, reinterpret_cast<address>(p));
   if (!b.live) return std::nullopt;
   block out{reinterpret_cast<void*>(b.start), 0, of_.device, memory_kind::device, m.home.load()};
+  if (m.asleep.get()) out.asleep_in = &m.pool.get()->name;
   if (b.in_slab) {
     out.bytes = b.in_slab->requested(b.index);
     slab::note const* const n = b.in_slab->note_of(b.index);
@@ -185,7 +194,7 @@ allocator::range device_allocator::use_in(region& r, address a, clock::stream_cl
   }
   section const hold(m);  // lists the heap, if it is this thread's from now on
   stream_heap::range const found = m.use(r, a, user);
-  if (has_word) m.lock.bias_to(e.cache->own);
+  if (has_word && m.cacheable()) m.lock.bias_to(e.cache->own);
   return {found.base, found.bytes};
 }
 

@@ -7,6 +7,7 @@
 #include "runtime/memory/device/oom_ladder.h"
 #include "runtime/memory/device/reuse.h"
 #include "runtime/memory/supply/growth.h"
+#include "runtime/memory/supply/pool_sleep.h"
 
 namespace weir::memory {
 
@@ -39,6 +40,8 @@ class device_allocator final : public allocator {
     return heaps_.add_pool(memory_pool::kind::ordinary, std::move(name), limit);
   }
   void end_pool(memory_pool&) noexcept override;
+  driver::status sleep(memory_pool&, page_store*, std::size_t& given) override;
+  driver::status wake(memory_pool&, page_store*, source_location) override;
   pool_memory_use use_of(memory_pool const& p) const override { return audit_.use_of(p); }
   std::vector<pool_memory_use> by_pool() const override { return audit_.by_pool(); }
   memory_statistics statistics() const override { return audit_.statistics(); }
@@ -75,12 +78,14 @@ class device_allocator final : public allocator {
   handle_mover mover_{of_};
   handle_return return_{of_, heaps_, memory_, mover_};
   peer_access peers_{of_, heaps_, memory_};
+  pool_sleep sleep_{of_, heaps_, memory_, bound_, mover_, return_, peers_};
   growth growth_{of_, heaps_, memory_, bound_, mover_, return_, peers_};
   completion_poller completion_{of_, heaps_};
   block_reuse reuse_{of_, heaps_, completion_, bound_};
   memory_audit audit_{of_, heaps_, mover_, peers_, memory_};
   oom_ladder ladder_;
   free_path free_{of_, heaps_};
+  oom_callbacks& callbacks_;
 };
 
 }  // namespace weir::memory

@@ -56,6 +56,7 @@ device_allocator::~device_allocator() {
         }
       }
       for (auto const& [at, h] : m->handles) {
+        if (h.asleep) continue;
         if (h.kept) {
           of_.space.abandon();
         } else if (h.physical == driver::memory_handle::none) {

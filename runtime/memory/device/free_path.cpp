@@ -102,9 +102,11 @@ void free_path::take_back(void* p, clock::stream_clock* last_use, source_locatio
     b.each_user(add);
     add(last_use);
 
+    if (m.asleep.get()) stamps.clear();  // all its work was complete before
     auto const pool = b.in_slab ? observe::size_pool::small : observe::size_pool::large;
     std::size_t const rounded = b.in_slab ? b.in_slab->size : b.block->bytes;
     std::size_t const requested = b.in_slab ? b.in_slab->requested(b.index) : b.block->requested;
+    if (m.asleep.get()) m.counts.allocated(pool, rounded, requested);  // as stream_heap::count_asleep
     if (of_.announced) [[unlikely]]
       of_.machine.block_given_back(b.start);
     bool const someone_waits = !stamps.empty();
@@ -134,7 +136,7 @@ void free_path::take_back(void* p, clock::stream_clock* last_use, source_locatio
         if (m.slots.give(*b.in_slab, b.index, home.now().n)) m.return_run(*b.in_slab);
       } else {
         m.blocks.give(*b.block, home.now().n);
-        if (cache) m.lock.bias_to(cache->own);
+        if (cache && m.cacheable()) m.lock.bias_to(cache->own);
       }
       m.freed_since_fence += rounded;
       bool const others = heaps_.index.size() > 1;

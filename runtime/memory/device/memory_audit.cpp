@@ -53,7 +53,7 @@ memory_report memory_audit::report() const {
   }
   for (stream_heap* m : heaps_.all()) {
     base::biased_lock hold(m->lock);
-    out.largest_free = std::max(out.largest_free, m->blocks.largest_free());
+    if (!m->asleep.get()) out.largest_free = std::max(out.largest_free, m->blocks.largest_free());
   }
   return out;
 }
@@ -76,7 +76,7 @@ pool_memory_use memory_audit::use_of(memory_pool const& pool) const {
   out.pool = pool.number;
   out.name = pool.is == memory_pool::kind::left ? "pools that ended" : pool.name;
   out.limit = sums.limit, out.max_reserved = std::max(sums.most_charged, out.reserved);
-  out.blocks = n.allocation.all.current;
+  out.blocks = n.allocation.all.current, out.asleep = sums.asleep;
   out.allocated = std::min(out.reserved, static_cast<std::size_t>(n.allocated_bytes.all.current));
   out.pending = std::min(out.reserved - out.allocated, static_cast<std::size_t>(n.pending_bytes.all.current));
   out.cached = out.reserved - out.allocated - out.pending;
@@ -100,7 +100,7 @@ std::size_t memory_audit::unreclaimable() const {
     base::biased_lock hold(m->lock);
     std::uint64_t const home = m->home.load()->id();
     handle const* counted = nullptr;
-    for (auto const& [at, h] : m->handles) at_rest += h.bytes;
+    for (auto const& [at, h] : m->handles) at_rest += h.asleep ? 0 : h.bytes;
     for (region* r : m->blocks.regions()) {
       for (heap_block const* p = &m->blocks.first_block(*r); p; p = p->after) {
         if (p->is == state::unmapped) continue;
@@ -108,7 +108,7 @@ std::size_t memory_audit::unreclaimable() const {
         for (address a = p->at; a < p->end();) {
           handle const* const h = r->page(a);
           a = h ? h->at + h->bytes : a + r->page_bytes;
-          if (!h || h == counted || (idle && !of_.open_bytes(*h))) continue;
+          if (!h || h->asleep || h == counted || (idle && !of_.open_bytes(*h))) continue;
           counted = h;
           bytes += h->bytes;
         }

@@ -98,6 +98,7 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
     bool const here = m->pool.get() == &pool, lends = m == mine || (mine ? heap_table::may_lend(*m, *mine) : here);
     bool const stays = m->pool.get()->pages_stay();
     base::biased_lock hold(m->lock);
+    if (m->asleep.get()) continue;
     for (thread_cache* c : m->caches) c->revoke();  // so that nothing moves meanwhile
     for (region const* r : m->blocks.regions()) {
       openings in(*m, *r);

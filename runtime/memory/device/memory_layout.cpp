@@ -47,6 +47,7 @@ std::vector<mapped_range> memory_audit::layout() const {
   std::vector<mapped_range> all;
   for (stream_heap* m : heaps_.all()) {
     base::biased_lock hold(m->lock);
+    if (m->asleep.get()) continue;
     std::vector<address> waiting;
     for (thread_cache* c : m->caches) {
       c->revoke();  // so that nothing moves meanwhile

@@ -40,7 +40,11 @@ std::vector<std::string> memory_audit::validate() const {
     m->slots.validate(wrong, subject, now);
     mover_.validate(*m, wrong, subject);
     peers_.validate(*m, wrong, subject);
-    for (auto const& [at, h] : m->handles) mapped += h.bytes, in_pools[m->pool.get()] += h.bytes;
+    bool const asleep = m->asleep.get();
+    std::size_t here = 0;  // bytes mapped
+    for (auto const& [at, h] : m->handles) here += h.asleep ? 0 : h.bytes;
+    mapped += here, in_pools[m->pool.get()] += here;
+    std::size_t const live_before = live, cached_before = cached;
     for (released const& u : m->unusable) unusable += u.handles.front().bytes;
     free_blocks += m->blocks.free_blocks();
     std::size_t held = 0, queued = 0, largest = 0;
@@ -72,6 +76,7 @@ std::vector<std::string> memory_audit::validate() const {
         }
       }
     }
+    if (asleep) live = live_before, cached = cached_before + here;  // what stayed mapped
     if (m->listed != heaps_.index.listed(m->number))
       wrong.push_back(subject + ": its row in the heap index differs from its own copy");
     if (largest >= heap_index::smallest && !(m->listed & heap_index::at_least(largest)))

@@ -139,6 +139,7 @@ void* block_reuse::from_others(stream_heap& mine, alloc_request const& r, std::s
   void* out = nullptr;
   heaps_.donors_for(mine, bytes, most_donors, [&](stream_heap& other) {
     section const hold(other);
+    if (other.asleep.get()) return false;
     if (heaps_.index.many())
       other.lock.revoke_bias();  // else it stays listed by all its mapped bytes, for every miss
     of_.count_search(1);

@@ -39,7 +39,7 @@ void heap_table::end_pool(memory_pool& p) noexcept {
   {
     base::lock_guard const hold(making_);
     for (auto const& m : heaps_) {
-      if (m->pool.get() != &p) continue;
+      if (m->pool.get() != &p || p.is_asleep()) continue;  // what is asleep stays: its blocks can only be freed
       section const in(*m);
       m->pool.set(&left_);
       auto const mapped = static_cast<std::size_t>(m->counts.bytes_mapped());
@@ -140,7 +140,7 @@ stream_heap* heap_table::inherit(clock::stream_clock& heir, memory_pool& pool) {
   for (auto const& m : heaps_) {
     memory_pool& its = *m->pool.get();
     // a stream's life changes under making_
-    if (m->home.load()->alive() != clock::life::retired && &its != &left_) continue;
+    if ((m->home.load()->alive() != clock::life::retired && &its != &left_) || its.is_asleep()) continue;
     section const hold(*m);
     if (!may_inherit(*m, heir, pool)) continue;
     clock::stream_clock& old = *m->home.load();

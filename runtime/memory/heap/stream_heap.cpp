@@ -30,6 +30,8 @@ stream_heap::range use_slot(slab& s, clock::stream_clock* home, address a,
 }  // namespace
 
 void* stream_heap::take(alloc_request const& r) {
+  if (asleep.get()) [[unlikely]]
+    return nullptr;
   if (r.size_class < 0) {
     heap_block* const p = blocks.take(r.rounded, r.alignment);
     return p ? hand_out(*p, r, nullptr) : nullptr;
@@ -54,6 +56,7 @@ void* stream_heap::take_or_shed(alloc_request const& r) {
 }
 
 void* stream_heap::take_anywhere(alloc_request const& r) {
+  if (asleep.get()) return nullptr;
   if (r.size_class < 0) {
     heap_block* const p = blocks.take_anywhere(r.rounded, r.alignment);
     return p ? hand_out(*p, r, nullptr) : nullptr;
@@ -99,7 +102,26 @@ void stream_heap::return_run(slab& s) noexcept {
   });
 }
 
+void stream_heap::count_asleep(bool yes) noexcept {
+  auto const count = [&](observe::size_pool p, std::size_t bytes, std::size_t requested) {
+    yes ? counts.freed(p, bytes, requested) : counts.allocated(p, bytes, requested);
+  };
+  for (region* r : blocks.regions()) {
+    for (heap_block const* p = &blocks.first_block(*r); p; p = p->after) {
+      if (p->is == state::live) count(observe::size_pool::large, p->bytes, p->requested);
+      if (p->is != state::slab) continue;
+      if (!yes) counts.run_cut(static_cast<std::int64_t>(p->bytes)), of.counts.run_cut(p->bytes);
+      slab const& s = *p->in_slab;
+      for (std::uint32_t i = 0; s.run == p && i < s.slots; ++i) {
+        if (s.at(i) == slot::live) count(observe::size_pool::small, s.size, s.requested(i));
+      }
+      if (yes) run_gone(p->bytes);
+    }
+  }
+}
+
 void stream_heap::run_gone(std::size_t bytes) noexcept {
+  if (asleep.get()) return;  // it was counted when its pool fell asleep
   counts.run_cut(-static_cast<std::int64_t>(bytes));
   of.counts.run_returned(bytes);
 }
@@ -167,6 +189,8 @@ void stream_heap::finish() {
 }
 
 stream_heap::range stream_heap::use(region& r, address a, clock::stream_clock& user) noexcept try {
+  if (asleep.get()) [[unlikely]]
+    return {};
   if (slab* const s = r.slab_at(a)) return use_slot(*s, home.load(base::memory_order_relaxed), a, user);
   heap_block* const p = r.covering(a);
   if (!p || p->is != state::live) return {};

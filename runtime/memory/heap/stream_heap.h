@@ -116,6 +116,9 @@ class stream_heap {
   std::size_t peer_bytes = 0;                    // of handles that other devices may use
   heap_index::rows listed = 0;                   // its rows in the index
   base::single_writer<memory_pool*> pool;        // changes with the lock, while mapping halts
+  // Its blocks keep their addresses and count as freed; what is not mapped serves nobody. With the lock
+  base::single_writer<bool> asleep{false};
+  void count_asleep(bool yes) noexcept;  // its live blocks and runs, as no longer or again allocated. Requires: the lock
   // other devices that each handle is open to, a bit each. Bits are set while mapping halts, and cleared at
   // any time; both under heap_table's lock
   base::atomic<std::uint64_t> readers{0};
@@ -125,10 +128,10 @@ class stream_heap {
     if (heap_index::rows const now = to_be_listed(); now != listed) index.list(number, std::exchange(listed, now), now);
   }
   // Every free on a borrowed stream is counted, so its heap has no caches. What an ended pool leaves serves others
-  // only as whole pages.
+  // only as whole pages, and a sleeping pool's memory serves nobody.
   bool cacheable() const noexcept {
     return home.load(base::memory_order_acquire)->alive() != clock::life::borrowed &&
-           pool.get()->is != memory_pool::kind::left;
+           pool.get()->is != memory_pool::kind::left && !pool.get()->is_asleep();
   }
 
  private:

@@ -55,18 +55,29 @@ class memory_pool {
     ended_ = true;
   }
   struct sums {
-    std::size_t limit, charged, most_charged;  // bytes; limit 0: none
+    std::size_t limit, charged, most_charged, asleep;  // bytes; limit 0: none
   };
   sums now() const noexcept {
     base::lock_guard const hold(lock_);
-    return {limit_, charged_, most_charged_};
+    return {limit_, charged_, most_charged_, asleep_bytes_};
   }
   std::size_t room() const noexcept {  // bytes that may still be charged
     base::lock_guard const hold(lock_);
     return left();
   }
-  // Its handles neither move nor go to the driver, until the pool ends.
-  bool pages_stay() const noexcept { return is == kind::graph; }
+  // Its handles neither move nor go to the driver: until the pool ends, or wakes.
+  bool pages_stay() const noexcept { return is == kind::graph || is_asleep(); }
+  // Its memory is away, or is going or coming. Nothing is allocated from it, and no program uses it.
+  bool is_asleep() const noexcept { return asleep_.get(); }
+  void set_asleep(bool yes) noexcept {
+    base::lock_guard const hold(lock_);
+    asleep_.set(yes);
+    asleep_bytes_ = 0;
+  }
+  void put_asleep(std::size_t bytes) noexcept {  // how much of it is asleep
+    base::lock_guard const hold(lock_);
+    asleep_bytes_ = bytes;
+  }
   bool has_ended() const noexcept {
     base::lock_guard const hold(lock_);
     return ended_;
@@ -81,8 +92,9 @@ class memory_pool {
     return !limit_ ? ~std::size_t{0} : limit_ > charged_ ? limit_ - charged_ : 0;
   }
   mutable base::mutex lock_{base::quiet};  // held for these sums alone
-  std::size_t limit_, charged_ = 0, most_charged_ = 0;
+  std::size_t limit_, charged_ = 0, most_charged_ = 0, asleep_bytes_ = 0;
   bool ended_ = false;
+  base::single_writer<bool> asleep_{false};
 };
 
 // A pool that a thread allocates from. It may end meanwhile, and its memory too: only the heap table with that

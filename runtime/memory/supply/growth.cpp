@@ -37,6 +37,7 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, run_le
                                std::size_t spare, std::optional<arena::zone> only) {
   mapping_lock::shared const coming(memory_.changes);
   memory_pool& pool = *mine.pool.get();
+  if (pool.is_asleep()) return {driver::code::not_permitted};
   growth_plan g;
   {
     section const hold(mine);

@@ -27,7 +27,7 @@ driver::status peer_access::grant(void const* p, int reader) {
   }
   if (auto const s = of_.machine.open(reader); !s.ok()) return s;
   for (handle const& h : missing) {  // the block is live: its handles stay
-    driver::status const s = of_.machine.grant(h.at, h.bytes, reader);
+    driver::status const s = h.asleep ? driver::status{} : of_.machine.grant(h.at, h.bytes, reader);
     if (!s.ok()) return s;
     base::biased_lock hold(m.lock);
     m.note_readers(m.handles[h.at], bit);
@@ -68,7 +68,8 @@ driver::status peer_access::open_handles(stream_heap& m, std::uint64_t readers) 
     }
   }
   for (handle const& h : closed) {
-    if (auto const s = of_.machine.grant_all(h.at, h.bytes, readers); !s.ok()) return s;
+    auto const s = h.asleep ? driver::status{} : of_.machine.grant_all(h.at, h.bytes, readers);
+    if (!s.ok()) return s;
     base::biased_lock hold(m.lock);
     m.note_readers(m.handles.at(h.at), readers);
   }

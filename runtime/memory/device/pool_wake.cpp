@@ -1,0 +1,37 @@
+// A pool of one device sleeps and wakes: what frees memory when waking finds none.
+// Threads: any.
+#include "runtime/memory/device/device_allocator.h"
+
+namespace weir::memory {
+
+// The program relies on these waits of the host, so that they are no internal ordering.
+driver::status device_allocator::sleep(memory_pool& pool, page_store* store, std::size_t& given) {
+  return sleep_.sleep(pool, store, given);
+}
+
+driver::status device_allocator::wake(memory_pool& pool, page_store* store, source_location at) {
+  driver::status s = sleep_.wake(pool, store);
+  auto const short_of_memory = [&] { return s.what == driver::code::out_of_memory; };
+  auto const report = [&] {
+    memory_report out = audit_.report();
+    out.requested = out.rounded = pool.now().asleep;
+    audit_.add_pool(out, pool);
+    audit_.explain(out, nullptr, pool);
+    return out;
+  };
+  if (short_of_memory()) {
+    for (stream_heap* const m : heaps_.all()) {
+      if (m->pool.get()->pages_stay()) continue;
+      (void)m->empty_caches();
+      (void)completion_.poll(*m);
+    }
+    s = sleep_.wake(pool, store);
+  }
+  if (short_of_memory() && callbacks_.call(report())) s = sleep_.wake(pool, store);
+  while (short_of_memory() && completion_.wait_for_oldest({})) s = sleep_.wake(pool, store);
+  if (!short_of_memory()) return s;
+  of_.counts.ran_out();
+  throw out_of_memory(report(), at);
+}
+
+}  // namespace weir::memory

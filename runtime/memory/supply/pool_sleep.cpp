@@ -1,0 +1,338 @@
+// A pool falls asleep and wakes.
+// Threads: as pool_sleep.h.
+#include "runtime/memory/supply/pool_sleep.h"
+
+#include <algorithm>
+#include <set>
+
+namespace weir::memory {
+
+std::vector<stream_heap*> pool_sleep::heaps_of(memory_pool const& pool) const {
+  auto all = heaps_.all();
+  std::erase_if(all, [&](stream_heap const* m) { return m->pool.get() != &pool; });
+  return all;
+}
+
+driver::status pool_sleep::finish(std::vector<stream_heap*> const& heaps) {
+  std::set<clock::stream_clock*> users;
+  std::vector<clock::stamp> stamps;
+  for (stream_heap* const m : heaps) {
+    section const hold(*m);
+    users.insert(m->home.load());
+    auto const newest = m->pending.newest();
+    stamps.insert(stamps.end(), newest.begin(), newest.end());
+    auto const add = [&](block_ref const& b, clock::stream_clock* home) {
+      if (home) users.insert(home);
+      b.each_user([&](clock::stream_clock* t) { users.insert(t); });
+    };
+    for (region* r : m->blocks.regions()) {
+      for (heap_block* p = &m->blocks.first_block(*r); p; p = p->after) {
+        if (p->is == state::live) add(block_ref::find(*r, p->at), p->home);
+        if (p->is != state::slab || p->in_slab->run != p) continue;
+        slab& s = *p->in_slab;
+        for (std::uint32_t i = 0; i < s.slots; ++i) {
+          if (s.at(i) != slot::live) continue;
+          slab::note const* const n = s.note_of(i);
+          add(block_ref::find(*r, s.start(i)), n ? n->home : nullptr);
+        }
+      }
+    }
+  }
+  for (clock::stream_clock* const t : users) stamps.push_back(t->now());
+  for (clock::stamp const s : stamps) {
+    clock::stream_clock const* const t = clock::find(s.stream);
+    if (!t) continue;
+    bool const asked = t->alive() != clock::life::borrowed && t->alive() != clock::life::retired;
+    bool const done = !asked && of_.clocks.complete(s);
+    driver::status const is = asked  ? of_.clocks.synchronize(s)
+                              : done ? driver::status{}
+                                     : of_.clocks.synchronize_device(t->device());
+    if (!is.ok()) return is;
+  }
+  for (stream_heap* const m : heaps) {
+    section const hold(*m);
+    (void)m->reclaim();
+  }
+  return {};
+}
+
+// Ranges of live bytes, those of neighbours as one, and each in one handle.
+void pool_sleep::plan(stream_heap& m, sleeper& out) const {
+  std::map<address, std::size_t> parts;  // by handle
+  for (auto const& [at, h] : m.handles) {
+    parts[at] = out.parts.size();
+    out.parts.push_back({&m, at});
+  }
+  auto const add = [&](address at, std::size_t bytes) {
+    while (bytes) {
+      auto const in = std::prev(parts.upper_bound(at));
+      handle const& h = m.handles.at(in->first);
+      std::size_t const here = std::min(bytes, h.at + h.bytes - at);
+      auto& ranges = out.parts[in->second].ranges;
+      if (!ranges.empty() && ranges.back().at + ranges.back().bytes == at) ranges.back().bytes += here;
+      else ranges.push_back({at, here, 0});
+      at += here, bytes -= here;
+    }
+  };
+  for (region* r : m.blocks.regions()) {
+    for (heap_block const* p = &m.blocks.first_block(*r); p; p = p->after) {
+      if (p->is == state::live) add(p->at, p->bytes);
+      if (p->is != state::slab) continue;
+      slab const& s = *p->in_slab;
+      for (std::uint32_t i = s.index(p->at); i < s.slots && s.start(i) < p->end(); ++i) {
+        if (s.has_gone(i) || s.at(i) != slot::live) continue;
+        address const from = std::max(p->at, s.start(i)), to = std::min(p->end(), s.start(i) + s.size);
+        add(from, to - from);
+      }
+    }
+  }
+}
+
+driver::status pool_sleep::sleep(memory_pool& pool, page_store* store, std::size_t& given) {
+  base::lock_guard const alone(changing_);
+  given = 0;
+  if (!of_.space.maps()) return {driver::code::not_supported};
+  if (pool.is_asleep()) return {driver::code::invalid};
+  auto heaps = heaps_of(pool);
+  for (stream_heap* const m : heaps) (void)m->empty_caches();
+  if (auto const s = finish(heaps); !s.ok()) return s;
+  for (stream_heap* const m : heaps) given += return_.of(*m, ~std::size_t{0});
+  {
+    mapping_lock::exclusive const stay(memory_.changes);
+    pool.set_asleep(true);
+  }
+  heaps = heaps_of(pool);
+  auto const stay_awake = [&](driver::status why) {
+    wake_heaps(heaps, pool);
+    return why;
+  };
+  sleeper all;
+  try {
+    for (stream_heap* const m : heaps) {
+      for (bool done = false; !done;) {  // what other threads freed meanwhile may still be in use
+        if (auto const s = finish({m}); !s.ok()) return stay_awake(s);
+        section const hold(*m);
+        (void)m->revoke_and_empty();
+        m->lock.revoke_bias();
+        (void)m->reclaim();
+        if (!(done = m->pending.empty())) continue;
+        plan(*m, all);
+        m->count_asleep(true);
+        m->asleep.set(true);
+      }
+    }
+    invalidate_fast_paths();
+    for (part& p : all.parts) {
+      for (range& r : p.ranges) r.offset = std::exchange(all.bytes, all.bytes + r.bytes);
+    }
+    driver::status s;
+    if (store) {
+      s = store->reserve(all.bytes);
+      for (std::size_t i = 0; s.ok() && i < all.parts.size(); ++i) {
+        for (range const& r : all.parts[i].ranges) s = s.ok() ? store->save(r.at, r.bytes, r.offset) : s;
+        if (s.ok()) s = store->mark(i);
+      }
+      if (!s.ok()) {
+        (void)store->wait_all();
+        return stay_awake(s);
+      }
+    }
+    pool.put_asleep(all.bytes);
+    auto const [known, fresh] = asleep_.insert_or_assign(&pool, std::move(all));
+    auto& parts = known->second.parts;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (store) s = store->wait(i);
+      if (!s.ok() && i == 0) {
+        asleep_.erase(known);
+        return stay_awake(s);
+      }
+      if (!s.ok()) break;  // the rest stays mapped
+      parts[i].saved = unmap(parts[i], given);
+    }
+  } catch (std::bad_alloc const&) {
+    if (store) (void)store->wait_all();
+    return stay_awake({driver::code::out_of_memory});
+  }
+  return {};
+}
+
+// False: the driver keeps it mapped, or an alias of it.
+bool pool_sleep::unmap(part const& p, std::size_t& given) {
+  mapping_lock::shared const going(memory_.changes);
+  stream_heap& m = *p.in;
+  aliased_handle const& known = m.aliased({driver::memory_handle::none, p.at});
+  handle const h = known;
+  if (!mover_.drop_aliases(known, 0)) return false;
+  driver::status const s = of_.machine.unmap(h.at, h.bytes);
+  of_.note_status(s);
+  if (!s.ok()) return false;
+  physical_memory::batch back;
+  memory_.release(h.physical, h.bytes, back);
+  section const hold(m);
+  aliased_handle& gone = m.handles.at(p.at);
+  m.note_unmapped(gone);
+  gone.physical = driver::memory_handle::none;
+  gone.asleep = true;
+  of_.counts.refund(h.bytes - back.orphaned);
+  given += h.bytes - back.orphaned;
+  return true;
+}
+
+// Every block is again as it was before the pool fell asleep. Requires: all its handles are mapped.
+void pool_sleep::wake_heaps(std::vector<stream_heap*> const& heaps, memory_pool& pool) {
+  for (stream_heap* const m : heaps) {
+    section const hold(*m);
+    if (!m->asleep.get()) continue;
+    m->asleep.set(false);
+    m->count_asleep(false);
+  }
+  pool.set_asleep(false);
+}
+
+// Handles in which no block is live any more need not come back.
+void pool_sleep::drop_what_is_free(stream_heap& m) {
+  section const hold(m);
+  while (slab* const s = m.slots.any_empty()) m.return_run(*s);
+  auto const found = m.blocks.reserve_handles(~std::size_t{0}, arena::first::lowest, [](std::uint64_t) { return true; });
+  for (released const& g : found.all) {
+    for (handle const& h : g.handles) {
+      if (!h.asleep) continue;
+      g.in->set_pages(h, nullptr);
+      m.handles.erase(h.at);
+    }
+    m.blocks.release_done(*g.place);
+  }
+}
+
+driver::status pool_sleep::map(part& p, std::size_t& orphaned) {
+  handle h;
+  std::uint64_t readers = 0;
+  {
+    section const hold(*p.in);
+    h = p.in->handles.at(p.at);
+    readers = peers_.living((h.readers | p.in->readers.load()) & ~of_.own_bit());
+  }
+  readers |= of_.own_bit();
+  auto const grant = [&] {
+    return readers != of_.own_bit() ? of_.machine.grant_all(h.at, h.bytes, readers)
+                                    : of_.machine.grant(h.at, h.bytes, of_.device);
+  };
+  if (!h.asleep) {  // it stayed mapped, perhaps without access
+    if (h.readers & of_.own_bit()) return {};
+    driver::status const s = grant();
+    section const hold(*p.in);
+    if (s.ok()) p.in->note_readers(p.in->handles.at(p.at), readers);
+    return s;
+  }
+  auto const got = of_.machine.create(of_.device, h.bytes);
+  if (!got.ok()) return got.is;
+  h.physical = got.value;
+  if (auto const s = of_.machine.map(h.at, h.bytes, h.physical); !s.ok()) {
+    physical_memory::batch back;
+    memory_.release(h.physical, h.bytes, back);
+    orphaned += back.orphaned;
+    return s;
+  }
+  p.made = h;
+  driver::status const s = grant();
+  p.made.readers = s.ok() ? readers : 0;
+  return s;
+}
+
+// What is live now, with its place in the store. Returns: bytes of handles that have to come back
+std::size_t pool_sleep::plan_again(std::vector<stream_heap*> const& heaps, sleeper& its) {
+  sleeper now;
+  std::size_t need = 0;
+  for (stream_heap* const m : heaps) {
+    section const hold(*m);
+    plan(*m, now);
+    for (auto const& [at, h] : m->handles) need += h.asleep ? h.bytes : 0;
+  }
+  for (part& p : now.parts) {
+    auto const was = std::ranges::find_if(its.parts, [&](part const& o) { return o.at == p.at; });
+    p.saved = was->saved;
+    for (range& r : p.ranges) {
+      auto const in = std::ranges::find_if(was->ranges, [&](range const& o) { return r.at - o.at < o.bytes; });
+      r.offset = in->offset + (r.at - in->at);
+    }
+  }
+  its.parts = std::move(now.parts);
+  return need;
+}
+
+driver::status pool_sleep::wake(memory_pool& pool, page_store* store) {
+  base::lock_guard const alone(changing_);
+  auto const known = asleep_.find(&pool);
+  if (!pool.is_asleep() || known == asleep_.end()) return {driver::code::invalid};
+  sleeper& its = known->second;
+  auto const heaps = heaps_of(pool);
+  for (stream_heap* const m : heaps) drop_what_is_free(*m);
+  std::size_t const need = plan_again(heaps, its);
+  if (!pool.charge(need)) return {driver::code::out_of_memory};
+  std::size_t const reserved = of_.counts.reserved() + need, most = bound_.most(bound_.now(), need);
+  if (reserved > most) (void)return_.some(reserved - most);  // as growth: free handles go before new ones come
+  auto const charge = [&] { return of_.may_take(need) == need && of_.counts.charge(need); };
+  if (!charge() && (return_.some(need) == 0 || !charge())) {
+    pool.refund(need);
+    return {driver::code::out_of_memory};
+  }
+  driver::status s;
+  std::size_t orphaned = 0;
+  mapping_lock::shared const coming(memory_.changes);
+  for (part& p : its.parts) {
+    if (s.ok()) s = map(p, orphaned);
+    for (range const& r : p.ranges) {
+      if (s.ok() && store && p.saved) s = store->restore(r.at, r.bytes, r.offset);
+    }
+  }
+  if (store) {
+    auto const filled = store->wait_all();
+    s = s.ok() ? filled : s;
+  }
+  if (!s.ok()) {
+    of_.note_status(s);
+    bool const quiet = !store || store->wait_all().ok() || of_.machine.synchronize_device(of_.device).ok();
+    undo(its, pool, need, orphaned, quiet);
+    return s;
+  }
+  of_.counts.gave(need, 0);
+  for (part& p : its.parts) {
+    if (!p.made.bytes) continue;
+    section const hold(*p.in);
+    aliased_handle& h = p.in->handles.at(p.at);
+    h.physical = p.made.physical, h.readers = p.made.readers, h.asleep = false;
+    p.in->note_mapped(h);
+  }
+  wake_heaps(heaps, pool);
+  asleep_.erase(known);
+  return {};
+}
+
+// What was mapped goes again. What the driver keeps mapped, or copies may still fill, is filled at the next try.
+void pool_sleep::undo(sleeper& its, memory_pool& pool, std::size_t charged, std::size_t orphaned, bool quiet) {
+  physical_memory::batch back;
+  std::size_t kept = 0;
+  for (part& p : its.parts) {
+    if (!p.made.bytes) continue;
+    handle const h = std::exchange(p.made, {});
+    if (quiet && of_.machine.unmap(h.at, h.bytes).ok()) {
+      memory_.release(h.physical, h.bytes, back);
+      continue;
+    }
+    kept += h.bytes;
+    section const hold(*p.in);
+    aliased_handle& still = p.in->handles.at(p.at);
+    still.physical = h.physical, still.readers = h.readers, still.asleep = false;
+    p.in->note_mapped(still);
+  }
+  orphaned += back.orphaned;
+  of_.counts.gave(kept + orphaned, charged - kept - orphaned);
+  pool.refund(charged - kept);
+}
+
+void pool_sleep::forget(memory_pool const& pool) noexcept {
+  base::lock_guard const alone(changing_);
+  asleep_.erase(&pool);
+}
+
+}  // namespace weir::memory

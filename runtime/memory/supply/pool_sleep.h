@@ -1,0 +1,76 @@
+// Gives the pages of a pool to the device, and maps others at the same addresses later.
+// Threads: any; one pool of a device at a time. Holds a heap's lock to look and to note, never over a driver call.
+// Blocks: until all work on the pool is complete, and for copies.
+//
+// Invariant: a pool is awake or asleep, whichever call the driver refuses. Awake: its handles are mapped and hold
+// its bytes. Asleep: what was saved is in the store, and the rest is mapped still (`part::saved` says which).
+#pragma once
+#include <map>
+#include <vector>
+
+#include "runtime/memory/supply/handle_return.h"
+#include "runtime/memory/supply/peer_access.h"
+#include "runtime/memory/supply/reserve_bound.h"
+
+namespace weir::memory {
+
+// Where the bytes of a sleeping pool are. Copies are enqueued, and run in order.
+class page_store {
+ public:
+  virtual ~page_store() = default;
+  virtual driver::status reserve(std::size_t bytes) = 0;
+  virtual driver::status save(address from, std::size_t bytes, std::size_t offset) = 0;
+  virtual driver::status restore(address to, std::size_t bytes, std::size_t offset) = 0;
+  virtual driver::status mark(std::size_t number) = 0;  // of what is enqueued so far
+  virtual driver::status wait(std::size_t number) = 0;  // Blocks: until all up to that mark is complete
+  virtual driver::status wait_all() = 0;                // likewise
+};
+
+class pool_sleep {
+ public:
+  pool_sleep(device_context& of, heap_table& heaps, physical_memory& memory, reserve_bound& bound, handle_mover& mover,
+             handle_return& back, peer_access& peers)
+      : of_(of), heaps_(heaps), memory_(memory), bound_(bound), mover_(mover), return_(back), peers_(peers) {}
+
+  driver::status sleep(memory_pool&, page_store*, std::size_t& given);  // as allocator::sleep
+  driver::status wake(memory_pool&, page_store*);                       // out_of_memory: nothing was freed for it
+  void forget(memory_pool const&) noexcept;                             // the pool ends asleep
+
+ private:
+  struct range {
+    address at;
+    std::size_t bytes, offset;  // offset: in the store
+  };
+  struct part {  // a handle
+    stream_heap* in;
+    address at;
+    std::vector<range> ranges{};
+    bool saved = false;  // its bytes are in the store alone
+    handle made{};       // while it wakes
+  };
+  struct sleeper {
+    std::vector<part> parts;
+    std::size_t bytes = 0;
+  };
+  std::vector<stream_heap*> heaps_of(memory_pool const&) const;
+  driver::status finish(std::vector<stream_heap*> const&);  // all work on live and freed blocks
+  void plan(stream_heap&, sleeper&) const;                  // Requires: the lock. Throws: bad_alloc
+  bool unmap(part const&, std::size_t& given);
+  void drop_what_is_free(stream_heap&);
+  std::size_t plan_again(std::vector<stream_heap*> const&, sleeper&);
+  driver::status map(part&, std::size_t& orphaned);
+  void undo(sleeper&, memory_pool&, std::size_t charged, std::size_t orphaned, bool quiet);
+  void wake_heaps(std::vector<stream_heap*> const&, memory_pool&);
+
+  device_context& of_;
+  heap_table& heaps_;
+  physical_memory& memory_;
+  reserve_bound& bound_;
+  handle_mover& mover_;
+  handle_return& return_;
+  peer_access& peers_;
+  base::mutex changing_;  // held over driver calls
+  std::map<memory_pool const*, sleeper> asleep_;  // with changing_
+};
+
+}  // namespace weir::memory
