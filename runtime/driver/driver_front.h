@@ -75,6 +75,7 @@ class driver_front : public driver {
   status query_stream(int d, stream_handle s) override { WEIR_ON(query_stream, d, d, s); }
   status synchronize_stream(int d, stream_handle s) override { WEIR_ON(synchronize_stream, d, d, s); }
   result<bool> capturing(int d, stream_handle s) override { WEIR_ON(capturing, d, d, s); }
+  result<std::uint64_t> capture_of(int d, stream_handle s) override { WEIR_ON(capture_of, d, d, s); }
   result<stream_handle> adopt(int d, CUstream_st* s) override { WEIR_ON(adopt, d, d, s); }
   result<identity> identify(int d, CUstream_st* s) override { WEIR_ON(identify, d, d, s); }
   result<CUstream_st*> native(int d, stream_handle s) override { WEIR_ON(native, d, d, s); }
@@ -100,6 +101,10 @@ class driver_front : public driver {
   }
   status begin_capture(int d, stream_handle s, capture_mode mode) override { WEIR_ON(begin_capture, d, d, s, mode); }
   result<graph_handle> end_capture(int d, stream_handle s) override { WEIR_ON(end_capture, d, d, s); }
+  status keep_with_graph(int d, stream_handle s, void (*drop)(void*), void* state) override {
+    WEIR_ON(keep_with_graph, d, d, s, drop, state);
+  }
+  status update(int d, executable_handle x, graph_handle g) override { WEIR_ON(update, d, d, x, g); }
   result<executable_handle> instantiate(int d, graph_handle g) override { WEIR_ON(instantiate, d, d, g); }
   status launch_graph(int d, stream_handle s, executable_handle x) override { WEIR_ON(launch_graph, d, d, s, x); }
   status destroy_graph(graph_handle g) override { WEIR_ON(destroy_graph, no_device, g); }

@@ -90,6 +90,16 @@ result<executable_handle> checking_driver::instantiate(int device, graph_handle 
   return r;
 }
 
+status checking_driver::update(int device, executable_handle x, graph_handle g) {
+  status const is = note(inner_->update(device, x, g), device);
+  if (!is.ok()) return is;
+  auto const known = judge_.lock();
+  auto const found = known->captured.graphs.find(static_cast<std::uint64_t>(g));
+  if (found != known->captured.graphs.end())
+    known->captured.executables[static_cast<std::uint64_t>(x)].uses = found->second;
+  return is;
+}
+
 status checking_driver::launch_graph(int device, stream_handle s, executable_handle x) {
   moment const now = before(device, s);
   status const is = inner_->launch_graph(device, s, x);

@@ -40,6 +40,9 @@ class checking_driver final : public driver_front<checking_driver>, public contr
   status query_stream(int device, stream_handle) override;
   status synchronize_stream(int device, stream_handle) override;
   result<bool> capturing(int device, stream_handle s) override { return noted(inner_->capturing(device, s), device); }
+  result<std::uint64_t> capture_of(int device, stream_handle s) override {
+    return noted(inner_->capture_of(device, s), device);
+  }
   result<stream_handle> adopt(int device, CUstream_st*) override;
   result<CUstream_st*> native(int device, stream_handle s) override { return noted(inner_->native(device, s), device); }
   result<event_handle> create_event(int device, event_kind) override;
@@ -58,6 +61,7 @@ class checking_driver final : public driver_front<checking_driver>, public contr
   void touched(int device, stream_handle, std::span<touch const>) override;
   status begin_capture(int device, stream_handle, capture_mode) override;
   result<graph_handle> end_capture(int device, stream_handle) override;
+  status update(int device, executable_handle, graph_handle) override;
   result<executable_handle> instantiate(int device, graph_handle) override;
   status launch_graph(int device, stream_handle, executable_handle) override;
   status destroy_graph(graph_handle) override;

@@ -74,6 +74,10 @@ status fault_injector::host_function(int device, stream_handle s, work w) {
 status fault_injector::enqueue(int device, stream_handle s, std::span<touch const> touches, work w) {
   return pass_work(call::enqueue, device, w, [&] { return inner_->enqueue(device, s, touches, w); });
 }
+status fault_injector::keep_with_graph(int device, stream_handle s, void (*drop)(void*), void* state) {
+  return pass_work(call::keep_with_graph, device, work{.drop = drop, .state = state},
+                   [&] { return inner_->keep_with_graph(device, s, drop, state); });
+}
 void fault_injector::recheck() {  // never refused; the watcher sees it as call::any
   static_cast<void>(through(call::any, [&] { return inner_->recheck(), true; }));
 }

@@ -50,6 +50,7 @@ class fault_injector : public driver_front<fault_injector> {
   status host_function(int device, stream_handle, work) override;
   status enqueue(int device, stream_handle, std::span<touch const>, work) override;
   result<graph_handle> end_capture(int device, stream_handle) override;
+  status keep_with_graph(int device, stream_handle, void (*drop)(void*), void* state) override;
 
  protected:
   // A call that names this device was refused with the sticky code::lost. every_device: pin() loses all.

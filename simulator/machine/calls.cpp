@@ -171,6 +171,13 @@ result<bool> machine::capturing(int device, stream_handle h) {
   return {s.why, s && s->in};
 }
 
+result<std::uint64_t> machine::capture_of(int device, stream_handle h) {
+  stream_call const s(*this, device, h);
+  if (!s || !s->in) return {s.why};
+  if (s->in->spoiled) return {{code::not_permitted}};
+  return {fine, s->in->number};
+}
+
 result<stream_handle> machine::adopt(int device, CUstream_st* foreign) {
   stream_handle const h = handle_of(foreign);
   stream_call const s(*this, device, h);

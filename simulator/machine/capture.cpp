@@ -27,6 +27,17 @@ graph::~graph() {
     }
   }
   drop_all(jobs);
+  for (owned const& o : keeps) o.drop(o.state);
+}
+
+bool graph::is_like(graph const& other) const {
+  auto const alike = [](step const& a, step const& b) {
+    bool const waits = a.what.what == operation::kind::wait;
+    return a.what.what == b.what.what && (!waits || (a.lane == b.lane && a.what.position == b.what.position));
+  };
+  return std::ranges::equal(lanes, other.lanes, [&](lane const& a, lane const& b) {
+    return a.device == b.device && std::ranges::equal(a.steps, b.steps, alike);
+  });
 }
 
 bool graph::joined() const {
@@ -189,6 +200,7 @@ status machine::begin_capture(int device, stream_handle h, capture_mode mode) {
   if (s->in || h == stream_handle::legacy) return not_permitted;
   note(50, s->id, static_cast<int>(mode));
   auto made = std::make_shared<capture>();
+  made->number = ++last_capture_;
   made->mode = mode;
   made->thread = base::this_thread_id();
   made->enter(*s, made);
@@ -229,6 +241,21 @@ bool machine::unsafe_call() {
   return permitted;
 }
 
+status machine::keep_with_graph(int device, stream_handle h, void (*drop)(void*), void* state) {
+  status said;
+  {
+    stream_call s(*this, device, h);
+    said = s.why;
+    if (s && (!s->in || s->in->spoiled)) said = not_permitted;
+    if (said.ok()) {
+      note(56, s->id);
+      s->in->kept->keeps.push_back({drop, state});
+    }
+  }
+  if (!said.ok()) drop(state);
+  return said;
+}
+
 // Graphs ----------------------------------------------------------------------------------------------------
 
 result<executable_handle> machine::instantiate(int device, graph_handle h) {
@@ -240,6 +267,17 @@ result<executable_handle> machine::instantiate(int device, graph_handle h) {
   made->device = device;
   made->of = g;
   return {fine, static_cast<executable_handle>(executables_.add(std::move(made)))};
+}
+
+status machine::update(int device, executable_handle eh, graph_handle gh) {
+  if (status const s = enter_on(device, need::alive, 57); !s.ok()) return s;
+  base::lock_guard lock(all_.mutex);
+  auto const& e = executables_.find(number(eh));
+  auto const& g = graphs_.find(number(gh));
+  if (!g || !e || e->device != device) return invalid;
+  if (!e->of->is_like(*g)) return {code::not_supported};
+  e->before.push_back(std::exchange(e->of, g));
+  return fine;
 }
 
 status machine::launch_graph(int device, stream_handle h, executable_handle eh) {
@@ -290,6 +328,14 @@ void machine::replay_on(stream& s, executable& e) {
       }
     }
   }
+  if (!e.keeps_anything()) return;
+  operation last;  // all lanes have joined: the launch is over when it is dropped
+  last.what = operation::kind::work;
+  last.job.state = new std::vector<std::shared_ptr<graph>>(e.before);
+  static_cast<std::vector<std::shared_ptr<graph>>*>(last.job.state)->push_back(e.of);
+  last.job.run = [](void*) {};
+  last.job.drop = [](void* p) { delete static_cast<std::vector<std::shared_ptr<graph>>*>(p); };
+  all_.give(s, std::move(last));
 }
 
 template <class Thing>

@@ -49,6 +49,7 @@ class machine final : public driver, public controls {
   status query_stream(int device, stream_handle) override;
   status synchronize_stream(int device, stream_handle) override;
   result<bool> capturing(int device, stream_handle) override;
+  result<std::uint64_t> capture_of(int device, stream_handle) override;
   result<stream_handle> adopt(int device, CUstream_st*) override;
   result<identity> identify(int device, CUstream_st*) override;
   result<CUstream_st*> native(int device, stream_handle) override;
@@ -74,6 +75,8 @@ class machine final : public driver, public controls {
   void block_given_back(address at) override { pages_.block_given_back(at); }
   status begin_capture(int device, stream_handle, capture_mode) override;
   result<graph_handle> end_capture(int device, stream_handle) override;
+  status keep_with_graph(int device, stream_handle, void (*drop)(void*), void* state) override;
+  status update(int device, executable_handle, graph_handle) override;
   result<executable_handle> instantiate(int device, graph_handle) override;
   status launch_graph(int device, stream_handle, executable_handle) override;
   status destroy_graph(graph_handle) override;
@@ -197,6 +200,7 @@ class machine final : public driver, public controls {
   sim::memory pages_;
   queues all_;
   handle_table<graph> graphs_{handle_table<graph>::reuse::told_apart};
+  std::uint64_t last_capture_ = 0;
   handle_table<executable> executables_{handle_table<executable>::reuse::told_apart};
   std::vector<std::shared_ptr<stream>> legacy_;              // by device; null: unused
   std::map<std::pair<int, std::uint64_t>, std::shared_ptr<stream>> of_threads_;  // (device, thread)

@@ -173,6 +173,132 @@ TEST_P(graphs, m17_captured_work_is_dropped_once_with_its_last_user) {
   EXPECT_EQ(n.runs, 4);
 }
 
+// Counts the drops of what a graph keeps; on GPUs they come on a thread of the driver's.
+struct kept_by_a_graph {
+  std::atomic<int> drops{0};
+  static void drop(void* p) { ++static_cast<kept_by_a_graph*>(p)->drops; }
+  status are(int n) const { return drops == n ? status{} : status{code::not_ready}; }
+};
+
+TEST_P(graphs, m17_a_capture_has_a_number_of_its_own) {
+  auto const s = stream(0), t = stream(0), other = stream(0);
+  auto const e = event(0), f = event(0);
+  std::uint64_t first = 0;
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(machine().capture_of(0, s).value, 0u);
+    (void)captured(0, s, [&] {
+      auto const here = machine().capture_of(0, s);
+      EXPECT_OK(here.is);
+      EXPECT_NE(here.value, 0u);
+      EXPECT_NE(here.value, first);
+      first = here.value;
+      EXPECT_EQ(machine().capture_of(0, other).value, 0u);
+      EXPECT_OK(machine().record(0, s, e));
+      EXPECT_OK(machine().wait(0, t, e));
+      EXPECT_EQ(machine().capture_of(0, t).value, here.value);
+      ASSERT_OK(machine().begin_capture(0, other, capture_mode::global));
+      EXPECT_NE(machine().capture_of(0, other).value, 0u);
+      EXPECT_NE(machine().capture_of(0, other).value, here.value);
+      auto const beside = machine().end_capture(0, other);
+      EXPECT_OK(beside.is);
+      EXPECT_OK(machine().destroy_graph(beside.value));
+      EXPECT_OK(machine().record(0, t, f));
+      EXPECT_OK(machine().wait(0, s, f));
+    });
+  }
+  ASSERT_OK(machine().begin_capture(0, s, capture_mode::relaxed));
+  EXPECT_SAYS(code::not_permitted, machine().query_stream(0, s));
+  EXPECT_SAYS(code::not_permitted, machine().capture_of(0, s).is);
+  EXPECT_SAYS(code::not_permitted, machine().end_capture(0, s).is);
+  EXPECT_EQ(machine().capture_of(0, s).value, 0u);
+}
+
+TEST_P(graphs, m17_what_a_graph_keeps_outlives_its_launches) {
+  auto const s = stream(0), t = stream(0);
+  auto const b = memory(0);
+  kept_by_a_graph k;
+  ASSERT_OK(machine().begin_capture(0, s, capture_mode::global));
+  EXPECT_OK(machine().keep_with_graph(0, s, kept_by_a_graph::drop, &k));
+  EXPECT_OK(machine().fill(0, s, b.words(), 7, 4, 1));
+  auto const kept = machine().end_capture(0, s);
+  ASSERT_OK(kept.is);
+  auto const x = machine().instantiate(0, kept.value);
+  ASSERT_OK(x.is);
+  EXPECT_OK(machine().destroy_graph(kept.value));
+  EXPECT_OK(machine().launch_graph(0, t, x.value));  // the first of its kind may block
+  finish(0, t);
+  EXPECT_EQ(k.drops, 0);
+  auto& g = hold(0, s);
+  EXPECT_OK(machine().launch_graph(0, s, x.value));
+  EXPECT_OK(machine().destroy_executable(x.value));
+  std::this_thread::sleep_for(std::chrono::milliseconds(on_cuda() ? 50 : 1));
+  EXPECT_EQ(k.drops, 0) << "a launch may still use it";
+  g.open();
+  finish(0, s);
+  EXPECT_TRUE(becomes(code::ok, [&] { return k.are(1); }));
+}
+
+TEST_P(graphs, m17_what_is_kept_goes_with_a_graph_never_launched) {
+  auto const s = stream(0);
+  kept_by_a_graph k, of_failed, refused;
+  ASSERT_OK(machine().begin_capture(0, s, capture_mode::this_thread));
+  EXPECT_OK(machine().keep_with_graph(0, s, kept_by_a_graph::drop, &k));
+  auto const kept = machine().end_capture(0, s);
+  ASSERT_OK(kept.is);
+  EXPECT_EQ(k.drops, 0);
+  EXPECT_OK(machine().destroy_graph(kept.value));
+  EXPECT_TRUE(becomes(code::ok, [&] { return k.are(1); }));
+
+  ASSERT_OK(machine().begin_capture(0, s, capture_mode::relaxed));
+  EXPECT_OK(machine().keep_with_graph(0, s, kept_by_a_graph::drop, &of_failed));
+  EXPECT_SAYS(code::not_permitted, machine().query_stream(0, s));  // spoils it
+  EXPECT_SAYS(code::not_permitted, machine().keep_with_graph(0, s, kept_by_a_graph::drop, &refused));
+  EXPECT_SAYS(code::not_permitted, machine().end_capture(0, s).is);
+  EXPECT_TRUE(becomes(code::ok, [&] { return of_failed.are(1); }));
+  EXPECT_SAYS(code::not_permitted, machine().keep_with_graph(0, s, kept_by_a_graph::drop, &refused));
+  EXPECT_EQ(refused.drops, 2);
+}
+
+TEST_P(graphs, m17_an_update_changes_later_launches) {
+  auto const s = stream(0);
+  auto const b = memory(0);
+  kept_by_a_graph first_keeps, second_keeps;
+  auto const capture = [&](std::uint32_t value, int fills, kept_by_a_graph* keeps) {
+    EXPECT_OK(machine().begin_capture(0, s, capture_mode::global));
+    if (keeps) {
+      EXPECT_OK(machine().keep_with_graph(0, s, kept_by_a_graph::drop, keeps));
+    }
+    for (int i = 0; i < fills; ++i) EXPECT_OK(machine().fill(0, s, b.words() + i, value, 4, 1));
+    auto const kept = machine().end_capture(0, s);
+    EXPECT_OK(kept.is);
+    return kept.value;
+  };
+  auto const first = capture(5, 1, &first_keeps), second = capture(6, 1, &second_keeps), other = capture(9, 3, nullptr);
+  auto const x = machine().instantiate(0, first);
+  ASSERT_OK(x.is);
+  EXPECT_OK(machine().destroy_graph(first));
+  EXPECT_OK(machine().launch_graph(0, s, x.value));
+  finish(0, s);
+  EXPECT_EQ(read(b), 5u);
+  auto& g = hold(0, s);
+  EXPECT_OK(machine().launch_graph(0, s, x.value));
+  EXPECT_OK(machine().copy(0, s, b.words() + 1, b.words(), 4));
+  EXPECT_SAYS(code::not_supported, machine().update(0, x.value, other));
+  EXPECT_OK(machine().update(0, x.value, second));
+  for (graph_handle const one : {second, other}) EXPECT_OK(machine().destroy_graph(one));
+  EXPECT_SAYS(code::invalid, machine().update(0, x.value, second));
+  EXPECT_OK(machine().launch_graph(0, s, x.value));
+  EXPECT_OK(machine().destroy_executable(x.value));
+  std::this_thread::sleep_for(std::chrono::milliseconds(on_cuda() ? 50 : 1));
+  EXPECT_EQ(first_keeps.drops + second_keeps.drops, 0);
+  g.open();
+  finish(0, s);
+  EXPECT_EQ(read(b, 1), 5u) << "the launch before the update";
+  EXPECT_EQ(read(b), 6u);
+  EXPECT_TRUE(becomes(code::ok, [&] { return first_keeps.are(1); }));
+  EXPECT_TRUE(becomes(code::ok, [&] { return second_keeps.are(1); }));
+}
+
 TEST_P(graphs, m17_a_lost_device_ends_its_captures) {
   if (!alone()) return;
   auto const s = stream(0), other = stream(0);

@@ -49,6 +49,59 @@ result<graph_handle> cuda_driver::end_capture(int device, stream_handle s) {
   return {said.ok() ? not_permitted : said};
 }
 
+result<std::uint64_t> cuda_driver::capture_of(int device, stream_handle s) {
+  call in(*this, device, call::mode::enqueues);
+  if (in.refused()) return {in.refusal()};
+  CUstreamCaptureStatus is = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t number = 0;
+  CUresult const r = api_.cuStreamGetCaptureInfo(stream_of(s), &is, &number, nullptr, nullptr, nullptr);
+  if (r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return {{}, 0};  // the legacy stream, while another one is captured
+  if (r == CUDA_SUCCESS && is == CU_STREAM_CAPTURE_STATUS_INVALIDATED) return {not_permitted};
+  // CUDA counts captures from 0.
+  return {in.answer(r), is == CU_STREAM_CAPTURE_STATUS_ACTIVE ? std::uint64_t{number} + 1 : 0};
+}
+
+status cuda_driver::keep_with_graph(int device, stream_handle s, void (*drop)(void*), void* state) {
+  call in(*this, device, call::mode::enqueues);
+  status said = in.refusal();
+  CUuserObject object = nullptr;
+  if (!in.refused()) {
+    CUstreamCaptureStatus is = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUgraph graph = nullptr;
+    said = in.answer(api_.cuStreamGetCaptureInfo(stream_of(s), &is, nullptr, &graph, nullptr, nullptr));
+    if (said.ok() && is != CU_STREAM_CAPTURE_STATUS_ACTIVE) said = not_permitted;
+    if (said.ok())
+      said = in.answer(api_.cuUserObjectCreate(&object, state, drop, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
+    if (said.ok()) {
+      said = in.answer(api_.cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE));
+      if (!said.ok()) return api_.cuUserObjectRelease(object, 1), said;  // which calls drop
+    }
+  }
+  if (!said.ok()) drop(state);
+  return said;
+}
+
+status cuda_driver::update(int device, executable_handle which, graph_handle handle) {
+  call in(*this, device, call::mode::asks);
+  if (in.refused()) return in.refusal();
+  CUgraph from = nullptr;
+  CUgraphExec to = nullptr;
+  {
+    auto g = graphs_.lock();
+    auto const graph = g->kept.find(static_cast<std::uint64_t>(handle));
+    auto const found = g->executables.find(static_cast<std::uint64_t>(which));
+    if (graph == g->kept.end() || !graph->second || found == g->executables.end() || !found->second.made ||
+        found->second.device != device)
+      return invalid;
+    from = graph->second;
+    to = found->second.made;
+  }
+  CUgraphExecUpdateResultInfo why{};
+  CUresult const r = api_.cuGraphExecUpdate(to, from, &why);
+  if (r == CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE) return {code::not_supported, static_cast<int>(r)};
+  return in.answer(r);
+}
+
 result<executable_handle> cuda_driver::instantiate(int device, graph_handle handle) {
   call in(*this, device, call::mode::asks);
   if (in.refused()) return {in.refusal()};

@@ -76,6 +76,7 @@ class cuda_driver final : public driver {
   status query_stream(int device, stream_handle) override;
   status synchronize_stream(int device, stream_handle) override;
   result<bool> capturing(int device, stream_handle) override;
+  result<std::uint64_t> capture_of(int device, stream_handle) override;
   result<stream_handle> adopt(int device, CUstream_st*) override;
   result<identity> identify(int device, CUstream_st*) override;
   result<CUstream_st*> native(int device, stream_handle) override;
@@ -102,6 +103,8 @@ class cuda_driver final : public driver {
 
   status begin_capture(int device, stream_handle, capture_mode) override;
   result<graph_handle> end_capture(int device, stream_handle) override;
+  status keep_with_graph(int device, stream_handle, void (*drop)(void*), void* state) override;
+  status update(int device, executable_handle, graph_handle) override;
   result<executable_handle> instantiate(int device, graph_handle) override;
   status launch_graph(int device, stream_handle, executable_handle) override;
   status destroy_graph(graph_handle) override;

@@ -55,6 +55,7 @@
   X(cuStreamQuery, 2000)                      \
   X(cuStreamSynchronize, 2000)                \
   X(cuStreamIsCapturing, 10000)               \
+  X(cuStreamGetCaptureInfo, 11030)            \
   X(cuStreamGetCtx, 9020)                     \
   X(cuStreamGetId, 12000)                     \
   X(cuStreamWaitEvent, 3020)                  \
@@ -74,6 +75,10 @@
   X(cuStreamBeginCapture, 10010)              \
   X(cuStreamEndCapture, 10000)                \
   X(cuGraphInstantiateWithFlags, 11040)       \
+  X(cuUserObjectCreate, 11030)                \
+  X(cuUserObjectRelease, 11030)               \
+  X(cuGraphRetainUserObject, 11030)           \
+  X(cuGraphExecUpdate, 12000)                 \
   X(cuGraphLaunch, 10000)                     \
   X(cuGraphExecDestroy, 10000)                \
   X(cuGraphDestroy, 10000)
