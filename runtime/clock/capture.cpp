@@ -18,8 +18,27 @@ result<bool> stream_clock::captured() const {
   }
 }
 
-// No number is begun, because the record is no point in the stream's own work. An event that others may query
-// is never recorded inside: the query would spoil the capture, and a waiter would join it.
+result<stream_clock*> stream_clock::lane() {
+  for (;;) {
+    std::uint32_t const seen = capture_seen_.load(base::memory_order_relaxed);
+    auto const number = common_->machine.capture_of(device_, handle());
+    if (!number.ok()) return {note(number.is), nullptr};
+    if (!note_captured(number.value != 0, seen)) continue;
+    auto& all = runtime_.part<clocks>();
+    if (number.value) return {{}, &all.lane_of(*this, number.value)};
+    if (stream_clock const* const over = lane_.load(base::memory_order_acquire)) all.capture_ended(over->capture());
+    return {{}, nullptr};
+  }
+}
+
+stream_clock* stream_clock::lane_or_none() noexcept try {
+  return lane().value;
+} catch (std::bad_alloc const&) {
+  return nullptr;
+}
+
+// The stream's own clock begins no number, because the record is no point in its own work; its lane does. An event
+// that others may query is never recorded inside: the query would spoil the capture, and a waiter would join it.
 result<fence_ref> stream_clock::record_inside(event_ref const& event, fence_ref const& before) {
   auto f = std::make_shared<clock::fence>();
   f->event = event, f->of = hold();
@@ -29,19 +48,30 @@ result<fence_ref> stream_clock::record_inside(event_ref const& event, fence_ref 
     if (!fresh.ok()) return {note(fresh.is), {}};
     f->event = std::move(fresh.value);
   }
+  if (stream_clock* const here = lane_or_none()) {
+    begun b = here->begin();
+    f->lane = here->id();
+    f->n = b.n;
+    f->seen = std::move(b.seen);
+  }
   if (auto const s = note(common_->machine.record(device_, handle(), f->event->handle())); !s.ok()) return {s, {}};
   return {{}, std::move(f)};
 }
 
 // `from` must still be captured: the driver might refuse the wait by spoiling the waiter's own capture.
-status stream_clock::wait_inside(driver::event_handle event, stream_clock& from) {
+status stream_clock::wait_inside(clock::fence const& f, stream_clock& from) {
   if (&from.runtime_ != &runtime_) return {code::invalid};
   if (auto const s = open_for_work(); !s.ok()) return s;
-  auto const there = from.captured();
-  if (!there.ok()) return there.is;
-  if (!there.value) return {code::not_permitted};
-  auto const s = note(common_->machine.wait(device_, handle(), event));
-  while (s.ok() && !note_captured(true, capture_seen_.load(base::memory_order_relaxed))) {}
+  auto const inside = from.captured();
+  if (!inside.ok()) return inside.is;
+  if (!inside.value) return {code::not_permitted};
+  auto const s = note(common_->machine.wait(device_, handle(), f.event->handle()));
+  if (!s.ok()) return s;
+  while (!note_captured(true, capture_seen_.load(base::memory_order_relaxed))) {}
+  stream_clock const* const there = find(f.lane);
+  if (!there || there->alive() != life::captured || f.stale.load()) return s;
+  stream_clock* const here = lane_or_none();
+  if (here && here->capture() == there->capture()) here->merge(*there, f);
   return s;
 }
 
@@ -52,7 +82,7 @@ status stream_clock::join(stream_clock& from) {
   auto event = common_->events->take(from.device_, driver::event_kind::order_only);
   if (!event.ok()) return note(event.is);
   auto const inside = from.record_inside(event.value, nullptr);
-  return inside.ok() ? wait_inside(event.value->handle(), from) : inside.is;
+  return inside.ok() ? wait_inside(*inside.value, from) : inside.is;
 }
 
 }  // namespace weir::clock

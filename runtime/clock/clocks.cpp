@@ -75,6 +75,7 @@ struct clocks::state {
     std::size_t times;
   };
   base::guarded<std::map<std::pair<int, driver::stream_handle>, registration>> registered;
+  base::guarded<std::map<std::uint64_t, std::vector<stream_clock*>>> captures;  // lanes, by the capture's number
 };
 
 clocks::clocks(weir::runtime::impl& r) : state_(std::make_unique<state>(r)) {}
@@ -92,7 +93,7 @@ clocks::~clocks() {
 
 stream_clock& clocks::make(int device, driver::stream_handle h, life l) {
   std::uint64_t const id = detail::next_id.fetch_add(1);
-  state_->runtime.machine().number_stream(device, h, id - state_->before);
+  if (l != life::captured) state_->runtime.machine().number_stream(device, h, id - state_->before);
   if (l != life::own) {
     if (stream_clock* const again = take_over(device, h, id, l)) return *again;
   }
@@ -123,6 +124,8 @@ stream_clock* clocks::take_over(int device, driver::stream_handle h, std::uint64
   found->set_carries_collectives(false);
   found->capture_seen_.store(0, base::memory_order_relaxed);
   found->unfenced_.store(0), found->frees_.store(0), found->live_blocks_.store(0), found->marked_.store(false);
+  found->lane_.store(nullptr), found->stands_for_.store(nullptr), found->capture_.store(0);
+  found->stands_for_held_.reset();
   found->tenure_.store(tenure_word::make(id, device), base::memory_order_release);
   found->life_.store(l, base::memory_order_release);
   detail::enter(id, found);
@@ -212,6 +215,56 @@ void clocks::let_go_of_ended(stream_clock& last) noexcept {
   }
 }
 
+stream_clock& clocks::lane_of(stream_clock& s, std::uint64_t capture) {
+  std::vector<stream_clock*> over;
+  stream_clock* its = nullptr;
+  {
+    auto all = state_->captures.lock();
+    its = s.lane_.load();
+    if (its && its->capture() == capture) return *its;
+    if (its) {
+      if (auto const before = all->extract(its->capture())) over = std::move(before.mapped());
+    }
+    auto& lanes = (*all)[capture];
+    base::make_room(lanes);
+    its = &make(s.device(), s.handle(), life::captured);
+    its->stands_for_held_ = s.hold();
+    its->stands_for_.store(&s);
+    its->capture_.store(capture, base::memory_order_release);
+    lanes.push_back(its);
+    s.lane_.store(its, base::memory_order_release);
+  }
+  end_lanes(over);
+  return *its;
+}
+
+void clocks::capture_ended(std::uint64_t capture) noexcept {
+  std::vector<stream_clock*> over;
+  if (auto const lanes = state_->captures.lock()->extract(capture)) over = std::move(lanes.mapped());
+  end_lanes(over);
+}
+
+void clocks::let_go(stream_clock& keeper) noexcept { end_lanes({&keeper}); }
+
+void clocks::end_lanes(std::vector<stream_clock*> const& lanes) noexcept {
+  if (lanes.empty()) return;
+  state_->any_ended.store(true);
+  for (stream_clock* const lane : lanes) {
+    if (stream_clock* const s = lane->stands_for()) {
+      stream_clock* still = lane;
+      (void)s->lane_.compare_exchange(still, nullptr, base::memory_order_release);
+    }
+    end(*lane);
+    lane->done_.raise(lane->last_.load());
+    snapshot known;
+    {
+      base::lock_guard const hold(lane->lock_);
+      known = std::exchange(lane->frontier_, nullptr);
+    }
+    state_->over.lock()->add(*lane);
+  }
+}
+
 driver::result<event_ref> clocks::take_event(int device, driver::event_kind kind) {
   auto event = state_->shared->events->take(device, kind);
   state_->shared->note(device, event.is);
@@ -272,7 +325,8 @@ driver::status clocks::synchronize_device(int device) try {
   {
     auto lines = state_->lines.lock();
     for (auto& t : *lines) {
-      if (t->device() == device && t->alive() != life::retired) living.push_back(t.get());
+      if (t->device() == device && t->alive() != life::retired && t->alive() != life::captured)
+        living.push_back(t.get());
     }
   }
   for (stream_clock const* const t : living) {  // the driver would refuse by spoiling their captures
@@ -285,7 +339,7 @@ driver::status clocks::synchronize_device(int device) try {
   {
     auto lines = state_->lines.lock();
     for (auto& t : *lines) {
-      if (t->device() != device) continue;
+      if (t->device() != device || t->alive() == life::captured) continue;
       if (t->alive() != life::retired) all.push_back({t.get(), t->begin()});
       else if (!t->is_complete_up_to(t->last_.load())) all.push_back({t.get(), {t->last_.load(), t->knowledge()}});
     }

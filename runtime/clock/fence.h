@@ -77,7 +77,8 @@ struct fence {
   snapshot seen;         // the stream's frontier before the record
   // Recorded for a question or a wait: it covers all work up to that time, not just the work it is for.
   bool asked = false;
-  bool captured = false; // recorded inside a capture: no number, good only for waits in that capture
+  bool captured = false; // recorded inside a capture, good only for waits in that capture
+  std::uint64_t lane = 0;  // captured: the lane that n and seen are of; 0: unknown
   // The event was or may have been recorded again: its answers are not about this fence.
   base::atomic<bool> stale{false};
 };

@@ -50,7 +50,7 @@ stream_clock const*& named_in_call::current() noexcept {
 
 bool stream_clock::may_be_fenced() const noexcept {
   life const is = alive();
-  return is != life::retired && (is != life::borrowed || named_in_call::is(*this));
+  return is != life::retired && is != life::captured && (is != life::borrowed || named_in_call::is(*this));
 }
 
 // A short-lived stream frees its last block and is gone, so that free is fenced. Large blocks are, because others
@@ -184,7 +184,7 @@ void stream_clock::merge(stream_clock const& from, clock::fence const& f) {
 }
 
 status stream_clock::wait(fence_ref const& f, stream_clock& from) {
-  if (f->captured) return wait_inside(f->event->handle(), from);
+  if (f->captured) return wait_inside(*f, from);
   if (!f->event->given_away() && covers({from.id(), f->n})) {
     rely_on(&from);
     return {};
@@ -221,6 +221,7 @@ status stream_clock::wait(stamp wanted, bool* behind_all) {
     }
     stream_clock& from = *find(wanted.stream);
     if (&from.runtime_ != &runtime_) return {code::invalid};
+    if (alive() == life::captured || from.alive() == life::captured) return {code::not_permitted};
     if (auto const s = open_for_work(); !s.ok()) return s;  // wait_for() checks for a capture right before the wait
     if (auto const s = common_->state_of(from.device_); !s.ok()) return s;
     auto f = from.fence_for(from.last_wanted(wanted.n));
@@ -301,6 +302,7 @@ status stream_clock::synchronize(std::uint64_t n) {
       know_complete();
       return {};
     }
+    if (alive() == life::captured) return {code::not_permitted};
     if (auto const s = common_->state_of(device_); !s.ok()) return s;
     auto f = fence_for(n);
     // only the whole device can tell; it is not asked while a stream of it is captured

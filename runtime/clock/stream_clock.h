@@ -15,6 +15,10 @@
 // weir neither polls nor records a stream under capture, because the driver call could spoil the capture:
 // such calls answer not_permitted. Records inside a capture yield no fence. The graph may be launched on any
 // stream, so that inside a capture only completion counts, not the frontier.
+//
+// The order inside a capture is that of its lanes. A lane is the clock of one stream in one capture. It counts the
+// records that weir makes there, and its frontier names lanes of its capture alone. It makes no driver call. Its
+// stamps are complete once the capture has ended, because all of its work joins.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -38,7 +42,8 @@ enum class life : std::uint8_t {
   own,       // weir's: fenced lazily
   foreign,   // external, while registered: its owner keeps it, so that it is fenced lazily, too
   borrowed,  // external, and exists only while a call names it: fenced inside such calls (streams/stream/borrowed.h)
-  retired,   // the registration has ended: no driver call uses the stream
+  captured,  // a lane: a stream in a capture
+  retired,   // the registration or the capture has ended: no driver call uses the stream
 };
 
 // One use of a stream object in one word: whether its registration has ended, an id, a lease count, a device.
@@ -110,6 +115,16 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   // All work that `from` was given inside its capture comes before the next work of this stream, which joins
   // the capture. not_permitted: `from` is not under capture.
   driver::status join(stream_clock& from);
+  // The lane of this stream in its capture; null: it is not captured. One driver call. not_permitted: a spoiled
+  // capture. Throws: bad_alloc
+  driver::result<stream_clock*> lane();
+  // The same without a driver call, as last known; null also if no lane was asked for yet.
+  stream_clock* known_lane() const noexcept {
+    return seen_captured() ? lane_.load(base::memory_order_acquire) : nullptr;
+  }
+  // Of a lane: the number of its capture (driver::capture_of), and its stream. 0 and null for others.
+  std::uint64_t capture() const noexcept { return capture_.load(base::memory_order_acquire); }
+  stream_clock* stands_for() const noexcept { return stands_for_.load(base::memory_order_acquire); }
 
   // Whether `s` is known to be ordered before the next work of this stream. No driver call.
   bool covers(stamp s) const;
@@ -169,7 +184,8 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   bool may_be_fenced() const noexcept;
   driver::result<fence_ref> record_inside(event_ref const&, fence_ref const& before);
   driver::status record_outside(clock::fence&, fence_ref const& before);
-  driver::status wait_inside(driver::event_handle, stream_clock& from);
+  driver::status wait_inside(clock::fence const&, stream_clock& from);
+  stream_clock* lane_or_none() noexcept;  // null also without host memory
   driver::status usable() const;  // open for work and not under capture
   driver::result<fence_ref> fence_for(std::uint64_t n);  // a fence that covers n; recorded if there is none
   driver::result<fence_ref> record_fence(bool asked);
@@ -218,6 +234,10 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   mutable base::mutex lock_;
   snapshot frontier_;        // under lock_
   fence_list fences_;        // under lock_
+  base::atomic<stream_clock*> lane_{nullptr};        // in the capture where it was last seen
+  base::atomic<stream_clock*> stands_for_{nullptr};  // a lane's
+  base::atomic<std::uint64_t> capture_{0};           // a lane's
+  std::shared_ptr<void const> stands_for_held_;      // so that no other stream gets that object
   stream_clock* after_ = nullptr;  // the next one in clocks::chain
 };
 
@@ -268,6 +288,13 @@ class clocks {
   driver::status synchronize_device(int device);   // Blocks: until all streams of the device are done, external too
   // The program saw the fence's event complete. Ignored if the fence is stale or its event was given away.
   void note_complete(stream_clock&, fence_ref const&);
+  // The lane of the stream in the capture of that number. Throws: bad_alloc
+  stream_clock& lane_of(stream_clock&, std::uint64_t capture);
+  // That capture has ended, whole or not: its lanes are retired, their stamps complete. Idempotent.
+  void capture_ended(std::uint64_t capture) noexcept;
+  // A clock without a stream, for what is held until let_go(). Throws: bad_alloc
+  stream_clock& make_keeper(int device) { return make(device, driver::stream_handle::none, life::captured); }
+  void let_go(stream_clock& keeper) noexcept;  // its stamps are complete
   std::vector<stamp> collectives_given() const;    // of every stream that carries them and is not known to be done
   bool lost(int device) const noexcept;            // a call on that device answered lost
   void note(int device, driver::status) noexcept;  // Requires: the answer of a call that names this device alone
@@ -277,6 +304,7 @@ class clocks {
 
  private:
   void end(stream_clock&);
+  void end_lanes(std::vector<stream_clock*> const&) noexcept;
   // Null: no stream has been over for long enough.
   stream_clock* take_over(int device, driver::stream_handle, std::uint64_t id, life);
   void let_go_of_ended(stream_clock& last) noexcept;
