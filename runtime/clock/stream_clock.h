@@ -112,6 +112,11 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   // returns the last known answer, which every record and wait updates.
   driver::result<bool> captured() const;
   bool seen_captured() const noexcept { return capture_seen_.load(base::memory_order_relaxed) & 1; }
+  // Whether an allocation asks first: other code can capture a registered stream, but not the legacy stream. weir
+  // begins or joins the captures of its own streams, and a borrowed stream was asked when it was named.
+  bool is_asked() const noexcept {
+    return life_.load(base::memory_order_relaxed) == life::foreign && handle() != driver::stream_handle::legacy;
+  }
   // All work that `from` was given inside its capture comes before the next work of this stream, which joins
   // the capture. not_permitted: `from` is not under capture.
   driver::status join(stream_clock& from);
@@ -213,6 +218,7 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   base::atomic<std::uint64_t> done_{0};  // stamps (id, 1..done) are complete
   base::atomic<std::uint64_t> tenure_;
   base::atomic<life> life_;
+  mutable base::atomic<std::uint32_t> capture_seen_{0};  // the number of answers noted, and the last one as bit 0
   base::atomic<std::uint64_t> last_{0};  // retired: the number of the last fence
   base::atomic<bool> carries_collectives_{false};
   base::atomic<std::uint64_t> collectives_{0};  // enqueued so far
@@ -230,7 +236,6 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
     return true;
   }
 
-  mutable base::atomic<std::uint32_t> capture_seen_{0};  // the number of answers noted, and the last one as bit 0
   mutable base::mutex lock_;
   snapshot frontier_;        // under lock_
   fence_list fences_;        // under lock_

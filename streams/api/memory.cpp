@@ -133,7 +133,7 @@ void record_stream(void const* p, stream_ref user, source_location at) {
   clock::stream_clock& stream = streams::clock_or_throw(user, "record_stream", at);
   if (memory::allocator* const a = device_owner(p, stream)) {
     a->record_use(p, stream, at);
-    if (stream.alive() != clock::life::borrowed) memory::remember_user(stream);
+    if (stream.alive() != clock::life::borrowed && !stream.seen_captured()) memory::remember_user(stream);
     return;
   }
   if (auto* const host = pinned_owner(p, stream)) {

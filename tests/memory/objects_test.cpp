@@ -256,7 +256,7 @@ TEST(handle_mover, lays_an_alias_where_a_handle_was) {
 TEST(completion_poller, settles_what_the_driver_says_is_complete) {
   one_device d;
   clock::stream_clock &home = d.bench.stream(0), &user = d.bench.stream(0);
-  memory::free_path free(d.of, d.heaps);
+  memory::free_path free(d.of, d.heaps, d.graphs);
   void* const p = d.grown(home, 100'000);
   d.work(user);
   free.deallocate(p, &user, d.at);
@@ -285,7 +285,7 @@ TEST(block_reuse, takes_from_a_heap_that_is_ordered_before) {
 TEST(free_path, frees_at_once_or_defers) {
   one_device d;
   clock::stream_clock &home = d.bench.stream(0), &user = d.bench.stream(0);
-  memory::free_path free(d.of, d.heaps);
+  memory::free_path free(d.of, d.heaps, d.graphs);
   memory::stream_heap& m = d.heaps.of(home);
   void *const p = d.grown(home, 100'000), *const q = d.grown(home, 100'000);
   d.work(home);

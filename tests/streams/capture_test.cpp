@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <optional>
+#include <set>
 
 #include "runtime/memory/device/device_memory.h"
 #include "simulator/machine/machine.h"
@@ -124,28 +125,59 @@ TEST_P(beside_captures, a_capture_stays_whole_whatever_weir_does) {
   EXPECT_TRUE(log.empty());
 }
 
-// It can be had again afterwards.
-TEST_P(beside_captures, memory_is_refused_on_a_captured_stream) {
+// Even before the capture was met: its cache is empty, so the driver is asked.
+TEST_P(beside_captures, a_capture_that_weir_did_not_begin_has_memory) {
   begin(s);
-  EXPECT_TRUE(s.ref().is_capturing());
-  for (std::size_t bytes : {std::size_t{16}, 100_KiB, 3_MiB}) {
-    std::string const words = test::refused([&] { (void)allocate(s, bytes); });
-    EXPECT_NE(words.find("being captured"), std::string::npos) << words;
-    EXPECT_NE(words.find("Allocate before the capture begins"), std::string::npos) << words;
-  }
+  std::vector<void*> inside;
+  for (std::size_t bytes : {std::size_t{16}, 100_KiB, 3_MiB}) inside.push_back(allocate(s, bytes));
+  deallocate(inside[1]);
+  EXPECT_EQ(allocate(s, 100_KiB), inside[1]) << "freed inside, it serves again inside";
   void* const elsewhere = allocate(t, 100_KiB);
-  drop(end(s));
-  void* const here_again = allocate(s, 100_KiB);
-  deallocate(elsewhere);
-  deallocate(here_again);
-  EXPECT_EQ(rt.get().part<memory::device_memory>().on(0).validate(), std::vector<std::string>{});
+  auto const g = end(s);
+  void* const ordinary = allocate(s, 100_KiB);
+  EXPECT_NE(ordinary, inside[1]);
+  for (void* const p : inside) deallocate(p);
+  deallocate(elsewhere), deallocate(ordinary);
+  auto& memory = rt.get().part<memory::device_memory>().on(0);
+  (void)empty_cache();
+  EXPECT_GE(memory.report().reserved, 3_MiB) << "the graph may be launched";
+  drop(g);
+  (void)empty_cache();
+  EXPECT_EQ(memory.report().reserved, 0u) << "the graph is gone";
+  EXPECT_EQ(memory.validate(), std::vector<std::string>{});
 }
 
-// Even before the capture was met.
-TEST_P(beside_captures, memory_is_refused_on_an_empty_cache) {
-  begin(s);
-  EXPECT_NE(test::refused([&] { (void)allocate(s, 100_KiB); }).find("being captured"), std::string::npos);
-  drop(end(s));
+// Other code captures a registered stream: a thread's cache must not serve an ordinary block into its graph.
+TEST_P(beside_captures, a_registered_stream_is_asked_before_a_cache) {
+  auto const made = machine.create_stream(0, driver::stream_kind::independent, 0);
+  ASSERT_TRUE(made.ok());
+  std::set<void*> cached;
+  {
+    external_stream const theirs(gpu, reinterpret_cast<CUstream_st*>(made.value));
+    for (std::size_t bytes : {std::size_t{64}, 100_KiB}) {
+      std::vector<void*> several;
+      for (int i = 0; i < 40; ++i) several.push_back(allocate(theirs, bytes));
+      for (void* const p : several) cached.insert(p), deallocate(p);
+      EXPECT_TRUE(cached.contains(several.front()));
+    }
+    for (int round = 0; round < 2; ++round) {
+      ASSERT_TRUE(machine.begin_capture(0, made.value, capture_mode::relaxed).ok());
+      std::vector<void*> inside;
+      for (std::size_t bytes : {std::size_t{64}, 100_KiB, std::size_t{64}, 100_KiB}) {
+        inside.push_back(allocate(theirs, bytes));
+        EXPECT_FALSE(cached.contains(inside.back())) << bytes << " B";
+      }
+      auto const g = machine.end_capture(0, made.value);
+      ASSERT_TRUE(g.ok());
+      void* const outside = allocate(theirs, 100_KiB);
+      EXPECT_TRUE(cached.contains(outside)) << "it is captured no more";
+      deallocate(outside);
+      for (void* const p : inside) deallocate(p);
+      drop(g.value);
+    }
+  }
+  EXPECT_TRUE(machine.destroy_stream(0, made.value).ok());
+  EXPECT_EQ(rt.get().part<memory::device_memory>().on(0).validate(), std::vector<std::string>{});
 }
 
 TEST_P(beside_captures, streams_fork_and_join_inside_by_waits) {

@@ -2,6 +2,7 @@
 // Threads: its test's thread.
 #pragma once
 #include "runtime/memory/device/completion_poller.h"
+#include "runtime/memory/device/graph_pools.h"
 #include "runtime/memory/device/reuse.h"
 #include "runtime/memory/supply/growth.h"
 #include "tests/support/memory_bench.h"
@@ -55,6 +56,7 @@ struct one_device {
   memory::handle_return back{of, heaps, memory, mover};
   memory::peer_access peers{of, heaps, memory};
   memory::growth more{of, heaps, memory, bound, mover, back, peers};
+  memory::graph_pools graphs{of, heaps, memory};
   memory::completion_poller completion{of, heaps};
   memory::block_reuse reuse{of, heaps, completion, bound};
 };

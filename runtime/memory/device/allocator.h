@@ -40,6 +40,7 @@ struct mapped_range {
   std::vector<part> parts;
 };
 
+class graph_hold;
 class memory_pool;
 class page_store;
 
@@ -95,6 +96,8 @@ class allocator {
   virtual driver::status wake(memory_pool&, page_store*, source_location) = 0;
   virtual pool_memory_use use_of(memory_pool const&) const = 0;
   virtual std::vector<pool_memory_use> by_pool() const = 0;  // without what no pool holds
+  // What graphs with that memory hold on this device; all zero: nothing. Free memory in it counts as cached.
+  virtual pool_memory_use use_of_graphs(graph_hold const&) = 0;
   virtual memory_statistics statistics() const = 0;
   virtual memory_report report() const = 0;              // present state, nothing requested
   virtual std::vector<mapped_range> layout() const = 0;  // by address; each heap at one moment

@@ -24,14 +24,23 @@ void* device_allocator::allocate(clock::stream_clock& home, std::size_t bytes, s
   if (process_was_forked()) [[unlikely]] {
     throw_refusal({driver::code::forked}, "allocate", base::text(bytes, " B on gpu:", of_.device), "", at);
   }
-  if (home.seen_captured()) [[unlikely]]
-    refuse_captured(home, r);
-  memory_pool& pool = heaps_.pool_here();
-  if (pool.is_asleep()) [[unlikely]] {
-    throw invalid_use("allocate", base::text(bytes, " B in pool ", pool.name, ", which is asleep"),
-                      "Wake the pool first (pool::wake)", at);
+  void* p = nullptr;
+  if (home.seen_captured() || home.is_asked()) [[unlikely]] {
+    if (clock::stream_clock* const lane = lane_of(home, r)) p = allocate_captured(*lane, r);
+    else if (home.is_asked()) p = fast_allocate_asked(home, bytes, alignment);
   }
-  stream_heap& mine = heaps_.of(home, pool);
+  if (!p) p = allocate_in(heaps_.pool_here(), r);
+  if (auto* const w = of_.runtime.observer()) [[unlikely]]
+    w->allocated({of_.device, home.handle()}, reinterpret_cast<address>(p), bytes, at);
+  return p;
+}
+
+void* device_allocator::allocate_in(memory_pool& pool, alloc_request const& r) {
+  if (pool.is_asleep()) [[unlikely]] {
+    throw invalid_use("allocate", base::text(r.bytes, " B in pool ", pool.name, ", which is asleep"),
+                      "Wake the pool first (pool::wake)", r.at);
+  }
+  stream_heap& mine = heaps_.of(r.home, pool);
   thread_cache* const cache = mine.cache_to_allocate();
   void* p = nullptr;
   {
@@ -44,14 +53,15 @@ void* device_allocator::allocate(clock::stream_clock& home, std::size_t bytes, s
     base::internal_ordering const own_affair(of_.runtime.observer());
     p = allocate_cold(mine, r);
   }
-  if (home.alive() == clock::life::borrowed) home.note_block(1);
-  if (auto* const w = of_.runtime.observer()) [[unlikely]]
-    w->allocated({of_.device, home.handle()}, reinterpret_cast<address>(p), bytes, at);
+  if (r.home.alive() == clock::life::borrowed && !mine.is_of_graph()) r.home.note_block(1);
   return p;
 }
 
 void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r) {
-  refuse_captured(r.home, r);
+  graphs_.end_those_over();
+  if (!mine.is_of_graph()) {
+    if (clock::stream_clock* const lane = lane_of(r.home, r)) return allocate_captured(*lane, r);
+  }
   if (std::size_t const needs = of_.space.maps() ? round_up(r.rounded, of_.space.page_bytes()) : r.rounded;
       can_never_hold(needs, *mine.pool.get())) {
     memory_report why = audit_.report();
@@ -91,21 +101,44 @@ void device_allocator::end_pool(memory_pool& p) noexcept {
   heaps_.end_pool(p);
 }
 
-// A graph may be launched at any time, on any stream. Its memory must serve no other request meanwhile, and
-// its first use must not overtake earlier work on that memory. A stream's own blocks guarantee neither.
-void device_allocator::refuse_captured(clock::stream_clock& home, alloc_request const& r) const {
+clock::stream_clock* device_allocator::lane_of(clock::stream_clock& home, alloc_request const& r) const {
   auto const inside = home.captured();
-  if (inside.is.what == driver::code::invalid) return;  // a stream that does not exist captures nothing
+  if (inside.is.what == driver::code::invalid) return nullptr;  // a stream that does not exist captures nothing
+  if (inside.ok() && !inside.value) return nullptr;
+  auto const lane = inside.ok() ? home.lane() : driver::result<clock::stream_clock*>{inside.is, nullptr};
   std::string const what = base::text(r.bytes, " B on stream ", home.id(), " of gpu:", of_.device);
-  require(inside.is, "allocate", what, "", r.at);
-  if (!inside.value) return;
-  throw invalid_use("allocate", what + ", which is being captured",
-                    "Allocate before the capture begins, and keep the block as long as the graph", r.at);
+  if (inside.ok() && lane.is.what == driver::code::not_permitted) {
+    throw invalid_use("allocate", what + ", whose capture is spoiled",
+                      "End the capture, and look for the call that it does not allow", r.at);
+  }
+  require(lane.is, "allocate", what, "", r.at);
+  return lane.value;
 }
 
-void device_allocator::record_use(void const* p, clock::stream_clock& user, source_location at) {
+// A graph may be launched at any time, on any stream. Its memory must serve no other request meanwhile, and
+// its first use must not overtake earlier work on that memory. So it is the graph's own.
+void* device_allocator::allocate_captured(clock::stream_clock& lane, alloc_request const& r) {
+  memory_pool& pool = *graphs_.of(lane, r.at).pool;
+  return allocate_in(pool, {lane, r.bytes, r.alignment, r.size_class, r.rounded, r.at});
+}
+
+pool_memory_use device_allocator::use_of_graphs(graph_hold const& h) {
+  memory_pool const* const pool = graphs_.of_hold(h);
+  return pool ? audit_.use_of(*pool) : pool_memory_use{};
+}
+
+namespace {
+// A mark inside a capture on the capture's own memory: the order inside says when that use is over.
+clock::stream_clock& user_in(stream_heap const& m, clock::stream_clock& user) noexcept {
+  clock::stream_clock* const lane = m.is_of_graph() ? user.known_lane() : nullptr;
+  return lane ? *lane : user;
+}
+}  // namespace
+
+void device_allocator::record_use(void const* p, clock::stream_clock& by, source_location at) {
   region* const r = of_.must_find(p, "record_stream", at);
   stream_heap& m = *r->owner.load();
+  clock::stream_clock& user = user_in(m, by);
   base::biased_lock hold(m.lock);
   block_ref const b = of_.must_locate(p, r, "record_stream", at);
   clock::stream_clock* const home = m.home.load();
@@ -130,7 +163,9 @@ void device_allocator::set_stream(void* p, clock::stream_clock& to, source_locat
     base::biased_lock hold(m.lock);
     block_ref const b = of_.must_locate(p, r, "set_stream", at);
     slab::note const* const n = b.in_slab ? b.in_slab->note_of(b.index) : nullptr;
-    before.push_back((!b.in_slab ? b.block->home : n && n->home ? n->home : m.home.load())->now());
+    clock::stream_clock& its = *(!b.in_slab ? b.block->home : n && n->home ? n->home : m.home.load());
+    before.push_back(its.now());
+    if (auto* const captured = its.stands_for()) before.push_back(captured->now());  // used there since
     b.each_user([&](clock::stream_clock const* t) { before.push_back(t->now()); });
   }
   for (clock::stamp s : before) {
@@ -174,6 +209,7 @@ std::optional<block> device_allocator::find(void const* p) const noexcept {
     out.bytes = b.block->requested;
     out.home = b.block->home;
   }
+  out.home = &stream_heap::shown(*out.home);
   return out;
 }
 
@@ -182,8 +218,9 @@ allocator::range device_allocator::use(void const* p, clock::stream_clock& user)
   return r ? use_in(*r, reinterpret_cast<address>(p), user) : range{};
 }
 
-allocator::range device_allocator::use_in(region& r, address a, clock::stream_clock& user) noexcept {
+allocator::range device_allocator::use_in(region& r, address a, clock::stream_clock& by) noexcept {
   stream_heap& m = *r.owner.load(base::memory_order_acquire);
+  clock::stream_clock& user = user_in(m, by);
   thread_table const& mine = thread_table::mine();
   auto const& e = mine.entries[m.bucket];
   bool const has_word = mine.holds() && e.memory == &m;
@@ -201,6 +238,7 @@ allocator::range device_allocator::use_in(region& r, address a, clock::stream_cl
 std::size_t device_allocator::empty_cache() {
   if (of_.lost() || process_was_forked()) return 0;
   base::internal_ordering const own_affair(of_.runtime.observer());
+  graphs_.end_those_over();
   std::size_t bytes = 0;
   auto const await = [&](clock::stamp s) { return of_.clocks.complete(s) || of_.clocks.synchronize(s).ok(); };
   for (stream_heap* m : heaps_.all()) {
@@ -215,6 +253,11 @@ std::size_t device_allocator::empty_cache() {
         m->reclaim();
         fronts = m->pending.fronts();
       }
+      // What a graph holds comes free with the graph alone.
+      std::erase_if(fronts, [](clock::stamp s) {
+        clock::stream_clock const* const t = clock::find(s.stream);
+        return t && t->alive() == clock::life::captured;
+      });
       more = !fronts.empty();
       for (clock::stamp s : fronts) more &= await(s);
     }

@@ -3,6 +3,7 @@
 #pragma once
 #include "runtime/memory/device/completion_poller.h"
 #include "runtime/memory/device/free_path.h"
+#include "runtime/memory/device/graph_pools.h"
 #include "runtime/memory/device/memory_audit.h"
 #include "runtime/memory/device/oom_ladder.h"
 #include "runtime/memory/device/reuse.h"
@@ -43,17 +44,18 @@ class device_allocator final : public allocator {
   driver::status sleep(memory_pool&, page_store*, std::size_t& given) override;
   driver::status wake(memory_pool&, page_store*, source_location) override;
   pool_memory_use use_of(memory_pool const& p) const override { return audit_.use_of(p); }
-  std::vector<pool_memory_use> by_pool() const override { return audit_.by_pool(); }
-  memory_statistics statistics() const override { return audit_.statistics(); }
-  memory_report report() const override { return audit_.report(); }
-  std::vector<mapped_range> layout() const override { return audit_.layout(); }
-  std::vector<stream_memory_use> by_stream() const override { return audit_.by_stream(); }
+  std::vector<pool_memory_use> by_pool() const override { return now().by_pool(); }
+  pool_memory_use use_of_graphs(graph_hold const&) override;
+  memory_statistics statistics() const override { return now().statistics(); }
+  memory_report report() const override { return now().report(); }
+  std::vector<mapped_range> layout() const override { return now().layout(); }
+  std::vector<stream_memory_use> by_stream() const override { return now().by_stream(); }
   weir::headroom headroom(clock::stream_clock const& home) const override {
     return audit_.headroom(home, heaps_.pool_here());
   }
   void reset_peak() override { audit_.reset_peak(); }
   void reset_accumulated() override { audit_.reset_accumulated(); }
-  std::vector<std::string> validate() const override { return audit_.validate(); }
+  std::vector<std::string> validate() const override { return now().validate(); }
 
   // For tests.
   bool lost() const noexcept { return of_.lost(); }
@@ -65,11 +67,17 @@ class device_allocator final : public allocator {
   std::uint64_t steps() const noexcept { return of_.searched.load(base::memory_order_relaxed); }
 
  private:
+  void* allocate_in(memory_pool&, alloc_request const&);
   void* allocate_cold(stream_heap& mine, alloc_request const&);
-  void refuse_captured(clock::stream_clock& home,
-                       alloc_request const&) const;  // Throws: invalid_use, if it is captured
+  // The stream's lane, if it is captured; null: it is not. One driver call. Throws: as allocate
+  clock::stream_clock* lane_of(clock::stream_clock& home, alloc_request const&) const;
+  void* allocate_captured(clock::stream_clock& lane, alloc_request const&);
   bool can_never_hold(std::size_t bytes, memory_pool const&) const;
   range use_in(region&, address, clock::stream_clock&) noexcept;
+  memory_audit const& now() const {  // without what graphs that are gone held
+    graphs_.end_those_over();
+    return audit_;
+  }
 
   device_context of_;
   heap_table heaps_{of_};
@@ -79,12 +87,13 @@ class device_allocator final : public allocator {
   handle_return return_{of_, heaps_, memory_, mover_};
   peer_access peers_{of_, heaps_, memory_};
   pool_sleep sleep_{of_, heaps_, memory_, bound_, mover_, return_, peers_};
+  mutable graph_pools graphs_{of_, heaps_, memory_};
   growth growth_{of_, heaps_, memory_, bound_, mover_, return_, peers_};
   completion_poller completion_{of_, heaps_};
   block_reuse reuse_{of_, heaps_, completion_, bound_};
   memory_audit audit_{of_, heaps_, mover_, peers_, memory_};
   oom_ladder ladder_;
-  free_path free_{of_, heaps_};
+  free_path free_{of_, heaps_, graphs_};
   oom_callbacks& callbacks_;
 };
 

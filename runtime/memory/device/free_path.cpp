@@ -3,7 +3,6 @@
 #include "runtime/memory/device/free_path.h"
 
 #include <algorithm>
-#include <boost/container/small_vector.hpp>
 
 #include "runtime/driver/allocation_observer.h"
 
@@ -13,9 +12,13 @@ namespace weir::memory {
 // nothing is left to note.
 void free_path::deallocate(void* p, clock::stream_clock* last_use, source_location at) {
   if (!p || process_was_forked()) return;  // a child's copy of the parent's block: the parent's memory stays untouched
+  streams_asked asked;
   for (;;) {
     try {
-      return take_back(p, last_use, at);
+      clock::stream_clock* const captured = take_back(p, last_use, at, asked);
+      if (!captured) return;
+      ask(*captured, at);
+      asked.push_back(captured);
     } catch (std::bad_alloc const&) {
       clock::stream_clock* const user = busy_user(p, last_use);
       if (!user || !of_.clocks.synchronize(user->now()).ok()) throw;
@@ -58,7 +61,18 @@ void free_path::forget_user(void* p, clock::stream_clock& user) noexcept {
   else if (slab::note* const n = b.in_slab->note_of(b.index)) forget(n->home, nullptr);
 }
 
-void free_path::take_back(void* p, clock::stream_clock* last_use, source_location at) {
+// Whether it is captured still, so that the pool of its capture is known. Of a capture that is spoiled nothing will run.
+void free_path::ask(clock::stream_clock& s, source_location at) const {
+  bool const exists = s.alive() == clock::life::own || s.alive() == clock::life::foreign ||
+                      (s.alive() == clock::life::borrowed && clock::named_in_call::is(s));
+  try {
+    auto const lane = exists ? s.lane() : driver::result<clock::stream_clock*>{{}, s.known_lane()};
+    if (lane.ok() && lane.value) (void)graphs_.of(*lane.value, at);
+  } catch (error const&) {}
+}
+
+clock::stream_clock* free_path::take_back(void* p, clock::stream_clock* last_use, source_location at,
+                                          streams_asked const& asked) {
   region* const r = of_.must_find(p, "deallocate", at);
   stream_heap& m = *r->owner.load();
   std::vector<clock::stream_clock*> to_fence;  // streams other than the home that used the block
@@ -74,16 +88,24 @@ void free_path::take_back(void* p, clock::stream_clock* last_use, source_locatio
                             " B inside the block at " + base::address_text(b.start),
                         "Free a block by the address that allocate returned: " + base::address_text(b.start), at);
     }
-    if (of_.lost()) return;  // nothing runs there any more, and nothing is allocated again
+    if (of_.lost()) return nullptr;  // nothing runs there any more, and nothing is allocated again
 
     clock::stream_clock& home = *m.home.load();
+    slab::note const* const n = b.in_slab ? b.in_slab->note_of(b.index) : nullptr;
+    clock::stream_clock* const its = b.in_slab ? (n && n->home ? n->home : &home) : b.block->home;
+    clock::stream_clock* to_ask = nullptr;
+    auto const look = [&](clock::stream_clock* t) {
+      if (t && t->stands_for() && t->alive() == clock::life::retired) t = t->stands_for();
+      if (t && t->seen_captured() && std::ranges::find(asked, t) == asked.end()) to_ask = t;
+    };
+    look(its), b.each_user(look), look(last_use);
+    if (to_ask) [[unlikely]] return to_ask;
     if (of_.runtime.observer()) [[unlikely]]
       announce_free(b, home, last_use, at);
     boost::container::small_vector<clock::stamp, 4> stamps;
     clock::stream_clock* first_of = nullptr;  // the stream of the first stamp
     std::uint64_t since = 0;
-    auto add = [&](clock::stream_clock* t) {
-      if (!t) return;
+    auto const add_stamp = [&](clock::stream_clock* t) {
       clock::stamp const s = t->now();
       if (t == &home) {
         since = s.n;
@@ -95,12 +117,24 @@ void free_path::take_back(void* p, clock::stream_clock* last_use, source_locatio
       if (stamps.empty()) first_of = t;
       stamps.push_back(s);
     };
-    slab::note const* const n = b.in_slab ? b.in_slab->note_of(b.index) : nullptr;
-    clock::stream_clock* const its = b.in_slab ? (n && n->home ? n->home : &home) : b.block->home;
+    // A capture may have recorded a use. On its own memory, the order inside says when that is over. Another block
+    // stays with the graph, which may be launched at any time.
+    auto const add_inside = [&](clock::stream_clock& lane) {
+      graph_pools::one const graph = graphs_.known(lane);
+      bool const own = graph.pool == m.pool.get();
+      if (graph.pool) add_stamp(own ? &lane : graph.keeper);
+      return own;
+    };
+    auto const add = [&](clock::stream_clock* t, bool inside) {
+      if (t->alive() == clock::life::captured) return (void)add_inside(*t);
+      if (t->stands_for()) t = t->stands_for();  // its capture is over: used since as that stream's
+      clock::stream_clock* const lane = t->alive() == clock::life::retired ? nullptr : t->known_lane();
+      if (!(lane && add_inside(*lane) && inside)) add_stamp(t);
+    };
     if (its->alive() == clock::life::borrowed) its->note_block(-1);
-    add(its);
-    b.each_user(add);
-    add(last_use);
+    add(its, false);
+    b.each_user([&](clock::stream_clock* t) { add(t, false); });
+    if (last_use) add(last_use, true);
 
     if (m.asleep.get()) stamps.clear();  // all its work was complete before
     auto const pool = b.in_slab ? observe::size_pool::small : observe::size_pool::large;
@@ -153,6 +187,7 @@ void free_path::take_back(void* p, clock::stream_clock* last_use, source_locatio
   };
   if (at_home) fence(*at_home);
   for (clock::stream_clock* const t : to_fence) fence(*t);
+  return nullptr;
 }
 
 // For a checker: the streams whose work comes before the block's next use. Requires: the heap's lock.

@@ -4,20 +4,25 @@
 //
 // Invariant: a free that throws has changed nothing.
 #pragma once
-#include "runtime/memory/heap/heap_table.h"
+#include <boost/container/small_vector.hpp>
+
+#include "runtime/memory/device/graph_pools.h"
 
 namespace weir::memory {
 
 class free_path {
  public:
-  free_path(device_context& of, heap_table& heaps) : of_(of), heaps_(heaps) {}
+  free_path(device_context& of, heap_table& heaps, graph_pools& graphs) : of_(of), heaps_(heaps), graphs_(graphs) {}
 
   void deallocate(void*, clock::stream_clock* last_use, source_location);  // as allocator::deallocate
   void fence_what_came_free(clock::stream_clock& home) noexcept;  // as allocator::fence_what_came_free
 
  private:
-  void take_back(void*, clock::stream_clock* last_use,
-                 source_location);                             // Throws also: bad_alloc, with nothing changed
+  using streams_asked = boost::container::small_vector<clock::stream_clock*, 2>;
+  // Returns: null, or a stream that may be captured and has to be asked first; nothing has changed then.
+  // Throws also: bad_alloc, with nothing changed
+  clock::stream_clock* take_back(void*, clock::stream_clock* last_use, source_location, streams_asked const&);
+  void ask(clock::stream_clock&, source_location) const;
   void forget_user(void*, clock::stream_clock&) noexcept;      // Requires: its use of the block is complete
   // a stream that the block would have to wait for; null: none
   clock::stream_clock* busy_user(void*, clock::stream_clock* last_use) const noexcept;
@@ -25,6 +30,7 @@ class free_path {
 
   device_context& of_;
   heap_table& heaps_;
+  graph_pools& graphs_;
 };
 
 }  // namespace weir::memory

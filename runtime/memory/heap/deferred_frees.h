@@ -24,7 +24,7 @@ class deferred_frees {
     std::uint64_t const head = head_.begin();
     std::uint64_t const n = head & count_bits;
     if (n >= most_.load(base::memory_order_relaxed) || user != user_ || user->now().n != n_ ||
-        held_bytes() + from.size > most_bytes) [[unlikely]] {
+        user->seen_captured() || held_bytes() + from.size > most_bytes) [[unlikely]] {
       head_.end(head);
       return false;
     }

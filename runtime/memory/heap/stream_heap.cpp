@@ -227,13 +227,13 @@ void stream_heap::note_readers(handle& h, std::uint64_t more) noexcept {
 }
 
 void stream_heap::record_mapping(handle const& h, observe::action what) const noexcept {
-  observe::note(what, reinterpret_cast<void const*>(h.at), h.bytes, home.load()->id(), of.runtime.id(), of.device,
+  observe::note(what, reinterpret_cast<void const*>(h.at), h.bytes, shown_home().id(), of.runtime.id(), of.device,
                 {nullptr, nullptr, 0});
 }
 
 void stream_heap::log_mapping(std::size_t bytes, char const* what) const noexcept {
   if (bytes && logs(of.runtime, log_level::debug)) [[unlikely]]
-    log(log_level::debug, {of.device, home.load()->id(), bytes}, what);
+    log(log_level::debug, {of.device, shown_home().id(), bytes}, what);
 }
 
 heap_index::rows stream_heap::to_be_listed() const noexcept {

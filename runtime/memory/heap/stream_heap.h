@@ -128,10 +128,18 @@ class stream_heap {
     if (heap_index::rows const now = to_be_listed(); now != listed) index.list(number, std::exchange(listed, now), now);
   }
   // Every free on a borrowed stream is counted, so its heap has no caches. What an ended pool leaves serves others
-  // only as whole pages, and a sleeping pool's memory serves nobody.
+  // only as whole pages, a sleeping pool's memory serves no request, and a captured stream is asked at each allocation.
   bool cacheable() const noexcept {
-    return home.load(base::memory_order_acquire)->alive() != clock::life::borrowed &&
-           pool.get()->is != memory_pool::kind::left && !pool.get()->is_asleep();
+    auto const is = pool.get()->is;
+    return home.load(base::memory_order_acquire)->alive() != clock::life::borrowed && is != memory_pool::kind::left &&
+           is != memory_pool::kind::graph && !pool.get()->is_asleep();
+  }
+  bool is_of_graph() const noexcept { return pool.get()->pages_stay(); }
+  // The home in reports: of a graph's memory the stream that was captured.
+  clock::stream_clock& shown_home() const noexcept { return shown(*home.load()); }
+  static clock::stream_clock& shown(clock::stream_clock& home) noexcept {
+    clock::stream_clock* const captured = home.stands_for();
+    return captured ? *captured : home;
   }
 
  private:

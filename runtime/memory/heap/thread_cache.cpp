@@ -292,7 +292,7 @@ thread_cache* thread_caches::make(clock::stream_clock const& stream, stream_heap
 void thread_caches::use(clock::stream_clock const& stream, stream_heap& m, thread_cache& c) noexcept {
   allocation_table& mine = allocation_table::mine();  // this thread's, for it has the cache
   forget_if_stale(mine);
-  mine.entries[allocation_table::bucket_of(&stream)] = {&stream, &m, &c};
+  mine.entries[allocation_table::bucket_of(&stream)] = {allocation_table::key_of(stream), &m, &c};
 }
 
 thread_caches::~thread_caches() {

@@ -202,6 +202,11 @@ struct allocation_table {
   static std::size_t bucket_of(clock::stream_clock const* stream) noexcept {
     return reinterpret_cast<std::uintptr_t>(stream) / 64 % buckets;
   }
+  // What an entry names a stream by. A registered stream may be captured without weir's knowledge: its key is not its
+  // address, so that it is asked first.
+  static clock::stream_clock const* key_of(clock::stream_clock const& s) noexcept {
+    return s.is_asked() ? reinterpret_cast<clock::stream_clock const*>(reinterpret_cast<char const*>(&s) + 1) : &s;
+  }
   static allocation_table& mine() noexcept;
 };
 static_assert(sizeof(table_entry) == 32 && offsetof(allocation_table, version) == 0 &&
@@ -394,6 +399,10 @@ bool fast_deallocate_marked(clock::stream_clock const* last_use, void* p) noexce
 inline void* fast_allocate_noted(clock::stream_clock const* stream, std::size_t bytes, std::size_t alignment) noexcept {
   allocation_table const& mine = allocation_table::mine();
   return mine.holds() ? allocate_of(mine, stream, bytes, alignment) : nullptr;
+}
+// Of a registered stream that was just found not to be captured.
+inline void* fast_allocate_asked(clock::stream_clock const& stream, std::size_t bytes, std::size_t alignment) noexcept {
+  return fast_allocate_noted(allocation_table::key_of(stream), bytes, alignment);
 }
 inline bool fast_deallocate_noted(void* p) noexcept {
   thread_table& mine = thread_table::mine();

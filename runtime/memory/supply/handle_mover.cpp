@@ -12,7 +12,7 @@ struct handle_mover::onlooker {
   static alias_view::outcome judge(void const* context, alias const& g, address lo, address hi) {
     auto const& [in, mine] = *static_cast<onlooker const*>(context);
     address const home = g.of->at;
-    if (g.granted && !mine.readers.load() && (home < lo || home >= hi)) {
+    if (g.granted && !mine.readers.load() && !mine.is_of_graph() && (home < lo || home >= hi)) {
       region const& r = *in.of_.space.find(reinterpret_cast<void const*>(home));
       if (r.owner.load() == &mine && r.page(home) == g.of && g.of->readers == in.of_.own_bit() &&
           mine.blocks.free_around(*g.of))
@@ -69,6 +69,7 @@ bool handle_mover::swap_with_alias(stream_heap& mine, alias& g, physical_memory:
   if (!g.granted || mine.readers.load()) return false;  // an alias is open to its own device alone
   address const at = aliases_.home(g);
   stream_heap& from = *of_.space.find(reinterpret_cast<void const*>(at))->owner.load();
+  if (from.is_of_graph()) return false;
   section const hold(from);
   auto const found = from.handles.find(at);
   if (found == from.handles.end() || &found->second != g.of || g.of->readers != of_.own_bit()) return false;

@@ -21,6 +21,10 @@ reserve_bound::usage reserve_bound::now() const {
       for (std::size_t line = 0; line < fetched_lines; ++line) __builtin_prefetch(next + line * 64);
     }
     observe::heap_counters const& t = heaps_.index[i].counts;
+    if (heaps_.index[i].is_of_graph()) {  // its launches may write every page
+      n.live += t.bytes_mapped();
+      continue;
+    }
     n.live += t.bytes_live();
     n.pending += t.bytes_pending();
     if (few) n.most_of_one = std::max(n.most_of_one, t.most_live());

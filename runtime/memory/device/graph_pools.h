@@ -1,0 +1,54 @@
+// The pools that captured streams of one device allocate from.
+// Threads: any. Its lock is a leaf, and is not held during driver calls.
+//
+// Invariants
+//   a graph's pool lives while anything holds it: the program, or a graph of the driver that was captured into it,
+//     that graph's executables and their launches
+//   a block that is freed inside a capture and may be used there waits for the keeper of the capture's pool. The
+//     keeper is let go when the pool ends, and not before
+#pragma once
+#include <map>
+
+#include "runtime/memory/device/graph_hold.h"
+#include "runtime/memory/heap/heap_table.h"
+#include "runtime/memory/space/physical_memory.h"
+
+namespace weir::memory {
+
+class graph_pools {
+ public:
+  graph_pools(device_context& of, heap_table& heaps, physical_memory& memory)
+      : of_(of), heaps_(heaps), memory_(memory) {}
+  ~graph_pools();
+
+  struct one {
+    memory_pool* pool = nullptr;  // null: not known
+    clock::stream_clock* keeper = nullptr;
+  };
+  // Of the capture that the lane is in. Makes the pool, and lets the driver's graph hold it, at the first call of a
+  // capture. Throws: invalid_use (the capture is spoiled), driver_error, device_lost, bad_alloc
+  one of(clock::stream_clock const& lane, source_location);
+  one known(clock::stream_clock const& lane) const noexcept;   // no driver call
+  memory_pool const* of_hold(graph_hold const&) const noexcept;  // null: nothing was allocated
+  // Pools that nothing holds any more become ordinary memory. Requires: no lock
+  void end_those_over() noexcept;
+
+ private:
+  struct entry {
+    graph_hold const* hold;  // compared alone
+    std::shared_ptr<base::atomic<bool> const> over;
+    one its;
+    std::vector<std::uint64_t> captures;
+  };
+  struct contents {
+    std::vector<entry> all;
+    std::map<std::uint64_t, one> by_capture;
+  };
+  device_context& of_;
+  heap_table& heaps_;
+  physical_memory& memory_;
+  base::guarded<contents> contents_;
+  base::atomic<std::uint64_t> seen_ended_{graph_hold::ended()};
+};
+
+}  // namespace weir::memory

@@ -1,0 +1,305 @@
+// weir/graph.h: captures, and the driver's graphs that they yield.
+// Threads: as weir/graph.h.
+#include "weir/graph.h"
+
+#include <set>
+
+#include "runtime/base/call_site.h"
+#include "runtime/memory/device/device_memory.h"
+#include "runtime/memory/device/graph_hold.h"
+#include "streams/stream/context.h"
+#include "streams/stream/timed_work.h"
+
+namespace weir {
+namespace {
+
+using driver::executable_handle;
+using driver::graph_handle;
+
+// The graphs of a runtime in the driver. One that the driver refuses to destroy is tried again. A part of the runtime.
+// Threads: any.
+class graph_book {
+  template <class Handle>
+  struct kept {
+    std::set<Handle> all, doomed;
+  };
+
+ public:
+  explicit graph_book(runtime::impl& r) : machine_(r.machine()) {}
+  ~graph_book() {
+    for (auto const x : executables_.lock()->all) (void)machine_.destroy_executable(x);
+    for (auto const g : graphs_.lock()->all) (void)machine_.destroy_graph(g);
+  }
+  // A place for what the driver makes next. Throws: bad_alloc
+  template <class Handle>
+  class expected {
+   public:
+    explicit expected(graph_book& b) : of_(b.book(Handle{})) { node_ = std::set<Handle>{Handle{}}.extract(Handle{}); }
+    void made(Handle h) noexcept {
+      node_.value() = h;
+      of_.lock()->all.insert(std::move(node_));
+    }
+
+   private:
+    base::guarded<kept<Handle>>& of_;
+    typename std::set<Handle>::node_type node_;
+  };
+  template <class Handle>
+  void drop(Handle h) noexcept {
+    if (h == Handle{}) return;
+    auto b = book(h).lock();
+    if (auto node = b->all.extract(h)) b->doomed.insert(std::move(node));
+    for (auto at = b->doomed.begin(); at != b->doomed.end();) at = destroy(*at).ok() ? b->doomed.erase(at) : ++at;
+  }
+
+ private:
+  base::guarded<kept<graph_handle>>& book(graph_handle) noexcept { return graphs_; }
+  base::guarded<kept<executable_handle>>& book(executable_handle) noexcept { return executables_; }
+  driver::status destroy(graph_handle g) noexcept { return machine_.destroy_graph(g); }
+  driver::status destroy(executable_handle x) noexcept { return machine_.destroy_executable(x); }
+
+  driver::driver& machine_;
+  base::guarded<kept<graph_handle>> graphs_;
+  base::guarded<kept<executable_handle>> executables_;
+};
+
+driver::capture_mode in_driver(capture_guard g) noexcept {
+  switch (g) {
+    case capture_guard::any_thread: return driver::capture_mode::global;
+    case capture_guard::none: return driver::capture_mode::relaxed;
+    case capture_guard::this_thread: break;
+  }
+  return driver::capture_mode::this_thread;
+}
+
+// Of one stream, from begin to end. Its destructor abandons it.
+class capture_under_way {
+ public:
+  capture_under_way(clock::stream_clock& s, driver::capture_mode mode, memory::graph_holder const& memory,
+                    source_location at)
+      : stream_(s), book_(s.owner().part<graph_book>()), choices_(s.owner().part<memory::graph_choices>()), at_(at) {
+    driver::driver& machine = s.owner().machine();
+    auto const begun = s.note(machine.begin_capture(s.device(), s.handle(), mode));
+    require(begun, "graph::capture", streams::describe(s),
+            begun.what == driver::code::not_permitted
+                ? "A stream has one capture at a time, and CUDA's legacy stream none: capture on a stream of your own"
+                : "",
+            at);
+    try {
+      auto const lane = s.lane();
+      require(lane.is, "graph::capture", streams::describe(s), "", at);
+      number_ = lane.value->capture();
+      choices_.declare(number_, memory);
+    } catch (...) {
+      abandon();
+      throw;
+    }
+  }
+  ~capture_under_way() {
+    if (open_) abandon();
+  }
+  capture_under_way(capture_under_way const&) = delete;
+
+  graph_handle end() {
+    graph_book::expected<graph_handle> place(book_);
+    auto const kept = close();
+    require(stream_.note(kept.is), "graph::capture", streams::describe(stream_),
+            kept.is.what == driver::code::not_permitted
+                ? "Every stream that joined the capture must be waited for before its end, and nothing in it may be "
+                  "queried or synchronized with"
+                : "",
+            at_);
+    place.made(kept.value);
+    return kept.value;
+  }
+
+ private:
+  driver::result<graph_handle> close() noexcept {
+    open_ = false;
+    auto const kept = stream_.owner().machine().end_capture(stream_.device(), stream_.handle());
+    choices_.forget(number_);
+    stream_.saw_captured(false);
+    stream_.owner().part<clock::clocks>().capture_ended(number_);
+    return kept;
+  }
+  void abandon() noexcept {
+    auto const kept = close();
+    if (!kept.ok()) return;
+    try {
+      graph_book::expected<graph_handle>(book_).made(kept.value);
+      book_.drop(kept.value);
+    } catch (std::bad_alloc const&) {
+      (void)stream_.owner().machine().destroy_graph(kept.value);
+    }
+  }
+
+  clock::stream_clock& stream_;
+  graph_book& book_;
+  memory::graph_choices& choices_;
+  source_location const at_;
+  std::uint64_t number_ = 0;
+  bool open_ = true;
+};
+
+graph_handle captured(stream_ref on, std::function<void()> const& body, driver::capture_mode mode,
+                      memory::graph_holder const& memory, char const* operation, source_location at) {
+  clock::stream_clock& s = streams::clock_or_throw(on, operation, at);
+  if (!body) throw invalid_use(operation, "an empty function", "Pass the function whose work is captured", at);
+  stream_guard const current(on, at);
+  base::call_site const in(s.owner().observer(), operation, at);
+  capture_under_way all(s, mode, memory, at);
+  body();
+  return all.end();
+}
+
+size_t reserved_for(runtime::impl& r, memory::graph_hold const& memory, pool_memory_use* sums = nullptr) {
+  auto* const devices = r.part_if_made<memory::device_memory>();
+  pool_memory_use all;
+  for (int d = 0; devices && d < r.device_count(); ++d) {
+    if (memory::allocator* const a = devices->if_made(d)) {
+      auto const here = a->use_of_graphs(memory);
+      all.reserved += here.reserved, all.allocated += here.allocated;
+    }
+  }
+  if (sums) *sums = all;
+  return all.reserved;
+}
+
+}  // namespace
+
+struct WEIR_LOCAL graph_memory::state {
+  memory::graph_holder hold = std::make_shared<memory::graph_hold const>();
+};
+
+graph_memory::graph_memory() : state_(std::make_shared<state const>()) {}
+
+size_t graph_memory::reserved(source_location at) const {
+  return reserved_for(streams::current_runtime(at), *state_->hold);
+}
+
+struct WEIR_LOCAL graph::state {
+  state(runtime::impl& r, int on, driver::capture_mode m, memory::graph_holder h)
+      : of(r), device(on), mode(m), memory(std::move(h)) {}
+  ~state() {
+    runtime::impl* const r = process_is_ending() || process_was_forked() ? nullptr : of.if_alive();
+    if (!r) return;
+    auto& book = r->part<graph_book>();
+    book.drop(ready);
+    book.drop(kept);
+  }
+  known_runtime of;
+  int device;
+  driver::capture_mode mode;
+  memory::graph_holder memory;
+  graph_handle kept = graph_handle::none;  // not instantiated yet
+  executable_handle ready = executable_handle::none;
+  size_t driver_bytes = 0;
+
+  // Makes an executable of `kept`, in place of the one there is.
+  void instantiate(runtime::impl& r, source_location at) {
+    driver::driver& machine = r.machine();
+    auto& book = r.part<graph_book>();
+    graph_book::expected<executable_handle> place(book);
+    auto const before = machine.memory(device);
+    auto const made = machine.instantiate(device, kept);
+    r.part<clock::clocks>().note(device, made.is);
+    require(made.is, "graph::instantiate", "a graph of " + base::gpu_name(device),
+            made.is.what == driver::code::out_of_memory
+                ? "The driver keeps a graph's kernels and parameters in device memory: free some, or raise driver_reserve"
+                : "",
+            at);
+    place.made(made.value);
+    auto const after = machine.memory(device);
+    driver_bytes = before.ok() && after.ok() && before.value.free > after.value.free
+                       ? before.value.free - after.value.free
+                       : 0;
+    book.drop(std::exchange(ready, made.value));
+    book.drop(std::exchange(kept, graph_handle::none));
+  }
+};
+
+graph::graph(std::unique_ptr<state> s) noexcept : state_(std::move(s)) {}
+graph::~graph() = default;
+graph::graph(graph&&) noexcept = default;
+graph& graph::operator=(graph&&) noexcept = default;
+
+graph graph::capture(stream_ref on, std::function<void()> const& body, graph_options o, source_location at) {
+  clock::stream_clock& s = streams::clock_or_throw(on, "graph::capture", at);
+  auto made = std::make_unique<state>(s.owner(), s.device(), in_driver(o.unsafe_calls),
+                                      o.memory ? o.memory->state_->hold : std::make_shared<memory::graph_hold const>());
+  made->kept = captured(on, body, made->mode, made->memory, "graph::capture", at);
+  return graph(std::move(made));
+}
+
+graph::state& graph::usable(char const* operation, source_location at) const {
+  if (!state_) throw invalid_use(operation, "a graph that was moved from", "Use the graph that it was moved to", at);
+  if (process_was_forked()) streams::throw_forked(operation, at);
+  (void)state_->of.get(operation, "a graph of " + base::gpu_name(state_->device), at);
+  return *state_;
+}
+
+void graph::instantiate(source_location at) {
+  state& g = usable("graph::instantiate", at);
+  if (g.ready == executable_handle::none) g.instantiate(*g.of.if_alive(), at);
+}
+
+void graph::launch(stream_ref on, source_location at) {
+  state& g = usable("graph::launch", at);
+  clock::stream_clock& s = streams::clock_or_throw(on, "graph::launch", at);
+  if (&s.owner() != g.of.if_alive() || s.device() != g.device) {
+    throw invalid_use("graph::launch", "a graph of " + base::gpu_name(g.device) + ", on " + streams::describe(s),
+                      "Launch on a stream of the device and runtime that the graph was captured on", at);
+  }
+  if (g.ready == executable_handle::none) g.instantiate(s.owner(), at);
+  streams::named_work const named(s);
+  streams::timed_work const timed(s, "graph", 0, at);
+  base::call_site const in(s.owner().observer(), "graph::launch", at);
+  auto const is = s.owner().machine().launch_graph(s.device(), s.handle(), g.ready);
+  require(is.what == driver::code::lost ? s.note(is) : is, "graph::launch", streams::describe(s),
+          is.what == driver::code::not_permitted ? "A captured stream takes no graph: launch it outside of the capture"
+                                                 : "",
+          at);
+}
+
+void graph::launch(source_location at) {
+  launch(current_stream(weir::device(usable("graph::launch", at).device), at), at);
+}
+
+void graph::update(stream_ref on, std::function<void()> const& body, source_location at) {
+  state& g = usable("graph::update", at);
+  clock::stream_clock& s = streams::clock_or_throw(on, "graph::update", at);
+  if (&s.owner() != g.of.if_alive() || s.device() != g.device) {
+    throw invalid_use("graph::update", "a graph of " + base::gpu_name(g.device) + ", on " + streams::describe(s),
+                      "Capture on a stream of the device and runtime that the graph was captured on", at);
+  }
+  auto& book = s.owner().part<graph_book>();
+  graph_handle const now = captured(on, body, g.mode, g.memory, "graph::update", at);
+  if (g.ready != executable_handle::none) {
+    auto const is = s.owner().machine().update(g.device, g.ready, now);
+    s.owner().part<clock::clocks>().note(g.device, is);
+    if (is.ok()) return book.drop(now);
+    if (is.what != driver::code::not_supported) {
+      book.drop(now);
+      require(is, "graph::update", "a graph of " + base::gpu_name(g.device), "", at);
+    }
+  }
+  book.drop(std::exchange(g.kept, now));
+  if (g.ready == executable_handle::none) return;
+  try {
+    g.instantiate(s.owner(), at);
+  } catch (...) {
+    book.drop(std::exchange(g.kept, graph_handle::none));
+    throw;
+  }
+}
+
+device graph::device() const noexcept { return weir::device(state_->device); }
+
+graph_footprint graph::footprint(source_location at) const {
+  state const& g = usable("graph::footprint", at);
+  pool_memory_use sums;
+  reserved_for(*g.of.if_alive(), *g.memory, &sums);
+  return {sums.reserved, sums.allocated, g.driver_bytes};
+}
+
+}  // namespace weir
