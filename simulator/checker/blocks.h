@@ -16,6 +16,7 @@ struct block {
   stream_id home = 0;        // 0: host memory
   std::uint64_t number = 0;  // from 1, per device and for the host
   bool live = true;
+  bool of_graph = false;     // a graph's memory: its launches may use it, whether it is freed or not
   source_location allocated{nullptr, nullptr, 0}, freed{nullptr, nullptr, 0};
 };
 
@@ -27,6 +28,12 @@ class blocks {
     if (auto const holder = base::holder_of(all_, at); holder != all_.end()) return holder;
     auto const after = all_.upper_bound(at);
     return after != all_.end() && after->first - at < bytes ? after : all_.end();
+  }
+  bool is_of_graph(address at, std::size_t bytes) {  // a part of it was the memory of a graph
+    for (auto b = find(at, bytes); b != all_.end() && b->first < at + bytes; ++b) {
+      if (b->second.of_graph) return true;
+    }
+    return false;
   }
   map::iterator end() noexcept { return all_.end(); }
   // Forgets the freed blocks it overlaps. Returns: its entry, and a live block that it overlaps, a defect.

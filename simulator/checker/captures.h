@@ -21,6 +21,7 @@ struct range {
 struct recording {
   std::uint64_t number = 0;  // from 1, never reused. 0: about to end
   std::vector<range> uses;
+  std::shared_ptr<base::atomic<bool> const> over;  // as access::over
   graph order;
   std::map<std::uint64_t, shadow> memory;     // by physical::number
   std::map<stream_id, stream_id> streams;     // stream ids of the checker -> ids of `order`
@@ -35,8 +36,13 @@ struct recording {
   }
 };
 
-struct executable {
+struct captured_graph {
   std::shared_ptr<std::vector<range> const> uses;
+  std::shared_ptr<base::atomic<bool> const> over;
+};
+
+struct executable {
+  captured_graph of;
   moment last;  // its last launch
 };
 
@@ -82,15 +88,15 @@ class captures {
     in.order.waited(in.inside(s), in.order.record_of(e), trust::promised);
     return true;
   }
-  std::shared_ptr<std::vector<range> const> end(stream_id s) {  // ends it for all its streams. Null: none
+  captured_graph end(stream_id s) {  // ends it for all its streams. Null: none
     auto const found = streams_.find(s);
-    if (found == streams_.end()) return nullptr;
+    if (found == streams_.end()) return {};
     auto const ended = found->second;
     std::erase_if(streams_, [&](auto const& one) { return one.second == ended; });
     std::erase_if(events_, [&](auto const& one) { return one.second == ended; });
-    return std::make_shared<std::vector<range> const>(std::move(ended->uses));
+    return {std::make_shared<std::vector<range> const>(std::move(ended->uses)), ended->over};
   }
-  std::map<std::uint64_t, std::shared_ptr<std::vector<range> const>> graphs;
+  std::map<std::uint64_t, captured_graph> graphs;
   std::map<std::uint64_t, executable> executables;
 
  private:

@@ -20,6 +20,11 @@ bool knowledge::keep_for_graph(stream_id s, std::span<range const> ranges, base:
     if (r.bytes == 0) continue;
     access_ref const a = made(r.writes ? action::writes : action::reads, e, site, r.at, r.bytes);
     a->captured = true;
+    access outside = *a;
+    outside.stream = s;
+    for (auto b = blocks.find(r.at, r.bytes); b != blocks.end() && b->first < r.at + r.bytes; ++b) {
+      if (!b->second.live) report_use_after_free(outside, b);
+    }
     auto const clash = [&](access const& old, part const& p) {
       access first = old, second = *a;  // translated to stream ids outside the capture
       first.stream = in->outside[old.stream - 1];
@@ -33,14 +38,65 @@ bool knowledge::keep_for_graph(stream_id s, std::span<range const> ranges, base:
   return true;
 }
 
+// Inside, an allocation is a write behind the frees of what lay there; a use before it has to be ordered, too.
+void knowledge::allocated_inside(recording& in, stream_id home, blocks::map::iterator b, base::site site) {
+  address const at = b->first;
+  stream_id const local = in.inside(home);
+  moment const now = in.order.now(local);
+  access_ref const a = made(action::allocates, now.at, site, at, b->second.bytes);
+  a->captured = true;
+  auto const past = [&](access const& old) {
+    return old.all_epochs([&](epoch e) { return in.order.ordered(e, local, now.seen, trust::promised); });
+  };
+  for (part const& p : memory.find(at, b->second.bytes)) {
+    in.memory[p.of->number].add(p.from, p.to, a, past, [&](access const& old) {
+      access first = old;
+      first.stream = in.outside[old.stream - 1];
+      report_handed_out_early(first, b, std::nullopt);
+    });
+  }
+}
+
+// True: the block is memory of that graph, and the free is noted there. A block from before becomes the graph's.
+bool knowledge::freed_inside(blocks::map::iterator b, std::span<stream_id const> behind, base::site site) {
+  recording* in = nullptr;
+  for (stream_id const s : behind) in = in ? in : captured.of(s);
+  if (!in) return false;
+  bool const own = std::exchange(b->second.of_graph, true);
+  if (!own) return false;
+  access_ref a;
+  std::vector<moment> ends;
+  for (stream_id const s : behind) {
+    if (captured.of(s) != in) continue;
+    ends.push_back(in->order.now(in->inside(s)));
+    if (!a) a = made(action::frees, ends.back().at, site, b->first, b->second.bytes);
+    else a->also.push_back(ends.back().at);
+  }
+  a->captured = true;
+  auto const past = [&](access const& old) {
+    return old.all_epochs([&](epoch e) {
+      return std::ranges::any_of(
+          ends, [&](moment const& m) { return in->order.ordered(e, m.at.stream, m.seen, trust::promised); });
+    });
+  };
+  for (part const& p : memory.find(b->first, b->second.bytes)) {
+    in->memory[p.of->number].add(p.from, p.to, a, past, [&](access const& old) {
+      access use = old;
+      use.stream = in->outside[old.stream - 1];
+      report_freed_in_use(use, behind, b);
+    });
+  }
+  return true;
+}
+
 epoch knowledge::launched(executable& x, moment before, base::site site) {
   stream_id const s = before.at.stream;
   if (x.last.at.stream) {
     before.seen = order.with(before.seen, x.last);
     order.follows(s, x.last);
   }
-  std::span<range const> const uses = x.uses ? std::span<range const>(*x.uses) : std::span<range const>();
-  epoch const now = used(s, before, uses, site, trust::promised);
+  std::span<range const> const uses = x.of.uses ? std::span<range const>(*x.of.uses) : std::span<range const>();
+  epoch const now = used(s, before, uses, site, trust::promised, &x.of);
   x.last = {now, before.seen, 0};
   for (range const& r : uses) {
     if (r.copied) copies_from(now, before, r.at, r.bytes, site);
@@ -74,9 +130,32 @@ result<graph_handle> checking_driver::end_capture(int device, stream_handle s) {
     known->captured.goes_on(known->order.find(device, s));
     return r;
   }
-  auto uses = known->captured.end(known->order.find(device, s));
-  if (r.ok() && uses) known->captured.graphs[static_cast<std::uint64_t>(r.value)] = std::move(uses);
+  auto kept = known->captured.end(known->order.find(device, s));
+  if (r.ok() && kept.uses) known->captured.graphs[static_cast<std::uint64_t>(r.value)] = std::move(kept);
   return r;
+}
+
+// When what a graph keeps is dropped, its launches are over. The checker's lock is not free then.
+status checking_driver::keep_with_graph(int device, stream_handle s, void (*drop)(void*), void* state) {
+  struct kept {
+    void (*drop)(void*);
+    void* state;
+    std::shared_ptr<base::atomic<bool>> over = std::make_shared<base::atomic<bool>>(false);
+  };
+  auto* const both = new kept{drop, state};
+  std::shared_ptr<base::atomic<bool> const> const over = both->over;
+  auto const dropped = [](void* p) {
+    base::no_switch const with_locks_held;
+    std::unique_ptr<kept> const its(static_cast<kept*>(p));
+    its->over->store(true);
+    its->drop(its->state);
+  };
+  status const is = note(inner_->keep_with_graph(device, s, dropped, both), device);
+  if (!is.ok() || process_was_forked()) return is;
+  auto const known = judge_.lock();
+  recording* const in = known->captured.of(known->order.find(device, s));
+  if (in && !in->over) in->over = over;
+  return is;
 }
 
 result<executable_handle> checking_driver::instantiate(int device, graph_handle g) {
@@ -96,7 +175,7 @@ status checking_driver::update(int device, executable_handle x, graph_handle g) 
   auto const known = judge_.lock();
   auto const found = known->captured.graphs.find(static_cast<std::uint64_t>(g));
   if (found != known->captured.graphs.end())
-    known->captured.executables[static_cast<std::uint64_t>(x)].uses = found->second;
+    known->captured.executables[static_cast<std::uint64_t>(x)].of = found->second;
   return is;
 }
 
@@ -110,7 +189,7 @@ status checking_driver::launch_graph(int device, stream_handle s, executable_han
   if (!in.operation) in.operation = "graph launch";
   executable& launched = known->captured.executables[static_cast<std::uint64_t>(x)];
   epoch const e = known->launched(launched, now, in);
-  if (launched.uses) keep_host_away(*known, e, *launched.uses, in);
+  if (launched.of.uses) keep_host_away(*known, e, *launched.of.uses, in);
   return is;
 }
 

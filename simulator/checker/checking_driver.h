@@ -61,6 +61,7 @@ class checking_driver final : public driver_front<checking_driver>, public contr
   void touched(int device, stream_handle, std::span<touch const>) override;
   status begin_capture(int device, stream_handle, capture_mode) override;
   result<graph_handle> end_capture(int device, stream_handle) override;
+  status keep_with_graph(int device, stream_handle, void (*drop)(void*), void* state) override;
   status update(int device, executable_handle, graph_handle) override;
   result<executable_handle> instantiate(int device, graph_handle) override;
   status launch_graph(int device, stream_handle, executable_handle) override;

@@ -123,11 +123,18 @@ void checking_driver::allocated(user home, address at, std::size_t bytes, source
 
 void checking_driver::freed(address at, std::size_t bytes, waits_for r, source_location where) {
   if (away()) return;
-  if (sim::bytes_are_guarded && simulated()) inner_->block_given_back(at);
-  auto const known = judge_.lock();
   boost::container::small_vector<stream_id, 4> behind, counted;
-  for (user const& u : r.behind) behind.push_back(known->order.find(u.device, u.stream));
-  for (user const& u : r.counted) counted.push_back(known->order.find(u.device, u.stream));
+  bool stays = false;  // with a graph, whose launches use it still
+  {
+    auto const known = judge_.lock();
+    for (user const& u : r.behind) behind.push_back(known->order.find(u.device, u.stream));
+    for (user const& u : r.counted) counted.push_back(known->order.find(u.device, u.stream));
+    stays = known->blocks.is_of_graph(at, bytes) || std::ranges::any_of(behind, [&](stream_id s) {
+              return known->captured.of(s) != nullptr;
+            });
+  }
+  if (sim::bytes_are_guarded && simulated() && !stays) inner_->block_given_back(at);
+  auto const known = judge_.lock();
   known->freed(at, bytes, {behind.data(), behind.size()}, {counted.data(), counted.size()}, where);
 }
 

@@ -16,19 +16,21 @@ race_judge::locked::~locked() {
   for (finding const& f : news) listener(f);
 }
 
-epoch knowledge::used(stream_id s, moment const& before, std::span<range const> ranges, base::site site, trust t) {
+epoch knowledge::used(stream_id s, moment const& before, std::span<range const> ranges, base::site site, trust t,
+                      captured_graph const* of) {
   epoch const now = order.enqueued(s);
   for (range const& r : ranges) {
     if (r.bytes == 0) continue;
     access_ref const a = made(r.writes ? action::writes : action::reads, now, site, r.at, r.bytes);
+    if (of) a->of_launch = true, a->over = of->over;
     bool gone = false;
     for (auto b = blocks.find(r.at, r.bytes); b != blocks.end() && b->first < r.at + r.bytes; ++b) {
-      if (b->second.live) continue;
+      if (b->second.live || (of && b->second.of_graph)) continue;
       if (!std::exchange(gone, true)) report_use_after_free(*a, b);
     }
     if (gone) continue;  // a use after free; adding it would also clash with the next owner
     auto const past = [&](access const& old) {
-      return old.all_epochs([&](epoch e) { return order.ordered(e, s, before.seen, t); });
+      return old.is_over() || old.all_epochs([&](epoch e) { return order.ordered(e, s, before.seen, t); });
     };
     if (r.writes && !reading.empty()) drop_sources(r.at, r.bytes);
     struct clash {
@@ -59,16 +61,29 @@ epoch knowledge::used(stream_id s, moment const& before, std::span<range const> 
 // An allocation counts as a write of the block. The use before it is judged by what weir knew.
 void knowledge::allocated(stream_id home, int device, address at, std::size_t bytes, source_location where) {
   if (bytes == 0) return;
+  recording* const in = captured.empty() || !home ? nullptr : captured.of(home);
   moment const now = home ? order.now(home) : moment{};
-  auto const [b, held] = blocks.add(at, {bytes, device, home, 0, true, where, {nullptr, nullptr, 0}});
+  auto const [b, held] = blocks.add(at, {bytes, device, home, 0, true, in != nullptr, where, {nullptr, nullptr, 0}});
   if (held) report_handed_out_early({}, b, held);
+  if (in) {
+    allocated_inside(*in, home, b, {"allocate", where});
+    home = 0;  // a launch may be anywhere: earlier use must be complete
+  }
   access_ref const a = made(action::allocates, now.at, {"allocate", where}, at, bytes);
   auto const past = [&](access const& old) {
-    return old.all_epochs([&](epoch e) {
+    return old.is_over() || old.all_epochs([&](epoch e) {
       return home ? order.ordered(e, home, now.seen, trust::known) : order.complete(e, trust::known);
     });
   };
   for (part const& p : memory.find(at, bytes)) {
+    if (in) {  // no use of its own outside; launches there are of graphs that share the memory
+      p.of->uses.each(p.from, p.to, [&](access const& old) {
+        if (old.of_launch) return true;
+        if (!past(old)) report_handed_out_early(old, b, std::nullopt);
+        return false;
+      });
+      continue;
+    }
     p.of->uses.add(p.from, p.to, a, past, [&](access const& old) { report_handed_out_early(old, b, std::nullopt); });
   }
 }
@@ -81,6 +96,7 @@ void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> 
   if (b == blocks.end() || b->first != at) return;  // allocated before the checker existed
   b->second.live = false;
   b->second.freed = where;
+  if (!captured.empty() && freed_inside(b, behind, {"deallocate", where})) return;
   std::vector<moment> ends;
   for (stream_id const s : behind) ends.push_back(order.now(s));
   access_ref a;
@@ -96,12 +112,13 @@ void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> 
   std::set<access const*> told;
   for (part const& p : memory.find(at, bytes)) {
     p.of->uses.each(p.from, p.to, [&](access const& old) {
-      if (old.all_epochs(over)) return false;
+      if (old.is_over() || old.all_epochs(over)) return false;
+      if (b->second.of_graph && old.of_launch) return true;  // the memory stays with the graph
       if (std::find(counted.begin(), counted.end(), old.stream) != counted.end()) return true;
       if (told.insert(&old).second) report_freed_in_use(old, behind, b);
       return false;
     });
-    if (a) p.of->uses.add(p.from, p.to, a, [](access const&) { return false; }, [](access const&) {});
+    if (a && !b->second.of_graph) p.of->uses.add(p.from, p.to, a, [](access const&) { return false; }, [](access const&) {});
   }
 }
 
@@ -143,7 +160,7 @@ void knowledge::unmapped(places::region const& gone, address at, base::site site
   std::set<access const*> told;
   gone.shows->uses.each(0, gone.bytes, [&](access const& a) {
     bool const through_here = a.at < at + gone.bytes && at < a.at + a.bytes;
-    bool const over_now = a.all_epochs([&](epoch e) { return order.complete(e, trust::known); });
+    bool const over_now = a.is_over() || a.all_epochs([&](epoch e) { return order.complete(e, trust::known); });
     if (through_here && !over_now && told.insert(&a).second) report_unmapped(a, site, at, gone.bytes);
     return !over_now && !through_here;
   });
@@ -227,7 +244,7 @@ void knowledge::sweep() {
   std::size_t left = 0;
   memory.each_physical([&](physical& p) {
     p.uses.each(0, everywhere, [&](access const& a) {
-      return !a.all_epochs([&](epoch e) { return order.complete(e, trust::promised); });
+      return !a.is_over() && !a.all_epochs([&](epoch e) { return order.complete(e, trust::promised); });
     });
     left += p.uses.size();
   });

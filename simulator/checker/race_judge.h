@@ -36,10 +36,15 @@ struct knowledge {
   bool taken = false;                           // findings() was called
   std::size_t added = 0, sweep_at = 4096;       // accesses since the last sweep
 
-  epoch used(stream_id, moment const& before, std::span<range const>, base::site, trust);
+  // of: the graph whose launch it is; null: no launch
+  epoch used(stream_id, moment const& before, std::span<range const>, base::site, trust,
+             captured_graph const* of = nullptr);
   // For a stream under capture: the use happens at launch. Returns: false if the stream is not captured.
   bool keep_for_graph(stream_id, std::span<range const>, base::site);
   epoch launched(executable&, moment before, base::site);
+  // Inside a capture the block is memory of its graph, and the order inside counts.
+  void allocated_inside(recording&, stream_id home, blocks::map::iterator, base::site);
+  bool freed_inside(blocks::map::iterator, std::span<stream_id const> behind, base::site);
   void allocated(stream_id home, int device, address, std::size_t bytes, source_location);
   void freed(address, std::size_t bytes, std::span<stream_id const> behind, std::span<stream_id const> counted,
              source_location);

@@ -5,6 +5,7 @@
 // racing with it.
 #pragma once
 #include <map>
+#include <memory>
 #include <utility>
 
 #include <boost/container/small_vector.hpp>
@@ -27,6 +28,10 @@ struct access {
   std::size_t bytes = 0;
   std::vector<epoch> also;         // frees: further streams whose work it comes after
   bool captured = false;           // part of a graph
+  bool of_launch = false;          // of a graph
+  // of a launch: becomes true once the graph and all its launches are gone. Null: not known, or no launch
+  std::shared_ptr<base::atomic<bool> const> over;
+  bool is_over() const noexcept { return over && over->load(); }
   bool writes() const noexcept { return how != action::reads; }
   template <class Holds>
   bool all_epochs(Holds holds) const {

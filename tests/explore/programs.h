@@ -8,6 +8,7 @@
 #include "tests/explore/ahead_program.h"
 #include "tests/explore/capture_program.h"
 #include "tests/explore/clocks_program.h"
+#include "tests/explore/graph_program.h"
 #include "tests/explore/memory_program.h"
 #include "tests/explore/pinned_program.h"
 #include "tests/explore/pool_program.h"
@@ -45,6 +46,7 @@ inline constexpr explored explored_programs[] = {
     {"memory_among_threads", [](trial& t) { memory_among_threads run(t); }},
     {"clocks_among_threads", [](trial& t) { clocks_among_threads run(t); }, explored::watched::by_a_ledger},
     {"captures_among_threads", [](trial& t) { captures_among_threads run(t); }, explored::watched::by_a_checker},
+    {"graphs_among_threads", [](trial& t) { graphs_among_threads run(t); }, explored::watched::by_a_checker},
     {"caches", small_blocks_among_threads},
     {"handed_over", [](trial& t) { handed_over_among_threads run(t); }},
     {"owned_lock", biased_lock_among_threads},

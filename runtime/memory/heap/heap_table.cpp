@@ -126,12 +126,24 @@ void heap_table::ask_the_retired() {
   });
 }
 
+namespace {
+// Whether a handle is on its way out of the heap: it is charged to the heap's pool until then.
+bool gives_a_handle(stream_heap const& m) {
+  for (region* const r : m.blocks.regions()) {
+    for (heap_block const* p = &m.blocks.first_block(*r); p; p = p->after) {
+      if (p->is == state::reserved) return true;
+    }
+  }
+  return false;
+}
+}  // namespace
+
 // Blocks in use count as blocks of the heir, in the pool that they are in.
 bool heap_table::may_inherit(stream_heap const& m, clock::stream_clock& heir, memory_pool const& pool) const {
   clock::stream_clock& old = *m.home.load();
   if ((m.is_of_graph() || pool.pages_stay()) && m.pool.get() != &pool) return false;
   bool const empty = m.counts.bytes_live() == 0;
-  if (m.pool.get() != &pool && !empty) return false;
+  if (m.pool.get() != &pool && (!empty || gives_a_handle(m))) return false;
   if (heir.alive() == clock::life::borrowed && !empty) return false;
   return (&old == &heir && old.alive() != clock::life::retired) || of_.clocks.complete(old.now());
 }

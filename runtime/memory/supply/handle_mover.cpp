@@ -69,7 +69,8 @@ bool handle_mover::swap_with_alias(stream_heap& mine, alias& g, physical_memory:
   if (!g.granted || mine.readers.load()) return false;  // an alias is open to its own device alone
   address const at = aliases_.home(g);
   stream_heap& from = *of_.space.find(reinterpret_cast<void const*>(at))->owner.load();
-  if (from.is_of_graph()) return false;
+  // it would be charged to a pool where it is not
+  if (from.is_of_graph() || from.pool.get() != mine.pool.get()) return false;
   section const hold(from);
   auto const found = from.handles.find(at);
   if (found == from.handles.end() || &found->second != g.of || g.of->readers != of_.own_bit()) return false;
