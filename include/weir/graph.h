@@ -34,8 +34,25 @@ class graph_memory {
 
  private:
   friend class graph;
+  friend class graph_memory_route;
   struct state;
   std::shared_ptr<state const> state_;
+};
+
+// For captures that another library begins: a captured stream of that device for which `accepts` is true allocates
+// from this memory. Without a route such a capture has memory of its own, for as long as its graph.
+class [[nodiscard]] graph_memory_route {
+ public:
+  // accepts: called at the first allocation of a capture, on any thread, and must not call weir.
+  // Throws: invalid_use (no device, an empty function)
+  graph_memory_route(graph_memory const&, weir::device, std::function<bool(CUstream_st*)> accepts,
+                     source_location = source_location::current());
+  ~graph_memory_route();  // `accepts` is called no more
+  graph_memory_route(graph_memory_route const&) = delete;
+
+ private:
+  struct state;
+  std::unique_ptr<state> state_;
 };
 
 // In a capture, work enqueued on the stream, and on streams that wait for it, goes into the graph and does not run.

@@ -2,8 +2,10 @@
 // Threads: any.
 #pragma once
 #include <exception>
+#include <optional>
 #include <string>
 
+#include "interop/torch/pools_of_torch.h"
 #include "interop/torch/retained_streams.h"
 #include "weir/memory.h"
 
@@ -19,6 +21,7 @@ constexpr std::size_t rounded(std::size_t bytes) noexcept {
 }
 
 retained_streams& streams() noexcept;
+pools_of_torch& pools() noexcept;
 // Whether this process is a fork of one that used a device: its blocks are copies, which nothing gives back.
 bool is_forked() noexcept;
 // Where the Python program is, when a history records it; else the name of the door.
@@ -30,6 +33,8 @@ void name_library(std::string path_prefix);  // frames of files below it are not
 inline void* allocate_rounded(std::size_t bytes, int device, CUstream_st* handle) {
   constexpr source_location unknown;  // a line of Python
   stream_ref const home = streams().of(device, handle);
+  auto const entered = pools().any_open() ? pools().entered(device, handle, home) : nullptr;
+  std::optional<pool_guard> const inside = entered ? std::make_optional<pool_guard>(*entered) : std::nullopt;
   if (!recording.load(std::memory_order_relaxed)) [[likely]]
     return allocate(home, rounded(bytes), alignment, unknown);
   return allocate(home, rounded(bytes), alignment, line_of_program());

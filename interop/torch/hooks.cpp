@@ -3,7 +3,6 @@
 #include <pthread.h>
 
 #include <cstdio>
-#include <functional>
 #include <stdexcept>
 #include <utility>
 
@@ -18,11 +17,6 @@ constinit std::atomic<bool> forked{false};
 using observer = void (*)(int device, std::size_t requested, std::size_t allocated, std::size_t free);
 constinit std::atomic<observer> on_out_of_memory{nullptr};
 constexpr source_location of_torch;  // a line of Python, which errors do not know
-
-constexpr char const* no_pools =
-    "weir does not allocate into pools of graphs yet: torch.cuda.graph, make_graphed_callables, MemPool and "
-    "torch.compile(mode=\"reduce-overhead\") need one. Run without a graph, compile with mode=\"default\" or "
-    "\"max-autotune-no-cudagraphs\", or run this program on PyTorch's own allocator";
 
 std::string of_bytes(std::size_t n) {
   char text[64];
@@ -73,6 +67,10 @@ retained_streams& streams() noexcept {
   }();
   return all;
 }
+pools_of_torch& pools() noexcept {
+  static pools_of_torch& all = *new pools_of_torch;
+  return all;
+}
 bool is_forked() noexcept { return forked.load(std::memory_order_relaxed); }
 
 std::string text_of(std::exception_ptr thrown) {
@@ -88,7 +86,6 @@ std::string text_of(std::exception_ptr thrown) {
 }  // namespace weir::interop
 
 using namespace weir::interop;
-using pool_id = std::pair<unsigned long long, unsigned long long>;  // c10::MempoolId_t
 
 WEIR_HOOK void* weir_torch_alloc(std::size_t bytes, int device, CUstream_st* stream) {
   try {
@@ -164,8 +161,20 @@ WEIR_HOOK void weir_torch_init(int devices) {
 WEIR_HOOK void weir_torch_on_out_of_memory(observer tell) noexcept { on_out_of_memory.store(tell); }
 
 // By value, as PyTorch calls it.
-WEIR_HOOK void weir_torch_begin_pool(int, pool_id, std::function<bool(CUstream_st*)>) {  // NOLINT
-  throw std::runtime_error(no_pools);
+WEIR_HOOK void weir_torch_begin_pool(int device, pools_of_torch::id id, pools_of_torch::filter accepts) {  // NOLINT
+  try {
+    pools().begin(device, id, std::move(accepts));
+  } catch (...) {
+    throw std::runtime_error("weir: " + text_of(std::current_exception()));
+  }
 }
-WEIR_HOOK void weir_torch_end_pool(int, pool_id) noexcept {}
-WEIR_HOOK void weir_torch_release_pool(int, pool_id) noexcept {}
+WEIR_HOOK void weir_torch_end_pool(int device, pools_of_torch::id id) noexcept {
+  if (!is_forked()) pools().end(device, id);
+}
+WEIR_HOOK void weir_torch_release_pool(int device, pools_of_torch::id id) noexcept {
+  if (!is_forked()) pools().release(device, id);
+}
+// Of weir's torch.cuda.MemPool: one release more is needed.
+WEIR_HOOK void weir_torch_hold_pool(int device, unsigned long long first, unsigned long long second) {
+  pools().hold(device, {first, second});
+}

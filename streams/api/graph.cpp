@@ -177,6 +177,25 @@ size_t graph_memory::reserved(source_location at) const {
   return reserved_for(streams::current_runtime(at), *state_->hold);
 }
 
+struct WEIR_LOCAL graph_memory_route::state {
+  known_runtime of;
+  std::uint64_t number;
+};
+
+graph_memory_route::graph_memory_route(graph_memory const& memory, weir::device on,
+                                       std::function<bool(CUstream_st*)> accepts, source_location at) {
+  if (!accepts) throw invalid_use("graph_memory_route", "an empty function", "Pass a function", at);
+  runtime::impl& r = streams::current_runtime(at);
+  int const d = streams::resolve(on, r, "graph_memory_route", at);
+  auto const number = r.part<memory::graph_choices>().add(d, std::move(accepts), memory.state_->hold);
+  state_.reset(new state{known_runtime(r), number});
+}
+
+graph_memory_route::~graph_memory_route() {
+  runtime::impl* const r = process_is_ending() || process_was_forked() ? nullptr : state_->of.if_alive();
+  if (r) r->part<memory::graph_choices>().remove(state_->number);
+}
+
 struct WEIR_LOCAL graph::state {
   state(runtime::impl& r, int on, driver::capture_mode m, memory::graph_holder h)
       : of(r), device(on), mode(m), memory(std::move(h)) {}

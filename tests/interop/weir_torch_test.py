@@ -162,17 +162,24 @@ class Figures(Case):
             self.assertGreater(os.path.getsize(os.path.join(work, "snapshot.html")), 1000)
 
 
+class Pools(Case):
+    def test_a_capture_reaches_pytorch(self):
+        self.fails(begin + "torch.cuda.CUDAGraph().capture_begin()", "AssertionError: a capture has begun")
+
+    def test_a_pool_is_held_until_its_object_ends(self):
+        self.passes(begin + """
+pool = torch.cuda.MemPool()
+assert isinstance(pool, torch.cuda.memory.MemPool) and pool.id == (7, 0), pool.id
+assert torch._released == []
+del pool
+assert torch._released == [(0, (7, 0))], torch._released
+""")
+
+    def test_a_pool_of_another_allocator(self):
+        self.fails(begin + "torch.cuda.MemPool(object())", "weir is the allocator of every pool. Leave it out")
+
+
 class Refusals(Case):
-    def test_graph_at_its_entry(self):
-        self.fails(begin + "with torch.cuda.graph(torch.cuda.CUDAGraph()): pass",
-                   "weir: torch.cuda.graph: weir has no memory for captured graphs")
-
-    def test_capture_by_hand(self):
-        self.fails(begin + "torch.cuda.CUDAGraph().capture_begin()", "weir: torch.cuda.CUDAGraph.capture_begin")
-
-    def test_pools(self):
-        self.fails(begin + "torch.cuda.MemPool()", "weir: torch.cuda.MemPool: weir has no pools to enter")
-
     def test_ipc(self):
         self.fails(begin + "torch.UntypedStorage(100)._share_cuda_()", "CUDA IPC")
         self.fails(begin + "torch.UntypedStorage._new_shared_cuda(1, 2)", "CUDA IPC")

@@ -37,7 +37,7 @@ def load():
             ("get_fraction", ctypes.c_double, number), ("snapshot", number, text), ("page", number, text),
             ("record", number, size, number, text), ("stop_recording", number), ("on_out_of_memory", None, address),
             ("allocate", address, size, number, address), ("deallocate", number, address),
-            ("lend", number, address),
+            ("lend", number, address), ("hold_pool", None, number, ctypes.c_ulonglong, ctypes.c_ulonglong),
             ("held", ctypes.c_int64, number),
         ):
             function = getattr(lib, "weir_torch_" + name)

@@ -74,10 +74,11 @@ def install():
         raise Refused(f"{_too_late} ({error})") from None
     _allocator = allocator
 
-    from weir.torch import _figures, _refusals, _streams
+    from weir.torch import _figures, _pools, _refusals, _streams
 
     _figures.put_into(torch)
     _streams.put_into(torch)
+    _pools.put_into(torch)
     _refusals.put_into(torch)
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         if os.environ.get(name):

@@ -40,7 +40,7 @@ def snapshot(asked=None):
             found = pickle.load(file)
     finally:
         os.unlink(path)
-    if tuple(pool) != (0, 0):  # weir has no pools to enter
+    if tuple(pool) != (0, 0):  # weir's snapshot has no ids of PyTorch's pools
         found["segments"] = []
     if not traces:
         found["device_traces"] = [[] for _ in found["device_traces"]]

@@ -3,10 +3,6 @@ import warnings
 
 from weir.torch import Refused, RefusedWarning
 
-_graphs = ("weir has no memory for captured graphs yet. Run without the graph, compile with mode=\"default\" or "
-           "\"max-autotune-no-cudagraphs\", or run this program on PyTorch's own allocator")
-_pools = ("weir has no pools to enter yet. Allocate without one: weir gives unused memory of one stream to another by "
-          "itself")
 _ipc = ("PyTorch opens an allocation of cudaMalloc to another process, and weir maps its memory otherwise. Send "
         "x.cpu(), share host memory, or use weir's own sharing (weir/share.h)")
 _benchmark = ("weir: torch.backends.cudnn.benchmark stays off. cuDNN's search asks for the largest free block, which "
@@ -30,12 +26,6 @@ def _refuse_benchmark(set_it):
 
 
 def put_into(torch):
-    graphs = torch.cuda.graphs
-    # make_graphed_callables and reduce-overhead enter it, too
-    graphs.graph.__enter__ = _refuse("torch.cuda.graph", _graphs)
-    graphs.CUDAGraph.capture_begin = _refuse("torch.cuda.CUDAGraph.capture_begin", _graphs)
-    if hasattr(torch.cuda.memory, "MemPool"):
-        torch.cuda.memory.MemPool.__init__ = _refuse("torch.cuda.MemPool", _pools)
     torch.UntypedStorage._share_cuda_ = _refuse("a CUDA tensor for another process (CUDA IPC)", _ipc)
     torch.UntypedStorage._new_shared_cuda = staticmethod(_refuse("a CUDA tensor of another process (CUDA IPC)", _ipc))
 

@@ -32,4 +32,12 @@ class ExternalStream(Stream):
         return super().__new__(cls, stream_ptr=stream_ptr, **kwargs)
 
 
+def current_device():
+    return 0
+
+
+def graph_pool_handle():
+    return (7, 0)
+
+
 graph, CUDAGraph = graphs.graph, graphs.CUDAGraph

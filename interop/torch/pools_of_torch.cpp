@@ -1,0 +1,59 @@
+#include "interop/torch/pools_of_torch.h"
+
+#include <algorithm>
+#include <string>
+
+namespace weir::interop {
+namespace {
+constexpr source_location unknown;  // a line of Python
+}
+
+void pools_of_torch::hold(int device, id which) {
+  std::lock_guard const hold(lock_);
+  ++all_[{device, which}].holds;
+}
+
+void pools_of_torch::begin(int device, id which, filter accepts) {
+  std::lock_guard const hold(lock_);
+  one& its = all_[{device, which}];
+  routes_.reserve(routes_.size() + 1);
+  auto of_captures = std::make_unique<graph_memory_route>(its.graphs, weir::device(device), accepts, unknown);
+  routes_.push_back({{device, which}, std::move(accepts), std::move(of_captures)});
+  ++its.holds;
+  open_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void pools_of_torch::end(int device, id which) noexcept {
+  route gone;  // destroyed after the lock
+  std::lock_guard const hold(lock_);
+  auto const newest = std::find_if(routes_.rbegin(), routes_.rend(),
+                                   [&](route const& r) { return r.of == place{device, which}; });
+  if (newest == routes_.rend()) return;
+  gone = std::move(*newest);
+  routes_.erase(std::next(newest).base());
+  open_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void pools_of_torch::release(int device, id which) noexcept {
+  decltype(all_)::node_type gone;
+  std::lock_guard const hold(lock_);
+  auto const found = all_.find({device, which});
+  if (found != all_.end() && --found->second.holds <= 0) gone = all_.extract(found);
+}
+
+std::shared_ptr<pool const> pools_of_torch::entered(int device, CUstream_st* handle, stream_ref home) {
+  std::lock_guard const hold(lock_);
+  for (auto r = routes_.rbegin(); r != routes_.rend(); ++r) {
+    if (r->of.first != device || !r->accepts(handle)) continue;
+    if (home.is_capturing(unknown)) return nullptr;
+    auto& its = all_[r->of].others;
+    if (!its) {
+      std::string const name = "torch " + std::to_string(r->of.second.first) + "." + std::to_string(r->of.second.second);
+      its = std::make_shared<pool const>(name, pool_options{.on = weir::device(device)}, unknown);
+    }
+    return its;
+  }
+  return nullptr;
+}
+
+}  // namespace weir::interop

@@ -1,0 +1,50 @@
+// PyTorch's memory pools: of graphs that it captures, and of torch.cuda.MemPool.
+// A stream that is captured allocates from the graph memory of the pool whose filter accepts it, another from a
+// weir::pool of the same id. PyTorch lets several graphs share one pool, and promises that they never run at once.
+// Threads: any. The filters are called with the lock held, and none after its end().
+#pragma once
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "weir/graph.h"
+#include "weir/pool.h"
+
+namespace weir::interop {
+
+class pools_of_torch {
+ public:
+  using id = std::pair<unsigned long long, unsigned long long>;  // c10::MempoolId_t
+  using filter = std::function<bool(CUstream_st*)>;
+
+  void begin(int device, id, filter);        // holds the pool, as hold()
+  void end(int device, id) noexcept;         // the newest begin() of that pool
+  void hold(int device, id);                 // Throws: bad_alloc, as pool
+  void release(int device, id) noexcept;     // the last one for each hold() gives the pool up
+  bool any_open() const noexcept { return open_.load(std::memory_order_relaxed) != 0; }
+  // Of an allocation on this stream: the pool that its thread has entered. Null: none, or the stream is captured
+  std::shared_ptr<pool const> entered(int device, CUstream_st*, stream_ref);
+
+ private:
+  using place = std::pair<int, id>;
+  struct one {
+    int holds = 0;
+    graph_memory graphs;
+    std::shared_ptr<pool const> others;  // made at its first allocation
+  };
+  struct route {
+    place of;
+    filter accepts;
+    std::unique_ptr<graph_memory_route> of_captures;
+  };
+  std::mutex lock_;
+  std::map<place, one> all_;
+  std::vector<route> routes_;  // the newest last
+  std::atomic<int> open_{0};
+};
+
+}  // namespace weir::interop

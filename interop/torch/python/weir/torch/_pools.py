@@ -1,0 +1,56 @@
+"""torch.cuda.MemPool on weir, and graphs as torch.compile captures them."""
+from weir import _library
+from weir.torch import Refused
+
+
+class MemPool:
+    """torch.cuda.MemPool: a pool of weir's, entered with torch.cuda.use_mem_pool()."""
+
+    def __init__(self, allocator=None, use_on_oom=False, no_split=False, **_):
+        import torch
+
+        if allocator is not None:
+            raise Refused("weir: torch.cuda.MemPool(allocator): weir is the allocator of every pool. Leave it out")
+        self._device = torch.cuda.current_device()
+        self._id = torch.cuda.graph_pool_handle()
+        self._release = torch._C._cuda_releasePool  # which the end of the interpreter takes away
+        _library.load().weir_torch_hold_pool(self._device, *self._id)
+
+    @property
+    def id(self):
+        return self._id
+
+    @property
+    def device(self):
+        return self._device
+
+    @property
+    def allocator(self):
+        return None
+
+    def __del__(self):
+        if hasattr(self, "_id"):
+            self._release(self._device, self._id)
+
+
+def _without_trees(torch):
+    """torch.compile's graph trees save and restore the allocator's state, which PyTorch asks of its own alone."""
+    compile_it = torch.compile
+
+    def compile_without_trees(*arguments, **options):
+        try:
+            import torch._inductor.config as config
+
+            config.triton.cudagraph_trees = False
+        except (ImportError, AttributeError):  # a PyTorch without inductor
+            pass
+        return compile_it(*arguments, **options)
+
+    torch.compile = compile_without_trees
+
+
+def put_into(torch):
+    if hasattr(torch.cuda.memory, "MemPool"):
+        torch.cuda.MemPool = torch.cuda.memory.MemPool = MemPool
+    if hasattr(torch, "compile"):
+        _without_trees(torch)
