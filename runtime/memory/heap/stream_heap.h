@@ -127,8 +127,9 @@ class stream_heap {
   void list() noexcept {                           // likewise
     if (heap_index::rows const now = to_be_listed(); now != listed) index.list(number, std::exchange(listed, now), now);
   }
-  // Every free on a borrowed stream is counted, so its heap has no caches. What an ended pool leaves serves others
-  // only as whole pages, a sleeping pool's memory serves no request, and a captured stream is asked at each allocation.
+  // Every free on a borrowed stream is counted, so its heap has no caches. What an ended pool leaves serves
+  // others only as whole pages. A sleeping pool's memory serves no request. A captured stream is asked at each
+  // allocation.
   bool cacheable() const noexcept {
     auto const is = pool.get()->is;
     return home.load(base::memory_order_acquire)->alive() != clock::life::borrowed && is != memory_pool::kind::left &&
