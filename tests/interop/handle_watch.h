@@ -54,6 +54,9 @@ class handle_watch final : public driver_front<handle_watch> {
   result<bool> capturing(int d, stream_handle s) override {
     return ask(d, s, "capturing"), inner_->capturing(d, s);
   }
+  result<std::uint64_t> capture_of(int d, stream_handle s) override {
+    return ask(d, s, "capture_of"), inner_->capture_of(d, s);
+  }
   status record(int d, stream_handle s, event_handle e) override {
     ask(d, s, "record");
     {
