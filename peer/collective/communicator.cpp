@@ -148,7 +148,7 @@ void thread_group::withdraw(int rank, collective_request const& r, source_locati
 stamp group::issue(int rank, clock::stream_clock& on, collective_request const& r, source_location at) {
   auto const refuse_if_broken = [&] {
     if (std::string why = backend_->broken(rank); !why.empty()) {
-      abort(rank, why);
+      end_broken(rank, why, std::string(name_of(r.what)), at);
       throw driver_error(0, std::string(name_of(r.what)), base::text("rank ", rank, " of ", size(), ": ", why),
                          make_anew, at);
     }
@@ -167,7 +167,7 @@ stamp group::issue(int rank, clock::stream_clock& on, collective_request const& 
     if (std::string const why = backend_->broken(rank); why.empty()) {
       withdraw(rank, r, at);
     } else {
-      abort(rank, why);
+      end_broken(rank, why, std::string(name_of(r.what)), at);
     }
     throw;
   }

@@ -109,6 +109,10 @@ class group {
   virtual void refuse_if_over(int rank, std::string const& operation, source_location) const = 0;
   // Returns: the turn of the rank's next collective. Throws: invalid_use if another rank calls another one
   virtual std::uint64_t agree(int rank, collective_request const&, source_location) = 0;
+  // The carrier says why no rank can continue. Ends all ranks. Throws: driver_error, if another rank is the cause
+  virtual void end_broken(int rank, std::string const& why, std::string const& /*operation*/, source_location) {
+    abort(rank, why);
+  }
   // the rank's last agreement, whose issue failed
   virtual void withdraw(int rank, collective_request const&, source_location) noexcept = 0;
 

@@ -101,6 +101,16 @@ class process_group final : public group {
                         "Keep all ranks' communicators until the last collective call", at);
   }
 
+  // NCCL may notice a process that ends before the watch does. Then the verdict is under way.
+  void end_broken(int, std::string const& why, std::string const& operation, source_location at) override {
+    constexpr std::int64_t patience_ns = 2'000'000'000, pause_ns = 1'000'000;
+    std::int64_t const until = base::now_ns() + patience_ns;
+    while (!runtime_.machine().simulated() && !watch().failed() && base::now_ns() < until) base::sleep_ns(pause_ns);
+    bool const is_others = watch().failed();
+    abort(rank_, why);
+    if (is_others) refuse_if_over(rank_, operation, at);
+  }
+
   std::uint64_t agree(int, collective_request const& r, source_location at) override {
     std::uint64_t const turn = next_.fetch_add(1);
     watch().counts(turn + 1);
