@@ -50,6 +50,7 @@ macro(weir_options target)
 endmacro()
 
 weir_program(hello examples/hello.cu)
+weir_program(turns examples/turns.cu)
 weir_tested_program(trainer main.cpp progress.cpp)
 weir_options(trainer)
 weir_tested_program(pipeline main.cpp)

@@ -4,73 +4,17 @@
 
 #include "runtime/memory/device/device_memory.h"
 #include "runtime/memory/heap/thread_cache.h"
-#include "runtime/memory/supply/pool_sleep.h"
-#include "streams/copy/copy_engine.h"
-#include "streams/pinned/pinned_memory.h"
+#include "streams/api/host_store.h"
 #include "streams/stream/context.h"
-#include "streams/stream/stream_pool.h"
 
 namespace weir {
-namespace {
-
-// The bytes of a sleeping pool in one pinned block, copied on a stream of its own.
-class host_store final : public memory::page_store {
- public:
-  host_store(runtime::impl& r, int device, source_location at)
-      : pinned_(r.part<streams::pinned_memory>()),
-        streams_(r.part<streams::stream_pool>()),
-        clocks_(r.part<clock::clocks>()),
-        line_(streams_.lease(device, priority::normal, at)),
-        at_(at) {}
-  ~host_store() override {
-    (void)line_.synchronize();
-    if (block_) pinned_.record_use(block_, line_), pinned_.deallocate(block_, at_);
-    streams_.give_back(line_);
-  }
-  driver::status reserve(std::size_t bytes) override try {
-    block_ = static_cast<std::byte*>(pinned_.allocate_near(line_.device(), bytes, at_));
-    return {};
-  } catch (...) {
-    refusal = std::current_exception();
-    return {driver::code::out_of_memory};
-  }
-  driver::status save(memory::address from, std::size_t bytes, std::size_t offset) override {
-    return streams::try_copy(line_, block_ + offset, reinterpret_cast<void const*>(from), bytes, at_);
-  }
-  driver::status restore(memory::address to, std::size_t bytes, std::size_t offset) override {
-    return streams::try_copy(line_, reinterpret_cast<void*>(to), block_ + offset, bytes, at_);
-  }
-  driver::status mark(std::size_t number) override {
-    marks_.resize(number + 1);
-    marks_[number] = line_.now();
-    return line_.fence().is;
-  }
-  driver::status wait(std::size_t number) override {
-    return clocks_.complete(marks_[number]) ? driver::status{} : clocks_.synchronize(marks_[number]);
-  }
-  driver::status wait_all() override { return line_.synchronize(); }
-
-  std::exception_ptr refusal;  // of the host
-
- private:
-  streams::pinned_memory& pinned_;
-  streams::stream_pool& streams_;
-  clock::clocks& clocks_;
-  clock::stream_clock& line_;
-  source_location const at_;
-  std::byte* block_ = nullptr;
-  std::vector<clock::stamp> marks_;
-};
-
-}  // namespace
-
 struct WEIR_LOCAL pool::state {
   std::string name;
   weir::device on;
   known_runtime of;
   memory::allocator* memory;
   memory::memory_pool* here;
-  std::unique_ptr<host_store> asleep_in{};  // null: it is awake, or was dropped
+  std::unique_ptr<streams::host_store> asleep_in{};  // null: it is awake, or was dropped
   bool usable() const noexcept { return !process_was_forked() && of.if_alive(); }
 };
 
@@ -138,7 +82,7 @@ pool_guard::~pool_guard() {
 size_t pool::sleep(sleep_to where, source_location at) {
   state& s = usable("pool::sleep", at);
   if (s.here->is_asleep()) return 0;
-  auto store = where == sleep_to::host ? std::make_unique<host_store>(*s.of.if_alive(), s.on.index(), at) : nullptr;
+  auto store = where == sleep_to::host ? std::make_unique<streams::host_store>(*s.of.if_alive(), s.on.index(), at) : nullptr;
   size_t given = 0;
   driver::status const is = s.memory->sleep(*s.here, store.get(), given);
   if (!is.ok() && store && store->refusal) std::rethrow_exception(store->refusal);

@@ -3,6 +3,7 @@
 #pragma once
 #include <random>
 
+#include "streams/api/host_store.h"
 #include "tests/model/memory_program.h"
 
 namespace weir::tests {
@@ -22,7 +23,7 @@ class pools_program {
     return wrong;
   }
   memory_program const& program() const noexcept { return program_; }
-  std::uint64_t made = 0;
+  std::uint64_t made = 0, slept = 0;
 
  private:
   struct known {
@@ -38,12 +39,13 @@ class pools_program {
       auto const now = k.pool->now();
       if (now.limit && now.charged > k.most) past_limit_ = "a pool holds more than its limit";
     }
-    switch (below(10)) {
+    switch (below(11)) {
       case 0: return make();
       case 1: return end();
       case 2: return limit();
       case 3: case 4: case 5: return enter();
       case 6: case 7: return leave();
+      case 8: return sleep();
       default: return;
     }
   }
@@ -75,6 +77,47 @@ class pools_program {
     std::size_t const i = below(entered_.size());
     memory::thread_caches::leave(entered_[i]);
     entered_.erase(entered_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+
+  void drop() {  // a block, whichever pool it is in
+    auto& all = program_.blocks_;
+    if (all.empty()) return;
+    std::swap(all[below(all.size())], all.back());
+    program_.say("free ", static_cast<void const*>(all.back().at), " of ", all.back().home);
+    program_.on(program_.device_of(all.back().home)).deallocate(all.back().at, nullptr, source_location::current());
+    all.pop_back();
+  }
+  // The program uses no block of the pool before it wakes, but may free some.
+  void sleep() {
+    if (pools_.empty() || program_.collectives_ || !program_.maps_) return;
+    known const k = pools_[below(pools_.size())];
+    memory::allocator& a = program_.on(k.device);
+    auto const refused = [&](char const* what, driver::status s) {
+      if (!program_.unkind_) program_.must(s, what);
+    };
+    try {
+      streams::host_store store(program_.bench_->core, k.device, source_location::current());
+      std::size_t given = 0;
+      if (auto const s = a.sleep(*k.pool, &store, given); !s.ok()) return refused("sleep", s);
+      ++slept;
+      program_.say("pool ", k.pool->number, " sleeps");
+      for (std::size_t i = below(4); i; --i) drop();
+      if (below(2)) (void)a.empty_cache();
+      program_.validate("while a pool sleeps");
+      while (k.pool->is_asleep()) {
+        try {
+          auto const s = a.wake(*k.pool, &store, source_location::current());
+          program_.say("pool ", k.pool->number, s.ok() ? " wakes" : " stays asleep");
+          if (!s.ok()) refused("wake", s), program_.bench_->control->clear_failures();
+        } catch (out_of_memory const&) {
+          if (program_.blocks_.empty()) return program_.fail(check::answers, "nothing is left, and a pool cannot wake");
+          drop();
+        }
+        if (!program_.wrong_.ok()) return;
+      }
+    } catch (error const& e) {
+      if (!program_.unkind_) program_.fail(check::answers, "sleep: " + std::string(e.operands()));
+    }
   }
 
   std::mt19937_64 random_;

@@ -190,12 +190,14 @@ clock::stream_clock* free_path::take_back(void* p, clock::stream_clock* last_use
   return nullptr;
 }
 
-// For a checker: the streams whose work comes before the block's next use. Requires: the heap's lock.
+// For a checker: the streams whose work comes before the block's next use; of a sleeping block no work does.
+// Requires: the heap's lock.
 void free_path::announce_free(block_ref const& b, clock::stream_clock& home, clock::stream_clock* last_use,
                            source_location at) const {
   std::vector<driver::allocation_observer::user> users, ended;
+  bool const asleep = (b.in_slab ? b.in_slab->owner : b.block->in->owner.load())->asleep.get();
   auto const add = [&](clock::stream_clock const* t) {
-    if (t) (t->alive() == clock::life::retired ? ended : users).push_back({t->device(), t->handle()});
+    if (t && !asleep) (t->alive() == clock::life::retired ? ended : users).push_back({t->device(), t->handle()});
   };
   slab::note const* const n = b.in_slab ? b.in_slab->note_of(b.index) : nullptr;
   add(b.in_slab ? (n && n->home ? n->home : &home) : b.block->home);

@@ -56,8 +56,10 @@ driver::status pool_sleep::finish(std::vector<stream_heap*> const& heaps) {
   return {};
 }
 
-// Ranges of live bytes, those of neighbours as one, and each in one handle.
+// Ranges of live bytes, those of neighbours as one, and each in one handle. To a checker the rounding between two
+// blocks is nobody's, so that a copy would race there.
 void pool_sleep::plan(stream_heap& m, sleeper& out) const {
+  bool const exact = of_.runtime.observer() != nullptr;
   std::map<address, std::size_t> parts;  // by handle
   for (auto const& [at, h] : m.handles) {
     parts[at] = out.parts.size();
@@ -76,13 +78,14 @@ void pool_sleep::plan(stream_heap& m, sleeper& out) const {
   };
   for (region* r : m.blocks.regions()) {
     for (heap_block const* p = &m.blocks.first_block(*r); p; p = p->after) {
-      if (p->is == state::live) add(p->at, p->bytes);
+      if (p->is == state::live) add(p->at, exact ? p->requested : p->bytes);
       if (p->is != state::slab) continue;
       slab const& s = *p->in_slab;
       for (std::uint32_t i = s.index(p->at); i < s.slots && s.start(i) < p->end(); ++i) {
         if (s.has_gone(i) || s.at(i) != slot::live) continue;
-        address const from = std::max(p->at, s.start(i)), to = std::min(p->end(), s.start(i) + s.size);
-        add(from, to - from);
+        address const from = std::max(p->at, s.start(i));
+        address const to = std::min(p->end(), s.start(i) + (exact ? s.requested(i) : s.size));
+        if (from < to) add(from, to - from);
       }
     }
   }
