@@ -21,7 +21,7 @@ extern "C" {
 struct CUstream_st; /* the CUDA toolkit's tag */
 typedef struct CUstream_st* weir_stream;
 
-#define WEIR_C_VERSION 1          /* of this header; grows with each addition */
+#define WEIR_C_VERSION 2          /* of this header; grows with each addition */
 #define WEIR_CURRENT_DEVICE (-1)
 
 /* Of the library: it has all that headers up to this number declare. */
@@ -105,6 +105,21 @@ WEIR_API weir_status weir_empty_pinned_cache(size_t* bytes);
 WEIR_API weir_status weir_enable_peer_access(int owner, int const* readers, size_t count);
 /* The same for the one block that holds the address. */
 WEIR_API weir_status weir_enable_peer_access_to_block(void const* block, int reader);
+
+/* Pools ------------------------------------------------------------------------------------------------------ */
+
+typedef struct weir_pool weir_pool; /* a part of a device's memory with a name and a limit: weir/pool.h */
+/* limit: bytes held from the driver; 0: none */
+WEIR_API weir_status weir_pool_create(weir_pool** out, char const* name, int device, size_t limit);
+/* Live blocks stay valid. Null does nothing. */
+WEIR_API weir_status weir_pool_destroy(weir_pool*);
+/* weir_allocate from the pool, on its device. Free the block with weir_free. */
+WEIR_API weir_status weir_pool_allocate(weir_pool*, void** block, size_t bytes, size_t alignment, weir_stream stream);
+/* Writes what lives in the pool to page-locked memory, or with `drop` forgets it, and gives its pages to the device.
+   Until weir_pool_wake the blocks can only be freed. `bytes`, which the device has back, may be null.
+   Blocks: until all work on the pool is complete, and written. */
+WEIR_API weir_status weir_pool_sleep(weir_pool*, int drop, size_t* bytes);
+WEIR_API weir_status weir_pool_wake(weir_pool*); /* the same addresses. Refused: it stays asleep, and whole */
 
 /* Streams ---------------------------------------------------------------------------------------------------- */
 

@@ -16,6 +16,7 @@
 #include "weir/copy.h"
 #include "weir/observe.h"
 #include "weir/peer.h"
+#include "weir/pool.h"
 
 namespace {
 
@@ -115,6 +116,11 @@ weir::stream_ref stream_of(int device, weir_stream s) { return weir::borrow_stre
 
 void give_bytes(std::size_t* out, std::size_t bytes) {
   if (out) *out = bytes;
+}
+
+weir::pool& pool_of(weir_pool* p, char const* operation) {
+  require_out(p, operation);
+  return *reinterpret_cast<weir::pool*>(p);
 }
 
 }  // namespace
@@ -245,6 +251,33 @@ weir_status weir_empty_cache(int device, size_t* bytes) {
 }
 weir_status weir_empty_pinned_cache(size_t* bytes) {
   return answer([&] { give_bytes(bytes, weir::empty_pinned_cache(from_c)); });
+}
+
+weir_status weir_pool_create(weir_pool** out, char const* name, int device, size_t limit) {
+  return answer([&] {
+    require_out(out, "weir_pool_create");
+    require_out(name, "weir_pool_create");
+    *out = reinterpret_cast<weir_pool*>(new weir::pool(name, {.on = device_of(device), .limit = limit}, from_c));
+  });
+}
+weir_status weir_pool_destroy(weir_pool* p) {
+  return answer([&] { delete reinterpret_cast<weir::pool*>(p); });
+}
+weir_status weir_pool_allocate(weir_pool* p, void** block, size_t bytes, size_t alignment, weir_stream stream) {
+  return answer([&] {
+    require_out(block, "weir_pool_allocate");
+    weir::pool const& from = pool_of(p, "weir_pool_allocate");
+    *block = from.allocate(stream_of(from.device().index(), stream), bytes, alignment, from_c);
+  });
+}
+weir_status weir_pool_sleep(weir_pool* p, int drop, size_t* bytes) {
+  return answer([&] {
+    auto const to = drop ? weir::sleep_to::nowhere : weir::sleep_to::host;
+    give_bytes(bytes, pool_of(p, "weir_pool_sleep").sleep(to, from_c));
+  });
+}
+weir_status weir_pool_wake(weir_pool* p) {
+  return answer([&] { pool_of(p, "weir_pool_wake").wake(from_c); });
 }
 
 weir_status weir_enable_peer_access(int owner, int const* readers, size_t count) {

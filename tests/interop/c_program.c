@@ -120,6 +120,30 @@ int c_limits_are_set_and_met(void) {
   return 0;
 }
 
+int c_pools_sleep_and_wake(void) {
+  weir_pool* pool = 0;
+  void *p = 0, *no = 0;
+  unsigned char const out[4] = {1, 2, 3, 4};
+  unsigned char back[4] = {0, 0, 0, 0};
+  size_t given = 0;
+  REFUSED(weir_pool_create(&pool, "", 0, 0), WEIR_INVALID_USE, "name");
+  REFUSED(weir_pool_wake(0), WEIR_INVALID_USE, "weir_pool_wake");
+  OK(weir_pool_create(&pool, "of C", 0, (size_t)4 << 20));
+  OK(weir_pool_allocate(pool, &p, 4, 0, legacy));
+  REFUSED(weir_pool_allocate(pool, &no, (size_t)5 << 20, 0, legacy), WEIR_OUT_OF_MEMORY, "of C");
+  OK(weir_copy(p, out, 4, 0, legacy));
+  OK(weir_pool_sleep(pool, 0, &given));
+  CHECK(given > 0);
+  REFUSED(weir_copy(back, p, 4, 0, legacy), WEIR_INVALID_USE, "asleep");
+  OK(weir_pool_wake(pool));
+  OK(weir_copy(back, p, 4, 0, legacy));
+  CHECK(memcmp(out, back, 4) == 0);
+  OK(weir_pool_destroy(pool));
+  OK(weir_free(p));
+  OK(weir_pool_destroy(0));
+  return 0;
+}
+
 int c_pinned_memory_carries_bytes(void) {
   unsigned char *out = 0, *back = 0;
   void *on_device = 0, *p = 0;

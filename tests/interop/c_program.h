@@ -9,6 +9,7 @@ extern "C" {
 int c_blocks_are_allocated_and_freed(void);
 int c_statistics_count_every_block(void);
 int c_limits_are_set_and_met(void);
+int c_pools_sleep_and_wake(void);
 int c_pinned_memory_carries_bytes(void);
 int c_bad_input_is_refused_and_loses_nothing(void);
 int c_history_and_snapshot_are_written(char const* path);
