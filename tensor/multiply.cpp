@@ -52,6 +52,8 @@ struct cublas_functions {
 };
 constexpr int not_turned = 0, turned = 1;  // CUBLAS_OP_N, CUBLAS_OP_T
 constexpr int compute_float32 = 68;         // CUBLAS_COMPUTE_32F
+constexpr int compute_tf32 = 77;            // CUBLAS_COMPUTE_32F_FAST_TF32
+constinit base::atomic<bool> tf32{false};
 // CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: otherwise partial sums may be rounded to 16 bits.
 constexpr int sums_in_full = 16;
 constexpr int any_algorithm = -1;           // CUBLAS_GEMM_DEFAULT
@@ -99,10 +101,11 @@ class cublas {  // a part of the runtime: one handle a GPU, created at first use
     float const one = 1;
     // cuBLAS matrices are column-major: computes the transpose of c, op(b)' x op(a)'.
     int const in = code_of(p.in);
+    bool const by_tf32 = p.in == float32 && p.out == float32 && tf32.load(base::memory_order_relaxed);
     require(functions_.gemm(its.made, p.b_transposed ? turned : not_turned, p.a_transposed ? turned : not_turned,
                             static_cast<int>(p.n), static_cast<int>(p.m), static_cast<int>(p.k), &one, p.b, in,
                             static_cast<int>(p.ldb), p.a, in, static_cast<int>(p.lda), &p.beta, p.c, code_of(p.out),
-                            static_cast<int>(p.ldc), compute_float32, any_algorithm),
+                            static_cast<int>(p.ldc), by_tf32 ? compute_tf32 : compute_float32, any_algorithm),
             "cublasGemmEx");
   }
 
@@ -215,3 +218,8 @@ void multiply(place const& where, product const& p, void* workspace, size_t work
 }
 
 }  // namespace weir::ops
+
+namespace weir {
+void allow_tf32(bool yes) noexcept { ops::tf32.store(yes, base::memory_order_relaxed); }
+bool tf32_is_allowed() noexcept { return ops::tf32.load(base::memory_order_relaxed); }
+}  // namespace weir

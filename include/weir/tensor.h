@@ -339,7 +339,12 @@ tensor sin(tensor const&, source_location = source_location::current());
 tensor sum(tensor const&, source_location = source_location::current());
 tensor mean(tensor const&, source_location = source_location::current());
 
-// Products of two dimensions: float32 in full precision; float16 by float16 and bfloat16 by bfloat16, summed
+// Whether products of float32 tensors on GPUs may read their factors as TF32, with 10 bits of fraction. They are
+// then several times as fast. Of the process; no by default. Simulated devices multiply in float32 always.
+void allow_tf32(bool) noexcept;
+bool tf32_is_allowed() noexcept;
+
+// Products of two dimensions: float32 in full precision, unless TF32 is allowed; float16 by float16 and bfloat16 by bfloat16, summed
 // in float32. `transposed` names the operands read transposed. A t() view is read without a copy, too.
 enum class transposed : std::uint8_t { none, left, right, both };
 tensor matmul(tensor const&, tensor const&, transposed = transposed::none,

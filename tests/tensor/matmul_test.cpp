@@ -165,6 +165,20 @@ TEST_F(tensor_matmul, halves_are_summed_in_float32_and_rounded_once) {
   EXPECT_EQ(sum(other.to(float32)).item<float>(), 4);
 }
 
+// TF32 has 10 bits of fraction: 1 + 2^-20 is read as 1 then. Simulated devices multiply in float32.
+TEST_F(tensor_matmul, tf32_is_used_on_gpus_when_allowed) {
+  ASSERT_FALSE(tf32_is_allowed());
+  tensor const a = zeros({64, 64}), b = ones({64, 64});
+  a.slice(1, 0, 1).fill_(1 + 0x1p-20);  // one term in each sum, so that no sum rounds
+  auto const first = [&] { return matmul(a, b).cpu().host<float>()[0]; };
+  EXPECT_EQ(first(), 1 + 0x1p-20f);
+  allow_tf32(true);
+  EXPECT_TRUE(tf32_is_allowed());
+  EXPECT_EQ(first(), runtime::current().is_simulated() ? 1 + 0x1p-20f : 1.f);
+  allow_tf32(false);
+  EXPECT_EQ(first(), 1 + 0x1p-20f);
+}
+
 TEST_F(tensor_matmul, empty_products_are_zero_or_what_beta_leaves) {
   tensor out = full({2, 3}, 4);
   matmul_out(out, empty({2, 0}), empty({0, 3}), transposed::none, 0.5);
