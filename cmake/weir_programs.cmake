@@ -69,7 +69,7 @@ if(TARGET weir_shared)
   target_link_libraries(c_rows PRIVATE weir::shared)
 endif()
 
-weir_program(weir_tool tools/weir/*.cpp)
+weir_program(weir_tool tools/weir/*.cpp tools/weir/*.cu)
 if(TARGET weir_tool)
   weir_options(weir_tool)
   set_target_properties(weir_tool PROPERTIES OUTPUT_NAME weir)

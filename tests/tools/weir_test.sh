@@ -45,7 +45,7 @@ expect 0 'weir 0.1.0'
 WEIR_CONF=colour:red run doctor
 expect 2 'weir: WEIR_CONF: there is no option "colour"'
 [[ $out != *.cpp* ]] || { echo "FAILED: a line of weir's own: $out"; failed=1; }
-for words in info doctor replay snapshot 'bench alloc' 'bench copy' 'bench pipeline' 'bench share'; do
+for words in info doctor replay snapshot 'bench alloc' 'bench copy' 'bench pipeline' 'bench share' 'bench train'; do
   run $words --help
   expect 0 "usage: weir $words"
   expect 0 'exit status: 0'
@@ -296,6 +296,16 @@ run bench copy --devices sim:1 --bytes 1
 expect 2 '"1" is not a multiple of 4 KiB. Write whole pages'
 run bench copy --devices sim:1 --rounds 0
 expect 2 'at least one'
+
+# Training: a line for one device, and one for all.
+small=(--steps 3 --warm 1 --width 32 --layers 2 --rows 16)
+run bench train --json "${small[@]}" --devices sim:2:1
+expect 0 '"ranks": 2, "mlp": [32, 2, 16], "ms_a_step":'
+expect 0 '"efficiency":'
+run bench train "${small[@]}" --devices sim:1:1
+expect 0 '2 x 32, 16 rows, 1 rank:'
+run bench train --steps 0 --devices sim:1:1
+expect 2 'Use 1 or more'
 
 # A pipeline: correct results, every key.
 run bench pipeline --json --rounds 1 --batches 12 --batch 64KiB --equal --devices sim:1:1

@@ -25,4 +25,7 @@ int bench_pipeline(std::vector<std::string> const& arguments);
 // Returns: 1 if the second process failed. Throws: as info
 int bench_share(std::vector<std::string> const& arguments);
 
+// Measures steps of a data-parallel model: `bench train`. Throws: as info
+int bench_train(std::vector<std::string> const& arguments);
+
 }  // namespace weir::tool

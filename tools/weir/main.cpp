@@ -42,6 +42,7 @@ char const* const bench_usage =
     "  copy      copies through weir and by the driver's own call   (weir bench copy --help)\n"
     "  pipeline  copy in, work, copy out on three streams   (weir bench pipeline --help)\n"
     "  share     memory that a second process reads   (weir bench share --help)\n"
+    "  train     steps of a data-parallel model   (weir bench train --help)\n"
     "\n"
     "exit status: 0 ok, 1 error, 2 usage\n";
 
@@ -56,8 +57,9 @@ int bench(std::vector<std::string> const& rest) {
   if (what == "copy") return weir::tool::bench_copy(arguments);
   if (what == "pipeline") return weir::tool::bench_pipeline(arguments);
   if (what == "share") return weir::tool::bench_share(arguments);
+  if (what == "train") return weir::tool::bench_train(arguments);
   if (what.empty()) std::fprintf(stderr, "weir bench: missing benchmark\n%s", bench_usage);
-  else std::fprintf(stderr, "weir bench: no benchmark '%s'; there are: alloc, copy, pipeline, share\n", what.c_str());
+  else std::fprintf(stderr, "weir bench: no benchmark '%s'; there are: alloc, copy, pipeline, share, train\n", what.c_str());
   return weir::tool::wrong_usage;
 }
 
