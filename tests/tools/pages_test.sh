@@ -67,9 +67,14 @@ if [ -x "$2/bin/weir" ]; then
   diff "$page" "$work/command-line" || fail "docs/reference/command-line.md is not what --help prints (WEIR_WRITE_DOCS=1 writes it anew)"
 fi
 
+# Every CMake option has a row in docs/how-to/install.md, and no row is of another one.
+(cd "$root" && cat CMakeLists.txt cmake/*.cmake) | sed -nE 's/^ *option\((WEIR_[A-Z_]+) .*/\1/p; s/^ *set\((WEIR_[A-Z_]+) .* CACHE STRING .*/\1/p' | sort > "$work/options"
+sed -n '/^## CMake options/,/^## A container/s/^| \(`WEIR_[^|]*\) |.*/\1/p' "$root/docs/how-to/install.md" | grep -o 'WEIR_[A-Z_]*' | sort > "$work/rows"
+[ -s "$work/options" ] && diff "$work/options" "$work/rows" || fail "the options of CMake (<) are not the rows of docs/how-to/install.md (>)"
+
 # Each message is in the sources: the texts of the first columns of docs/reference/messages.md.
 (cd "$root" && find include runtime streams peer tensor simulator tools cmake CMakeLists.txt -type f ! -name '*.md' -exec cat {} +) > "$work/sources"
-sed -n 's/^| `\([^`]*\)` |.*/\1/p' "$root/docs/reference/messages.md" > "$work/messages"
+sed -n 's/^|\( [0-9 –]* |\)\{0,1\} `\([^`]*\)` |.*/\2/p' "$root/docs/reference/messages.md" > "$work/messages"
 [ "$(wc -l < "$work/messages")" -ge 40 ] || fail "only $(wc -l < "$work/messages") messages were looked for"
 # A long text is cut into two literals there.
 tr -d '\n' < "$work/sources" | sed -E 's/" +"//g' > "$work/joined"
