@@ -12,7 +12,7 @@ driver::opened open_simulated(simulated const& like, std::vector<int> visible, s
   constexpr size_t most = size_t{1} << 46;  // a device reserves address space for all its memory
   if (like.memory > most) {
     throw invalid_use("runtime", "simulated{.memory = " + std::to_string(like.memory) + "}",
-                      "Ask for at most " + bytes_text(most) + " a device", source_location::current());
+                      "Ask for at most " + bytes_text(most) + " a device", source_location::current(), error_id{377});
   }
   auto made = driver::sim::make(like, std::move(visible));
   int const n = made.machine->device_count();
@@ -28,7 +28,7 @@ driver::opened open_machine(machine_choice const& asked, source_location at) {
   if (found.machine) return {std::move(found.machine), std::move(found.why)};
   if (asked.which == machine_choice::kind::cuda) {
     throw not_supported("runtime", "WEIR_DEVICES=cuda without a usable GPU: " + found.why,
-                        "Use WEIR_DEVICES=auto or sim:4 to run on simulated devices", at);
+                        "Use WEIR_DEVICES=auto or sim:4 to run on simulated devices", at, error_id{378});
   }
   return open_simulated(asked.sim, asked.visible, " (no GPU: " + found.why + ")");
 }

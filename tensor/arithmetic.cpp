@@ -40,7 +40,7 @@ tensor summed(tensor const& t, bool averaged, std::string_view operation, source
   tensors::require_defined(t, operation, "tensor", at);
   if (t.dtype() != float32 && t.dtype() != float64) {
     throw not_supported(std::string(operation), tensors::describe(t),
-                        "Convert with to(dtype): sums support float32 and float64", at);
+                        "Convert with to(dtype): sums support float32 and float64", at, error_id{324});
   }
   tensor const whole = t.contiguous(at), out = tensors::empty_at(t, {}, t.dtype(), at);
   tensor const workspace = tensors::empty_at(t, {ops::sum_workspace(t.numel())}, float64, at);

@@ -19,7 +19,7 @@ std::string describe(tensor const& t) {
 void require_defined(tensor const& t, std::string_view operation, char const* name, source_location at) {
   if (!t.defined())
     throw invalid_use(std::string(operation), std::string(name) + " is undefined",
-                      "Create it with a factory first, for example weir::empty", at);
+                      "Create it with a factory first, for example weir::empty", at, error_id{325});
   storage::state const& block = tensor_access::block_of(t);
   if (block.kind == memory_kind::device && !block.owner.if_alive()) [[unlikely]]
     (void)block.owner.get(operation, std::string(name) + " " + describe(t), at);
@@ -30,7 +30,7 @@ void require_same_shape(tensor const& a, tensor const& b, std::string_view opera
   if (a.shape() == b.shape()) return;
   throw invalid_use(std::string(operation),
                     std::string(first) + " " + a.shape().str() + ", " + second + " " + b.shape().str(),
-                    "Use equal shapes: weir does not broadcast", at);
+                    "Use equal shapes: weir does not broadcast", at, error_id{326});
 }
 
 void require_same_device(tensor const& a, tensor const& b, std::string_view operation, char const* first,
@@ -38,13 +38,13 @@ void require_same_device(tensor const& a, tensor const& b, std::string_view oper
   if (a.device() == b.device()) return;
   throw invalid_use(std::string(operation),
                     std::string(first) + " on " + a.device().str() + ", " + second + " on " + b.device().str(),
-                    "Move them to one device with to(device) or copy_", at);
+                    "Move them to one device with to(device) or copy_", at, error_id{327});
 }
 
 void require_float32(tensor const& t, std::string_view operation, char const* name, source_location at) {
   if (t.dtype() == float32) return;
   throw not_supported(std::string(operation), std::string(name) + " is " + describe(t),
-                      "Convert with to(weir::float32): arithmetic supports float32", at);
+                      "Convert with to(weir::float32): arithmetic supports float32", at, error_id{328});
 }
 
 base::byte_range memory_of(tensor const& t) noexcept {
@@ -123,7 +123,7 @@ void require_no_partial_overlap(tensor const& written, tensor const& read, std::
                     written.shape().str() + " with strides " + written.strides().str() + " is written, " +
                         read.shape().str() + " with strides " + read.strides().str() +
                         " is read: they overlap and differ",
-                    "Call clone() on the operand that is read", at);
+                    "Call clone() on the operand that is read", at, error_id{329});
 }
 
 strides row_major(shape const& s) noexcept {
@@ -169,7 +169,8 @@ shape with_inferred_extent(shape s, std::int64_t numel, std::string_view operati
   for (int i = 0; i < s.rank(); ++i) {
     if (s[i] == -1 && unknown < 0) unknown = i;
     else if (s[i] < 0)
-      throw invalid_use(std::string(operation), asked.str(), "Pass extents of 0 or more; one may be -1", at);
+      throw invalid_use(std::string(operation), asked.str(), "Pass extents of 0 or more; one may be -1", at,
+                        error_id{330});
     else overflows |= __builtin_mul_overflow(known, s[i], &known);
   }
   if (unknown >= 0 && !overflows && known != 0 && numel % known == 0) {
@@ -178,7 +179,7 @@ shape with_inferred_extent(shape s, std::int64_t numel, std::string_view operati
   }
   if (overflows || known != numel || (unknown >= 0 && s[unknown] < 0)) {
     throw invalid_use(std::string(operation), std::to_string(numel) + " elements as " + asked.str(),
-                      "Pass extents whose product is the number of elements", at);
+                      "Pass extents whose product is the number of elements", at, error_id{331});
   }
   return s;
 }

@@ -98,7 +98,7 @@ tensor tensor::pin_memory(source_location at) const {
   tensors::require_defined(*this, "tensor::pin_memory", "tensor", at);
   if (!device().is_cpu())
     throw invalid_use("tensor::pin_memory", tensors::describe(*this),
-                      "Call cpu() first: only host memory can be pinned", at);
+                      "Call cpu() first: only host memory can be pinned", at, error_id{332});
   if (is_pinned()) return *this;
   tensor there = tensors::make_at(&streams::current_runtime(at), -1, memory_kind::pinned, shape(), dtype(), at);
   there.copy_(*this, blocking::yes, at);
@@ -111,7 +111,7 @@ element only_element(tensor const& t, source_location at) {
   tensors::require_defined(t, "tensor::item", "tensor", at);
   if (t.numel() != 1)
     throw invalid_use("tensor::item", t.shape().str() + " has " + std::to_string(t.numel()) + " elements",
-                      "Index to one element first", at);
+                      "Index to one element first", at, error_id{333});
   element e{};
   if (t.device().is_cpu()) {
     tensors::on_host({reads(t)}, "tensor::item", at);

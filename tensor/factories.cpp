@@ -17,7 +17,7 @@ tensor make_at(runtime::impl* owner, int device, memory_kind kind, shape const& 
   size_t bytes = 0;
   if (__builtin_mul_overflow(static_cast<size_t>(s.numel(at)), size_of(type), &bytes)) {
     throw invalid_use("empty", std::string(name_of(type)) + " " + s.str() + " has more than 2^64 bytes",
-                      "Use fewer elements", at);
+                      "Use fewer elements", at, error_id{334});
   }
   auto block = std::make_shared<storage::state>();
   block->nbytes = bytes;
@@ -66,7 +66,7 @@ tensor make(shape const& s, tensor_options const& o, std::string_view operation,
   }
   if (o.kind != memory_kind::device) {
     throw invalid_use(std::string(operation), "host memory (kind) on " + o.on.str(),
-                      "Pass .on = weir::cpu for pinned and pageable tensors", at);
+                      "Pass .on = weir::cpu for pinned and pageable tensors", at, error_id{335});
   }
   runtime::impl& r = streams::current_runtime(at);
   return tensors::make_at(&r, streams::resolve(o.on, r, operation, at), memory_kind::device, s, o.dtype, at);
@@ -109,7 +109,7 @@ void draw_into(tensor const& t, ops::draw how, double mean, double deviation, so
 void require_random(dtype type, std::string_view operation, source_location at) {
   if (type != float32)
     throw not_supported(std::string(operation), std::string(name_of(type)), "Use float32, and convert with to(dtype)",
-                        at);
+                        at, error_id{336});
 }
 
 tensor drawn(shape const& s, tensor_options const& o, ops::draw how, std::string_view operation, source_location at) {
@@ -137,7 +137,7 @@ tensor full(shape s, double value, tensor_options o, source_location at) {
 }
 
 tensor arange(std::int64_t n, tensor_options o, source_location at) {
-  if (n < 0) throw invalid_use("arange", std::to_string(n) + " elements", "Pass 0 or more", at);
+  if (n < 0) throw invalid_use("arange", std::to_string(n) + " elements", "Pass 0 or more", at, error_id{337});
   tensor t = make({n}, o, "arange", at);
   ops::count_up(tensors::place_of(t, at), tensors::operand_of(t), at);
   return t;
@@ -161,7 +161,7 @@ class on_stream {
     clock::stream_clock const& stream = streams::clock_or_throw(s, operation, at);
     if (where.is_gpu() && (where.index() < 0 || where.index() == stream.device())) return s;
     throw invalid_use(std::string(operation), where.str() + ", and " + streams::describe(stream),
-                      "Omit .on: the stream determines the device", at);
+                      "Omit .on: the stream determines the device", at, error_id{338});
   }
   stream_guard in_;
 };
@@ -207,7 +207,7 @@ tensor& tensor::normal_(double mean, double deviation, source_location at) {
   require_random(dtype(), "tensor::normal_", at);
   if (!(deviation >= 0))
     throw invalid_use("tensor::normal_", "a deviation of " + std::to_string(deviation), "Pass a deviation of 0 or more",
-                      at);
+                      at, error_id{339});
   if (is_contiguous()) {
     draw_into(*this, ops::draw::normal, mean, deviation, at);
     tensors::changed(*this);
@@ -241,7 +241,7 @@ tensor detail::tensor_from(stream_ref s, void const* values, shape e, dtype type
 
 void detail::uneven_rows(size_t first, size_t other, source_location at) {
   throw invalid_use("tensor_of", "rows of " + std::to_string(first) + " and of " + std::to_string(other) + " values",
-                    "Pass rows of equal length", at);
+                    "Pass rows of equal length", at, error_id{340});
 }
 
 tensor tensor::new_of(void const* values, weir::shape s, weir::dtype type, source_location at) const {

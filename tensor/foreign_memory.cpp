@@ -17,7 +17,8 @@ size_t extent_in_bytes(shape const& s, strides const& by, dtype type, source_loc
   bool const negative = std::any_of(by.begin(), by.end(), [](std::int64_t step) { return step < 0; });
   if (by.rank() != s.rank() || negative) {
     throw invalid_use(operation, s.str() + " with strides " + by.str(),
-                      "Give one stride for each extent, none negative; copy what runs backwards first", at);
+                      "Give one stride for each extent, none negative; copy what runs backwards first", at,
+                      error_id{341});
   }
   if (s.numel(at) == 0) return 0;
   std::int64_t last = 0;
@@ -30,7 +31,7 @@ size_t extent_in_bytes(shape const& s, strides const& by, dtype type, source_loc
   if (overflows || __builtin_mul_overflow(static_cast<size_t>(last) + 1, size_of(type), &bytes) ||
       bytes > static_cast<size_t>(std::numeric_limits<std::int64_t>::max())) {
     throw invalid_use(operation, s.str() + " with strides " + by.str() + " has more than 2^63 bytes",
-                      "The strides have overflowed: check what they were made from", at);
+                      "The strides have overflowed: check what they were made from", at, error_id{342});
   }
   return bytes;
 }
@@ -49,7 +50,7 @@ void require_memory_of(runtime::impl& owner, void const* p, int device, source_l
                                                               : "the cpu";
   }
   throw invalid_use(operation, base::address_text(p) + " as memory of " + base::gpu_name(device) + " is on " + where,
-                    "Name the device it is on", at);
+                    "Name the device it is on", at, error_id{343});
 }
 
 }  // namespace
@@ -94,10 +95,10 @@ tensor tensor::from_blob(void* p, weir::shape s, weir::strides by, weir::dtype t
   if (!on.is_cpu()) {
     if (block->nbytes) require_memory_of(block->owner.get(operation, s.str(), at), p, block->device.index(), at);
     if (owner.home && streams::clock_or_throw(*owner.home, operation, at).device() != block->device.index()) {
-      throw invalid_use(operation,
-                        "memory of " + block->device.str() + ", and its home is " +
-                            streams::describe(streams::clock_of(*owner.home)),
-                        "Name a stream of the memory's device", at);
+      throw invalid_use(
+          operation,
+          "memory of " + block->device.str() + ", and its home is " + streams::describe(streams::clock_of(*owner.home)),
+          "Name a stream of the memory's device", at, error_id{344});
     }
   }
   auto foreign = std::make_unique<foreign_memory>(std::move(owner));

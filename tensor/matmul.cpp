@@ -45,10 +45,11 @@ extents check(tensor const& a, tensor const& b, transposed how, source_location 
     return "left " + a.shape().str() + (left ? " transposed" : "") + ", right " + b.shape().str() +
            (right ? " transposed" : "");
   };
-  if (a.dim() != 2 || b.dim() != 2) throw invalid_use("matmul", operands(), "View both with two dimensions", at);
+  if (a.dim() != 2 || b.dim() != 2)
+    throw invalid_use("matmul", operands(), "View both with two dimensions", at, error_id{345});
   if (!has_product(a.dtype()) || a.dtype() != b.dtype()) {
     throw not_supported("matmul", std::string(name_of(a.dtype())) + " times " + std::string(name_of(b.dtype())),
-                        "Convert both to float32, float16 or bfloat16 with to(dtype)", at);
+                        "Convert both to float32, float16 or bfloat16 with to(dtype)", at, error_id{346});
   }
   tensors::require_same_device(a, b, "matmul", "left", "right", at);
   extents const e{a.shape()[left ? 1 : 0], b.shape()[right ? 0 : 1], a.shape()[left ? 0 : 1]};
@@ -56,10 +57,10 @@ extents check(tensor const& a, tensor const& b, transposed how, source_location 
   if (e.k != of_right) {
     throw invalid_use("matmul",
                       operands() + ": " + std::to_string(e.k) + " columns meet " + std::to_string(of_right) + " rows",
-                      "Pass operands where the left has as many columns as the right has rows", at);
+                      "Pass operands where the left has as many columns as the right has rows", at, error_id{347});
   }
   if (e.m > INT_MAX || e.n > INT_MAX || e.k > INT_MAX)
-    throw not_supported("matmul", operands(), "Divide the product: extents are at most 2^31 - 1", at);
+    throw not_supported("matmul", operands(), "Divide the product: extents are at most 2^31 - 1", at, error_id{348});
   return e;
 }
 
@@ -72,13 +73,13 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
     throw not_supported(
         "matmul_out",
         "out " + std::string(name_of(out.dtype())) + " for operands of " + std::string(name_of(left.dtype())),
-        "Pass an out of their dtype, or of float32", at);
+        "Pass an out of their dtype, or of float32", at, error_id{349});
   }
   tensors::require_same_device(out, left, "matmul_out", "out", "left", at);
   if (out.shape() != weir::shape{e.m, e.n}) {
     throw invalid_use("matmul_out",
                       "out " + out.shape().str() + " for left " + left.shape().str() + ", right " + right.shape().str(),
-                      "out must be " + weir::shape{e.m, e.n}.str(), at);
+                      "out must be " + weir::shape{e.m, e.n}.str(), at, error_id{350});
   }
   if (e.m == 0 || e.n == 0) return;
   if (e.k == 0) {
@@ -89,7 +90,7 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
   }
   if (tensors::may_share_elements(out, left) || tensors::may_share_elements(out, right)) {
     throw invalid_use("matmul_out", "out " + out.shape().str() + " shares memory with an operand",
-                      "Pass an out with memory of its own", at);
+                      "Pass an out with memory of its own", at, error_id{351});
   }
   std::optional<matrix> const c = as_matrix(out);
   if (!c) {  // no BLAS writes a result with gaps in both dimensions

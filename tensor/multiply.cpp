@@ -84,13 +84,14 @@ class cublas {  // a part of the runtime: one handle a GPU, created at first use
   void multiply(int device, CUstream_st* s, product const& p, void* workspace, size_t bytes, source_location at) {
     if (functions_.missing)
       throw not_supported("matmul", std::string(functions_.missing) + " was not found",
-                          "Install cuBLAS 12 or 13, or add its folder to LD_LIBRARY_PATH", at);
+                          "Install cuBLAS 12 or 13, or add its folder to LD_LIBRARY_PATH", at, error_id{352});
     of_device& its = *devices_[static_cast<size_t>(device)];
     base::lock_guard const lock(its.turn);
     auto const require = [&](int code, char const* what) {
       if (code != 0)
         throw driver_error(code, "matmul", base::text(what, " on gpu:", device, ": cuBLAS status ", code),
-                           "An earlier kernel may have failed. Find its line with CUDA_LAUNCH_BLOCKING=1", at);
+                           "An earlier kernel may have failed. Find its line with CUDA_LAUNCH_BLOCKING=1", at,
+                           error_id{353});
     };
     if (!its.made) {
       require(functions_.create(&its.made), "cublasCreate");
@@ -145,7 +146,7 @@ decltype(&cblas_sgemm) host_gemm(int devices, source_location at) {
 #endif
   if (!f->gemm)
     throw not_supported("matmul", "no library with cblas_sgemm was found",
-                        "Install OpenBLAS, or add its folder to LD_LIBRARY_PATH", at);
+                        "Install OpenBLAS, or add its folder to LD_LIBRARY_PATH", at, error_id{354});
   if (f->set_threads && !os::environment("OPENBLAS_NUM_THREADS") && !os::environment("OMP_NUM_THREADS")) {
     f->set_threads(std::max(1, os::usable_processors() / std::max(1, devices)));
   }

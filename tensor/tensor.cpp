@@ -15,19 +15,22 @@ namespace weir {
 
 // shape -----------------------------------------------------------------------------------------------------
 void shape::too_many(size_t n, source_location at) {
-  throw invalid_use("shape", std::to_string(n) + " extents", "A shape has at most " + std::to_string(max_rank), at);
+  throw invalid_use("shape", std::to_string(n) + " extents", "A shape has at most " + std::to_string(max_rank), at,
+                    error_id{355});
 }
 
 std::int64_t shape::numel(source_location at) const {
   std::int64_t n = 1;
   bool overflows = false, empty = false;
   for (std::int64_t const e : *this) {
-    if (e < 0) throw invalid_use("shape", str() + " has a negative extent", "Pass extents of 0 or more", at);
+    if (e < 0)
+      throw invalid_use("shape", str() + " has a negative extent", "Pass extents of 0 or more", at, error_id{356});
     if (e == 0) empty = true;
     else overflows |= __builtin_mul_overflow(n, e, &n);
   }
   if (empty) return 0;
-  if (overflows) throw invalid_use("shape", str() + " has more than 2^63 elements", "Use fewer elements", at);
+  if (overflows)
+    throw invalid_use("shape", str() + " has more than 2^63 elements", "Use fewer elements", at, error_id{357});
   return n;
 }
 
@@ -62,10 +65,11 @@ std::uint64_t storage::version() const noexcept {
 
 storage storage::pin_memory(source_location at) const {
   if (!state_)
-    throw invalid_use("storage::pin_memory", "no storage", "Use the storage of a defined tensor: t.storage()", at);
+    throw invalid_use("storage::pin_memory", "no storage", "Use the storage of a defined tensor: t.storage()", at,
+                      error_id{358});
   if (kind() == memory_kind::device) {
     throw invalid_use("storage::pin_memory", base::text(nbytes(), " B on ", device().str()),
-                      "Call cpu() on its tensor first: only host memory can be pinned", at);
+                      "Call cpu() on its tensor first: only host memory can be pinned", at, error_id{359});
   }
   if (kind() == memory_kind::pinned) return *this;
   tensor const there = tensors::make_at(&streams::current_runtime(at), -1, memory_kind::pinned,
@@ -101,12 +105,12 @@ tensor tensor::from_buffer(buffer b, weir::shape s, weir::dtype type, source_loc
   if (__builtin_mul_overflow(static_cast<size_t>(s.numel(at)), size_of(type), &bytes) || bytes > b.size()) {
     throw invalid_use("tensor::from_buffer",
                       base::text("a buffer of ", b.size(), " B for ", name_of(type), " ", s.str()),
-                      "Use no more elements than the buffer holds", at);
+                      "Use no more elements than the buffer holds", at, error_id{360});
   }
   block_info const info = b.info();
   if (b.data() && info.kind == memory_kind::device && !info.home) {
     throw invalid_use("tensor::from_buffer", base::text("a buffer of ", b.size(), " B, whose runtime has ended"),
-                      "Keep the runtime until its last use", at);
+                      "Keep the runtime until its last use", at, error_id{361});
   }
   block->data = b.data();
   block->nbytes = b.size();
@@ -122,14 +126,15 @@ tensor tensor::from_buffer(buffer b, weir::shape s, weir::dtype type, source_loc
 tensor tensor::from_storage(weir::storage of, weir::shape s, weir::dtype type, std::int64_t offset,
                             source_location at) {
   if (!tensor_access::shared(of))
-    throw invalid_use("tensor::from_storage", "no storage", "Use the storage of a defined tensor: t.storage()", at);
+    throw invalid_use("tensor::from_storage", "no storage", "Use the storage of a defined tensor: t.storage()", at,
+                      error_id{362});
   auto const first = static_cast<size_t>(offset), count = static_cast<size_t>(s.numel(at)),
              room = of.nbytes() / size_of(type);
   if (offset < 0 || first > room || count > room - first) {
     throw invalid_use("tensor::from_storage",
                       base::text("a storage of ", of.nbytes(), " B for ", name_of(type), " ", s.str(), " from element ",
                                  offset, " on"),
-                      "Use no more elements than the storage holds", at);
+                      "Use no more elements than the storage holds", at, error_id{363});
   }
   return tensor_access::make(tensor_access::shared(of), s, tensors::row_major(s), offset, type);
 }
@@ -139,10 +144,11 @@ tensor tensor::from_blob(void* p, weir::shape s, weir::dtype type, weir::device 
   size_t bytes = 0;
   if (__builtin_mul_overflow(static_cast<size_t>(s.numel(at)), size_of(type), &bytes)) {
     throw invalid_use("tensor::from_blob", std::string(name_of(type)) + " " + s.str() + " has more than 2^64 bytes",
-                      "Use fewer elements", at);
+                      "Use fewer elements", at, error_id{364});
   }
   if (!p && bytes)
-    throw invalid_use("tensor::from_blob", "a null address for " + s.str(), "Pass the address of the memory", at);
+    throw invalid_use("tensor::from_blob", "a null address for " + s.str(), "Pass the address of the memory", at,
+                      error_id{365});
   block->data = p;
   block->nbytes = bytes;
   if (on.is_cpu()) {
@@ -150,7 +156,7 @@ tensor tensor::from_blob(void* p, weir::shape s, weir::dtype type, weir::device 
     if (std::optional<block_info> const known = p ? find_block(p) : std::nullopt) {
       if (known->kind == memory_kind::device) {
         throw invalid_use("tensor::from_blob", "an address on " + known->on.str() + " as memory of the cpu",
-                          "Pass the device that holds it", at);
+                          "Pass the device that holds it", at, error_id{366});
       }
       block->kind = known->kind;
     }
@@ -168,10 +174,10 @@ tensor tensor::peer_view(weir::device reader, source_location at) const {
   storage::state const& block = tensor_access::block_of(*this);
   if (block.kind == memory_kind::pageable)
     throw invalid_use("tensor::peer_view", tensors::describe(*this) + " in pageable memory",
-                      "Pin it, or copy it with to(device)", at);
+                      "Pin it, or copy it with to(device)", at, error_id{367});
   if (reader.is_cpu())
     throw invalid_use("tensor::peer_view", tensors::describe(*this) + " as seen from the cpu",
-                      "Use cpu(): the host reads no device memory in place", at);
+                      "Use cpu(): the host reads no device memory in place", at, error_id{368});
   // Borrowed pinned memory has no owner.
   auto& owner = block.owner.any() ? block.owner.get("tensor::peer_view", tensors::describe(*this), at)
                                   : streams::current_runtime(at);
@@ -223,7 +229,7 @@ int dimension(tensor const& t, int dim, std::string_view operation, source_locat
   int const d = dim < 0 ? dim + t.dim() : dim;
   if (d < 0 || d >= t.dim()) {
     throw invalid_use(std::string(operation), base::text("dimension ", dim, " of ", t.shape().str()),
-                      "Count dimensions from 0, or from -1 backwards", at);
+                      "Count dimensions from 0, or from -1 backwards", at, error_id{369});
   }
   return d;
 }
@@ -242,7 +248,7 @@ void* tensor::data_as(int code, source_location at) const {
         "asked for " +
             (code == bits16 ? std::string("uint16_t") : std::string(name_of(static_cast<weir::dtype>(code)))) + " in " +
             tensors::describe(*this),
-        "Use the tensor's own dtype, or convert with to(dtype)", at);
+        "Use the tensor's own dtype, or convert with to(dtype)", at, error_id{370});
   }
   return data();
 }
@@ -251,10 +257,10 @@ void* tensor::host_as(int code, source_location at) const {
   void* const p = data_as(code, at);
   if (!device().is_cpu())
     throw invalid_use("tensor::host", tensors::describe(*this),
-                      "Copy it with cpu(): the host cannot read device memory", at);
+                      "Copy it with cpu(): the host cannot read device memory", at, error_id{371});
   if (!is_contiguous())
     throw invalid_use("tensor::host", tensors::describe(*this) + " with strides " + strides().str(),
-                      "Call contiguous() first: a span has no gaps", at);
+                      "Call contiguous() first: a span has no gaps", at, error_id{372});
   driver::check::host_uses(data(), nbytes(), driver::check::host_use::takes_span, "tensor::host", at);
   return p;
 }
@@ -266,7 +272,7 @@ tensor tensor::view(weir::shape s, source_location at) const {
   std::optional<weir::strides> const by = tensors::strides_of_view(*this, s);
   if (!by) {
     throw invalid_use("tensor::view", shape().str() + " with strides " + strides().str() + " as " + s.str(),
-                      "Use reshape(), which copies: no strides describe that view", at);
+                      "Use reshape(), which copies: no strides describe that view", at, error_id{373});
   }
   return tensor_access::with(*this, s, *by, storage_offset());
 }
@@ -296,7 +302,8 @@ tensor tensor::transpose(int a, int b, source_location at) const {
 
 tensor tensor::t(source_location at) const {
   tensors::require_defined(*this, "tensor::t", "tensor", at);
-  if (dim() != 2) throw invalid_use("tensor::t", shape().str(), "Use transpose(a, b): t() needs two dimensions", at);
+  if (dim() != 2)
+    throw invalid_use("tensor::t", shape().str(), "Use transpose(a, b): t() needs two dimensions", at, error_id{374});
   return transpose(0, 1, at);
 }
 
@@ -307,7 +314,7 @@ tensor tensor::slice(int dim, std::int64_t from, std::int64_t to, source_locatio
   std::int64_t const first = from < 0 ? from + extent : from, last = to < 0 ? to + extent : to;
   if (first < 0 || last > extent || first > last) {
     throw invalid_use("tensor::slice", base::text("[", from, ", ", to, ") of dimension ", d, " of ", shape().str()),
-                      "Pass 0 <= from <= to <= extent", at);
+                      "Pass 0 <= from <= to <= extent", at, error_id{375});
   }
   weir::shape s = shape();
   s[d] = last - first;
@@ -321,7 +328,7 @@ tensor tensor::operator[](index which) const {
   std::int64_t const k = dim() && i < 0 ? i + shape()[0] : i;
   if (dim() == 0 || k < 0 || k >= shape()[0]) {
     throw invalid_use("tensor[]", base::text("index ", i, " of ", shape().str()),
-                      "Count indices from 0, or from -1 backwards", at);
+                      "Count indices from 0, or from -1 backwards", at, error_id{376});
   }
   auto const rest = static_cast<size_t>(dim() - 1);
   weir::shape const s(std::span(shape().begin() + 1, rest));

@@ -106,7 +106,7 @@ class array {
   tensor to_tensor(weir::shape s, source_location at = source_location::current()) && requires has_dtype<T> {
     if (s.numel(at) > static_cast<std::int64_t>(size_)) {
       throw invalid_use("array::to_tensor", std::to_string(size_) + " elements as " + s.str(),
-                        "Ask for no more elements than the array has", at);
+                        "Ask for no more elements than the array has", at, error_id{127});
     }
     size_ = 0;
     if (!data()) return weir::empty(stream_, s, {.dtype = dtype_of<T>}, at);
@@ -128,7 +128,7 @@ class array {
     memory(stream_ref on, size_t n, source_location at) {
       if (n > max_size()) {
         throw invalid_use("array", std::to_string(n) + " elements of " + std::to_string(sizeof(T)) + " B",
-                          "The size has overflowed, or was negative: check what it was made from", at);
+                          "The size has overflowed, or was negative: check what it was made from", at, error_id{128});
       }
       if (n) block_ = buffer(on, n * sizeof(T), default_alignment, at);
     }
@@ -149,7 +149,7 @@ class array {
   void require_element(size_t i, char const* operation, source_location at) const {
     if (i < size_) return;
     throw invalid_use(operation, "element " + std::to_string(i) + " of " + std::to_string(size_),
-                      "Elements count from 0 to size() - 1", at);
+                      "Elements count from 0 to size() - 1", at, error_id{129});
   }
 
   stream_ref stream_;

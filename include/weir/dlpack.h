@@ -45,7 +45,7 @@ inline dtype dtype_from(DLDataType const& is, source_location at) {
   throw not_supported("from_dlpack",
                       "elements of type code " + std::to_string(is.code) + ", " + std::to_string(is.bits) +
                           " bits and " + std::to_string(is.lanes) + " lanes",
-                      "Convert them first to a type that weir has (weir::dtype)", at);
+                      "Convert them first to a type that weir has (weir::dtype)", at, error_id{130});
 }
 
 // kDLExtDev is a simulated device: no other library may take its memory for a GPU's.
@@ -57,16 +57,16 @@ inline device device_from(DLDevice const& is, source_location at) {
   if (is.device_type == kDLCPU || is.device_type == kDLCUDAHost) return cpu;
   if (is.device_type == device_type(at)) {
     if (is.device_id >= 0 && is.device_id < device_count(at)) return device(is.device_id);
-    throw invalid_use("from_dlpack", "device " + std::to_string(is.device_id) + " of " +
-                                         std::to_string(device_count(at)), "Hand over memory of a device that is there",
-                      at);
+    throw invalid_use("from_dlpack",
+                      "device " + std::to_string(is.device_id) + " of " + std::to_string(device_count(at)),
+                      "Hand over memory of a device that is there", at, error_id{131});
   }
   throw not_supported("from_dlpack",
                       "memory of DLPack's device type " + std::to_string(is.device_type) + "; this machine is " +
                           runtime::current(at).description(),
                       "weir takes memory of the host (1, 3) and of CUDA devices (2), in a program with simulated "
                       "devices theirs (12): copy it there first",
-                      at);
+                      at, error_id{132});
 }
 
 inline shape extents_from(std::int64_t const* from, std::int32_t rank, source_location at) {
@@ -95,7 +95,7 @@ template <class Managed> struct exported_tensor {
 inline DLDevice dlpack_device(tensor const& t, source_location at = source_location::current()) {
   if (!t.defined())
     throw invalid_use("dlpack_device", "an undefined tensor", "Make it with a factory first, for example weir::empty",
-                      at);
+                      at, error_id{133});
   if (t.device().is_gpu()) return {detail::device_type(at), t.device().index()};
   return {t.is_pinned() && !runtime::current(at).is_simulated() ? kDLCUDAHost : kDLCPU, 0};
 }
@@ -114,11 +114,12 @@ dlpack_pointer<Managed> to_dlpack(tensor const& t, std::optional<stream_ref> con
     if (!consumer) consumer = producer;
     if (consumer->device() != t.device()) {
       throw invalid_use("to_dlpack", "a tensor on " + t.device().str() + " for a stream of " + consumer->device().str(),
-                        "Name a stream of the tensor's device", at);
+                        "Name a stream of the tensor's device", at, error_id{134});
     }
     if (auto const block = find_block(t.data()); block && block->on != t.device()) {
       throw invalid_use("to_dlpack", "a peer_view on " + t.device().str() + " of memory on " + block->on.str(),
-                        "Export the tensor that it was made of: the other library does not know of the link", at);
+                        "Export the tensor that it was made of: the other library does not know of the link", at,
+                        error_id{135});
     }
     consumer->wait(producer, at);
   }
@@ -151,39 +152,41 @@ dlpack_pointer<Managed> to_dlpack(array<T>&& a, std::optional<stream_ref> consum
 template <class Managed>
 tensor from_dlpack(Managed* m, std::optional<stream_ref> producer = std::nullopt,
                    dlpack_read_only how = dlpack_read_only::refuse, source_location at = source_location::current()) {
-  auto const refuse = [at](std::string what, std::string remedy) {
-    throw invalid_use("from_dlpack", std::move(what), std::move(remedy), at);
+  auto const refuse = [at](std::string what, std::string remedy, error_id id) {
+    throw invalid_use("from_dlpack", std::move(what), std::move(remedy), at, id);
   };
-  if (!m) refuse("null", "Take the pointer out of the capsule, or from the other library's export");
+  if (!m) refuse("null", "Take the pointer out of the capsule, or from the other library's export", error_id{136});
   if constexpr (detail::is_versioned<Managed>) {
     if (m->version.major != DLPACK_MAJOR_VERSION) {
-      throw not_supported("from_dlpack",
-                          "DLPack " + std::to_string(m->version.major) + "." + std::to_string(m->version.minor),
-                          "weir reads 1.x: ask the producer for max_version (1, 0), and call this one's deleter", at);
+      throw not_supported(
+          "from_dlpack", "DLPack " + std::to_string(m->version.major) + "." + std::to_string(m->version.minor),
+          "weir reads 1.x: ask the producer for max_version (1, 0), and call this one's deleter", at, error_id{137});
     }
     if (m->flags & DLPACK_FLAG_BITMASK_READ_ONLY && how == dlpack_read_only::refuse)
-      refuse("read-only memory", "Copy it first, or accept it (dlpack_read_only::accept) and do not write to it");
+      refuse("read-only memory", "Copy it first, or accept it (dlpack_read_only::accept) and do not write to it",
+             error_id{138});
   }
   DLTensor const& is = m->dl_tensor;
   if (is.ndim < 0 || is.ndim > shape::max_rank)
-    refuse(std::to_string(is.ndim) + " dimensions", "weir has 0 to 8: reshape it first");
-  if (is.ndim && !is.shape) refuse("no shape", "A tensor with dimensions has extents");
+    refuse(std::to_string(is.ndim) + " dimensions", "weir has 0 to 8: reshape it first", error_id{139});
+  if (is.ndim && !is.shape) refuse("no shape", "A tensor with dimensions has extents", error_id{140});
   dtype const type = detail::dtype_from(is.dtype, at);
   device const on = detail::device_from(is.device, at);
   shape const s = detail::extents_from(is.shape, is.ndim, at);
   std::int64_t const count = s.numel(at);
   strides const by = is.strides ? detail::extents_from(is.strides, is.ndim, at) : detail::strides_of_rows(s);
-  if (count && !is.data) refuse("no data for " + s.str(), "The producer has freed it, or never had it");
+  if (count && !is.data) refuse("no data for " + s.str(), "The producer has freed it, or never had it", error_id{141});
   auto* const data = static_cast<std::byte*>(is.data) + (is.data ? is.byte_offset : 0);
   if (reinterpret_cast<std::uintptr_t>(data) % size_of(type))
-    refuse(std::string(name_of(type)) + " at an address that is no multiple of its size", "Copy it to aligned memory");
+    refuse(std::string(name_of(type)) + " at an address that is no multiple of its size", "Copy it to aligned memory",
+           error_id{142});
   blob_owner owner{[m] { dlpack_deleter()(m); }};
   if (on.is_gpu()) {
     stream_ref const consumer = current_stream(on, at);
     owner.home = producer ? *producer : consumer;
     if (owner.home->device() != on) {
       refuse("memory of " + on.str() + " with a stream of " + owner.home->device().str(),
-             "Name the stream of that device on which the memory is ready");
+             "Name the stream of that device on which the memory is ready", error_id{143});
     }
     owner.users = {consumer};
     consumer.wait(*owner.home, at);

@@ -2,6 +2,7 @@
 // then be a std::bad_alloc, and `catch (std::exception const&)` still works.
 // Threads: exceptions are values; copies share their text.
 #pragma once
+#include <cstdint>
 #include <memory>
 #include <new>
 #include <stdexcept>
@@ -12,15 +13,22 @@
 
 namespace weir WEIR_API {
 
+// A message's number, the same in all versions: what() begins with `weir-NNN`, and docs/reference/messages.md lists all.
+enum class error_id : std::uint16_t { none };
+
 class error {
  public:
   std::string_view operation() const noexcept;  // "copy"
   std::string_view operands() const noexcept;   // "dst gpu:1 0x7f10… holds 4096 B, asked 8192 B"
   std::string_view remedy() const noexcept;     // what to do
   source_location where() const noexcept;       // the caller's line
+  error_id id() const noexcept;                 // none: not one of weir's own messages
 
  protected:
-  error(std::string operation, std::string operands, std::string remedy, source_location);
+  error(std::string operation, std::string operands, std::string remedy, source_location, error_id);
+  // what(): "weir-NNN: operation: operands. Remedy [file:line]"
+  static std::string sentence(std::string const& operation, std::string const& operands, std::string const& remedy,
+                              source_location, error_id);
   error(error const&) noexcept;
   error& operator=(error const&) noexcept;
   ~error();
@@ -33,19 +41,22 @@ class error {
 // A wrong argument, or a call at a wrong time. Nothing has changed.
 class invalid_use : public std::logic_error, public error {
  public:
-  invalid_use(std::string operation, std::string operands, std::string remedy, source_location);
+  invalid_use(std::string operation, std::string operands, std::string remedy, source_location,
+              error_id = error_id::none);
 };
 
 // This machine or build cannot do it.
 class not_supported : public std::runtime_error, public error {
  public:
-  not_supported(std::string operation, std::string operands, std::string remedy, source_location);
+  not_supported(std::string operation, std::string operands, std::string remedy, source_location,
+                error_id = error_id::none);
 };
 
 // The driver refused. code(): its error number (CUresult, ncclResult_t), 0 on a simulated machine.
 class driver_error : public std::runtime_error, public error {
  public:
-  driver_error(int code, std::string operation, std::string operands, std::string remedy, source_location);
+  driver_error(int code, std::string operation, std::string operands, std::string remedy, source_location,
+               error_id = error_id::none);
   int code() const noexcept { return code_; }
 
  private:
@@ -61,7 +72,8 @@ class device_lost : public driver_error {
 // A wait reached its time limit.
 class timed_out : public std::runtime_error, public error {
  public:
-  timed_out(std::string operation, std::string operands, std::string remedy, source_location);
+  timed_out(std::string operation, std::string operands, std::string remedy, source_location,
+            error_id = error_id::none);
 };
 
 // Thrown by require_no_races if options::check_races found a race. where(): the second use.

@@ -19,7 +19,8 @@ class shared_pool;
 // The other process has ended or closed its end. Messages that it sent before are received first.
 class peer_disconnected : public std::runtime_error, public error {
  public:
-  peer_disconnected(std::string operation, std::string operands, std::string remedy, source_location);
+  peer_disconnected(std::string operation, std::string operands, std::string remedy, source_location,
+                    error_id = error_id::none);
 };
 
 // Device memory in a handle of its own that other processes may open. It takes whole pages (2 MiB on GPUs)

@@ -50,7 +50,7 @@ class thrust_allocator {
     if (n > max_size()) {
       throw invalid_use("thrust_allocator::allocate",
                         std::to_string(n) + " elements of " + std::to_string(sizeof(T)) + " B",
-                        "The size has overflowed: check what it was made from", at);
+                        "The size has overflowed: check what it was made from", at, error_id{144});
     }
     return pointer(static_cast<T*>(weir::allocate(stream_, n * sizeof(T), alignment, at)));
   }

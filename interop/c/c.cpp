@@ -59,11 +59,11 @@ weir_status note_what_was_thrown() noexcept {
   } catch (weir::timed_out const& e) {
     return note(WEIR_TIMED_OUT, e.what());
   } catch (std::bad_alloc const&) {
-    return note(WEIR_NO_HOST_MEMORY, "weir: the host has no memory left for weir's own records");
+    return note(WEIR_NO_HOST_MEMORY, "weir-113: the host has no memory left for weir's own records");
   } catch (std::exception const& e) {
     return note(WEIR_UNKNOWN_ERROR, e.what());
   } catch (...) {
-    return note(WEIR_UNKNOWN_ERROR, "weir: an unknown exception");
+    return note(WEIR_UNKNOWN_ERROR, "weir-114: an unknown exception");
   }
 }
 
@@ -80,7 +80,9 @@ weir_status answer(Act act) noexcept {
 }
 
 void require_out(void const* out, char const* operation) {
-  if (!out) throw weir::invalid_use(operation, "null for a result", "Pass the address of a variable", from_c);
+  if (!out)
+    throw weir::invalid_use(operation, "null for a result", "Pass the address of a variable", from_c,
+                            weir::error_id{379});
 }
 
 // Members beyond what the caller knows are not written.
@@ -90,7 +92,8 @@ void give(Struct* out, Struct whole, char const* operation) {
   std::size_t const size = out->size;
   if (size < sizeof(size_t) * 2) {
     throw weir::invalid_use(operation, weir::base::text("a struct whose size is ", size),
-                            weir::base::text("Set its member size to sizeof, ", sizeof whole, " here"), from_c);
+                            weir::base::text("Set its member size to sizeof, ", sizeof whole, " here"), from_c,
+                            weir::error_id{380});
   }
   whole.size = std::min(size, sizeof whole);
   std::memcpy(out, &whole, whole.size);
@@ -107,7 +110,8 @@ void give_text(char** out, std::string const& text, char const* operation) {
 weir::device device_of(int ordinal) {
   if (ordinal < WEIR_CURRENT_DEVICE) {
     throw weir::invalid_use("device", weir::base::text("the ordinal ", ordinal),
-                            "Devices count from 0; WEIR_CURRENT_DEVICE is the thread's own", from_c);
+                            "Devices count from 0; WEIR_CURRENT_DEVICE is the thread's own", from_c,
+                            weir::error_id{381});
   }
   return ordinal;  // weir::gpu is -1 too
 }
@@ -220,7 +224,8 @@ weir_status weir_find_block(void const* address, weir_block* out) {
     auto const found = weir::find_block(address);
     if (!found) {
       throw weir::invalid_use("weir_find_block", weir::base::address_text(address) + " lies in no live block of weir",
-                              "Pass an address of a block that weir allocated and that is still held", from_c);
+                              "Pass an address of a block that weir allocated and that is still held", from_c,
+                              weir::error_id{382});
     }
     bool const host = found->on.is_cpu();
     give(out,
@@ -359,7 +364,9 @@ weir_status weir_stop_memory_history(void) {
 }
 weir_status weir_dump_memory_snapshot(char const* path) {
   return answer([&] {
-    if (!path) throw weir::invalid_use("weir_dump_memory_snapshot", "null for a path", "Name a file", from_c);
+    if (!path)
+      throw weir::invalid_use("weir_dump_memory_snapshot", "null for a path", "Name a file", from_c,
+                              weir::error_id{383});
     weir::dump_memory_snapshot(path, from_c);
   });
 }

@@ -28,7 +28,7 @@ std::string of_bytes(std::size_t n) {
 void* allocate_or_throw(std::size_t bytes, int device, CUstream_st* handle) {
   if (is_forked()) {
     throw std::runtime_error(
-        "weir: this process is a fork of one that used a device, and cannot use one itself. Start it with "
+        "weir-115: this process is a fork of one that used a device, and cannot use one itself. Start it with "
         "the method spawn (torch.multiprocessing.set_start_method('spawn'))");
   }
   return allocate_rounded(bytes, device, handle);
@@ -46,7 +46,7 @@ void* allocate_or_throw(std::size_t bytes, int device, CUstream_st* handle) {
            " is free. weir's report:\n" + r.text();
     if (observer const tell = on_out_of_memory.load()) tell(device, bytes, r.allocated, free);
   } catch (...) {
-    throw std::runtime_error("weir: " + text_of(std::current_exception()));
+    throw std::runtime_error(text_of(std::current_exception()));
   }
   throw_out_of_memory(std::move(text));
 }
@@ -144,16 +144,16 @@ WEIR_HOOK void weir_torch_init(int devices) {
   try {
     weir::runtime& mine = weir::runtime::current(of_torch);
     if (devices > 0 && mine.is_simulated()) {
-      throw std::runtime_error("PyTorch has GPUs and weir has " + mine.description() +
+      throw std::runtime_error("weir-116: PyTorch has GPUs and weir has " + mine.description() +
                                ". Unset WEIR_DEVICES, or set it to cuda to learn why weir finds no GPU");
     }
     if (int const here = weir::device_count(of_torch); here != devices) {
-      throw std::runtime_error("PyTorch has " + std::to_string(devices) + " devices and weir has " +
+      throw std::runtime_error("weir-117: PyTorch has " + std::to_string(devices) + " devices and weir has " +
                                std::to_string(here) +
                                ": set CUDA_VISIBLE_DEVICES before the program's first use of CUDA");
     }
   } catch (...) {
-    throw std::runtime_error("weir: " + text_of(std::current_exception()));
+    throw std::runtime_error(text_of(std::current_exception()));
   }
 }
 

@@ -14,7 +14,8 @@ void open_memory(int owner, int reader) {
   try {
     if (can_access_peer(reader, owner, unknown)) enable_peer_access(device(owner), {device(reader)}, unknown);
   } catch (std::exception const& e) {
-    std::fprintf(stderr, "weir: gpu:%d does not reach the memory of gpu:%d, so that copies between them may fail: %s\n",
+    std::fprintf(stderr,
+                 "weir-118: gpu:%d does not reach the memory of gpu:%d, so that copies between them may fail: %s\n",
                  reader, owner, e.what());
   }
 }
@@ -42,7 +43,7 @@ stream_ref retained_streams::enrol(int device, CUstream_st* handle) {
   if (known && known->device != device) {
     throw invalid_use(
         "allocate", "a stream of gpu:" + std::to_string(known->device) + " for memory of gpu:" + std::to_string(device),
-        "Make the stream's device current first (with torch.cuda.device(...))", unknown);
+        "Make the stream's device current first (with torch.cuda.device(...))", unknown, error_id{384});
   }
   if (!known && lent_.contains(key)) {
     open_to_others(device);

@@ -80,7 +80,7 @@ thread_group::thread_group(runtime::impl& owner, std::vector<int> devices, std::
 runtime::impl& group::owner(std::string_view operation, source_location at) const {
   if (ended())
     throw invalid_use(std::string(operation), "the communicator's runtime has ended",
-                      "Keep the runtime until its last use", at);
+                      "Keep the runtime until its last use", at, error_id{253});
   return runtime_;
 }
 
@@ -98,12 +98,12 @@ void thread_group::refuse_if_over(shared const& s, int rank, std::string const& 
   std::string const subject = base::text("rank ", rank, " of ", size());
   if (s.aborted_by >= 0) {
     throw driver_error(0, operation, base::text(subject, ": rank ", s.aborted_by, " aborted this communicator"),
-                       make_anew, at);
+                       make_anew, at, error_id{254});
   }
   for (std::size_t other = 0; other < s.gone.size(); ++other) {
     if (s.gone[other])
       throw invalid_use(operation, base::text(subject, ": rank ", other, "'s communicator is destroyed"),
-                        "Keep all ranks' communicators until the last collective call", at);
+                        "Keep all ranks' communicators until the last collective call", at, error_id{255});
   }
 }
 
@@ -122,7 +122,7 @@ std::uint64_t thread_group::agree(int rank, collective_request const& r, source_
     throw invalid_use(std::string(name_of(r.what)),
                       base::text("rank ", rank, " calls ", r.text(), " where rank ", first.first_rank, " called ",
                                  first.first.text(), there),
-                      "Call the same collectives in the same order on all ranks", at);
+                      "Call the same collectives in the same order on all ranks", at, error_id{256});
   }
   ++s->open[place].ranks;
   std::uint64_t const sequence = next++;
@@ -150,7 +150,7 @@ stamp group::issue(int rank, clock::stream_clock& on, collective_request const& 
     if (std::string why = backend_->broken(rank); !why.empty()) {
       end_broken(rank, why, std::string(name_of(r.what)), at);
       throw driver_error(0, std::string(name_of(r.what)), base::text("rank ", rank, " of ", size(), ": ", why),
-                         make_anew, at);
+                         make_anew, at, error_id{257});
     }
   };
   refuse_if_over(rank, std::string(name_of(r.what)), at);
@@ -200,7 +200,7 @@ void thread_group::barrier(int rank, base::time_limit limit, source_location at)
   s->at_barrier[static_cast<std::size_t>(rank)] = false;
   refuse_if_over(*s, rank, "barrier", at);
   throw timed_out("barrier", base::text("rank ", rank, " waited ", limit.ns() / 1'000'000, " ms for ", missing),
-                  "Check why the thread of that rank did not call, or use a longer limit", at);
+                  "Check why the thread of that rank did not call, or use a longer limit", at, error_id{258});
 }
 
 void thread_group::abort(int rank, std::string_view) noexcept {
@@ -281,10 +281,11 @@ void use_on(clock::stream_clock& stream, device_span what, std::string_view oper
   std::string const op(operation);
   auto const role = [&] { return base::text(operand, " of ", what.count, " ", weir::name_of(what.dtype), " at"); };
   auto const named = [&] { return role() + " " + base::address_text(what.data); };
-  if (what.count < 0) throw invalid_use(op, named() + ": a negative count", "Pass a number of elements, 0 or more", at);
+  if (what.count < 0)
+    throw invalid_use(op, named() + ": a negative count", "Pass a number of elements, 0 or more", at, error_id{259});
   std::size_t bytes = 0;
   if (__builtin_mul_overflow(static_cast<std::size_t>(what.count), size_of(what.dtype), &bytes))
-    throw invalid_use(op, named() + ": the number of bytes overflows", "Pass a number of elements", at);
+    throw invalid_use(op, named() + ": the number of bytes overflows", "Pass a number of elements", at, error_id{260});
   if (bytes == 0) return;
   using streams::known_range;
   auto const is = known_range::of(stream.owner(), what.data, bytes);
@@ -299,7 +300,7 @@ void use_on(clock::stream_clock& stream, device_span what, std::string_view oper
     std::string const whose =
         device < 0 ? "not memory of " : "memory of " + base::gpu_name(device) + ", the rank's device is ";
     throw invalid_use(op, named() + " is " + whose + base::gpu_name(stream.device()),
-                      "Pass memory of the rank's device, from weir::allocate, a buffer or a tensor", at);
+                      "Pass memory of the rank's device, from weir::allocate, a buffer or a tensor", at, error_id{261});
   }
   if (is.memory && is.block.home != &stream) is.memory->record_use(what.data, stream, at);
 }
@@ -320,13 +321,14 @@ communicator::~communicator() = default;
 
 std::vector<communicator> communicator::create_all(std::span<weir::device const> devices, source_location at) {
   runtime::impl& owner = streams::current_runtime(at);
-  if (devices.empty()) throw invalid_use("communicator::create_all", "no devices", "Pass a device for each rank", at);
+  if (devices.empty())
+    throw invalid_use("communicator::create_all", "no devices", "Pass a device for each rank", at, error_id{262});
   std::vector<int> ordinals;
   for (weir::device const d : devices) {
     int const ordinal = streams::resolve(d, owner, "communicator::create_all", at);
     if (std::find(ordinals.begin(), ordinals.end(), ordinal) != ordinals.end()) {
       throw invalid_use("communicator::create_all", base::gpu_name(ordinal) + " is named twice",
-                        "Pass another device for each rank", at);
+                        "Pass another device for each rank", at, error_id{263});
     }
     ordinals.push_back(ordinal);
   }
@@ -352,14 +354,14 @@ namespace {
 void require_reducible(dtype type, std::string_view operation, source_location at) {
   if (!peer::reducible(type)) {
     throw not_supported(std::string(operation), "elements of " + std::string(name_of(type)),
-                        "Reduce float32, float64, float16, bfloat16, int8, uint8, int32 or int64", at);
+                        "Reduce float32, float64, float16, bfloat16, int8, uint8, int32 or int64", at, error_id{264});
   }
 }
 
 void require_rank(int root, int ranks, std::string_view operation, source_location at) {
   if (root < 0 || root >= ranks) {
     throw invalid_use(std::string(operation), base::text("root ", root, " of ", ranks, " ranks"),
-                      "Ranks count from 0 to " + std::to_string(ranks - 1), at);
+                      "Ranks count from 0 to " + std::to_string(ranks - 1), at, error_id{265});
   }
 }
 
@@ -370,13 +372,13 @@ void require_slice_or_apart(device_span whole, device_span part, int rank, int r
   if (whole.dtype != part.dtype) {
     throw invalid_use(
         op, "out and in are of " + std::string(name_of(whole.dtype)) + " and " + std::string(name_of(part.dtype)),
-        "Use one element type for both", at);
+        "Use one element type for both", at, error_id{266});
   }
   std::int64_t product = 0;
   if (__builtin_mul_overflow(part.count, static_cast<std::int64_t>(ranks), &product) || product != whole.count) {
     throw invalid_use(op,
                       base::text("parts of ", part.count, " elements from ", ranks, " ranks do not make ", whole.count),
-                      "Pass one part for each rank", at);
+                      "Pass one part for each rank", at, error_id{267});
   }
   auto const begin = [](device_span s) { return reinterpret_cast<std::uintptr_t>(s.data); };
   auto const bytes = [](device_span s) { return static_cast<std::uintptr_t>(s.count) * size_of(s.dtype); };
@@ -386,7 +388,7 @@ void require_slice_or_apart(device_span whole, device_span part, int rank, int r
     throw invalid_use(op,
                       base::text("the part at ", base::address_text(part.data), " overlaps the whole at ",
                                  base::address_text(whole.data), ", and is not rank ", rank, "'s slice of it"),
-                      "Pass that slice, or memory that does not overlap", at);
+                      "Pass that slice, or memory that does not overlap", at, error_id{268});
   }
 }
 

@@ -56,7 +56,7 @@ class chained_backend final : public collective_backend {
     auto const met = meet(rank, {&on, r, on.captured().value}, sequence, at);
     if (!met)
       throw driver_error(0, std::string(name_of(r.what)), operands(rank, r) + ": the communicator was aborted",
-                         "Create a new one with communicator::create_all", at);
+                         "Create a new one with communicator::create_all", at, error_id{269});
     said = met->way;
     if (!met->carried) return others_->issue(rank, on, sequence, r, at);
     if (!met->refused.ok())

@@ -77,9 +77,10 @@ gradient_buckets::state::one& gradient_buckets::state::find(int i, std::string_v
   std::string const op(operation);
   if (!block)
     throw invalid_use(op, std::to_string(ones.size()) + " gradients are added, but not built",
-                      "Call build() after the last add()", at);
+                      "Call build() after the last add()", at, error_id{270});
   if (i < 0 || static_cast<std::size_t>(i) >= ones.size()) {
-    throw invalid_use(op, base::text("gradient ", i, " of ", ones.size()), "Pass a number that add() returned", at);
+    throw invalid_use(op, base::text("gradient ", i, " of ", ones.size()), "Pass a number that add() returned", at,
+                      error_id{271});
   }
   return ones[static_cast<std::size_t>(i)];
 }
@@ -122,20 +123,22 @@ gradient_buckets::~gradient_buckets() = default;
 
 int gradient_buckets::add(std::string name, std::int64_t count, dtype type, source_location at) {
   if (state_->block)
-    throw invalid_use("gradient_buckets::add", "\"" + name + "\" after build()", "Call add() before build()", at);
+    throw invalid_use("gradient_buckets::add", "\"" + name + "\" after build()", "Call add() before build()", at,
+                      error_id{272});
   constexpr std::int64_t most = std::int64_t{1} << 56;
   if (count < 0 || count > most)
     throw invalid_use("gradient_buckets::add", base::text("\"", name, "\" of ", count, " elements"),
-                      "Pass a number of elements, 0 or more", at);
+                      "Pass a number of elements, 0 or more", at, error_id{273});
   if (!peer::reducible(type))
     throw not_supported("gradient_buckets::add", "\"" + name + "\" of " + std::string(name_of(type)),
-                        "Reduce float32, float64, float16, bfloat16, int8, uint8, int32 or int64", at);
+                        "Reduce float32, float64, float16, bfloat16, int8, uint8, int32 or int64", at, error_id{274});
   std::size_t const bytes = base::round_up(static_cast<std::size_t>(count) * size_of(type), gap);
   if (bytes > ~std::size_t{0} / 2 - state_->half) {
     std::string const what = base::text("\"", name, "\" of ", count, " ", name_of(type), " (", bytes, " B)");
-    throw invalid_use(
-        "gradient_buckets::add", base::text(what, " beside ", state_->half, " B: twice as much overflows"),
-        "Check the product that the count was made from: one block holds all parameters and gradients", at);
+    throw invalid_use("gradient_buckets::add",
+                      base::text(what, " beside ", state_->half, " B: twice as much overflows"),
+                      "Check the product that the count was made from: one block holds all parameters and gradients",
+                      at, error_id{275});
   }
   state_->ones.push_back({std::move(name), count, type});
   state_->half += bytes;
@@ -151,16 +154,18 @@ void gradient_buckets::build(source_location at) {
 void gradient_buckets::build(stream_ref on, source_location at) {
   state& s = *state_;
   if (s.block)
-    throw invalid_use("gradient_buckets::build", "a second build()", "Call build() once, after the last add()", at);
+    throw invalid_use("gradient_buckets::build", "a second build()", "Call build() once, after the last add()", at,
+                      error_id{276});
   if (s.ones.empty())
-    throw invalid_use("gradient_buckets::build", "there is no gradient", "Call add() for each gradient first", at);
+    throw invalid_use("gradient_buckets::build", "there is no gradient", "Call add() for each gradient first", at,
+                      error_id{277});
   runtime::impl& owner = s.all->owner("gradient_buckets::build", at);
   runtime_guard const in(owner.facade());
   int const device = s.all->device(s.rank);
   clock::stream_clock& home = streams::clock_or_throw(on, "gradient_buckets::build", at);
   if (&home.owner() != &owner || home.device() != device)
     throw invalid_use("gradient_buckets::build", base::text(streams::describe(home), " for the rank of gpu:", device),
-                      "Pass a stream of the rank's device", at);
+                      "Pass a stream of the rank's device", at, error_id{278});
   s.buckets.clear();
   s.lay_out();
   s.side.emplace(weir::device(device), priority::high, at);
@@ -196,7 +201,7 @@ device_span gradient_buckets::parameters(source_location at) const {
       throw invalid_use("gradient_buckets::parameters",
                         "\"" + first.name + "\" is of " + std::string(name_of(first.type)) + ", \"" + o.name +
                             "\" of " + std::string(name_of(o.type)),
-                        "Use parameter(i) instead", at);
+                        "Use parameter(i) instead", at, error_id{279});
     }
   }
   return {state_->block, static_cast<std::int64_t>(state_->half / size_of(first.type)), first.type};
@@ -215,14 +220,14 @@ void gradient_buckets::mark_ready(int i, stream_ref writer, source_location at) 
     throw invalid_use("gradient_buckets::mark_ready",
                       base::text(s.named(i), " from a stream of gpu:", stream.device(),
                                  ", the rank's device is gpu:", s.all->device(s.rank)),
-                      "Pass the stream that wrote the gradient", at);
+                      "Pass the stream that wrote the gradient", at, error_id{280});
   }
   if (o.was_ready) {
     throw invalid_use(
         "gradient_buckets::mark_ready", s.named(i) + " is ready twice in one step",
         "Call mark_ready once, after the last write. If a layer is recomputed or gradients accumulate, call it "
         "after the last pass",
-        at);
+        at, error_id{281});
   }
   s.memory(at).record_use(s.block, stream, at);
   state::bucket& b = s.buckets[static_cast<std::size_t>(o.bucket)];
@@ -254,7 +259,7 @@ void gradient_buckets::finish(stream_ref reader, source_location at) {
     throw invalid_use(
         "gradient_buckets::finish",
         base::text(more, " of ", size(), " gradients were not marked as ready: ", missing, more > 8 ? ", …" : ""),
-        "Call mark_ready for each gradient in each step, also for a zero gradient", at);
+        "Call mark_ready for each gradient in each step, also for a zero gradient", at, error_id{282});
   }
   s.start_full_buckets(at);  // again, if a start was refused before
   clock::stream_clock& side = streams::clock_of(*s.side);

@@ -102,7 +102,7 @@ class nccl_backend final : public collective_backend {
     if (answer != ncclSuccess) {
       throw driver_error(static_cast<int>(answer), "communicator::create_all",
                          base::text(devices_.size(), " GPUs: NCCL returns ", words(answer, nullptr)),
-                         "Set NCCL_DEBUG=INFO for NCCL's own messages", at);
+                         "Set NCCL_DEBUG=INFO for NCCL's own messages", at, error_id{283});
     }
     for (std::size_t i = 0; i < made.size(); ++i) ranks_[i].comm = made[i];
   }
@@ -158,7 +158,7 @@ class nccl_backend final : public collective_backend {
       base::lock_guard const lock(mine.calls);
       if (!mine.comm)
         throw driver_error(0, std::string(name_of(r.what)), operands() + ": the communicator was aborted",
-                           "Create a new one with communicator::create_all", at);
+                           "Create a new one with communicator::create_all", at, error_id{284});
       bool const bytes = !r.reduces();  // no arithmetic: element types do not matter
       std::size_t const count = static_cast<std::size_t>(r.count) * (bytes ? size_of(r.type) : 1);
       ncclDataType_t const type = bytes ? ncclUint8 : type_of(r.type);
@@ -195,7 +195,7 @@ class nccl_backend final : public collective_backend {
     if (auto const s = on.captured().is; s.what == driver::code::lost)
       throw_refusal(s, name_of(r.what), operands(), "", at);
     throw driver_error(static_cast<int>(answer), std::string(name_of(r.what)), operands() + ": NCCL answers " + text,
-                       "Set NCCL_DEBUG=INFO for NCCL's own messages", at);
+                       "Set NCCL_DEBUG=INFO for NCCL's own messages", at, error_id{285});
   }
 
   bool idle(int rank) override {

@@ -88,7 +88,7 @@ void force(plan& p, copy_route by, source_location at) {
   if (!through_slots && !anyhow_peer && !straight) {
     throw invalid_use("copy", text_of(p) + ", by copy_route::" + std::string(name_of(by)),
                       "Use a route that this memory has: automatic selects copy_route::" + std::string(name_of(p.by)),
-                      at);
+                      at, error_id{288});
   }
   p.by = by;
   p.reason = "a route_guard of this thread selects it";
@@ -101,7 +101,7 @@ plan look(runtime::impl& r, asked a, source_location at) {
   p.dst = inspect(r, "copy", "dst", a.dst, a.bytes, at);
   p.src = inspect(r, "copy", "src", a.src, a.bytes, at);
   if (a.dst != a.src && overlap(a.dst, a.src, a.bytes))
-    throw invalid_use("copy", text_of(p) + ", which overlap", "Copy through a third buffer", at);
+    throw invalid_use("copy", text_of(p) + ", which overlap", "Copy through a third buffer", at, error_id{289});
   choose(r, p);
   force(p, settings().by, at);
   return p;
@@ -125,7 +125,7 @@ void check_stream(plan const& p, clock::stream_clock const& stream, source_locat
   bool const is_host = p.by == copy_route::host;
   if (is_host || stream.device() == p.dst.device || stream.device() == p.src.device) return;
   throw invalid_use("copy", text_of(p) + ", on a stream of gpu:" + std::to_string(stream.device()),
-                    "Pass a stream of a device that holds the memory", at);
+                    "Pass a stream of a device that holds the memory", at, error_id{290});
 }
 
 void synchronize(runtime::impl& r, clock::stream_clock const& stream, clock::stamp s, char const* operation,
@@ -361,7 +361,7 @@ stamp fill(runtime::impl& r, clock::stream_clock* given, void* dst, std::byte va
   p.dst = inspect(r, "fill", "dst", dst, bytes, at);
   if (given && !p.dst.on_host() && given->device() != p.dst.device)
     throw invalid_use("fill", "dst " + p.dst.text() + ", on a stream of gpu:" + std::to_string(given->device()),
-                      "Pass a stream of the device that holds the memory", at);
+                      "Pass a stream of the device that holds the memory", at, error_id{291});
   auto& stream = given             ? *given
                : p.dst.on_host() ? streams::current_clock(r, at)
                                  : streams::current_clock(r, p.dst.device, at);

@@ -14,11 +14,11 @@ endpoint inspect(runtime::impl& r, std::string_view operation, std::string_view 
             source_location where) {
   endpoint found;
   found.at = at;
-  auto const refuse = [&](std::string const& what, char const* remedy) {
+  auto const refuse = [&](std::string const& what, char const* remedy, error_id id) {
     throw invalid_use(std::string(operation),
-                      std::string(role) + " " + what + ", asked " + std::to_string(bytes) + " B", remedy, where);
+                      std::string(role) + " " + what + ", asked " + std::to_string(bytes) + " B", remedy, where, id);
   };
-  if (!at) refuse("is null", "Pass an address, or zero bytes");
+  if (!at) refuse("is null", "Pass an address, or zero bytes", error_id{292});
   using streams::known_range;
   auto const is = known_range::of(r, at, bytes);
   if (!is.locked_in_place && is.require_inside(operation, role, where).is == known_range::verdict::inside) {
@@ -41,7 +41,7 @@ endpoint inspect(runtime::impl& r, std::string_view operation, std::string_view 
   found.device = first.device;
   if (first.in == driver::where::unknown_device)
     refuse(base::address_text(at) + " is device memory of another runtime or library",
-           "Copy with the runtime that allocated the memory");
+           "Copy with the runtime that allocated the memory", error_id{293});
   if (first.in == driver::where::pinned) {  // a range that leaves its registration is pageable to a copy engine
     auto const last = ask(static_cast<std::byte const*>(at) + (bytes - 1));
     if (last.in != driver::where::pinned) found.in = driver::where::pageable;

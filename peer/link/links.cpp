@@ -355,7 +355,7 @@ void links::must_reach(int from, int to, std::string_view operation, source_loca
       : !may_be_opened(to)
           ? "Copy instead: memory of " + base::gpu_name(to) + " consists of segments, which peers cannot access"
           : "Copy instead: one device already shares memory with " + std::to_string(most_peers) + " devices";
-  throw not_supported(std::string(operation), base::pair_text(from, to), why, at);
+  throw not_supported(std::string(operation), base::pair_text(from, to), why, at, error_id{294});
 }
 
 void links::prove_all(std::span<int const> devices, source_location at) noexcept {

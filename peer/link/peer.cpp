@@ -79,7 +79,7 @@ void detail::enable_peer_access(void const* block, device reader, source_locatio
   }
   if (!found) {
     throw invalid_use("enable_peer_access", streams::range_text(block, 0) + " for gpu:" + std::to_string(from),
-                      "Pass a live block of this runtime", at);
+                      "Pass a live block of this runtime", at, error_id{295});
   }
   int const to = memory->device();
   if (from == to) return;

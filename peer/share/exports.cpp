@@ -253,7 +253,7 @@ driver::device_info exports::about(int device, char const* operation, source_loc
   require(info.is, operation, base::gpu_name(device), "Try again", at);
   if (!info.value.maps)
     throw not_supported(operation, base::gpu_name(device) + ": this device maps no memory",
-                        "Copy through the host instead", at);
+                        "Copy through the host instead", at, error_id{296});
   return info.value;
 }
 

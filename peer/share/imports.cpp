@@ -16,14 +16,15 @@ constexpr char const* operation = "share_channel::receive";
 
 [[noreturn]] void refuse(std::string what, source_location at) {
   throw invalid_use(operation, std::move(what),
-                    "Let the other process send its buffer again, with the same version of weir", at);
+                    "Let the other process send its buffer again, with the same version of weir", at, error_id{297});
 }
 [[noreturn]] void is_gone(std::string const& name, source_location at) {
   throw peer_disconnected(operation, name + ": its owner has ended or withdrawn it",
-                          "Let a running process send the buffer", at);
+                          "Let a running process send the buffer", at, error_id{298});
 }
 [[noreturn]] void cannot_talk(std::string const& name, source_location at) {
-  throw driver_error(0, operation, name + ": the socket between this process and its owner failed", "Try again", at);
+  throw driver_error(0, operation, name + ": the socket between this process and its owner failed", "Try again", at,
+                     error_id{299});
 }
 
 // Unused handles that stay mapped for reuse; each takes up to three descriptors.
@@ -65,7 +66,7 @@ int imports::device_named(std::string const& uuid, source_location at) {
   auto const found = std::find(uuids_.begin(), uuids_.end(), uuid);
   if (found != uuids_.end()) return static_cast<int>(found - uuids_.begin());
   throw not_supported(operation, "memory of " + uuid + ", a device that is not visible to this process",
-                      "List it in CUDA_VISIBLE_DEVICES of both processes", at);
+                      "List it in CUDA_VISIBLE_DEVICES of both processes", at, error_id{300});
 }
 
 // Names in a message are not trusted: the kernel must confirm that both descriptors are the same open file.
@@ -159,7 +160,7 @@ void imports::make_reachable(imported& b, int reader, source_location at) {
   if (is != links::link_state::proven)
     throw not_supported(operation,
                         pair + (is == links::link_state::wrong ? ": this link failed its test" : ": no link"),
-                        "Open it for " + base::gpu_name(b.device) + " and copy", at);
+                        "Open it for " + base::gpu_name(b.device) + " and copy", at, error_id{301});
   require(b.pages.grant(reader), operation, pair,
           "Open it for " + base::gpu_name(b.device) + " and copy, or repeat the call", at);
 }

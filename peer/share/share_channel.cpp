@@ -12,17 +12,16 @@
 namespace weir {
 
 peer_disconnected::peer_disconnected(std::string operation, std::string operands, std::string remedy,
-                                     source_location at)
-    : std::runtime_error("weir: " + operation + ": " + operands + ". " + remedy +
-                         (at.file_name() ? base::text(" [", at.file_name(), ":", at.line(), "]") : "")),
-      error(std::move(operation), std::move(operands), std::move(remedy), at) {}
+                                     source_location at, error_id id)
+    : std::runtime_error(sentence(operation, operands, remedy, at, id)),
+      error(std::move(operation), std::move(operands), std::move(remedy), at, id) {}
 
 namespace {
 void check_size(char const* operation, size_t bytes, source_location at) {
-  if (bytes == 0) throw invalid_use(operation, "0 B", "Pass a size of at least one byte", at);
+  if (bytes == 0) throw invalid_use(operation, "0 B", "Pass a size of at least one byte", at, error_id{302});
   if (bytes > ~size_t{0} / 4)
     throw invalid_use(operation, std::to_string(bytes) + " B",
-                      "The size has overflowed: check the product it was made from", at);
+                      "The size has overflowed: check the product it was made from", at, error_id{303});
 }
 }  // namespace
 
@@ -64,12 +63,12 @@ void exportable_buffer::record_stream(stream_ref s, source_location at) const {
   auto& stream = streams::clock_or_throw(s, "exportable_buffer::record_stream", at);
   if (!is_ || is_->ended)
     throw invalid_use("exportable_buffer::record_stream", "an empty buffer",
-                      "Record streams before the buffer is released", at);
+                      "Record streams before the buffer is released", at, error_id{304});
   auto& users = is_->users;
   if (std::find(users.begin(), users.end(), &stream) != users.end()) return;
   if (&stream.owner().machine() != &is_->home->machine())
     throw invalid_use("exportable_buffer::record_stream", "a stream of another runtime",
-                      "Use streams of the buffer's runtime", at);
+                      "Use streams of the buffer's runtime", at, error_id{305});
   is_->last_uses.reserve(users.size() + 1);
   users.push_back(&stream);
 }
@@ -125,7 +124,8 @@ namespace {
 peer::shared_pool& live(std::shared_ptr<peer::shared_pool> const& is, source_location at) {
   constexpr char const* operation = "share_pool::allocate";
   if (!is || is->ended())
-    throw invalid_use(operation, "a pool that was moved from, or whose runtime has ended", "Create a new pool", at);
+    throw invalid_use(operation, "a pool that was moved from, or whose runtime has ended", "Create a new pool", at,
+                      error_id{306});
   if (process_was_forked()) streams::throw_forked(operation, at);
   return *is;
 }
@@ -143,7 +143,7 @@ exportable_buffer share_pool::allocate(stream_ref home, size_t bytes, source_loc
   auto& stream = streams::clock_or_throw(home, operation, at);
   if (int const device = live(is_, at).device(); stream.device() != device || &stream.owner() != &is_->owner()) {
     throw invalid_use(operation, base::text(streams::describe(stream), ", the pool is of gpu:", device),
-                      "Pass a stream of the pool's device", at);
+                      "Pass a stream of the pool's device", at, error_id{307});
   }
   check_size(operation, bytes, at);
   return exportable_buffer(peer::shared_pool::allocate(is_, stream, bytes, at));
@@ -179,13 +179,14 @@ struct WEIR_LOCAL share_channel::state {
       case os::heard::message: return;
       case os::heard::too_late:
         throw timed_out(operation, "the other process has read " + timeout_text(),
-                        "Repeat the call, or close the channel: the other process may be stopped", at);
+                        "Repeat the call, or close the channel: the other process may be stopped", at, error_id{308});
       case os::heard::closed:
         throw peer_disconnected(operation, "the other process has ended or closed the channel",
-                                "Start another process: nothing was sent", at);
+                                "Start another process: nothing was sent", at, error_id{309});
       case os::heard::refused: break;
     }
-    throw driver_error(0, operation, "the system refuses to send", "Close descriptors, and repeat the call", at);
+    throw driver_error(0, operation, "the system refuses to send", "Close descriptors, and repeat the call", at,
+                       error_id{310});
   }
 
   // Ensures: `next` is present and of that kind.
@@ -194,7 +195,7 @@ struct WEIR_LOCAL share_channel::state {
     if (next->what.kind == kind) return;
     bool const buffer = kind == peer::message_kind::number;
     throw invalid_use(operation, buffer ? "the next message is a buffer" : "the next message is a signal",
-                      buffer ? "Call receive() before wait()" : "Call wait() before receive()", at);
+                      buffer ? "Call receive() before wait()" : "Call wait() before receive()", at, error_id{311});
   }
 
   arrived receive(char const* operation, source_location at) const {
@@ -204,16 +205,17 @@ struct WEIR_LOCAL share_channel::state {
       case os::heard::message: break;
       case os::heard::too_late:
         throw timed_out(operation, "the other process has sent " + timeout_text(),
-                        "Repeat the call, or close the channel: the other process may be stopped", at);
+                        "Repeat the call, or close the channel: the other process may be stopped", at, error_id{312});
       case os::heard::closed:
         throw peer_disconnected(operation, "the other process has ended or closed the channel",
-                                "Start another process: all its messages were read", at);
-      case os::heard::refused: throw driver_error(0, operation, "the system refuses to receive", "Try again", at);
+                                "Start another process: all its messages were read", at, error_id{313});
+      case os::heard::refused:
+        throw driver_error(0, operation, "the system refuses to receive", "Try again", at, error_id{314});
     }
     if (auto const wrong = peer::judge(out.what, got.bytes, got.file_count, got.cut); !wrong.empty()) {
       throw invalid_use(operation, wrong,
                         "Run the same version of weir in both processes, and let no other code write to this socket",
-                        at);
+                        at, error_id{315});
     }
     out.with = {std::move(got.files[0]), std::move(got.files[1])};
     return out;
@@ -224,15 +226,15 @@ namespace {
 void check_timeout(char const* operation, std::chrono::milliseconds timeout, source_location at) {
   if (timeout.count() <= 0)
     throw invalid_use(operation, base::text("a timeout of ", timeout.count(), " ms"),
-                      "Pass a positive time to wait for the other process", at);
+                      "Pass a positive time to wait for the other process", at, error_id{316});
 }
 }  // namespace
 
 share_channel::share_channel(int socket, std::chrono::milliseconds timeout, source_location at) {
   if (!os::is_message_socket(socket)) {
-    throw invalid_use("share_channel",
-                      base::text("descriptor ", socket, " is not a Unix socket of type SOCK_SEQPACKET"),
-                      "Create it with socketpair(AF_UNIX, SOCK_SEQPACKET, ...), or with bind, listen and accept", at);
+    throw invalid_use(
+        "share_channel", base::text("descriptor ", socket, " is not a Unix socket of type SOCK_SEQPACKET"),
+        "Create it with socketpair(AF_UNIX, SOCK_SEQPACKET, ...), or with bind, listen and accept", at, error_id{317});
   }
   check_timeout("share_channel", timeout, at);
   state_ = std::make_unique<state>();
@@ -245,7 +247,8 @@ share_channel& share_channel::operator=(share_channel&&) noexcept = default;
 
 share_channel::state& share_channel::live(char const* operation, source_location at) const {
   if (!state_)
-    throw invalid_use(operation, "a channel that was moved from", "Use the channel that it was moved to", at);
+    throw invalid_use(operation, "a channel that was moved from", "Use the channel that it was moved to", at,
+                      error_id{318});
   if (state_->of_process != os::fork_generation()) streams::throw_forked(operation, at);
   return *state_;
 }
@@ -271,7 +274,7 @@ void share_channel::send(exportable_buffer const& b, stream_ref last_write, sour
   state& own = live(operation, at);
   if (!b.data())
     throw invalid_use(operation, "an empty buffer",
-                      "Send a buffer that is not released, of a runtime that has not ended", at);
+                      "Send a buffer that is not released, of a runtime that has not ended", at, error_id{319});
   wait_for(streams::clock_or_throw(last_write, operation, at), operation, at);
   peer::exported &is = *b.is_, &whole = is.handle();
   if (is.importers.size() > 8) {  // keeps the last loan: it shows importers that the memory still exists
@@ -282,13 +285,13 @@ void share_channel::send(exportable_buffer const& b, stream_ref last_write, sour
   is.importers.reserve(is.importers.size() + 1);
   auto const no_files = [&] {
     throw driver_error(0, operation, "the system has no descriptors left", "Close some, or raise the limit (ulimit -n)",
-                       at);
+                       at, error_id{320});
   };
   auto const [mine, theirs] = os::make_sockets();
   peer::importer ours{peer::owned_file(mine)};
   peer::owned_file const life(theirs);
   if (mine < 0) no_files();
-  if (!ours.lend()) throw driver_error(0, operation, "the system refuses to send", "Try again", at);
+  if (!ours.lend()) throw driver_error(0, operation, "the system refuses to send", "Try again", at, error_id{321});
   auto const memory = whole.descriptor(is.home->machine());
   if (memory.is.what == driver::code::out_of_memory) no_files();
   require(memory.is, operation, base::text(whole.pages.bytes(), " B of gpu:", is.device), "Try again", at);

@@ -18,7 +18,7 @@ constexpr std::size_t first_handle = std::size_t{32} << 20, largest_handle = std
 std::size_t whole_pages(std::size_t handle_bytes, std::size_t page, source_location at) {
   if (handle_bytes <= ~std::size_t{0} / 4) return base::round_up(handle_bytes, page);
   throw invalid_use("share_pool", "handle_bytes of " + std::to_string(handle_bytes),
-                    "The size has overflowed: check the product it was made from", at);
+                    "The size has overflowed: check the product it was made from", at, error_id{322});
 }
 
 }  // namespace
@@ -37,7 +37,7 @@ shared_pool::shared_pool(exports& e, runtime::impl& r, int device, share_pool_op
     r.open(reader, "share_pool", at);
     if (r.part<links>().prove(reader, device, at) != links::link_state::proven)
       throw not_supported("share_pool", "a reader without a direct link: " + pair,
-                          "Omit this reader: copies still reach it", at);
+                          "Omit this reader: copies still reach it", at, error_id{323});
     readers_.push_back(reader);
   }
 }

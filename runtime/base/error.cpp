@@ -5,14 +5,19 @@
 #include <utility>
 
 namespace weir {
+namespace {
+constexpr error_id no_memory{101};  // allocate: out of memory: a report
+constexpr error_id racing{102};     // check_races: race: two uses of a byte that nothing orders, at least one a write
+}  // namespace
 
 struct WEIR_LOCAL error::text {
   std::string operation, operands, remedy;
   source_location where;
+  error_id id;
 };
 
-error::error(std::string operation, std::string operands, std::string remedy, source_location at)
-    : text_(std::make_shared<text const>(text{std::move(operation), std::move(operands), std::move(remedy), at})) {}
+error::error(std::string operation, std::string operands, std::string remedy, source_location at, error_id id)
+    : text_(std::make_shared<text const>(text{std::move(operation), std::move(operands), std::move(remedy), at, id})) {}
 error::error(error const&) noexcept = default;
 error& error::operator=(error const&) noexcept = default;
 error::~error() = default;
@@ -20,31 +25,33 @@ std::string_view error::operation() const noexcept { return text_->operation; }
 std::string_view error::operands() const noexcept { return text_->operands; }
 std::string_view error::remedy() const noexcept { return text_->remedy; }
 source_location error::where() const noexcept { return text_->where; }
+error_id error::id() const noexcept { return text_->id; }
 
-namespace {
-std::string sentence(std::string const& operation, std::string const& operands, std::string const& remedy,
-                     source_location at) {
-  std::string s = "weir: " + operation + ": " + operands;
+std::string error::sentence(std::string const& operation, std::string const& operands, std::string const& remedy,
+                            source_location at, error_id id) {
+  std::string s = id == error_id::none ? "weir" : "weir-" + std::to_string(static_cast<int>(id));
+  s += ": " + operation + ": " + operands;
   if (!remedy.empty()) s += ". " + remedy;
   if (at.file_name()) s += std::string(" [") + at.file_name() + ":" + std::to_string(at.line()) + "]";
   return s;
 }
-}  // namespace
 
-invalid_use::invalid_use(std::string operation, std::string operands, std::string remedy, source_location at)
-    : std::logic_error(sentence(operation, operands, remedy, at)),
-      error(std::move(operation), std::move(operands), std::move(remedy), at) {}
-not_supported::not_supported(std::string operation, std::string operands, std::string remedy, source_location at)
-    : std::runtime_error(sentence(operation, operands, remedy, at)),
-      error(std::move(operation), std::move(operands), std::move(remedy), at) {}
+invalid_use::invalid_use(std::string operation, std::string operands, std::string remedy, source_location at,
+                         error_id id)
+    : std::logic_error(sentence(operation, operands, remedy, at, id)),
+      error(std::move(operation), std::move(operands), std::move(remedy), at, id) {}
+not_supported::not_supported(std::string operation, std::string operands, std::string remedy, source_location at,
+                             error_id id)
+    : std::runtime_error(sentence(operation, operands, remedy, at, id)),
+      error(std::move(operation), std::move(operands), std::move(remedy), at, id) {}
 driver_error::driver_error(int code, std::string operation, std::string operands, std::string remedy,
-                           source_location at)
-    : std::runtime_error(sentence(operation, operands, remedy, at)),
-      error(std::move(operation), std::move(operands), std::move(remedy), at),
+                           source_location at, error_id id)
+    : std::runtime_error(sentence(operation, operands, remedy, at, id)),
+      error(std::move(operation), std::move(operands), std::move(remedy), at, id),
       code_(code) {}
-timed_out::timed_out(std::string operation, std::string operands, std::string remedy, source_location at)
-    : std::runtime_error(sentence(operation, operands, remedy, at)),
-      error(std::move(operation), std::move(operands), std::move(remedy), at) {}
+timed_out::timed_out(std::string operation, std::string operands, std::string remedy, source_location at, error_id id)
+    : std::runtime_error(sentence(operation, operands, remedy, at, id)),
+      error(std::move(operation), std::move(operands), std::move(remedy), at, id) {}
 
 namespace {
 constexpr std::string_view remedy_word = "Remedy: ";
@@ -56,8 +63,8 @@ std::string after_remedy(std::string const& report) {
 }  // namespace
 
 race_found::race_found(std::string report, source_location first, source_location second)
-    : std::logic_error(sentence("check_races", report, "", second)),
-      error("check_races", before_remedy(report), after_remedy(report), second),
+    : std::logic_error(sentence("check_races", report, "", second, racing)),
+      error("check_races", before_remedy(report), after_remedy(report), second, racing),
       first_(first) {}
 
 namespace {
@@ -69,9 +76,10 @@ std::string last_line(std::string text) {  // of a report: the remedy
 
 out_of_memory::out_of_memory(memory_report report, source_location at)
     : error("allocate", report.on.str() + " has no room for " + std::to_string(report.requested) + " B",
-            last_line(report.text()), at),
+            last_line(report.text()), at, no_memory),
       report_(std::make_shared<memory_report const>(std::move(report))),
-      what_(std::make_shared<std::string const>(sentence("allocate", "out of memory", report_->text(), at))) {}
+      what_(
+          std::make_shared<std::string const>(sentence("allocate", "out of memory", report_->text(), at, no_memory))) {}
 char const* out_of_memory::what() const noexcept { return what_->c_str(); }
 
 }  // namespace weir

@@ -11,7 +11,7 @@ namespace weir {
 device::device(std::string_view text, source_location at) : index_(-1) {
   auto const refuse = [&] {
     throw invalid_use("device", "\"" + std::string(text) + "\" is not a device",
-                      "Write cpu, gpu, gpu:N, cuda or cuda:N", at);
+                      "Write cpu, gpu, gpu:N, cuda or cuda:N", at, error_id{145});
   };
   if (text == "cpu") {
     index_ = cpu.index_;

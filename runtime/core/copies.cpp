@@ -78,7 +78,7 @@ copy_in_use::copy_in_use(source_location at) {
                     base::text("two copies of weir in one process: ", other, " is in use, and ",
                                os::file_of_code(reinterpret_cast<void const*>(&leave)), " holds another"),
                     "Link the program and its plugins with one libweir.so (weir::shared in CMake, `pkg-config weir`)",
-                    at);
+                    at, error_id{146});
 }
 
 copy_in_use::~copy_in_use() { leave(); }

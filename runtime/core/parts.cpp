@@ -56,7 +56,7 @@ runtime::impl::~impl() {
 runtime::impl& known_runtime::get(std::string_view operation, std::string const& what, source_location at) const {
   if (auto* const r = if_alive()) return *r;
   throw invalid_use(std::string(operation), what + ", whose runtime has ended", "Keep the runtime until its last use",
-                    at);
+                    at, error_id{147});
 }
 
 void runtime::impl::before_the_end(void* part, void (*let_go)(void*) noexcept) {
@@ -92,7 +92,7 @@ void runtime::impl::open(int device, std::string_view operation, source_location
                       base::gpu_name(device) + " of " + std::to_string(device_count_) + " devices",
                       device_count_ ? "Devices count from gpu:0 to gpu:" + std::to_string(device_count_ - 1)
                                     : "Set WEIR_DEVICES=sim for simulated devices",
-                      at);
+                      at, error_id{148});
   }
   auto& opened = opened_[static_cast<std::size_t>(device)];
   if (opened.load(base::memory_order_acquire)) return;
@@ -128,25 +128,26 @@ void throw_refusal(driver::status s, std::string_view operation, std::string ope
       throw device_lost(s.native, op, operands + ": the device is lost to this process",
                         "Restart the process; the other devices still work. To find the kernel that failed, run with "
                         "CUDA_LAUNCH_BLOCKING=1",
-                        at);
-    case driver::code::not_supported: throw not_supported(op, operands + ": not supported by this machine", remedy, at);
+                        at, error_id{149});
+    case driver::code::not_supported:
+      throw not_supported(op, operands + ": not supported by this machine", remedy, at, error_id{150});
     case driver::code::not_permitted:
       if (driver::inside_work::here()) {
         throw invalid_use(op, operands + ": called from a host function of a stream, where CUDA allows no driver call",
-                          "Return from the function first, or call from another thread", at);
+                          "Return from the function first, or call from another thread", at, error_id{151});
       }
-      throw invalid_use(op, operands + ": not permitted during a capture", remedy, at);
+      throw invalid_use(op, operands + ": not permitted during a capture", remedy, at, error_id{152});
     case driver::code::forked:
       throw not_supported(op, operands + ": this process was forked from one that uses GPUs",
-                          "Fork before the first use of weir, or start a new process instead", at);
+                          "Fork before the first use of weir, or start a new process instead", at, error_id{153});
     case driver::code::unloading:
       throw driver_error(s.native, op, operands + ": the process is ending",
-                         "Make no call to weir after main has returned", at);
+                         "Make no call to weir after main has returned", at, error_id{154});
     default:
       throw driver_error(
           s.native, op,
           operands + ": " + std::string(name_of(s.what)) + (s.native ? " (" + std::to_string(s.native) + ")" : ""),
-          remedy, at);
+          remedy, at, error_id{155});  // the driver's answer, such as: illegal address (700)
   }
 }
 
@@ -175,7 +176,7 @@ runtime::runtime(simulated like, weir::options o, source_location at) {
   begin_in_process();
   if (like.devices < 1 || like.devices > 64) {
     throw invalid_use("runtime", "simulated{.devices = " + std::to_string(like.devices) + "}",
-                      "Ask for 1 to 64 devices", at);
+                      "Ask for 1 to 64 devices", at, error_id{156});
   }
   like.protect_memory |= guard_wanted(o, at);
   driver::opened c = open_machine({.which = machine_choice::kind::simulated, .sim = like, .visible = {}}, at);

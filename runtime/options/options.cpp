@@ -72,8 +72,9 @@ constexpr option_row table[] = {
      "`info`: machines and devices; `debug`: memory mapped and returned, waits inserted."},
 };
 
-[[noreturn]] void refuse(std::string operation, std::string operands, std::string remedy, source_location at) {
-  throw invalid_use(std::move(operation), std::move(operands), std::move(remedy), at);
+[[noreturn]] void refuse(std::string operation, std::string operands, std::string remedy, source_location at,
+                         error_id id) {
+  throw invalid_use(std::move(operation), std::move(operands), std::move(remedy), at, id);
 }
 
 using base::all_of;
@@ -94,7 +95,8 @@ std::size_t word_of(std::span<std::string_view const> words, std::string_view ke
   std::string meant = did_you_mean(value, words, std::string(key) + ":");
   if (!meant.empty()) meant.pop_back();
   refuse(std::string(where), std::string(key) + ":" + in_quotes(value) + " is none of " + all_of(words),
-         meant.empty() ? "Write " + std::string(key) + ":" + std::string(words.front()) + ", for example" : meant, at);
+         meant.empty() ? "Write " + std::string(key) + ":" + std::string(words.front()) + ", for example" : meant, at,
+         error_id{167});
 }
 
 // Options of PYTORCH_CUDA_ALLOC_CONF, and their replacement in weir.
@@ -123,7 +125,9 @@ size_t set_option(options& into, std::string_view key, std::string_view value, s
     }
     std::string const name(key);
     auto const required = [&](auto const& given, char const* is_none, std::string remedy) {
-      if (!given) refuse(std::string(where), name + ":" + in_quotes(value) + is_none, std::move(remedy), at);
+      if (!given)
+        refuse(std::string(where), name + ":" + in_quotes(value) + is_none, std::move(remedy), at,
+               error_id{168});  // KEY:"VALUE" is no value of that option. The remedy has an example
       return *given;
     };
     if (auto const* const size = std::get_if<size_t options::*>(&row.at)) {
@@ -147,12 +151,12 @@ size_t set_option(options& into, std::string_view key, std::string_view value, s
   for (auto const& [of_torch, instead] : of_pytorch) {
     if (key == of_torch)
       refuse(std::string(where), in_quotes(key) + " is an option of PyTorch, not of weir",
-             std::string(instead) + ". See docs/reference/coming-from-pytorch.md", at);
+             std::string(instead) + ". See docs/reference/coming-from-pytorch.md", at, error_id{169});
   }
   std::vector<std::string_view> names;
   for (option_row const& row : table) names.push_back(row.name);
   refuse(std::string(where), "there is no option " + in_quotes(key),
-         did_you_mean(key, names) + "docs/reference/options.md lists the options", at);
+         did_you_mean(key, names) + "docs/reference/options.md lists the options", at, error_id{170});
 }
 
 // a hundred years fit in a count of nanoseconds
@@ -253,7 +257,8 @@ void read_options(std::string_view text, options& into, std::vector<std::string>
     std::string_view const pair = trimmed(item);
     if (pair.empty()) continue;
     size_t const colon = pair.find(':');
-    if (colon == pair.npos) refuse(where, in_quotes(pair) + " has no value", "Write key:value,key:value", at);
+    if (colon == pair.npos)
+      refuse(where, in_quotes(pair) + " has no value", "Write key:value,key:value", at, error_id{171});
     size_t const row = set_option(into, trimmed(pair.substr(0, colon)), trimmed(pair.substr(colon + 1)), where, at);
     if (origin) (*origin)[row] = where;
   }
@@ -265,7 +270,7 @@ void read_file(std::string const& path, found_options& into, source_location at)
   auto const file = os::read_text(path.c_str(), most);
   if (!file.text)
     refuse("WEIR_CONF_FILE", in_quotes(path) + " " + file.why_not,
-           "Name a file of lines key:value, or unset WEIR_CONF_FILE", at);
+           "Name a file of lines key:value, or unset WEIR_CONF_FILE", at, error_id{172});
   std::string_view left = *file.text;
   for (int number = 1; !left.empty(); ++number) {
     std::string_view const line = left.substr(0, left.find('\n'));
@@ -294,18 +299,19 @@ std::span<option_row const> option_table() noexcept { return table; }
 
 void check_options(options const& o, source_location at) {
   for (option_row const& row : table) {
-    auto const refuse_it = [&](std::string const& value, std::string remedy) {
-      throw invalid_use("runtime", "options::" + std::string(row.name) + " of " + value, std::move(remedy), at);
+    auto const refuse_it = [&](std::string const& value, std::string remedy, error_id id) {
+      throw invalid_use("runtime", "options::" + std::string(row.name) + " of " + value, std::move(remedy), at, id);
     };
     auto const one_of = [&](std::size_t n, std::span<std::string_view const> words) {
-      if (n >= words.size()) refuse_it(std::to_string(n), "Choose one of " + all_of(words));
+      if (n >= words.size()) refuse_it(std::to_string(n), "Choose one of " + all_of(words), error_id{173});
     };
     if (auto const* const time = std::get_if<std::chrono::milliseconds options::*>(&row.at)) {
       if (!is_time(o.**time))
         refuse_it(std::to_string((o.**time).count()) + " ms",
-                  "Choose a time from 0 to 100 years; 0: " + std::string(row.nothing));
+                  "Choose a time from 0 to 100 years; 0: " + std::string(row.nothing), error_id{174});
     } else if (auto const* const part = std::get_if<double options::*>(&row.at)) {
-      if (!is_part(o.**part)) refuse_it(std::to_string(o.**part), "Choose a number from 0 to 1, such as 0.02");
+      if (!is_part(o.**part))
+        refuse_it(std::to_string(o.**part), "Choose a number from 0 to 1, such as 0.02", error_id{175});
     } else if (auto const* const policy = std::get_if<options::wait_policy options::*>(&row.at)) {
       one_of(static_cast<std::size_t>(o.**policy), wait_policies);
     } else if (auto const* const level = std::get_if<log_level options::*>(&row.at)) {
@@ -360,13 +366,13 @@ machine_choice parse_devices(std::string_view text, std::string const& where, so
   if (word == "auto" || word == "cuda") {
     if (word.size() != text.size())
       refuse(where, in_quotes(text) + ": " + in_quotes(word) + " takes no number",
-             "Select GPUs with CUDA_VISIBLE_DEVICES", at);
+             "Select GPUs with CUDA_VISIBLE_DEVICES", at, error_id{176});
     choice.which = word == "auto" ? machine_choice::kind::automatic : machine_choice::kind::cuda;
     return choice;
   }
   if (word != "sim") {
     refuse(where, in_quotes(text) + " is not a machine",
-           did_you_mean(word, machines) + "Write auto, cuda or sim[:devices[:GiB]]", at);
+           did_you_mean(word, machines) + "Write auto, cuda or sim[:devices[:GiB]]", at, error_id{177});
   }
   choice.which = machine_choice::kind::simulated;
   if (word.size() == text.size()) return choice;
@@ -375,14 +381,14 @@ machine_choice parse_devices(std::string_view text, std::string const& where, so
   auto const devices = whole_number(count);
   if (!devices || *devices < 1 || *devices > 64)
     refuse(where, in_quotes(text) + ": " + in_quotes(count) + " is not a number of devices", "Write sim:1 to sim:64",
-           at);
+           at, error_id{178});
   choice.sim.devices = static_cast<int>(*devices);
   if (count.size() == rest.size()) return choice;
   rest.remove_prefix(count.size() + 1);
   auto const gib = whole_number(rest);
   if (!gib || *gib < 1 || *gib > 1024)
     refuse(where, in_quotes(text) + ": " + in_quotes(rest) + " is not a number of GiB", "Write sim:N:1 to sim:N:1024",
-           at);
+           at, error_id{179});
   choice.sim.memory = *gib << 30;
   return choice;
 }
@@ -396,7 +402,7 @@ race_check races_of_process(source_location at) {
   if (word == "fail") return race_check::fail;
   static constexpr std::string_view words[] = {"on", "off", "report", "fail"};
   refuse("WEIR_CHECK_RACES", in_quotes(text) + " is none of on, off, report, fail",
-         did_you_mean(word, words) + "Write WEIR_CHECK_RACES=on", at);
+         did_you_mean(word, words) + "Write WEIR_CHECK_RACES=on", at, error_id{180});
 }
 
 bool races_wanted(options const& o, source_location at) {
@@ -407,7 +413,8 @@ bool guard_wanted(options const& o, source_location at) {
   char const* const text = variable("WEIR_SIM_GUARD");
   if (!text) return races_wanted(o, at);
   auto const given = switch_from_text(text);
-  if (!given) refuse("WEIR_SIM_GUARD", in_quotes(text) + " is neither on nor off", "Write WEIR_SIM_GUARD=on", at);
+  if (!given)
+    refuse("WEIR_SIM_GUARD", in_quotes(text) + " is neither on nor off", "Write WEIR_SIM_GUARD=on", at, error_id{181});
   return *given;
 }
 
@@ -439,7 +446,7 @@ machine_choice devices_from_environment(source_location at) {
                         "CUDA_VISIBLE_DEVICES=" + in_quotes(*visible) + " shows none of " +
                             std::to_string(choice.sim.devices) + " simulated devices",
                         "Name devices from 0 to " + std::to_string(choice.sim.devices - 1) + ", each once, or unset it",
-                        at);
+                        at, error_id{182});
   }
   return choice;
 }
@@ -476,7 +483,7 @@ std::vector<std::string> unknown_variables() {
     if (std::find(std::begin(ours), std::end(ours), name) != std::end(ours)) continue;
     if (std::any_of(std::begin(of_tests_and_tools), std::end(of_tests_and_tools), begins)) continue;
     std::string const meant = did_you_mean(name, ours);
-    lines.push_back("weir does not read the variable " + in_quotes(name) + ". " +
+    lines.push_back("weir-112: weir does not read the variable " + in_quotes(name) + ". " +
                     (meant.empty() ? "It reads " + all_of(ours) : meant.substr(0, meant.size() - 1)));
   }
   return lines;

@@ -107,7 +107,7 @@ checking_driver::~checking_driver() {
 void checking_driver::print(knowledge& known) {
   if (known.found.empty() || std::exchange(known.taken, true)) return;
   any_printed.store(true);
-  os::print_error("weir: the checker found " + std::to_string(known.found.size()) + ":\n");
+  os::print_error("weir-108: the checker found " + std::to_string(known.found.size()) + ":\n");
   for (finding const& f : known.found)
     os::print_error("weir: " + f.text + (f.times > 1 ? " (" + std::to_string(f.times) + " times)" : "") + "\n");
 }

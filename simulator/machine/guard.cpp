@@ -52,7 +52,7 @@ bool explain(os::bad_access const& a) {
   if (then.block) more = then.block(where);
   base::running_work const* const work = base::this_call().running;
   os::print_error(
-      "weir: " + (work ? "work (" + base::text_of(*work) + ")" : "host code") + " touched " + owner +
+      "weir-109: " + (work ? "work (" + base::text_of(*work) + ")" : "host code") + " touched " + owner +
       (more.empty() ? "" : ", in " + more) +
       (work ? ", which it does not declare, or not up to there. Remedy: declare all memory that the work "
               "uses to launch or parallel_for: reads(p), writes(p), updates(p).\n"

@@ -122,7 +122,7 @@ machine::~machine() {
     auto const left = census();
     if (at_end_) at_end_(left);
     if (print) {
-      for (auto const& line : left) os::print_error("weir: left in the simulated machine: " + line + "\n");
+      for (auto const& line : left) os::print_error("weir-110: left in the simulated machine: " + line + "\n");
     }
   }
   executor_.reset();

@@ -12,8 +12,9 @@ namespace weir::base {
 namespace {
 using state = detail::scheduler_thread::state;
 
+void print(std::string const& why) noexcept { os::print_error("weir-111: seeded machine: " + why + "\n"); }
 [[noreturn]] void end_process(std::string const& why) noexcept {
-  os::print_error("weir: " + why + "\n");
+  print(why);
   std::abort();
 }
 }  // namespace
@@ -388,7 +389,7 @@ void thread_scheduler::give_up() noexcept {
   over_ = true;
   over_at_ = points_;
   // the first thread's code may not print the reason of the exception it gets
-  if (threads_.front()->is != state::thread) os::print_error("weir: " + why_over_ + "\n");
+  if (threads_.front()->is != state::thread) print(why_over_);
   for (auto const& t : threads_) {
     if (t->is != state::ready && t->is != state::ended) make_ready(*t);
   }

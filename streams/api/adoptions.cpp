@@ -35,7 +35,7 @@ std::uint64_t adoptions::add(void* block, source_location at) {
   if (its.owned) {
     throw invalid_use("buffer::adopt",
                       base::address_text(block) + " belongs to the buffer that adopted it" + text_of(its.at),
-                      "Move that buffer, or release() the block first", at);
+                      "Move that buffer, or release() the block first", at, error_id{183});
   }
   std::uint64_t const number = now() + 1;
   its = {number, true, at};
@@ -58,7 +58,7 @@ bool adoptions::owner_ends_slowly(void* block, std::uint64_t since) noexcept {
   }
   try {
     std::fprintf(stderr,
-                 "weir: buffer: %p was adopted by another buffer%s, so this buffer does not free it. "
+                 "weir-106: buffer: %p was adopted by another buffer%s, so this buffer does not free it. "
                  "Call release() before adopt()\n",
                  block, text_of(by).c_str());
   } catch (...) {}  // no memory for the message

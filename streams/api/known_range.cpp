@@ -81,26 +81,29 @@ std::string known_range::text() const {
 known_range const& known_range::require_inside(std::string_view operation, std::string_view operand,
                                                source_location where) const {
   if (is == verdict::inside || is == verdict::unknown) [[likely]] return *this;
-  auto const refuse = [&](std::string const& what, char const* remedy) {
+  auto const refuse = [&](std::string const& what, char const* remedy, error_id id) {
     std::string const asked = bytes ? ", asked " + std::to_string(bytes) + " B" : ", asked for the rest of its block";
-    throw invalid_use(std::string(operation), std::string(operand) + " " + text() + " " + what + asked, remedy, where);
+    throw invalid_use(std::string(operation), std::string(operand) + " " + text() + " " + what + asked, remedy, where,
+                      id);
   };
   switch (is) {
     case verdict::past_end:
       refuse("holds " + std::to_string(left()) + " B" +
                  (at == block.base ? "" : " to the end of its block of " + std::to_string(block.bytes) + " B"),
-             "Use no more bytes than the block holds");
+             "Use no more bytes than the block holds", error_id{184});
       break;
     case verdict::no_block:
-      if (memory || pinned) refuse("is not allocated", "Keep the owner of the memory until this call");
-      refuse("lies in shared memory, but in no buffer", "Keep the buffer until this call");
+      if (memory || pinned) refuse("is not allocated", "Keep the owner of the memory until this call", error_id{185});
+      refuse("lies in shared memory, but in no buffer", "Keep the buffer until this call", error_id{186});
+      break;
+    case verdict::wraps:
+      refuse("wraps around the address space", "Check the size for an overflow", error_id{187});
       break;
     case verdict::asleep:
       refuse("lies in pool " + *block.asleep_in + ", which is asleep", "Wake the pool first (pool::wake)");
       break;
-    case verdict::wraps: refuse("wraps around the address space", "Check the size for an overflow"); break;
     case verdict::of_another_runtime:
-      refuse("is device memory of another runtime", "Use the runtime that allocated the memory");
+      refuse("is device memory of another runtime", "Use the runtime that allocated the memory", error_id{188});
       break;
     case verdict::inside:
     case verdict::unknown: break;

@@ -31,34 +31,38 @@ char const* verb(access_mode how) noexcept {
 }
 
 void check_use(streams::known_range const& is, memory_use const& u, clock::stream_clock& stream, source_location at) {
-  auto const refuse = [&](std::string what, std::string remedy) {
+  auto const refuse = [&](std::string what, std::string remedy, error_id id) {
     throw invalid_use("launch",
                       std::string(verb(u.how)) + " " + base::address_text(u.address) + " on " +
                           base::gpu_name(stream.device()) + ": " + std::move(what),
-                      std::move(remedy), at);
+                      std::move(remedy), at, id);
   };
   if (is.require_inside("launch", verb(u.how), at).is == streams::known_range::verdict::unknown) {
     if (find_block(u.address))
       refuse("a block of another runtime",
-             "Launch on a stream of the block's runtime; synchronize two runtimes on the host");
+             "Launch on a stream of the block's runtime; synchronize two runtimes on the host", error_id{189});
     // A GPU may access any memory, even pageable. Simulated devices reach only their own and pinned memory.
     driver::driver& machine = stream.owner().machine();
     auto const place =
         machine.simulated() ? machine.find(u.address) : driver::result<driver::place>{{driver::code::not_ready}};
     if (place.ok() && place.value.in == driver::where::pageable) {
-      refuse("pageable memory of the host", "Copy it to the device, or keep it in pinned memory (weir::pinned)");
+      refuse("pageable memory of the host", "Copy it to the device, or keep it in pinned memory (weir::pinned)",
+             error_id{190});
     }
     if (place.ok() && place.value.in == driver::where::unknown_device) {
-      refuse("device memory of another runtime or library", "Launch with the runtime that allocated the memory");
+      refuse("device memory of another runtime or library", "Launch with the runtime that allocated the memory",
+             error_id{191});
     }
-    if (u.bytes == 0) refuse("unknown memory of unknown size", "Pass the number of bytes: reads(p, bytes)");
+    if (u.bytes == 0)
+      refuse("unknown memory of unknown size", "Pass the number of bytes: reads(p, bytes)", error_id{192});
     return;
   }
   if (is.device >= 0 && is.device != stream.device() && !is.open_to(stream.device())) {
     refuse("the block is on " + base::gpu_name(is.device) + " and " + base::gpu_name(stream.device()) +
                " has no access to it",
            "Launch on a stream of " + base::gpu_name(is.device) + ", copy the block to " +
-               base::gpu_name(stream.device()) + ", or grant access (weir::enable_peer_access)");
+               base::gpu_name(stream.device()) + ", or grant access (weir::enable_peer_access)",
+           error_id{193});
   }
 }
 
@@ -108,7 +112,7 @@ class body {
 
  private:
   [[noreturn]] void end(std::string const& what) const noexcept {
-    os::print_error("weir: work (" + base::text_of(about_) + ") threw " + what +
+    os::print_error("weir-105: work (" + base::text_of(about_) + ") threw " + what +
                     ". No code can catch it on a stream: the process ends. Remedy: catch it in the work, and store the "
                     "error in memory that the host reads.\n");
     driver::check::print_all_findings();
@@ -197,7 +201,7 @@ void end_work(stream_ref s, std::span<memory_use const> uses, source_location at
 
 void no_device_code(source_location at) {
   throw not_supported("parallel_for", "this call was compiled without nvcc and has no GPU kernel",
-                      "Add the file to weir_kernels(target file.cu), and build with a CUDA toolkit", at);
+                      "Add the file to weir_kernels(target file.cu), and build with a CUDA toolkit", at, error_id{194});
 }
 
 void check_native_launch(stream_ref s, int native_code, source_location at) {
@@ -215,7 +219,7 @@ namespace weir {
 void launch_host(stream_ref s, std::function<void()> run, source_location at) {
   clock::stream_clock& stream = streams::clock_or_throw(s, "launch_host", at);
   streams::named_work const named(stream);
-  if (!run) throw invalid_use("launch_host", "an empty function", "Pass a function", at);
+  if (!run) throw invalid_use("launch_host", "an empty function", "Pass a function", at, error_id{195});
   base::call_site const in(stream.owner().observer(), "launch_host", at);
   streams::timed_work const timed(stream, "launch_host", 0, at);
   using function = std::function<void()>;

@@ -25,17 +25,17 @@ memory::device_memory& blocks(runtime::impl& r) { return r.part<memory::device_m
 
 [[noreturn]] void throw_foreign(char const* operation, void const* p, source_location at) {
   if (find_block(p)) {  // see streams::block_of_allocator
-    throw invalid_use(operation,
-                      base::address_text(p) +
-                          " lies in an exportable_buffer, an imported_buffer or a registered_host_memory",
-                      "Use that object's own call (exportable_buffer::record_stream), or synchronize with the "
-                      "stream before it ends",
-                      at);
+    throw invalid_use(
+        operation,
+        base::address_text(p) + " lies in an exportable_buffer, an imported_buffer or a registered_host_memory",
+        "Use that object's own call (exportable_buffer::record_stream), or synchronize with the "
+        "stream before it ends",
+        at, error_id{196});
   }
   throw invalid_use(operation,
                     base::address_text(p) +
                         " is not a live block of weir: host memory, another library's, or of a runtime that has ended",
-                    "Pass the address of a block that weir allocated and that is not freed", at);
+                    "Pass the address of a block that weir allocated and that is not freed", at, error_id{197});
 }
 
 // The block's allocator in the stream's runtime: a stream of another runtime could end before the block.
@@ -53,18 +53,19 @@ streams::pinned_memory* pinned_owner(void const* p, clock::stream_clock const& u
   throw invalid_use(operation,
                     base::address_text(p) + " is a block of another runtime than " + streams::describe(user) +
                         " of runtime " + std::to_string(user.owner().id()),
-                    "Use streams of the block's runtime; synchronize two runtimes on the host", at);
+                    "Use streams of the block's runtime; synchronize two runtimes on the host", at, error_id{198});
 }
 
 void* pageable(size_t bytes, size_t alignment, source_location at) {
   if (alignment & (alignment - 1))
     throw invalid_use("buffer", "alignment of " + std::to_string(alignment) + " B",
-                      "Ask for a power of two, or weir::default_alignment", at);
+                      "Ask for a power of two, or weir::default_alignment", at, error_id{199});
   if (alignment > 2_MiB)
-    throw invalid_use("buffer", "alignment of " + std::to_string(alignment) + " B", "Ask for at most 2 MiB", at);
+    throw invalid_use("buffer", "alignment of " + std::to_string(alignment) + " B", "Ask for at most 2 MiB", at,
+                      error_id{200});
   if (bytes > static_cast<size_t>(std::numeric_limits<std::ptrdiff_t>::max()) - alignment - 4096) {
     throw invalid_use("buffer", std::to_string(bytes) + " B",
-                      "The size has overflowed: check the product it was made from", at);
+                      "The size has overflowed: check the product it was made from", at, error_id{201});
   }
   size_t const align = std::max<size_t>(alignment, 64);
   if (void* const p = std::aligned_alloc(align, std::max(align, base::round_up(bytes, align)))) return p;
@@ -139,7 +140,7 @@ void record_stream(void const* p, stream_ref user, source_location at) {
   if (auto* const host = pinned_owner(p, stream)) {
     if (host->find(p)) return host->record_use(p, stream);
     throw invalid_use("record_stream", base::address_text(p) + " lies in no live pinned block",
-                      "Record the stream before the block is freed", at);
+                      "Record the stream before the block is freed", at, error_id{202});
   }
   throw_stranger("record_stream", p, stream, at);
 }
@@ -220,7 +221,7 @@ void* buffer::host_data(char const* operation, source_location at) const {
     driver::check::host_uses(data_, size(), driver::check::host_use::takes_span, operation, at);
   if (kind() != memory_kind::device || !data_) return data_;
   throw invalid_use(operation, std::to_string(size()) + " B of device memory",
-                    "Copy it to a pinned or pageable buffer first (weir::copy)", at);
+                    "Copy it to a pinned or pageable buffer first (weir::copy)", at, error_id{203});
 }
 
 block_info buffer::info() const noexcept {
@@ -239,7 +240,7 @@ void buffer::set_stream(stream_ref home, source_location at) {
       data_ && kind() == memory_kind::device ? memory::device_memory::owner_in_process(data_) : nullptr;
   if (!a)
     throw invalid_use("buffer::set_stream", kind() == memory_kind::device ? "an empty buffer" : "host memory",
-                      "Only device blocks have a home stream", at);
+                      "Only device blocks have a home stream", at, error_id{204});
   clock::stream_clock& stream = streams::clock_or_throw(home, "buffer::set_stream", at);
   if (device_owner(data_, stream) != a) throw_stranger("buffer::set_stream", data_, stream, at);
   a->set_stream(data_, stream, at);
@@ -305,7 +306,7 @@ void set_per_process_memory_fraction(double of_total, device on, source_location
   int const d = streams::resolve(on, r, "set_per_process_memory_fraction", at);
   if (!(of_total > 0 && of_total <= 1)) {
     throw invalid_use("set_per_process_memory_fraction", std::to_string(of_total),
-                      "Pass a fraction of the device's memory, above 0 and at most 1", at);
+                      "Pass a fraction of the device's memory, above 0 and at most 1", at, error_id{205});
   }
   auto const info = r.machine().info(d);
   require(info.is, "set_per_process_memory_fraction", device(d).str(), "", at);
@@ -326,7 +327,7 @@ callback_registration::~callback_registration() {
 }
 
 callback_registration on_out_of_memory(out_of_memory_callback call, int order, source_location at) {
-  if (!call) throw invalid_use("on_out_of_memory", "an empty function", "Pass a function", at);
+  if (!call) throw invalid_use("on_out_of_memory", "an empty function", "Pass a function", at, error_id{206});
   auto s = std::make_unique<callback_registration::state>();
   s->call = std::move(call);
   s->in = &blocks(streams::current_runtime(at));

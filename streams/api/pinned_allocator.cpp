@@ -14,7 +14,7 @@ void* allocate_pinned(std::size_t count, std::size_t size, std::size_t alignment
   if (size && count > std::numeric_limits<std::size_t>::max() / size) {
     throw invalid_use("pinned_allocator::allocate",
                       std::to_string(count) + " elements of " + std::to_string(size) + " B",
-                      "the size overflows: ask for fewer", at);
+                      "the size overflows: ask for fewer", at, error_id{207});
   }
   runtime::impl& r = streams::current_runtime(at);
   void* const p = r.part<streams::pinned_memory>().allocate(count * size, alignment, at);

@@ -107,11 +107,11 @@ struct WEIR_LOCAL registered_host_memory::state {
 registered_host_memory::registered_host_memory(std::span<std::byte> memory, source_location at) {
   auto& r = streams::current_runtime(at);
   std::string const what = streams::range_text(memory.data(), memory.size());
-  if (!memory.data()) throw invalid_use("registered_host_memory", what, "Pass memory of the host", at);
+  if (!memory.data()) throw invalid_use("registered_host_memory", what, "Pass memory of the host", at, error_id{208});
   if (memory.empty()) return;
   if (memory.size() > ~std::size_t{0} - reinterpret_cast<driver::address>(memory.data()) - os::page_size()) {
     throw invalid_use("registered_host_memory", what + ", which wraps around the address space",
-                      "The size has overflowed: check the product it was made from", at);
+                      "The size has overflowed: check the product it was made from", at, error_id{209});
   }
   auto const page = static_cast<driver::address>(os::page_size());
   auto const own = reinterpret_cast<driver::address>(memory.data());
@@ -121,7 +121,8 @@ registered_host_memory::registered_host_memory(std::span<std::byte> memory, sour
   state_.reset(new state{memory.data() - (own - begin), known_runtime(r)});
   auto const pinned = r.part<streams::locked_ranges>().lock(state_->first, end - begin, {own, memory.size()}, at);
   if (pinned.what == driver::code::invalid)
-    throw invalid_use("registered_host_memory", what, "Pass host memory that is not page-locked yet", at);
+    throw invalid_use("registered_host_memory", what, "Pass host memory that is not page-locked yet", at,
+                      error_id{210});
   require(pinned, "registered_host_memory", what, "Raise the system's limit of locked pages (`ulimit -l`), or pin less",
           at);
 }

@@ -237,9 +237,9 @@ struct staging::state {
       throw_refusal(stream.note(captured.is), "copy", of_copy(stream, dst, src, bytes), "", where);
     }
     if (captured.ok() && captured.value) {
-      throw invalid_use("copy",
-                        range_text(dst, bytes) + " <- " + range_text(src, bytes) + ", staged, on a stream in capture",
-                        "Capture copies of pinned memory: a staging buffer cannot serve each replay", where);
+      throw invalid_use(
+          "copy", range_text(dst, bytes) + " <- " + range_text(src, bytes) + ", staged, on a stream in capture",
+          "Capture copies of pinned memory: a staging buffer cannot serve each replay", where, error_id{211});
     }
   }
 };

@@ -17,15 +17,16 @@ constexpr std::size_t fence_after = std::size_t{1} << 20;
   std::string const what = base::address_text(block);
   if (found == space.end()) {
     throw invalid_use("deallocate", what + ", which is not pinned memory of this runtime",
-                      "Free the block with the runtime that allocated it", at);
+                      "Free the block with the runtime that allocated it", at, error_id{212});
   }
   if (found->second.is == state_of::live) {
     throw invalid_use("deallocate",
                       what + ", inside the pinned block " + base::address_text(found->first) + " of " +
                           std::to_string(found->second.requested) + " B",
-                      "Free the address that allocate returned", at);
+                      "Free the address that allocate returned", at, error_id{213});
   }
-  throw invalid_use("deallocate", what + ", pinned memory that was freed before", "Free each block once", at);
+  throw invalid_use("deallocate", what + ", pinned memory that was freed before", "Free each block once", at,
+                    error_id{214});
 }
 
 }  // namespace

@@ -230,7 +230,7 @@ pinned_memory::~pinned_memory() {
     }
   }
   if (held) try {
-      os::print_error("weir: " + std::to_string(held) + " pinned blocks (" + bytes_text(held_bytes) +
+      os::print_error("weir-107: " + std::to_string(held) + " pinned blocks (" + bytes_text(held_bytes) +
                       ") not freed before the runtime ended; the pages stay locked\n");
   } catch (...) {}
 }
@@ -256,11 +256,11 @@ void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignm
                   "Allocate in the process that created the runtime", at);
   if (alignment & (alignment - 1)) {
     throw invalid_use("allocate", bytes_text(bytes) + " of pinned memory, aligned to " + std::to_string(alignment),
-                      "Pass a power of two, or 0 for the natural alignment", at);
+                      "Pass a power of two, or 0 for the natural alignment", at, error_id{215});
   }
   if (bytes > largest || alignment > largest) {
     throw invalid_use("allocate", bytes_text(bytes) + " of pinned memory, aligned to " + std::to_string(alignment),
-                      "The size has overflowed: check the product it was made from", at);
+                      "The size has overflowed: check the product it was made from", at, error_id{216});
   }
   state_->decay();
   std::size_t const rounded = base::round_up(bytes ? bytes : 1, pinned_space::granule);

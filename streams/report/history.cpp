@@ -53,7 +53,8 @@ void record_memory_history(history_options o, source_location at) {
   constexpr size_t most = size_t{1} << 32;  // 320 GiB
   if (o.events == 0 || o.events > most) {
     throw invalid_use("record_memory_history", "room for " + std::to_string(o.events) + " events",
-                      o.events ? "Ask for 4294967296 at most; one takes 80 B" : "Ask for at least 1", at);
+                      o.events ? "Ask for 4294967296 at most; one takes 80 B" : "Ask for at least 1", at,
+                      error_id{217});
   }
   observe::history::process().start(o.events, o.stacks);
 }

@@ -175,7 +175,7 @@ void write_file(std::string const& path, std::string_view bytes, char const* ope
     throw invalid_use(operation, path + ": " + std::strerror(errno),
                       "Name a file in a folder that is there and may be written, on a disk with " +
                           std::to_string(bytes.size()) + " B free",
-                      at);
+                      at, error_id{218});
 }
 
 }  // namespace weir::streams

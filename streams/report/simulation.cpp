@@ -17,7 +17,7 @@ simulation::simulation(runtime& r, driver::sim::controls& c) noexcept : runtime_
 simulation simulation::of(runtime& r, source_location at) {
   if (driver::sim::controls* const c = driver::sim::controls_of(r.get().machine())) return simulation(r, *c);
   throw invalid_use("simulation::of", "this runtime has " + r.description(),
-                    "Create the runtime with simulated{}, or set WEIR_DEVICES=sim", at);
+                    "Create the runtime with simulated{}, or set WEIR_DEVICES=sim", at, error_id{219});
 }
 
 int simulation::ordinal(device d, std::string_view operation, source_location at) const {
@@ -28,7 +28,8 @@ bool simulation::step(stream_ref s, source_location at) {
   clock::stream_clock& stream = streams::clock_or_throw(s, "simulation::step", at);
   if (stream.owner().machine().moves_by_itself()) {
     throw invalid_use("simulation::step", streams::describe(stream) + ", which the machine's own threads execute",
-                      "Create the runtime with simulated{.schedule = simulated::scheduling::stepped}", at);
+                      "Create the runtime with simulated{.schedule = simulated::scheduling::stepped}", at,
+                      error_id{220});
   }
   return controls_->step(stream.device(), stream.handle());
 }
@@ -36,20 +37,22 @@ bool simulation::step(stream_ref s, source_location at) {
 void simulation::run(source_location at) {
   if (controls_->run()) return;
   throw invalid_use("simulation::run", controls_->stuck(),
-                    "Remove one of the waits, or enqueue the work that it waits for", at);
+                    "Remove one of the waits, or enqueue the work that it waits for", at, error_id{221});
 }
 
 void simulation::spawn(std::string name, std::function<void()> body, source_location at) {
-  if (!body) throw invalid_use("simulation::spawn", "\"" + name + "\" with an empty function", "Pass a function", at);
+  if (!body)
+    throw invalid_use("simulation::spawn", "\"" + name + "\" with an empty function", "Pass a function", at,
+                      error_id{222});
   base::thread_scheduler* const threads = controls_->host_threads();
   if (!threads)
     throw invalid_use("simulation::spawn", "this machine has no seed",
-                      "Create the runtime with simulated{.schedule = scheduling::seeded}", at);
+                      "Create the runtime with simulated{.schedule = scheduling::seeded}", at, error_id{223});
   base::thread_scheduler* const mine = base::thread_scheduler::here();
   if (mine != (threads->active() ? threads : nullptr)) {
     throw invalid_use("simulation::spawn",
                       mine ? "this thread belongs to another machine" : "this thread is not scheduled by the seed",
-                      "Call spawn on the first thread that did, or on a spawned thread", at);
+                      "Call spawn on the first thread that did, or on a spawned thread", at, error_id{224});
   }
   if (!threads->active()) threads->enter("main", base::thread_scheduler::life::while_needed);
   threads->spawn(std::move(name), [r = runtime_, body = std::move(body)] {
@@ -63,22 +66,23 @@ void simulation::join(source_location at) {
   if (!threads || !threads->active()) return;
   if (!threads->has_this_thread())
     throw invalid_use("simulation::join", "this thread is not scheduled by the seed",
-                      "Call join on the first thread that spawned", at);
+                      "Call join on the first thread that spawned", at, error_id{225});
   std::string const why = threads->join();
   if (!why.empty())
-    throw invalid_use("simulation::join", why, "Remove one of the waits, or enqueue the work that it waits for", at);
+    throw invalid_use("simulation::join", why, "Remove one of the waits, or enqueue the work that it waits for", at,
+                      error_id{226});
 }
 
 std::uint64_t simulation::fail_call(std::string_view call, std::uint64_t k, source_location at) {
   bool const takes_memory = call == "create" || call == "create_segment" || call == "pin" || call == "reserve";
   auto const names = driver::fault_injector::call_names();
-  auto const refuse = [at](std::string operands, std::string remedy) {
-    throw invalid_use("simulation::fail_call", std::move(operands), std::move(remedy), at);
+  auto const refuse = [at](std::string operands, std::string remedy, error_id id) {
+    throw invalid_use("simulation::fail_call", std::move(operands), std::move(remedy), at, id);
   };
   if (std::find(names.begin(), names.end(), call) == names.end())
     refuse("there is no driver call \"" + std::string(call) + "\"",
-           base::did_you_mean(call, names) + "Pass the name of a driver call, or any");
-  if (k == 0) refuse("call 0 of \"" + std::string(call) + "\"", "Calls from now on count from 1");
+           base::did_you_mean(call, names) + "Pass the name of a driver call, or any", error_id{227});
+  if (k == 0) refuse("call 0 of \"" + std::string(call) + "\"", "Calls from now on count from 1", error_id{228});
   return controls_->fail_call(call, k, takes_memory ? driver::code::out_of_memory : driver::code::failed);
 }
 
@@ -110,8 +114,8 @@ driver::stream_handle handle_of(CUstream_st* s) { return driver::stream_handle{r
 simulated_stream::simulated_stream(device d, source_location at) : runtime_(&runtime::current(at)) {
   runtime::impl& r = runtime_->get();
   if (!r.machine().simulated())
-    throw invalid_use("simulated_stream", "this runtime has " + runtime_->description(),
-                      "On GPUs create a CUDA stream", at);
+    throw invalid_use("simulated_stream", "this runtime has " + runtime_->description(), "On GPUs create a CUDA stream",
+                      at, error_id{229});
   device_ = streams::resolve(d, r, "simulated_stream", at);
   r.open(device_, "simulated_stream", at);
   auto const made = program_machine(*runtime_).create_stream(device_, driver::stream_kind::independent, 0);

@@ -46,14 +46,13 @@ driver::stream_handle adopted(runtime::impl& r, int device, CUstream_st* native,
 
 void throw_other_device(char const* operation, int device, source_location at) {
   throw invalid_use(operation, "a stream of another device, named for " + base::gpu_name(device),
-                    "Name the device the stream was made on, while the stream exists", at);
+                    "Name the device the stream was made on, while the stream exists", at, error_id{231});
 }
 
 clock::stream_clock& register_handle(runtime::impl& r, int device, CUstream_st* native, source_location at) {
   if (handle_of(native) == driver::stream_handle::per_thread) {
-    throw invalid_use("external_stream",
-                      "CUDA's per-thread default stream, which is another stream on every thread",
-                      "Register a stream of your own, or use weir::stream", at);
+    throw invalid_use("external_stream", "CUDA's per-thread default stream, which is another stream on every thread",
+                      "Register a stream of your own, or use weir::stream", at, error_id{232});
   }
   return clocks_of(r).enrol(device, adopted(r, device, native, "external_stream", at));
 }
@@ -64,7 +63,8 @@ void unregister_handle(runtime::impl& r, int device, CUstream_st* native, source
   throw invalid_use("unregister_stream",
                     base::text("the handle ", base::address_text(native), " on ", base::gpu_name(device),
                                ", which is not registered"),
-                    "Unregister a stream once for each time that it was registered, by the same handle and device", at);
+                    "Unregister a stream once for each time that it was registered, by the same handle and device", at,
+                    error_id{233});
 }
 
 }  // namespace streams

@@ -124,12 +124,12 @@ void require_not_stuck(driver::driver& machine, driver::status s, std::string_vi
 }
 
 int resolve(device d, runtime::impl& r, std::string_view operation, source_location at) {
-  if (d.is_cpu()) throw invalid_use(std::string(operation), "cpu", "Name a gpu", at);
+  if (d.is_cpu()) throw invalid_use(std::string(operation), "cpu", "Name a gpu", at, error_id{234});
   if (d.index() == -1) return seat_in(r).device;
   if (d.index() < 0 || d.index() >= r.device_count()) {
     throw invalid_use(std::string(operation),
                       base::text(base::gpu_name(d.index()), " of ", r.device_count(), " devices"),
-                      "Devices count from gpu:0 to gpu:" + std::to_string(r.device_count() - 1), at);
+                      "Devices count from gpu:0 to gpu:" + std::to_string(r.device_count() - 1), at, error_id{235});
   }
   return d.index();
 }
@@ -162,19 +162,20 @@ void throw_forked(std::string_view operation, source_location at) {
 }
 
 void throw_not_valid(stream_ref s, std::string_view operation, source_location at) {
-  auto const refuse = [&](std::string what, char const* remedy) {
-    throw invalid_use(std::string(operation), std::move(what), remedy, at);
+  auto const refuse = [&](std::string what, char const* remedy, error_id id) {
+    throw invalid_use(std::string(operation), std::move(what), remedy, at, id);
   };
   std::uint64_t const tenure = weir::detail::stream_access::tenure(s);
-  if (!tenure) refuse("a stream that was moved from", "Use the stream it was moved to");
+  if (!tenure) refuse("a stream that was moved from", "Use the stream it was moved to", error_id{236});
   std::string const what =
       base::text("stream ", clock::tenure_word::id(tenure), " of gpu:", clock::tenure_word::device(tenure));
   clock::stream_clock const* const stream = clock::find(clock::tenure_word::id(tenure));
-  if (!stream) refuse(what + ", whose runtime has ended", "Keep the runtime until its last use");
+  if (!stream) refuse(what + ", whose runtime has ended", "Keep the runtime until its last use", error_id{237});
   if (stream->alive() == clock::life::retired)
-    refuse(what + ", whose registration has ended", "Keep the external_stream object while its stream is used");
+    refuse(what + ", whose registration has ended", "Keep the external_stream object while its stream is used",
+           error_id{238});
   throw invalid_use(std::string(operation), what + ", which was destroyed",
-                    "Keep the stream object while its references are used", at);
+                    "Keep the stream object while its references are used", at, error_id{239});
 }
 
 void choose(runtime::impl& r, int device, clock::stream_clock* stream, std::string_view operation, source_location at) {

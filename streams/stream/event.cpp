@@ -50,7 +50,7 @@ void event::record(stream_ref s, source_location at) {
       throw invalid_use("event::record",
                         streams::describe(stream) + "; the event is of gpu:" + std::to_string(event->device()) +
                             ", recorded on " + streams::describe(before),
-                        "Use an event for each device", at);
+                        "Use an event for each device", at, error_id{240});
     }
   } else {
     auto made = stream.owner().part<clock::clocks>().take_event(stream.device(), state_->kind());
@@ -69,7 +69,7 @@ bool event::query(source_location at) const {
   auto const now = state_->get();
   clock::stream_clock* const stream = clock::find(now.stream);
   if (!stream) return true;
-  if (now.last->captured) throw invalid_use("event::query", recorded_inside, record_outside, at);
+  if (now.last->captured) throw invalid_use("event::query", recorded_inside, record_outside, at, error_id{241});
   auto& clocks = stream->owner().part<clock::clocks>();
   if (!now.event->given_away() && clocks.complete({now.stream, now.last->n})) {
     stream->know_complete();
@@ -88,7 +88,7 @@ void event::synchronize(source_location at) const {
   auto const now = state_->get();
   clock::stream_clock* const stream = clock::find(now.stream);
   if (!stream) return;
-  if (now.last->captured) throw invalid_use("event::synchronize", recorded_inside, record_outside, at);
+  if (now.last->captured) throw invalid_use("event::synchronize", recorded_inside, record_outside, at, error_id{242});
   auto& clocks = stream->owner().part<clock::clocks>();
   if (!now.event->given_away() && clocks.complete({now.stream, now.last->n})) return stream->know_complete();
   observe::host_span const waits("synchronize", at);
@@ -100,27 +100,29 @@ void event::synchronize(source_location at) const {
 }
 
 float_milliseconds event::elapsed_time(event const& end, source_location at) const {
-  auto const refuse = [&](std::string what, char const* remedy) {
-    throw invalid_use("event::elapsed_time", std::move(what), remedy, at);
+  auto const refuse = [&](std::string what, char const* remedy, error_id id) {
+    throw invalid_use("event::elapsed_time", std::move(what), remedy, at, id);
   };
-  if (!state_ || !end.state_) refuse("an event that was moved from", "Use the event it was moved to");
+  if (!state_ || !end.state_) refuse("an event that was moved from", "Use the event it was moved to", error_id{243});
   if (!state_->options.timing || !end.state_->options.timing) {
     refuse(std::string("the ") + (state_->options.timing ? "end" : "start") + " event has no time",
-           "Make both with event_options{.timing = true}");
+           "Make both with event_options{.timing = true}", error_id{244});
   }
   if (process_was_forked()) streams::throw_forked("event::elapsed_time", at);
   auto const a = state_->get();
   auto const b = end.state_->get();
   clock::stream_clock* const from = clock::find(a.stream);
   clock::stream_clock* const to = clock::find(b.stream);
-  if (!from || !to) refuse(std::string("the ") + (from ? "end" : "start") + " event was never recorded", "Record both");
+  if (!from || !to)
+    refuse(std::string("the ") + (from ? "end" : "start") + " event was never recorded", "Record both", error_id{245});
   if (&from->owner() != &to->owner() || from->device() != to->device()) {
-    refuse("start on " + streams::describe(*from) + ", end on " + streams::describe(*to), "Record both on one device");
+    refuse("start on " + streams::describe(*from) + ", end on " + streams::describe(*to), "Record both on one device",
+           error_id{246});
   }
-  if (a.last->captured || b.last->captured) refuse(recorded_inside, record_outside);
+  if (a.last->captured || b.last->captured) refuse(recorded_inside, record_outside, error_id{247});
   auto const ms = from->owner().machine().elapsed_ms(a.event->handle(), b.event->handle());
   if (ms.is.what == driver::code::not_ready)
-    refuse("the work between the events is not complete", "Synchronize with the end event first");
+    refuse("the work between the events is not complete", "Synchronize with the end event first", error_id{248});
   require(from->note(ms.is), "event::elapsed_time", streams::describe(*from), "", at);
   return float_milliseconds(ms.value);
 }
@@ -150,7 +152,7 @@ void stream_ref::wait(event const& e, source_location at) const {
       throw invalid_use("stream::wait",
                         streams::describe(stream) + " of runtime " + std::to_string(stream.owner().id()) +
                             ", an event of runtime " + std::to_string(from->owner().id()),
-                        "Synchronize with the event on the host", at);
+                        "Synchronize with the event on the host", at, error_id{249});
     }
     streams::timed_work const timed(stream, "wait", 0, at, from->id());
     auto const s = stream.wait(now.last, *from);

@@ -18,7 +18,7 @@ void check_one_runtime(clock::stream_clock const& a, clock::stream_clock const& 
   throw invalid_use(operation,
                     streams::describe(a) + " of runtime " + std::to_string(a.owner().id()) + ", " +
                         streams::describe(b) + " of runtime " + std::to_string(b.owner().id()),
-                    "Synchronize with the other runtime's stream on the host", at);
+                    "Synchronize with the other runtime's stream on the host", at, error_id{250});
 }
 
 void require_wait(driver::status s, clock::stream_clock const& waiter, std::string_view operation,
@@ -172,11 +172,12 @@ clock::stream_clock& of_this_runtime(stream_ref s, char const* operation, source
     throw invalid_use(operation,
                       streams::describe(stream) + " of runtime " + std::to_string(stream.owner().id()) +
                           ", the thread's is " + std::to_string(r.id()),
-                      "Enter the stream's runtime with a runtime_guard first", at);
+                      "Enter the stream's runtime with a runtime_guard first", at, error_id{251});
   }
   if (stream.alive() == clock::life::borrowed) {
     throw invalid_use(operation, "a borrowed stream, " + streams::describe(stream),
-                      "Keep an external_stream of it: a current stream has to exist as long as it is current", at);
+                      "Keep an external_stream of it: a current stream has to exist as long as it is current", at,
+                      error_id{252});
   }
   return stream;
 }

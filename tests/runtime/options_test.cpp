@@ -257,8 +257,8 @@ TEST_F(first_runtime, unknown_variables_are_reported_once) {
     bool const right =
         told.size() == 2 &&
         told[0].starts_with(
-            "warning weir does not read the variable \"WEIR_COLOUR\". It reads WEIR_CONF, WEIR_CONF_FILE, ") &&
-        told[1] == "warning weir does not read the variable \"WEIR_DEVICE\". Did you mean WEIR_DEVICES?";
+            "warning weir-112: weir does not read the variable \"WEIR_COLOUR\". It reads WEIR_CONF, WEIR_CONF_FILE, ") &&
+        told[1] == "warning weir-112: weir does not read the variable \"WEIR_DEVICE\". Did you mean WEIR_DEVICES?";
     std::_Exit(right ? 0 : 1);
   }, testing::ExitedWithCode(0), "");
 }

@@ -387,14 +387,14 @@ void throw_in(int how) {
 TEST_F(launch_death, work_that_throws_is_named_and_ends_the_process) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH(throw_in(0),
-               "weir: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception: no such word");
+               "weir-105: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception: no such word");
   EXPECT_DEATH(
       throw_in(1),
-      "weir: work .launch_host at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception: no such word");
+      "weir-105: work .launch_host at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception: no such word");
   EXPECT_DEATH(throw_in(2),
-               "weir: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception: no such word");
+               "weir-105: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception: no such word");
   EXPECT_DEATH(throw_in(3),
-               "weir: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception that is not a "
+               "weir-105: work .launch at launch_test.cpp:[0-9]+ on stream 1 of gpu:0. threw an exception that is not a "
                "std::exception");
 }
 

@@ -43,7 +43,7 @@ fi
 run --version
 expect 0 'weir 0.1.0'
 WEIR_CONF=colour:red run doctor
-expect 2 'weir: WEIR_CONF: there is no option "colour"'
+expect 2 'weir-170: WEIR_CONF: there is no option "colour"'
 [[ $out != *.cpp* ]] || { echo "FAILED: a line of weir's own: $out"; failed=1; }
 for words in info doctor replay snapshot 'bench alloc' 'bench copy' 'bench pipeline' 'bench share' 'bench train'; do
   run $words --help
@@ -56,7 +56,7 @@ done
 run doctor --options
 [ "$out" = "$(cat "$1/docs/reference/options.md")" ] || { echo "FAILED: docs/reference/options.md is not what weir doctor --options prints"; failed=1; }
 run info --devices sim:0
-expect 2 'weir: --devices: "sim:0"'
+expect 2 'weir-178: --devices: "sim:0"'
 [[ $out != *.cpp* && $out != *WEIR_DEVICES* ]] || { echo "FAILED: a line of weir's own, or another name: $out"; failed=1; }
 run info extra
 expect 2 "weir info: unexpected argument 'extra'"
@@ -165,7 +165,7 @@ expect 2 'is not a number from 0 to 1'
 run replay --json --devices sim --epsilon 0.5 "$work/small"
 expect 0 '"epsilon": 0.5, '
 run replay --devices sim:0 "$work/small"
-expect 2 'weir: --devices: "sim:0"'
+expect 2 'weir-178: --devices: "sim:0"'
 run replay --devices sim "$work"
 expect 1 'is a directory'
 run snapshot "$work"

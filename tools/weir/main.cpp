@@ -75,7 +75,8 @@ bool is_usage(weir::invalid_use const& e) {
 // Omits the source location, which is of no use to the tool's users. Operands may contain text from a file.
 void report(weir::error const& e) {
   std::string const remedy(e.remedy());
-  std::fprintf(stderr, "weir: %s: %s%s%s\n", std::string(e.operation()).c_str(),
+  std::string const number = e.id() == weir::error_id::none ? "" : "-" + std::to_string(static_cast<int>(e.id()));
+  std::fprintf(stderr, "weir%s: %s: %s%s%s\n", number.c_str(), std::string(e.operation()).c_str(),
                weir::base::visible(e.operands()).c_str(), remedy.empty() ? "" : ". ", remedy.c_str());
 }
 

@@ -63,7 +63,7 @@ cuda_driver::~cuda_driver() {
   }
   try {
     if (std::string const left = left_behind(); !left.empty())
-      os::print_error("weir: the CUDA driver ends and does not release " + left + "\n");
+      os::print_error("weir-103: the CUDA driver ends and does not release " + left + "\n");
   } catch (...) {}  // no memory for the text
 }
 

@@ -154,7 +154,7 @@ void device_allocator::record_use(void const* p, clock::stream_clock& by, source
 void device_allocator::set_stream(void* p, clock::stream_clock& to, source_location at) {
   if (to.device() != of_.device) {
     throw invalid_use("set_stream", base::text("a stream of gpu:", to.device(), " for memory of gpu:", of_.device),
-                      "Name a stream of the block's own device", at);
+                      "Name a stream of the block's own device", at, error_id{158});
   }
   region* const r = of_.must_find(p, "set_stream", at);
   stream_heap& m = *r->owner.load();

@@ -16,7 +16,7 @@ device_allocator::~device_allocator() {
     memory_statistics const n = audit_.counted();
     if (n.allocation.all.current) {
       std::fprintf(stderr,
-                   "weir: gpu:%d: %lld block%s (%lld B) not freed before the runtime ended; the memory stays "
+                   "weir-104: gpu:%d: %lld block%s (%lld B) not freed before the runtime ended; the memory stays "
                    "mapped\n",
                    of_.device, static_cast<long long>(n.allocation.all.current),
                    n.allocation.all.current == 1 ? "" : "s", static_cast<long long>(n.allocated_bytes.all.current));

@@ -86,7 +86,8 @@ clock::stream_clock* free_path::take_back(void* p, clock::stream_clock* last_use
       throw invalid_use("deallocate",
                         base::address_text(p) + " lies " + std::to_string(reinterpret_cast<address>(p) - b.start) +
                             " B inside the block at " + base::address_text(b.start),
-                        "Free a block by the address that allocate returned: " + base::address_text(b.start), at);
+                        "Free a block by the address that allocate returned: " + base::address_text(b.start), at,
+                        error_id{159});
     }
     if (of_.lost()) return nullptr;  // nothing runs there any more, and nothing is allocated again
 

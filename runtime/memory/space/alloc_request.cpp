@@ -12,23 +12,24 @@ constexpr std::size_t after_announced = 256;  // bytes behind a block that no pr
 
 alloc_request alloc_request::make(device_context const& of, clock::stream_clock& home, std::size_t bytes,
                                   std::size_t alignment, source_location at) {
-  auto refuse = [&](std::string operands, std::string remedy) {
-    throw invalid_use("allocate", std::move(operands), std::move(remedy), at);
+  auto refuse = [&](std::string operands, std::string remedy, error_id id) {
+    throw invalid_use("allocate", std::move(operands), std::move(remedy), at, id);
   };
   if (alignment & (alignment - 1))
-    refuse("alignment of " + std::to_string(alignment) + " B", "Ask for a power of two, or weir::default_alignment");
+    refuse("alignment of " + std::to_string(alignment) + " B", "Ask for a power of two, or weir::default_alignment",
+           error_id{160});
   if (alignment > largest_alignment)
     refuse("alignment of " + std::to_string(alignment) + " B",
-           "Ask for at most " + std::to_string(largest_alignment) + " B");
+           "Ask for at most " + std::to_string(largest_alignment) + " B", error_id{161});
   if (bytes > static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max())) {
-    refuse(std::to_string(bytes) + " B", "The size has overflowed: check the product it was made from");
+    refuse(std::to_string(bytes) + " B", "The size has overflowed: check the product it was made from", error_id{162});
   }
   if (home.device() != of.device) {
     refuse("a stream of gpu:" + std::to_string(home.device()) + " for memory of gpu:" + std::to_string(of.device),
-           "Name a stream of the block's own device");
+           "Name a stream of the block's own device", error_id{163});
   }
   if (home.alive() == clock::life::retired)
-    refuse("a stream whose registration has ended", "Allocate on a registered stream");
+    refuse("a stream whose registration has ended", "Allocate on a registered stream", error_id{164});
   std::size_t room = bytes;
   if (of.announced) [[unlikely]] {  // no block lies in the bytes behind it; it is placed as without them
     room += after_announced;

@@ -63,7 +63,7 @@ region* device_context::must_find(void const* p, char const* operation, source_l
   region* const r = space.find(p);
   if (!r) {
     throw invalid_use(operation, base::address_text(p) + " is not memory of " + base::gpu_name(device),
-                      "Pass an address that weir::allocate of this runtime returned", at);
+                      "Pass an address that weir::allocate of this runtime returned", at, error_id{165});
   }
   return r;
 }
@@ -75,7 +75,8 @@ block_ref device_context::must_locate(void const* p, region* r, char const* oper
       operation,
       base::address_text(p) + " on " + base::gpu_name(device) +
           (found.block ? " was freed already" : " lies in no live block"),
-      "It was freed before, or never allocated: free each block once, by the address that allocate returned", at);
+      "It was freed before, or never allocated: free each block once, by the address that allocate returned", at,
+      error_id{166});
 }
 
 }  // namespace weir::memory

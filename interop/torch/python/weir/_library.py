@@ -20,7 +20,7 @@ def path():
     for place in places:
         if os.path.exists(place):
             return os.path.abspath(place)
-    raise WeirError(f"weir: no {_name} at {' or '.join(places)}. Install the wheel (./run wheel makes it), build the "
+    raise WeirError(f"weir-119: no {_name} at {' or '.join(places)}. Install the wheel (./run wheel makes it), build the "
                     "target weir_torch, or name the file in WEIR_TORCH_LIBRARY")
 
 

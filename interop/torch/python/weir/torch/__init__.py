@@ -37,7 +37,7 @@ def can_install():
     return bool(getattr(torch.version, "cuda", None)) and hasattr(torch._C, "_cuda_customAllocator")
 
 
-_too_late = ("weir.torch.install() comes too late: PyTorch has used CUDA already, and its allocator cannot be replaced "
+_too_late = ("weir-124: weir.torch.install() comes too late: PyTorch has used CUDA already, and its allocator cannot be replaced "
              "then. Call it directly after `import torch`, or start the program with `python -m weir.torch`")
 
 
@@ -52,7 +52,7 @@ def install():
     import torch
 
     if not can_install():
-        raise Refused(f"weir.torch.install(): PyTorch {torch.__version__} is not built for CUDA. Install one that is")
+        raise Refused(f"weir-125: weir.torch.install(): PyTorch {torch.__version__} is not built for CUDA. Install one that is")
     if torch.cuda.is_initialized():
         raise Refused(_too_late)
     memory = torch.cuda.memory
@@ -62,7 +62,7 @@ def install():
                          ("set_memory_fraction_fn", "set_fraction"), ("set_base_alloc_fn", "base_alloc"),
                          ("set_record_stream_fn", "record_stream")):
         if not hasattr(hooks, setter):
-            raise Refused(f"weir.torch.install(): PyTorch {torch.__version__} has no {setter}. Install 2.6 or newer")
+            raise Refused(f"weir-126: weir.torch.install(): PyTorch {torch.__version__} has no {setter}. Install 2.6 or newer")
         getattr(hooks, setter)(_library.hook(name))
     for setter, name in (("set_begin_allocate_to_pool", "begin_pool"),
                          ("set_end_allocate_to_pool_fn", "end_pool"), ("set_release_pool", "release_pool")):
@@ -82,7 +82,7 @@ def install():
     _refusals.put_into(torch)
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         if os.environ.get(name):
-            warnings.warn(f"weir: {name}={os.environ[name]} has no effect on weir, whose options are in WEIR_CONF "
+            warnings.warn(f"weir-120: {name}={os.environ[name]} has no effect on weir, whose options are in WEIR_CONF "
                           "(docs/reference/options.md)", RefusedWarning, stacklevel=2)
 
 

@@ -5,13 +5,13 @@ from weir.torch import Refused, RefusedWarning
 
 _ipc = ("PyTorch opens an allocation of cudaMalloc to another process, and weir maps its memory otherwise. Send "
         "x.cpu(), share host memory, or use weir's own sharing (weir/share.h)")
-_benchmark = ("weir: torch.backends.cudnn.benchmark stays off. cuDNN's search asks for the largest free block, which "
+_benchmark = ("weir-121: torch.backends.cudnn.benchmark stays off. cuDNN's search asks for the largest free block, which "
               "PyTorch does not ask of a pluggable allocator; cuDNN's own choice of algorithms serves instead")
 
 
 def _refuse(name, why):
     def refused(*_, **__):
-        raise Refused(f"weir: {name}: {why}")
+        raise Refused(f"weir-122: {name}: {why}")
 
     return refused
 
