@@ -74,6 +74,7 @@ constexpr option_row table[] = {
 
 [[noreturn]] void refuse(std::string operation, std::string operands, std::string remedy, source_location at,
                          error_id id) {
+  if (operation.starts_with("WEIR_")) at = {};  // no line of the program is wrong
   throw invalid_use(std::move(operation), std::move(operands), std::move(remedy), at, id);
 }
 
@@ -446,7 +447,7 @@ machine_choice devices_from_environment(source_location at) {
                         "CUDA_VISIBLE_DEVICES=" + in_quotes(*visible) + " shows none of " +
                             std::to_string(choice.sim.devices) + " simulated devices",
                         "Name devices from 0 to " + std::to_string(choice.sim.devices - 1) + ", each once, or unset it",
-                        at, error_id{182});
+                        {}, error_id{182});
   }
   return choice;
 }
