@@ -109,7 +109,8 @@ void checking_driver::print(knowledge& known) {
   any_printed.store(true);
   os::print_error("weir-108: the checker found " + std::to_string(known.found.size()) + ":\n");
   for (finding const& f : known.found)
-    os::print_error("weir: " + f.text + (f.times > 1 ? " (" + std::to_string(f.times) + " times)" : "") + "\n");
+    os::print_error("weir: " + f.text +
+                    (f.times > 1 ? " (" + std::to_string(f.times) + " times at these two lines)" : "") + "\n");
 }
 
 void checking_driver::print_findings() noexcept {
