@@ -12,6 +12,13 @@
 
 #include "weir/memory.h"
 
+// Marks a function or lambda that GPUs run too.
+#if defined(__CUDACC__)
+#define WEIR_HOST_DEVICE __host__ __device__
+#else
+#define WEIR_HOST_DEVICE
+#endif
+
 namespace weir WEIR_API {
 
 enum class access_mode : std::uint8_t { read, write, update };

@@ -19,11 +19,6 @@
 #include <type_traits>
 
 #include "weir/launch.h"
-#if defined(__CUDACC__)
-#define WEIR_HOST_DEVICE __host__ __device__
-#else
-#define WEIR_HOST_DEVICE
-#endif
 
 namespace weir WEIR_API {
 namespace detail {
