@@ -3,6 +3,9 @@
 #pragma once
 #include <cstdio>
 #include <stdexcept>
+#include <string_view>
+
+#include "weir/c.h"
 
 namespace examples {
 
@@ -11,8 +14,16 @@ struct usage_error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 inline int wrong_usage(char const* program, usage_error const& e) {
-  std::fprintf(stderr, "%s: %s. See --help\n", program, e.what());
+  std::string_view const mistake = e.what();
+  std::fprintf(stderr, "%s: %s%s See --help\n", program, e.what(), mistake.ends_with('?') ? "" : ".");
   return 2;
+}
+
+// Prints the version if `option` asks for it. Returns: whether it does.
+inline bool says_version(char const* program, std::string_view option) {
+  if (option != "--version") return false;
+  std::printf("%s of weir %s\n", program, weir_version());
+  return true;
 }
 
 // Returns: `status`; 1 instead of 0 if stdout could not be written completely. Reports that to stderr.

@@ -87,6 +87,7 @@ int command(int argc, char** argv) try {
   for (int i = 1; i < argc; ++i) {
     std::string const option = argv[i];
     if (option == "--help" || option == "-h") return std::fputs(usage, stdout), 0;
+    if (examples::says_version("pipeline", option)) return 0;
     if (option == "--check") {
       check = true;
       continue;

@@ -20,6 +20,7 @@ void usage(std::ostream& to) {
 int command(int argc, char** argv) try {
   if (argc == 2 && (argv[1] == std::string_view("--help") || argv[1] == std::string_view("-h")))
     return usage(std::cout), 0;
+  if (argc == 2 && examples::says_version("questions", argv[1])) return 0;
   for (int i = 1; i < argc; ++i) {
     auto const all = questions::all();
     if (std::none_of(all.begin(), all.end(), [&](auto const& q) { return q.name == argv[i]; })) {

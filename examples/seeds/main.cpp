@@ -21,12 +21,14 @@ int usage(std::ostream& to, int status) {
 }
 
 int command(int count, char** arguments) try {
+  std::string_view const first = count > 1 ? arguments[1] : "";
+  if (first == "--help" || first == "-h") return usage(std::cout, 0);
+  if (examples::says_version("seeds", first)) return 0;
   seeds::settings with{.out = std::cout, .on_gpus = !weir::runtime::current().is_simulated()};
   std::vector<seeds::topic> chosen;
   bool full = with.on_gpus, all = false;
   for (int i = 1; i < count; ++i) {
     std::string_view const word = arguments[i];
-    if (word == "--help" || word == "-h") return usage(std::cout, 0);
     bool known = word == "--full";
     full |= known;
     if (word == "--all") all = known = true;

@@ -128,6 +128,7 @@ int command(int argc, char** argv) try {
   for (int i = 1; i < argc; ++i) {
     std::string const option = argv[i];
     if (option == "--help" || option == "-h") return std::fputs(usage, stdout), 0;
+    if (examples::says_version("share", option)) return 0;
     if (i + 1 == argc) throw examples::usage_error(option + " is not an option, or lacks its value");
     char const* const value = argv[++i];
     if (option == "--bytes") s.bytes = number(option, value) / 8 * 8;

@@ -64,7 +64,7 @@ std::optional<asked> parse(int argc, char** argv) {
   settings& s = a.with;
   po::options_description all("trainer: a character-level language model, data-parallel over all devices");
   all.add_options()
-      ("help,h", "this text")
+      ("help,h", "this text")("version", "print the version")
       ("text", po::value(&s.text_file)->required(), "the text to learn; its last tenth is kept for validation")
       ("devices", po::value(&a.devices), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")
       ("replicas", po::value(&a.replicas), "devices to train on; all of them")
@@ -126,6 +126,10 @@ std::optional<asked> parse(int argc, char** argv) {
                  "  mpirun -np 4 trainer --text FILE --save m --save-every 100 --resume\n"
                  "  torchrun --no-python --nproc-per-node 4 trainer --text FILE\n"
                  "\nexit status: 0 replicas agree, 1 they differ or an error, 2 usage\n";
+    return {};
+  }
+  if (values.count("version")) {
+    examples::says_version("trainer", "--version");
     return {};
   }
   try {

@@ -137,9 +137,10 @@ int bench_share(std::vector<std::string> const& arguments) {
   std::vector<std::string> names;
   wanted w;
   bool as_reader = false;
-  po::options_description all(
+  constexpr char const* caption =
       "weir bench share [ROW…]: memory that a second process reads, through weir and by the driver's own calls, "
-      "medians");
+      "medians";
+  po::options_description all(caption);
   all.add_options()("help,h", "this text")("devices", po::value(&devices),
                                            "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
       "rounds", po::value(&w.rounds)->default_value(w.rounds), "rounds, weir and the raw calls in turn")(
@@ -147,7 +148,7 @@ int bench_share(std::vector<std::string> const& arguments) {
       "bytes", po::value(&bytes), "size of a large buffer; 256MiB, 16MiB on simulated devices")(
       "reader", po::value(&w.reader)->default_value(no_reader, "1, if there is one"), "device of the second process")(
       "row", po::value(&names), "only these");
-  po::options_description hidden;
+  po::options_description hidden(caption);
   hidden.add(all).add_options()("as-reader", po::bool_switch(&as_reader), "the second process");
   bool const help =
       std::any_of(arguments.begin(), arguments.end(), [](auto const& a) { return a == "--help" || a == "-h"; });
