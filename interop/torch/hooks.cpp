@@ -165,7 +165,7 @@ WEIR_HOOK void weir_torch_begin_pool(int device, pools_of_torch::id id, pools_of
   try {
     pools().begin(device, id, std::move(accepts));
   } catch (...) {
-    throw std::runtime_error("weir: " + text_of(std::current_exception()));
+    throw std::runtime_error(text_of(std::current_exception()));
   }
 }
 WEIR_HOOK void weir_torch_end_pool(int device, pools_of_torch::id id) noexcept {

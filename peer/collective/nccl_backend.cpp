@@ -18,11 +18,12 @@ namespace weir::peer {
 namespace {
 
 // Every entry point, by NCCL's name and type.
-#define WEIR_NCCL_CALLS(X)                                                                                       \
-  X(GetVersion)                                                                                                  \
-  X(GetUniqueId) X(CommInitRankConfig) X(CommInitAll) X(CommDestroy) X(CommAbort) X(CommGetAsyncError)            \
-      X(GetErrorString) X(GetLastError) X(AllReduce)                                                             \
-      X(Broadcast) X(AllGather) X(ReduceScatter) X(Send) X(Recv) X(GroupStart) X(GroupEnd)
+#define WEIR_NCCL_CALLS(X)                                                                                  \
+  X(GetVersion)                                                                                             \
+  X(GetUniqueId)                                                                                            \
+  X(CommInitRankConfig) X(CommInitAll) X(CommDestroy) X(CommAbort) X(CommGetAsyncError) X(GetErrorString)   \
+      X(GetLastError) X(AllReduce) X(Broadcast) X(AllGather) X(ReduceScatter) X(Send) X(Recv) X(GroupStart) \
+          X(GroupEnd)
 
 struct library {
 #define X(call) decltype(&::nccl##call) call = nullptr;
@@ -43,7 +44,7 @@ library load() {
     return found;
   }
   std::string missing;
-#define X(call)                                                                            \
+#define X(call)                                                                              \
   found.call = reinterpret_cast<decltype(&::nccl##call)>(os::find_symbol(so, "nccl" #call)); \
   if (!found.call) missing += " nccl" #call;
   WEIR_NCCL_CALLS(X)
@@ -116,7 +117,7 @@ class nccl_backend final : public collective_backend {
     ncclUniqueId unique;
     if (id.size() != sizeof unique)
       throw driver_error(0, "communicator", operands() + "rank 0 sent no NCCL id",
-                         "Run the same version of weir in all processes", at);
+                         "Run the same version of weir in all processes", at, error_id{397});
     std::memcpy(&unique, id.data(), sizeof unique);
     int const device = devices_[static_cast<std::size_t>(rank)];
     require(runtime_.machine().make_current(device), "communicator", operands() + base::gpu_name(device), "", at);
@@ -136,7 +137,7 @@ class nccl_backend final : public collective_backend {
     std::string const text = gave_up.empty() ? "NCCL returns " + words(answer, mine.comm) : gave_up;
     abort();
     throw driver_error(static_cast<int>(answer), "communicator", operands() + text,
-                       "Set NCCL_DEBUG=INFO for NCCL's own messages", at);
+                       "Set NCCL_DEBUG=INFO for NCCL's own messages", at, error_id{398});
   }
 
   ~nccl_backend() override { abort(); }  // ranks that have not left
@@ -298,9 +299,9 @@ class nccl_backend final : public collective_backend {
   }
 
   struct one {
-    base::mutex calls;           // held during every call on comm
-    ncclComm_t comm = nullptr;   // null: aborted or left
-    std::string failed;          // under calls: the error that ended it
+    base::mutex calls;                                    // held during every call on comm
+    ncclComm_t comm = nullptr;                            // null: aborted or left
+    std::string failed;                                   // under calls: the error that ended it
     base::atomic<std::uint64_t> last_stream{0}, last{0};  // the stamp after its last collective
   };
   static constexpr std::int64_t pause_ns = 1'000'000;
@@ -316,7 +317,7 @@ namespace {
 void require_nccl(char const* operation, std::string const& what, source_location at) {
   if (std::string const& why = nccl().why; !why.empty())
     throw not_supported(operation, "NCCL for " + what + ": " + why,
-                        "Install NCCL (libnccl2), or put its folder on LD_LIBRARY_PATH", at);
+                        "Install NCCL (libnccl2), or put its folder on LD_LIBRARY_PATH", at, error_id{399});
 }
 }  // namespace
 
@@ -338,7 +339,7 @@ std::string nccl_id(source_location at) {
   ncclUniqueId id;
   if (ncclResult_t const answer = nccl().GetUniqueId(&id); answer != ncclSuccess)
     throw driver_error(static_cast<int>(answer), "communicator", "rank 0: NCCL returns " + words(answer, nullptr),
-                       "Set NCCL_DEBUG=INFO for NCCL's own messages", at);
+                       "Set NCCL_DEBUG=INFO for NCCL's own messages", at, error_id{400});
   return {reinterpret_cast<char const*>(&id), sizeof id};
 }
 
@@ -351,7 +352,8 @@ namespace weir::peer {
 namespace {
 [[noreturn]] void refuse(char const* operation, std::string const& what, source_location at) {
   throw not_supported(operation, "NCCL for " + what + ": this weir was built without <nccl.h>",
-                      "Install NCCL's development package (libnccl-dev) and the CUDA toolkit, and build again", at);
+                      "Install NCCL's development package (libnccl-dev) and the CUDA toolkit, and build again", at,
+                      error_id{401});
 }
 }  // namespace
 

@@ -44,7 +44,7 @@ class process_group final : public group {
     std::string missing;
     for (int const r : end.missing) missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(r);
     throw timed_out("barrier", base::text(subject(), " waited ", limit.ns() / 1'000'000, " ms for ", missing),
-                    "Check why the process of that rank did not call, or use a longer limit", at);
+                    "Check why the process of that rank did not call, or use a longer limit", at, error_id{402});
   }
 
   void abort(int, std::string_view why) noexcept override {
@@ -91,14 +91,15 @@ class process_group final : public group {
   std::string subject() const { return base::text("rank ", rank_, " of ", size()); }
 
   void refuse_if_over(int, std::string const& operation, source_location at) const override {
-    if (watch().failed()) throw driver_error(0, operation, base::text(subject(), ": ", watch().failure()), restart, at);
+    if (watch().failed())
+      throw driver_error(0, operation, base::text(subject(), ": ", watch().failure()), restart, at, error_id{403});
     refuse_if_left(operation, at);
   }
   void refuse_if_left(std::string const& operation, source_location at) const {
     int const other = left_.load() ? rank_ : watch().left();
     if (other >= 0)
       throw invalid_use(operation, base::text(subject(), ": rank ", other, "'s communicator is destroyed"),
-                        "Keep all ranks' communicators until the last collective call", at);
+                        "Keep all ranks' communicators until the last collective call", at, error_id{404});
   }
 
   // NCCL may notice a process that ends before the watch does. Then the verdict is under way.
@@ -179,14 +180,14 @@ void check_options(rank_options const& o, source_location at) {
        {std::pair("start", o.start), std::pair("silence", o.silence), std::pair("behind", o.behind)}) {
     if (span <= 0ms)
       throw invalid_use("communicator", base::text("rank_options{.", name, " = ", span.count(), " ms}"),
-                        "Pass a time above 0", at);
+                        "Pass a time above 0", at, error_id{405});
   }
 }
 
 peer::membership membership_of(runtime::impl& owner, int rank, int size, source_location at) {
   if (size < 1 || rank < 0 || rank >= size)
     throw invalid_use("communicator", base::text("rank ", rank, " of ", size), "Ranks count from 0 to their number - 1",
-                      at);
+                      at, error_id{406});
   return {rank, size, owner.machine().simulated()};
 }
 
@@ -198,7 +199,8 @@ struct WEIR_LOCAL communicator::maker {
     auto* const sim = m.simulated ? driver::sim::controls_of(owner.machine()) : nullptr;
     if (sim && sim->host_threads())
       throw not_supported("communicator", "a seeded machine: its order cannot depend on other processes",
-                          "Use simulated{.schedule = scheduling::threads}, or communicator::create_all", at);
+                          "Use simulated{.schedule = scheduling::threads}, or communicator::create_all", at,
+                          error_id{407});
     owner.open(device, "communicator", at);
     peer::met with;
     if (m.rank == 0) {
@@ -226,7 +228,7 @@ communicator communicator::from_environment(rank_options o, source_location at) 
     throw invalid_use(
         "communicator::from_environment",
         base::text("rank ", l.rank, " of ", l.size, ": local rank ", device, ", and there are ", devices, " devices"),
-        "Start at most one process for each device of a machine", at);
+        "Start at most one process for each device of a machine", at, error_id{408});
   }
   return maker::make(owner, peer::rendezvous_of(l, o.start, at), m, device, o, at);
 }
@@ -240,14 +242,15 @@ communicator communicator::create(std::string_view id, int rank, int size, weir:
   auto const where = peer::rendezvous_id_of(id);
   if (!where)
     throw invalid_use("communicator::create", "\"" + base::visible(id.substr(0, 100)) + "\" is no id",
-                      "Pass what communicator::unique_id() returned on rank 0", at);
+                      "Pass what communicator::unique_id() returned on rank 0", at, error_id{409});
   peer::rendezvous_point point{*where, {}, {}};
   if (rank == 0) {
     auto all = waiting_listeners().lock();
     auto const found = all->find(std::string(id));
     if (found == all->end())
       throw invalid_use("communicator::create", "rank 0 with an id that this process did not make, or that is used",
-                        "Call communicator::unique_id() in the process of rank 0, once for each communicator", at);
+                        "Call communicator::unique_id() in the process of rank 0, once for each communicator", at,
+                        error_id{410});
     point.listener = std::move(found->second);
     all->erase(found);
   }
@@ -258,7 +261,7 @@ std::string communicator::unique_id(source_location at) {
   os::tcp_socket listener = os::listen_tcp(0);
   if (!listener.file.is_open())
     throw driver_error(0, "communicator::unique_id", "no port to listen on: " + listener.why_not,
-                       "Raise the limit of open files (ulimit -n), or allow TCP sockets", at);
+                       "Raise the limit of open files (ulimit -n), or allow TCP sockets", at, error_id{411});
   std::string const id = peer::text_of({os::own_address(), listener.port, os::random_number()});
   waiting_listeners().lock()->emplace(id, std::move(listener));
   return id;

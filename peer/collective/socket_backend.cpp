@@ -150,7 +150,7 @@ class sockets_backend final : public collective_backend {
       thread_ = base::thread([this] { labour(); });
     } catch (...) {
       throw driver_error(0, "communicator", base::text("rank ", rank, " of ", ranks(), ": no thread is left"),
-                         "Raise the limit of threads (ulimit -u)", at);
+                         "Raise the limit of threads (ulimit -u)", at, error_id{412});
     }
   }
   ~sockets_backend() override {

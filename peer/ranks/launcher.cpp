@@ -17,7 +17,7 @@ namespace weir {
 namespace {
 
 [[noreturn]] void refuse_variable(std::string what, std::string remedy, source_location at) {
-  throw invalid_use("this_launch", std::move(what), std::move(remedy), at);
+  throw invalid_use("this_launch", std::move(what), std::move(remedy), at, error_id{413});
 }
 
 struct launcher_names {
@@ -69,7 +69,7 @@ os::tcp_socket listen_or_throw(std::uint16_t port, source_location at) {
   os::tcp_socket s = os::listen_tcp(port);
   if (!s.file.is_open())
     throw driver_error(0, operation, base::text("rank 0 cannot listen on port ", port, ": ", s.why_not),
-                       "Choose another MASTER_PORT, or end the program that uses this one", at);
+                       "Choose another MASTER_PORT, or end the program that uses this one", at, error_id{414});
   return s;
 }
 
@@ -79,7 +79,7 @@ std::uint16_t master_port(source_location at) {
   auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), port);
   if (failed != std::errc{} || end != text.data() + text.size() || port == 0)
     throw invalid_use(operation, "MASTER_PORT=" + base::visible(text) + " is no port",
-                      "Set it to a free port of rank 0's machine, from 1 to 65535", at);
+                      "Set it to a free port of rank 0's machine, from 1 to 65535", at, error_id{415});
   return port;
 }
 
@@ -109,7 +109,7 @@ rendezvous_point by_store(launch_info const& l, std::string host, std::uint16_t 
     throw timed_out(operation,
                     base::text("rank ", rank, " of ", size, ": rank 0 has not told torchrun's store its address for ",
                                limit.ns() / 1'000'000, " ms"),
-                    "Check the output of rank 0", at);
+                    "Check the output of rank 0", at, error_id{416});
   };
   point.id = point.ask_again();
   return point;
@@ -119,7 +119,7 @@ rendezvous_point by_torchrun_variables(launch_info const& l, int turn, base::tim
   auto const host = os::environment("MASTER_ADDR");
   if (!host || host->empty())
     throw invalid_use(operation, "MASTER_ADDR is not set, although RANK and WORLD_SIZE are",
-                      "Set it to the name or address of rank 0's machine", at);
+                      "Set it to the name or address of rank 0's machine", at, error_id{417});
   std::uint16_t const port = master_port(at);
   if (os::environment("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True")
     return by_store(l, *host, port, turn, limit, at);
@@ -160,7 +160,8 @@ open_mpi load_open_mpi(source_location at) {
     throw not_supported(operation,
                         library ? base::text(file, " of mpirun lacks ", missing)
                                 : base::text(file, " is not found, although mpirun started this process"),
-                        "Install Open MPI 4 or 5 (libopenmpi3), or put its folder on LD_LIBRARY_PATH", at);
+                        "Install Open MPI 4 or 5 (libopenmpi3), or put its folder on LD_LIBRARY_PATH", at,
+                        error_id{418});
   return mpi;
 }
 
@@ -171,7 +172,8 @@ rendezvous_point by_mpi(launch_info const& l, source_location at) {
   int is_over = 0;
   if (mpi.finalized(&is_over) == 0 && is_over)
     throw not_supported(operation, "a second communicator of a process whose MPI is finalized",
-                        "Call MPI_Init before the first one, or pass communicator::unique_id() to the others", at);
+                        "Call MPI_Init before the first one, or pass communicator::unique_id() to the others", at,
+                        error_id{419});
   rendezvous_point point;
   std::array<char, 512> text{};
   if (l.rank == 0) {
@@ -188,7 +190,7 @@ rendezvous_point by_mpi(launch_info const& l, source_location at) {
   auto const id = rendezvous_id_of(text.data());
   if (failed || !id)
     throw driver_error(failed, operation, base::text("rank ", l.rank, " of ", l.size, ": Open MPI answers ", failed),
-                       "Start all ranks by one mpirun", at);
+                       "Start all ranks by one mpirun", at, error_id{420});
   point.id = *id;
   return point;
 }
@@ -205,7 +207,7 @@ rendezvous_point rendezvous_of(launch_info const& l, base::time_limit limit, sou
   }
   throw invalid_use(operation, "no launcher started this process",
                     "Start it with torchrun or mpirun, or use communicator::create_all for the devices of one process",
-                    at);
+                    at, error_id{421});
 }
 
 }  // namespace peer

@@ -62,7 +62,7 @@ class reception {
             base::text(missing, " of ", own_.size, " did not come within ", limit.ns() / 1'000'000, " ms");
         tell_all(answer::over, what);
         throw timed_out("communicator", "rank 0 waited at port " + std::to_string(listener_.port) + ": " + what,
-                        "Check the output of those ranks, and start one process for each rank", at);
+                        "Check the output of those ranks, and start one process for each rank", at, error_id{422});
       }
       turn(std::min(left, most_hello_ns / 10));
     }
@@ -221,10 +221,11 @@ met meet_rank_0(rendezvous_id id, std::function<rendezvous_id()> const& ask_agai
         last = base::now_ns() >= end ? "it waits for other ranks" : "it hung up, or is not of this program";
       } else if (said->first == answer::refused) {
         throw invalid_use("communicator", subject + ": rank 0 refuses it: " + base::visible(said->second),
-                          "Start every rank once, with the same number of ranks and the same kind of devices", at);
+                          "Start every rank once, with the same number of ranks and the same kind of devices", at,
+                          error_id{423});
       } else if (said->first == answer::over) {
         throw timed_out("communicator", subject + ": rank 0 gave up: " + base::visible(said->second),
-                        "Check the output of those ranks, and start one process for each rank", at);
+                        "Check the output of those ranks, and start one process for each rank", at, error_id{424});
       } else if (said->first == answer::another) {
         last = "another communicator meets there";
       } else {
@@ -236,7 +237,8 @@ met meet_rank_0(rendezvous_id id, std::function<rendezvous_id()> const& ask_agai
       throw timed_out("communicator",
                       base::text(subject, ": rank 0 at ", base::visible(id.host), " port ", id.port, ": ", last,
                                  ", for ", limit.ns() / 1'000'000, " ms"),
-                      "Check the output of rank 0, the address, and that no firewall is between them", at);
+                      "Check the output of rank 0, the address, and that no firewall is between them", at,
+                      error_id{425});
     base::sleep_ns(retry_ns);
     if (ask_again) id = ask_again();
   }

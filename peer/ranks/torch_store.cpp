@@ -54,7 +54,7 @@ void torch_store::fail(std::string const& why) const {
                      base::text("torchrun's store at ", base::visible(host_), " port ", port_, " ", why),
                      "Start the program with torchrun, or set MASTER_ADDR and MASTER_PORT to rank 0's machine and a "
                      "free port, without TORCHELASTIC_USE_AGENT_STORE",
-                     at_);
+                     at_, error_id{426});
 }
 
 void torch_store::send(std::string const& message) {

@@ -313,7 +313,7 @@ void rank_watch::start(source_location at) {
   } catch (...) {
     throw driver_error(0, "communicator",
                        base::text("rank ", rank_, " of ", size_, ": no thread or file is left to watch the others"),
-                       "Raise the limits of threads and open files (ulimit -u, ulimit -n)", at);
+                       "Raise the limits of threads and open files (ulimit -u, ulimit -n)", at, error_id{427});
   }
 }
 

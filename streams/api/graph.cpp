@@ -144,7 +144,8 @@ class capture_under_way {
 graph_handle captured(stream_ref on, std::function<void()> const& body, driver::capture_mode mode,
                       memory::graph_holder const& memory, char const* operation, source_location at) {
   clock::stream_clock& s = streams::clock_or_throw(on, operation, at);
-  if (!body) throw invalid_use(operation, "an empty function", "Pass the function whose work is captured", at);
+  if (!body)
+    throw invalid_use(operation, "an empty function", "Pass the function whose work is captured", at, error_id{388});
   stream_guard const current(on, at);
   base::call_site const in(s.owner().observer(), operation, at);
   capture_under_way all(s, mode, memory, at);
@@ -184,7 +185,7 @@ struct WEIR_LOCAL graph_memory_route::state {
 
 graph_memory_route::graph_memory_route(graph_memory const& memory, weir::device on,
                                        std::function<bool(CUstream_st*)> accepts, source_location at) {
-  if (!accepts) throw invalid_use("graph_memory_route", "an empty function", "Pass a function", at);
+  if (!accepts) throw invalid_use("graph_memory_route", "an empty function", "Pass a function", at, error_id{389});
   runtime::impl& r = streams::current_runtime(at);
   int const d = streams::resolve(on, r, "graph_memory_route", at);
   auto const number = r.part<memory::graph_choices>().add(d, std::move(accepts), memory.state_->hold);
@@ -222,16 +223,16 @@ struct WEIR_LOCAL graph::state {
     auto const before = machine.memory(device);
     auto const made = machine.instantiate(device, kept);
     r.part<clock::clocks>().note(device, made.is);
-    require(made.is, "graph::instantiate", "a graph of " + base::gpu_name(device),
-            made.is.what == driver::code::out_of_memory
-                ? "The driver keeps a graph's kernels and parameters in device memory: free some, or raise driver_reserve"
-                : "",
-            at);
+    require(
+        made.is, "graph::instantiate", "a graph of " + base::gpu_name(device),
+        made.is.what == driver::code::out_of_memory
+            ? "The driver keeps a graph's kernels and parameters in device memory: free some, or raise driver_reserve"
+            : "",
+        at);
     place.made(made.value);
     auto const after = machine.memory(device);
-    driver_bytes = before.ok() && after.ok() && before.value.free > after.value.free
-                       ? before.value.free - after.value.free
-                       : 0;
+    driver_bytes =
+        before.ok() && after.ok() && before.value.free > after.value.free ? before.value.free - after.value.free : 0;
     book.drop(std::exchange(ready, made.value));
     book.drop(std::exchange(kept, graph_handle::none));
   }
@@ -251,7 +252,9 @@ graph graph::capture(stream_ref on, std::function<void()> const& body, graph_opt
 }
 
 graph::state& graph::usable(char const* operation, source_location at) const {
-  if (!state_) throw invalid_use(operation, "a graph that was moved from", "Use the graph that it was moved to", at);
+  if (!state_)
+    throw invalid_use(operation, "a graph that was moved from", "Use the graph that it was moved to", at,
+                      error_id{390});
   if (process_was_forked()) streams::throw_forked(operation, at);
   (void)state_->of.get(operation, "a graph of " + base::gpu_name(state_->device), at);
   return *state_;
@@ -267,7 +270,7 @@ void graph::launch(stream_ref on, source_location at) {
   clock::stream_clock& s = streams::clock_or_throw(on, "graph::launch", at);
   if (&s.owner() != g.of.if_alive() || s.device() != g.device) {
     throw invalid_use("graph::launch", "a graph of " + base::gpu_name(g.device) + ", on " + streams::describe(s),
-                      "Launch on a stream of the device and runtime that the graph was captured on", at);
+                      "Launch on a stream of the device and runtime that the graph was captured on", at, error_id{391});
   }
   if (g.ready == executable_handle::none) g.instantiate(s.owner(), at);
   streams::named_work const named(s);
@@ -289,7 +292,8 @@ void graph::update(stream_ref on, std::function<void()> const& body, source_loca
   clock::stream_clock& s = streams::clock_or_throw(on, "graph::update", at);
   if (&s.owner() != g.of.if_alive() || s.device() != g.device) {
     throw invalid_use("graph::update", "a graph of " + base::gpu_name(g.device) + ", on " + streams::describe(s),
-                      "Capture on a stream of the device and runtime that the graph was captured on", at);
+                      "Capture on a stream of the device and runtime that the graph was captured on", at,
+                      error_id{392});
   }
   auto& book = s.owner().part<graph_book>();
   graph_handle const now = captured(on, body, g.mode, g.memory, "graph::update", at);

@@ -80,7 +80,8 @@ std::string known_range::text() const {
 
 known_range const& known_range::require_inside(std::string_view operation, std::string_view operand,
                                                source_location where) const {
-  if (is == verdict::inside || is == verdict::unknown) [[likely]] return *this;
+  if (is == verdict::inside || is == verdict::unknown) [[likely]]
+    return *this;
   auto const refuse = [&](std::string const& what, char const* remedy, error_id id) {
     std::string const asked = bytes ? ", asked " + std::to_string(bytes) + " B" : ", asked for the rest of its block";
     throw invalid_use(std::string(operation), std::string(operand) + " " + text() + " " + what + asked, remedy, where,
@@ -100,7 +101,8 @@ known_range const& known_range::require_inside(std::string_view operation, std::
       refuse("wraps around the address space", "Check the size for an overflow", error_id{187});
       break;
     case verdict::asleep:
-      refuse("lies in pool " + *block.asleep_in + ", which is asleep", "Wake the pool first (pool::wake)");
+      refuse("lies in pool " + *block.asleep_in + ", which is asleep", "Wake the pool first (pool::wake)",
+             error_id{393});
       break;
     case verdict::of_another_runtime:
       refuse("is device memory of another runtime", "Use the runtime that allocated the memory", error_id{188});

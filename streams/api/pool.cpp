@@ -21,7 +21,8 @@ struct WEIR_LOCAL pool::state {
 pool::pool(std::string name, pool_options o, source_location at) {
   runtime::impl& r = streams::current_runtime(at);
   int const d = streams::resolve(o.on, r, "pool", at);
-  if (name.empty()) throw invalid_use("pool", "an empty name", "Name the pool: reports and errors show it", at);
+  if (name.empty())
+    throw invalid_use("pool", "an empty name", "Name the pool: reports and errors show it", at, error_id{394});
   memory::allocator& memory = r.part<memory::device_memory>().on(d, at);
   auto made = std::make_unique<state>(state{name, d, known_runtime(r), &memory, nullptr});
   made->here = &memory.make_pool(std::move(name), o.limit);
@@ -39,7 +40,8 @@ pool& pool::operator=(pool&& other) noexcept {
 }
 
 pool::state& pool::usable(char const* operation, source_location at) const {
-  if (!state_) throw invalid_use(operation, "a pool that was moved from", "Use the pool it was moved to", at);
+  if (!state_)
+    throw invalid_use(operation, "a pool that was moved from", "Use the pool it was moved to", at, error_id{395});
   if (process_was_forked()) streams::throw_forked(operation, at);
   (void)state_->of.get(operation, "pool " + state_->name, at);
   return *state_;
@@ -67,8 +69,9 @@ void* pool::allocate(size_t bytes, size_t alignment, source_location at) const {
 void* pool::allocate(stream_ref s, size_t bytes, size_t alignment, source_location at) const {
   pool_guard const here(*this, at);
   if (weir::device const on = s.device(); on != state_->on)
-    throw invalid_use("pool::allocate", "a stream of " + on.str() + " for pool " + state_->name + " of " + state_->on.str(),
-                      "Name a stream of the pool's device", at);
+    throw invalid_use("pool::allocate",
+                      "a stream of " + on.str() + " for pool " + state_->name + " of " + state_->on.str(),
+                      "Name a stream of the pool's device", at, error_id{396});
   return weir::allocate(s, bytes, alignment, at);
 }
 
@@ -82,7 +85,8 @@ pool_guard::~pool_guard() {
 size_t pool::sleep(sleep_to where, source_location at) {
   state& s = usable("pool::sleep", at);
   if (s.here->is_asleep()) return 0;
-  auto store = where == sleep_to::host ? std::make_unique<streams::host_store>(*s.of.if_alive(), s.on.index(), at) : nullptr;
+  auto store =
+      where == sleep_to::host ? std::make_unique<streams::host_store>(*s.of.if_alive(), s.on.index(), at) : nullptr;
   size_t given = 0;
   driver::status const is = s.memory->sleep(*s.here, store.get(), given);
   if (!is.ok() && store && store->refusal) std::rethrow_exception(store->refusal);

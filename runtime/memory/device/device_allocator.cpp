@@ -38,7 +38,7 @@ void* device_allocator::allocate(clock::stream_clock& home, std::size_t bytes, s
 void* device_allocator::allocate_in(memory_pool& pool, alloc_request const& r) {
   if (pool.is_asleep()) [[unlikely]] {
     throw invalid_use("allocate", base::text(r.bytes, " B in pool ", pool.name, ", which is asleep"),
-                      "Wake the pool first (pool::wake)", r.at);
+                      "Wake the pool first (pool::wake)", r.at, error_id{385});
   }
   stream_heap& mine = heaps_.of(r.home, pool);
   thread_cache* const cache = mine.cache_to_allocate();
@@ -109,7 +109,7 @@ clock::stream_clock* device_allocator::lane_of(clock::stream_clock& home, alloc_
   std::string const what = base::text(r.bytes, " B on stream ", home.id(), " of gpu:", of_.device);
   if (inside.ok() && lane.is.what == driver::code::not_permitted) {
     throw invalid_use("allocate", what + ", whose capture is spoiled",
-                      "End the capture, and look for the call that it does not allow", r.at);
+                      "End the capture, and look for the call that it does not allow", r.at, error_id{386});
   }
   require(lane.is, "allocate", what, "", r.at);
   return lane.value;

@@ -68,8 +68,9 @@ graph_pools::one graph_pools::of(clock::stream_clock const& lane, source_locatio
   auto const drop = [](void* p) { delete static_cast<graph_holder*>(p); };
   auto const kept = of_.machine.keep_with_graph(of_.device, s.handle(), drop, new graph_holder(hold));
   if (kept.what == driver::code::not_permitted) {
-    throw invalid_use("allocate", base::text("on stream ", s.id(), " of gpu:", of_.device, ", whose capture is spoiled"),
-                      "End the capture, and look for the call that it does not allow", at);
+    throw invalid_use("allocate",
+                      base::text("on stream ", s.id(), " of gpu:", of_.device, ", whose capture is spoiled"),
+                      "End the capture, and look for the call that it does not allow", at, error_id{387});
   }
   require(kept, "allocate", base::text("on stream ", s.id(), " of gpu:", of_.device, ", which is being captured"), "",
           at);

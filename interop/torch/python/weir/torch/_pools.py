@@ -10,7 +10,7 @@ class MemPool:
         import torch
 
         if allocator is not None:
-            raise Refused("weir: torch.cuda.MemPool(allocator): weir is the allocator of every pool. Leave it out")
+            raise Refused("weir-428: torch.cuda.MemPool(allocator): weir is the allocator of every pool. Leave it out")
         self._device = torch.cuda.current_device()
         self._id = torch.cuda.graph_pool_handle()
         self._release = torch._C._cuda_releasePool  # which the end of the interpreter takes away
