@@ -246,7 +246,7 @@ TEST_P(a_rank_lost, at_any_call_is_named_and_training_resumes) {
     {
       rank_processes all("trains", 3,
                          with({"WEIR_TEST_VICTIM=" + std::to_string(victim), "WEIR_TEST_FATAL=" + std::to_string(k),
-                               "WEIR_TEST_SIGNAL=" + std::to_string(GetParam()), "WEIR_TEST_SILENCE_MS=1000"}));
+                               "WEIR_TEST_SIGNAL=" + std::to_string(GetParam()), "WEIR_TEST_SILENCE_MS=1500"}));
       for (int r = 0; r < 3; ++r) {
         if (r == victim) continue;
         auto const e = all.end_of(r);

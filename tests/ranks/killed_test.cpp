@@ -83,7 +83,7 @@ TEST(ranks, name_one_that_is_stopped_at_each_collective) {
       SCOPED_TRACE("rank " + std::to_string(victim) + " at collective " + std::to_string(k));
       rank_processes all("adds_up", 3,
                          {"WEIR_TEST_VICTIM=" + std::to_string(victim), "WEIR_TEST_FATAL=" + std::to_string(k),
-                          "WEIR_TEST_SIGNAL=" + std::to_string(SIGSTOP), "WEIR_TEST_SILENCE_MS=700"});
+                          "WEIR_TEST_SIGNAL=" + std::to_string(SIGSTOP), "WEIR_TEST_SILENCE_MS=1200"});
       all.await_stop(victim);
       for (int r = 0; r < 3; ++r) {
         if (r != victim) expect_named(all.end_of(r), r, victim, "has sent nothing for ");
