@@ -19,6 +19,18 @@ constexpr char const* restart = "Start the program again, from its last checkpoi
 
 class process_group;
 
+// A hash of a sequence of requests and one more; ranks that call the same have the same.
+std::uint64_t next_trace(std::uint64_t before, collective_request const& r) noexcept {
+  std::uint64_t x = before ^ static_cast<std::uint64_t>(r.count);
+  for (std::uint64_t const part : {static_cast<std::uint64_t>(r.what) | static_cast<std::uint64_t>(r.type) << 8 |
+                                       (r.reduces() ? static_cast<std::uint64_t>(r.how) << 16 : 0),
+                                   r.has_root() ? static_cast<std::uint64_t>(r.root) : 0}) {
+    x = (x ^ part) * 0x9e3779b97f4a7c15u;
+    x ^= x >> 32;
+  }
+  return x;
+}
+
 // The watch begins before the carrier is connected, and so before there is a group.
 struct bond {
   base::atomic<process_group*> of{nullptr};
@@ -114,7 +126,9 @@ class process_group final : public group {
 
   std::uint64_t agree(int, collective_request const& r, source_location at) override {
     std::uint64_t const turn = next_.fetch_add(1);
-    watch().counts(turn + 1);
+    before_ = trace_;
+    trace_ = next_trace(trace_, r);
+    watch().counts(turn + 1, trace_);
     try {  // after it has been counted: a rank that leaves later is judged by the count
       refuse_if_left(std::string(name_of(r.what)), at);
     } catch (...) {
@@ -124,11 +138,13 @@ class process_group final : public group {
     return turn;
   }
   void withdraw(int, collective_request const&, source_location) noexcept override {
-    watch().counts(next_.fetch_sub(1) - 1);
+    trace_ = before_;
+    watch().counts(next_.fetch_sub(1) - 1, trace_);
   }
 
   int const rank_;
   base::atomic<std::uint64_t> next_{0};
+  std::uint64_t trace_ = 0, before_ = 0;  // of all calls; and without the last. By the rank's thread
   base::atomic<bool> left_{false};
   std::shared_ptr<bond> const bond_;
 };
@@ -144,9 +160,9 @@ std::shared_ptr<group> group_of_processes(runtime::impl& owner, membership const
   std::vector<int> devices(static_cast<std::size_t>(m.size), -1);
   devices[static_cast<std::size_t>(m.rank)] = device;
   auto const to_others = std::make_shared<bond>();
-  to_others->watch =
-      std::make_unique<rank_watch>(m.rank, m.size, std::move(with.with.watch), rank_watch::limits{o.silence, o.behind},
-                                   [b = to_others.get()] { b->changed(); });
+  to_others->watch = std::make_unique<rank_watch>(m.rank, m.size, std::move(with.with.watch),
+                                                  rank_watch::limits{o.silence, o.behind, !m.simulated},
+                                                  [b = to_others.get()] { b->changed(); });
   rank_watch& watch = *to_others->watch;
   watch.start(at);
   std::unique_ptr<collective_backend> by;

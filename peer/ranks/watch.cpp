@@ -23,6 +23,11 @@ struct head {
 constexpr std::size_t most_bytes = 16384, most_unsent = 1 << 20;
 constexpr std::int64_t flush_ns = 1'000'000'000;
 
+struct called {
+  std::uint64_t count = 0, trace = 0;
+};
+constexpr std::size_t traces_kept = 1024;
+
 std::span<char const> chars_of(auto const& value) { return {reinterpret_cast<char const*>(&value), sizeof value}; }
 
 }  // namespace
@@ -35,10 +40,12 @@ struct rank_watch::state {
     os::owned_file socket{};
     std::string unread{};
     std::int64_t heard_ns = 0;
-    std::uint64_t count = 0;
+    std::uint64_t count = 0, trace = 0;
     std::int64_t waited_ns = 0;  // since when others wait for this rank; 0: they do not
   };
   struct shared {
+    called own;
+    std::array<std::uint64_t, traces_kept> traces{};  // of this rank, by count
     std::string failure;
     std::vector<std::string> unsent;  // by rank
     std::vector<bool> gone;
@@ -115,8 +122,13 @@ struct rank_watch::state {
     of.on_change_();
   }
 
+  called own() const {
+    auto s = all.lock();
+    return s->own;
+  }
+
   std::string counted(int rank) const {
-    std::uint64_t const n = rank == of.rank_ ? of.counted_.load() : lines[static_cast<std::size_t>(rank)].count;
+    std::uint64_t const n = rank == of.rank_ ? own().count : lines[static_cast<std::size_t>(rank)].count;
     return base::text("after its collective ", n);
   }
 
@@ -175,7 +187,7 @@ struct rank_watch::state {
   bool understood(int from, head const& h) const noexcept {
     bool const of_hub = from == 0;
     switch (h.is) {
-      case kind::beat:
+      case kind::beat: return h.bytes == sizeof(called) && h.about >= 0 && h.about < of.size_;
       case kind::gone: return h.bytes == sizeof(std::uint64_t) && h.about >= 0 && h.about < of.size_;
       case kind::arrive:
       case kind::withdraw: return !of_hub && h.bytes == sizeof(std::uint64_t);
@@ -196,6 +208,7 @@ struct rank_watch::state {
         peer_line& line = lines[who];
         if (line.count != number) line.waited_ns = 0;
         line.count = number;
+        std::memcpy(&line.trace, bytes.data() + sizeof number, sizeof line.trace);
         return;
       }
       case kind::accuse:
@@ -230,6 +243,23 @@ struct rank_watch::state {
     changed.notify_all();
   }
 
+  // Rank 0: whether a rank has called something else; it is named.
+  bool compare() {
+    for (int r = 1; r < of.size_; ++r) {
+      peer_line const& line = lines[static_cast<std::size_t>(r)];
+      {
+        auto s = all.lock();
+        if (line.count == 0 || line.count > s->own.count || s->own.count - line.count >= traces_kept) continue;
+        if (s->traces[line.count % traces_kept] == line.trace) continue;
+      }
+      decide_here(
+          r, base::text("rank ", r, " has called other collectives than rank 0, or in another order, among its first ",
+                        line.count));
+      return true;
+    }
+    return false;
+  }
+
   void judge(std::int64_t now) {
     std::vector<bool> gone;
     {
@@ -243,7 +273,8 @@ struct rank_watch::state {
                                          " ms, ", counted(r), ": its process or machine is frozen"));
     }
     if (!is_hub()) return;
-    std::uint64_t const own = of.counted_.load();
+    if (of.limits_.compares && compare()) return;
+    std::uint64_t const own = this->own().count;
     std::uint64_t most = own;
     for (peer_line const& line : lines) most = std::max(most, line.count);
     for (int r = 0; r < of.size_; ++r) {
@@ -282,15 +313,13 @@ struct rank_watch::state {
       }
       if (now >= next_beat) {
         next_beat = now + period;
-        std::uint64_t const mine = of.counted_.load(base::memory_order_acquire);
         auto s = all.lock();
-        send_all(*s, -1, kind::beat, of.rank_, chars_of(mine));
+        send_all(*s, -1, kind::beat, of.rank_, chars_of(s->own));
       }
       if (end == 0 && of.ending_.load(base::memory_order_acquire)) {
         end = now + flush_ns;
-        std::uint64_t const mine = of.counted_.load(base::memory_order_acquire);
         auto s = all.lock();
-        send_all(*s, -1, kind::gone, of.rank_, chars_of(mine));
+        send_all(*s, -1, kind::gone, of.rank_, chars_of(s->own.count));
       }
       write_out();
       if (end == 0) judge(now);
@@ -337,7 +366,11 @@ void rank_watch::labour() noexcept {
   }
 }
 
-void rank_watch::counts(std::uint64_t collectives) noexcept { counted_.store(collectives, base::memory_order_release); }
+void rank_watch::counts(std::uint64_t collectives, std::uint64_t trace) noexcept {
+  auto s = state_->all.lock();
+  s->own = {collectives, trace};
+  s->traces[collectives % traces_kept] = trace;
+}
 
 std::string rank_watch::failure() const {
   auto s = state_->all.lock();

@@ -1,7 +1,7 @@
 // The ranks of several processes watch each other, over connections that carry nothing else.
 // Threads: any, except construction and destruction.
 //
-//   rank r -> 0   beat (its number of collectives), arrive, withdraw (a barrier), accuse, gone
+//   rank r -> 0   beat (its number of collectives and their trace), arrive, withdraw (a barrier), accuse, gone
 //   0 -> rank r   beat, standing (the ranks at the barrier), verdict, gone
 //
 // Every rank sends a beat several times within `silence`. Rank 0 decides and tells all, so that all name the
@@ -23,6 +23,7 @@ class rank_watch {
  public:
   struct limits {
     base::time_limit silence, behind;
+    bool compares = false;  // rank 0 compares what the ranks call: for carriers that do not, as NCCL
   };
   // `by_rank`: as lines::watch. `on_change` is called after a verdict and after a rank has left, on any thread
   // and without locks.
@@ -33,8 +34,9 @@ class rank_watch {
   rank_watch(rank_watch const&) = delete;
   rank_watch& operator=(rank_watch const&) = delete;
 
-  void counts(std::uint64_t collectives) noexcept;  // that this rank has called
-  std::string failure() const;                      // why the ranks cannot continue; empty while they can
+  // This rank has called that many collectives. `trace`: a hash of all of them, in order
+  void counts(std::uint64_t collectives, std::uint64_t trace = 0) noexcept;
+  std::string failure() const;  // why the ranks cannot continue; empty while they can
   bool failed() const noexcept { return failed_.load(base::memory_order_acquire); }
   // Tells all that they cannot continue because of that rank. Without host memory only this rank knows why.
   void accuse(int rank, std::string_view why) noexcept;
@@ -55,7 +57,6 @@ class rank_watch {
   limits const limits_;
   std::function<void()> const on_change_;
   base::atomic<bool> failed_{false}, ending_{false};
-  base::atomic<std::uint64_t> counted_{0};
   std::unique_ptr<state> state_;
   base::thread thread_;
 };

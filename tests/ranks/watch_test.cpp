@@ -17,7 +17,7 @@ using namespace std::chrono_literals;
 std::string message(std::uint32_t kind, std::int32_t about, std::string const& bytes) {
   return raw(static_cast<std::uint32_t>(bytes.size())) + raw(kind) + raw(about) + raw(std::uint32_t{0}) + bytes;
 }
-std::string beat(std::uint64_t count) { return message(1, 0, raw(count)); }
+std::string beat(std::uint64_t count, std::uint64_t trace = 0) { return message(1, 0, raw(count) + raw(trace)); }
 
 struct watched : ::testing::Test {
   std::vector<std::atomic<int>> changes = std::vector<std::atomic<int>>(8);  // outlives the watches
@@ -140,12 +140,34 @@ TEST_F(watched, a_rank_that_leaves_is_told_to_all_and_is_no_failure) {
   }
 }
 
+// As NCCL would not: it waits for ever, or mixes the bytes of two collectives.
+TEST_F(watched, a_rank_that_calls_something_else_is_named) {
+  for (bool const late : {false, true}) {
+    all.clear();
+    raw_tcp other = make_against_raw(0, {800ms, 20s, true});
+    for (std::uint64_t k = 1; k <= 3000; ++k) all[0]->counts(k, 7 * k);
+    other.say(beat(1, 7777) + beat(2999, 7 * 2999));  // the first is too old to be known
+    std::this_thread::sleep_for(300ms);
+    EXPECT_EQ(all[0]->failure(), "");
+    other.say(late ? beat(3001, 5) : beat(2998, 5));
+    if (late) {  // rank 0 has not called it yet
+      std::this_thread::sleep_for(150ms);
+      EXPECT_EQ(all[0]->failure(), "");
+      all[0]->counts(3001, 6);
+    }
+    EXPECT_SAYS(failure_of(*all[0]),
+                late ? "rank 1 has called other collectives than rank 0, or in another order, among "
+                       "its first 3001"
+                     : "among its first 2998");
+  }
+}
+
 TEST_F(watched, nonsense_on_the_line_is_refused_by_name) {
   std::string const standing = message(4, 0, raw(std::uint64_t{1}));
   std::string const bad[] = {message(0, 0, raw(std::uint64_t{1})),
                              message(8, 0, raw(std::uint64_t{1})),
                              message(1, 0, "short"),
-                             message(1, 5, raw(std::uint64_t{1})),
+                             message(1, 5, raw(std::uint64_t{1}) + raw(std::uint64_t{1})),
                              message(5, -1, "who?"),
                              message(5, 0, ""),
                              standing,
