@@ -93,7 +93,7 @@ TEST_F(graph_memory, a_free_beside_unmarked_use_inside_is_found) {
   EXPECT_EQ(kinds(), (all{kind::freed_in_use})) << text();
 }
 
-TEST_F(graph_memory, ordinary_memory_enters_it_when_complete) {
+TEST_F(graph_memory, ordinary_memory_goes_into_it_when_complete) {
   begins(t, x, 64, 1);
   write(t, x);
   ends({{0, t}}, x, 64, 2);

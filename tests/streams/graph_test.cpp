@@ -15,7 +15,7 @@
 #include "tests/support/refused.h"
 #include "weir/copy.h"
 #include "weir/launch.h"
-#include "weir/stats.h"
+#include "weir/observe.h"
 
 namespace weir {
 namespace {
