@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "runtime/memory/device/device_memory.h"
+#include "streams/stream/context.h"
 #include "weir/observe.h"
 #include "weir/sim.h"
 
@@ -104,6 +105,19 @@ TEST_F(pools, guards_end_in_any_order) {
   EXPECT_EQ(now(), b.number());
   in_b.reset();
   EXPECT_EQ(now(), 0u);
+}
+
+// Buffers of weir's own outlive the call, and must not fall asleep with the pool.
+TEST_F(pools, weirs_own_blocks_lie_in_no_pool) {
+  pool const model("model");
+  pool_guard const here(model);
+  for (size_t const bytes : {size_t{100}, 3_MiB}) {
+    auto& on = *detail::stream_access::stream(current_stream());
+    auto const own_block = memory::allocate_scoped(device(), on, bytes, source_location::current());
+    EXPECT_EQ(pool_of(own_block.get()), 0u);
+    buffer const block(bytes);
+    EXPECT_EQ(pool_of(block.data()), model.number());
+  }
 }
 
 TEST_F(pools, a_guard_leaves_other_devices_alone) {

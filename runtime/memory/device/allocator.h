@@ -51,7 +51,10 @@ class allocator {
 
   // Zero bytes are valid and freeable. alignment 0: default_alignment (weir/memory.h).
   // Throws: invalid_use (alignment no power of two, size overflows), out_of_memory, device_lost, driver_error
+  // From the pool that the calling thread entered, if any.
   virtual void* allocate(clock::stream_clock& home, std::size_t bytes, std::size_t alignment, source_location) = 0;
+  // The same for weir's own use, in no pool: what a pool does must not reach it.
+  virtual void* allocate_apart(clock::stream_clock& home, std::size_t bytes, source_location) = 0;
   // Null does nothing. Throws: invalid_use (foreign, interior, freed twice), naming what lies there instead;
   // nothing has changed then.
   virtual void deallocate(void*, clock::stream_clock* last_use, source_location) = 0;
@@ -120,7 +123,7 @@ struct frees_block {
 };
 using scoped_block = std::unique_ptr<void, frees_block>;
 inline scoped_block allocate_scoped(allocator& m, clock::stream_clock& home, std::size_t bytes, source_location at) {
-  return {m.allocate(home, bytes, 0, at), {&m}};
+  return {m.allocate_apart(home, bytes, at), {&m}};
 }
 
 // true: something was freed, search again. No lock is held

@@ -15,8 +15,8 @@ device_allocator::device_allocator(weir::runtime::impl& r, int device, oom_callb
   if (of_.space.maps()) mapped_spaces::enter(of_.space.base(), of_.space.bytes(), of_.space);
 }
 
-void* device_allocator::allocate(clock::stream_clock& home, std::size_t bytes, std::size_t alignment,
-                                 source_location at) {
+void* device_allocator::allocate_from(memory_pool& pool, from where, clock::stream_clock& home, std::size_t bytes,
+                                      std::size_t alignment, source_location at) {
   alloc_request const r = alloc_request::make(of_, home, bytes, alignment, at);
   if (of_.lost()) [[unlikely]] {
     throw_refusal({driver::code::lost}, "allocate", base::text(bytes, " B on gpu:", of_.device), "", at);
@@ -27,21 +27,21 @@ void* device_allocator::allocate(clock::stream_clock& home, std::size_t bytes, s
   void* p = nullptr;
   if (home.seen_captured() || home.is_asked()) [[unlikely]] {
     if (clock::stream_clock* const lane = lane_of(home, r)) p = allocate_captured(*lane, r);
-    else if (home.is_asked()) p = fast_allocate_asked(home, bytes, alignment);
+    else if (home.is_asked() && where == from::pools_in_force) p = fast_allocate_asked(home, bytes, alignment);
   }
-  if (!p) p = allocate_in(heaps_.pool_here(), r);
+  if (!p) p = allocate_in(pool, where, r);
   if (auto* const w = of_.runtime.observer()) [[unlikely]]
     w->allocated({of_.device, home.handle()}, reinterpret_cast<address>(p), bytes, at);
   return p;
 }
 
-void* device_allocator::allocate_in(memory_pool& pool, alloc_request const& r) {
+void* device_allocator::allocate_in(memory_pool& pool, from where, alloc_request const& r) {
   if (pool.is_asleep()) [[unlikely]] {
     throw invalid_use("allocate", base::text(r.bytes, " B in pool ", pool.name, ", which is asleep"),
                       "Wake the pool first (pool::wake)", r.at, error_id{385});
   }
   stream_heap& mine = heaps_.of(r.home, pool);
-  thread_cache* const cache = mine.cache_to_allocate();
+  thread_cache* const cache = where == from::pools_in_force ? mine.cache_to_allocate() : mine.cache_here();
   void* p = nullptr;
   {
     section const hold(mine);
@@ -119,7 +119,7 @@ clock::stream_clock* device_allocator::lane_of(clock::stream_clock& home, alloc_
 // its first use must not overtake earlier work on that memory. So it is the graph's own.
 void* device_allocator::allocate_captured(clock::stream_clock& lane, alloc_request const& r) {
   memory_pool& pool = *graphs_.of(lane, r.at).pool;
-  return allocate_in(pool, {lane, r.bytes, r.alignment, r.size_class, r.rounded, r.at});
+  return allocate_in(pool, from::one_pool, {lane, r.bytes, r.alignment, r.size_class, r.rounded, r.at});
 }
 
 pool_memory_use device_allocator::use_of_graphs(graph_hold const& h) {

@@ -19,7 +19,12 @@ class device_allocator final : public allocator {
   ~device_allocator() override;
 
   int device() const noexcept override { return of_.device; }
-  void* allocate(clock::stream_clock&, std::size_t, std::size_t, source_location) override;
+  void* allocate(clock::stream_clock& home, std::size_t bytes, std::size_t alignment, source_location at) override {
+    return allocate_from(heaps_.pool_here(), from::pools_in_force, home, bytes, alignment, at);
+  }
+  void* allocate_apart(clock::stream_clock& home, std::size_t bytes, source_location at) override {
+    return allocate_from(heaps_.rest(), from::one_pool, home, bytes, 0, at);
+  }
   void deallocate(void* p, clock::stream_clock* last_use, source_location at) override {
     free_.deallocate(p, last_use, at);
   }
@@ -67,7 +72,10 @@ class device_allocator final : public allocator {
   std::uint64_t steps() const noexcept { return of_.searched.load(base::memory_order_relaxed); }
 
  private:
-  void* allocate_in(memory_pool&, alloc_request const&);
+  enum class from : std::uint8_t { pools_in_force, one_pool };
+  void* allocate_from(memory_pool&, from, clock::stream_clock&, std::size_t bytes, std::size_t alignment,
+                      source_location);
+  void* allocate_in(memory_pool&, from, alloc_request const&);
   void* allocate_cold(stream_heap& mine, alloc_request const&);
   // The stream's lane, if it is captured; null: it is not. One driver call. Throws: as allocate
   clock::stream_clock* lane_of(clock::stream_clock& home, alloc_request const&) const;
