@@ -373,6 +373,7 @@ class captures_among_threads {
         try {
           memory().deallocate(memory().allocate(line(m), t_.draw(2) ? 64 : 20'000, 0, source_location::current()),
                               nullptr, source_location::current());
+          if (!line(m).seen_captured()) t_.fail("memory on a captured stream was not of its graph");
         } catch (out_of_memory const&) {
         }
     }
