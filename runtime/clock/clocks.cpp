@@ -218,6 +218,11 @@ void clocks::let_go_of_ended(stream_clock& last) noexcept {
 stream_clock& clocks::lane_of(stream_clock& s, std::uint64_t capture) {
   std::vector<stream_clock*> over;
   stream_clock* its = nullptr;
+  struct ends_them {
+    clocks& of;
+    std::vector<stream_clock*> const& lanes;
+    ~ends_them() { of.end_lanes(lanes); }
+  } const after{*this, over};  // also if there is no memory for the next lane
   {
     auto all = state_->captures.lock();
     its = s.lane_.load();
@@ -234,7 +239,6 @@ stream_clock& clocks::lane_of(stream_clock& s, std::uint64_t capture) {
     lanes.push_back(its);
     s.lane_.store(its, base::memory_order_release);
   }
-  end_lanes(over);
   return *its;
 }
 
@@ -244,9 +248,12 @@ void clocks::capture_ended(std::uint64_t capture) noexcept {
   end_lanes(over);
 }
 
-void clocks::let_go(stream_clock& keeper) noexcept { end_lanes({&keeper}); }
+void clocks::let_go(stream_clock& keeper) noexcept {
+  stream_clock* const one[] = {&keeper};
+  end_lanes(one);
+}
 
-void clocks::end_lanes(std::vector<stream_clock*> const& lanes) noexcept {
+void clocks::end_lanes(std::span<stream_clock* const> lanes) noexcept {
   if (lanes.empty()) return;
   state_->any_ended.store(true);
   for (stream_clock* const lane : lanes) {

@@ -22,6 +22,7 @@
 #pragma once
 #include <bit>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -309,7 +310,7 @@ class clocks {
 
  private:
   void end(stream_clock&);
-  void end_lanes(std::vector<stream_clock*> const&) noexcept;
+  void end_lanes(std::span<stream_clock* const>) noexcept;
   // Null: no stream has been over for long enough.
   stream_clock* take_over(int device, driver::stream_handle, std::uint64_t id, life);
   void let_go_of_ended(stream_clock& last) noexcept;

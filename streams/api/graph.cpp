@@ -77,17 +77,23 @@ class capture_under_way {
  public:
   capture_under_way(clock::stream_clock& s, driver::capture_mode mode, memory::graph_holder const& memory,
                     source_location at)
-      : stream_(s), book_(s.owner().part<graph_book>()), choices_(s.owner().part<memory::graph_choices>()), at_(at) {
+      : stream_(s),
+        name_(streams::describe(s)),
+        book_(s.owner().part<graph_book>()),
+        choices_(s.owner().part<memory::graph_choices>()),
+        at_(at) {
     driver::driver& machine = s.owner().machine();
     auto const begun = s.note(machine.begin_capture(s.device(), s.handle(), mode));
-    require(begun, "graph::capture", streams::describe(s),
-            begun.what == driver::code::not_permitted
-                ? "A stream has one capture at a time, and CUDA's legacy stream none: capture on a stream of your own"
-                : "",
-            at);
+    if (!begun.ok()) {
+      require(begun, "graph::capture", name_,
+              begun.what == driver::code::not_permitted
+                  ? "A stream has one capture at a time, and CUDA's legacy stream none: capture on a stream of your own"
+                  : "",
+              at);
+    }
     try {
       auto const lane = s.lane();
-      require(lane.is, "graph::capture", streams::describe(s), "", at);
+      require(lane.is, "graph::capture", name_, "", at);
       number_ = lane.value->capture();
       choices_.declare(number_, memory);
     } catch (...) {
@@ -103,12 +109,14 @@ class capture_under_way {
   graph_handle end() {
     graph_book::expected<graph_handle> place(book_);
     auto const kept = close();
-    require(stream_.note(kept.is), "graph::capture", streams::describe(stream_),
-            kept.is.what == driver::code::not_permitted
-                ? "Every stream that joined the capture must be waited for before its end, and nothing in it may be "
-                  "queried or synchronized with"
-                : "",
-            at_);
+    if (!kept.ok()) {
+      require(stream_.note(kept.is), "graph::capture", name_,
+              kept.is.what == driver::code::not_permitted
+                  ? "Every stream that joined the capture must be waited for before its end, and nothing in it may be "
+                    "queried or synchronized with"
+                  : "",
+              at_);
+    }
     place.made(kept.value);
     return kept.value;
   }
@@ -134,6 +142,7 @@ class capture_under_way {
   }
 
   clock::stream_clock& stream_;
+  std::string const name_;  // in errors; made before the capture begins
   graph_book& book_;
   memory::graph_choices& choices_;
   source_location const at_;
@@ -199,15 +208,15 @@ graph_memory_route::~graph_memory_route() {
 
 struct WEIR_LOCAL graph::state {
   state(runtime::impl& r, int on, driver::capture_mode m, memory::graph_holder h)
-      : of(r), device(on), mode(m), memory(std::move(h)) {}
+      : of(r), book(r.part<graph_book>()), device(on), mode(m), memory(std::move(h)) {}
   ~state() {
     runtime::impl* const r = process_is_ending() || process_was_forked() ? nullptr : of.if_alive();
     if (!r) return;
-    auto& book = r->part<graph_book>();
     book.drop(ready);
     book.drop(kept);
   }
   known_runtime of;
+  graph_book& book;  // of that runtime, while it is alive
   int device;
   driver::capture_mode mode;
   memory::graph_holder memory;
@@ -218,17 +227,18 @@ struct WEIR_LOCAL graph::state {
   // Makes an executable of `kept`, in place of the one there is.
   void instantiate(runtime::impl& r, source_location at) {
     driver::driver& machine = r.machine();
-    auto& book = r.part<graph_book>();
     graph_book::expected<executable_handle> place(book);
     auto const before = machine.memory(device);
     auto const made = machine.instantiate(device, kept);
     r.part<clock::clocks>().note(device, made.is);
-    require(
-        made.is, "graph::instantiate", "a graph of " + base::gpu_name(device),
-        made.is.what == driver::code::out_of_memory
-            ? "The driver keeps a graph's kernels and parameters in device memory: free some, or raise driver_reserve"
-            : "",
-        at);
+    if (!made.ok()) {
+      require(
+          made.is, "graph::instantiate", "a graph of " + base::gpu_name(device),
+          made.is.what == driver::code::out_of_memory
+              ? "The driver keeps a graph's kernels and parameters in device memory: free some, or raise driver_reserve"
+              : "",
+          at);
+    }
     place.made(made.value);
     auto const after = machine.memory(device);
     driver_bytes =
@@ -295,7 +305,7 @@ void graph::update(stream_ref on, std::function<void()> const& body, source_loca
                       "Capture on a stream of the device and runtime that the graph was captured on", at,
                       error_id{392});
   }
-  auto& book = s.owner().part<graph_book>();
+  graph_book& book = g.book;
   graph_handle const now = captured(on, body, g.mode, g.memory, "graph::update", at);
   if (g.ready != executable_handle::none) {
     auto const is = s.owner().machine().update(g.device, g.ready, now);
