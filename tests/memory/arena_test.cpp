@@ -300,12 +300,34 @@ TEST(arena, blocks_are_found_by_interior_addresses_however_large) {
   EXPECT_EQ(a.in->covering(at + 1500 * page), nullptr);
 }
 
+// Pages 9 and 10 are not mapped, but a block there fills them. Where memory is mapped it would leave three ends.
+TEST(arena, a_block_goes_where_the_fewest_pages_come_into_use) {
+  bare_arena a(64 * page);
+  a.blocks.place(arena::places::openings);
+  a.grow(page + page * 3 / 4);
+  heap_block* const gone = a.grow(4 * page);
+  a.grow(2 * page + page / 4);
+  heap_block* const last = a.grow(page / 2);
+  ASSERT_EQ(last->at, a.in->base + 8 * page);
+  a.blocks.give(*gone, 0);
+  std::size_t const bytes = 2 * page + page / 2;
+  EXPECT_EQ(a.blocks.take(bytes, bins::unit), nullptr);
+  heap_block* const p = a.grow(bytes);
+  ASSERT_NE(p, nullptr);
+  EXPECT_EQ(p->at, last->end());
+  EXPECT_SOUND(a);
+  a.blocks.place(arena::places::mapped);
+  EXPECT_EQ(a.blocks.take(bytes, bins::unit)->at, a.in->base + page + page * 3 / 4);
+  EXPECT_SOUND(a);
+}
+
 TEST(arena, random_takes_and_gives_agree_with_a_byte_map) {
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     std::mt19937_64 random(seed);
     bare_arena a(256 * page);
     std::map<address, std::pair<heap_block*, std::size_t>> live;
     for (int i = 0; i < 400; ++i) {
+      if (random() % 100 == 0) a.blocks.place(random() % 4 ? arena::places::openings : arena::places::mapped);
       if (random() % 5 < 3) {
         std::size_t const bytes =
             std::max(round_up(random() % (random() % 4 ? 3 * page : 20 * page) + 1, bins::unit), granule);

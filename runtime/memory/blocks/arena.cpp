@@ -55,6 +55,9 @@ heap_block* arena::split(heap_block& p, address at) {
   right->freed = p.freed;
   p.bytes = at - p.at;
   link_after(p, *right);
+  if (opening_index::is_solid(p)) {
+    if (opening_index* const all = rooms_of(p)) all->split(p, *right);
+  }
   return right;
 }
 
@@ -106,6 +109,7 @@ void arena::change_large(heap_block& p, bool was, bool is) noexcept {
 }
 
 [[gnu::always_inline]] inline void arena::put_free(heap_block& p) noexcept {
+  if (opening_index* const all = rooms_of(p)) all->open(p);
   p.is = state::free;
   heap_block* const left = p.before && p.before->is == state::free && !apart(p) ? p.before : nullptr;
   heap_block* const right = p.after && p.after->is == state::free && !apart(*p.after) ? p.after : nullptr;
@@ -123,6 +127,7 @@ void arena::change_large(heap_block& p, bool was, bool is) noexcept {
 }
 
 void arena::put_unmapped(heap_block& p) noexcept {
+  if (opening_index* const all = rooms_of(p)) all->open(p);
   p.is = state::unmapped;
   p.freed = 0;
   heap_block* self = &p;
@@ -155,6 +160,7 @@ void arena::put_unmapped(heap_block& p) noexcept {
     p = front;
   }
   p->is = state::live;
+  close_around(*p);
   p->in->enter_block(*p, p->at);
   return p;
 }
@@ -162,6 +168,7 @@ void arena::put_unmapped(heap_block& p) noexcept {
 heap_block* arena::carve(heap_block* p, address at, std::size_t bytes) { return cut_out(p, at, bytes); }
 
 heap_block* arena::take(std::size_t bytes, std::size_t alignment) {
+  if (places_first()) [[unlikely]] return take_chosen(bytes, alignment);
   auto const fits = [](heap_block const&) { return true; };  // every block begins at a multiple of the unit
   if (alignment > bins::unit) [[unlikely]] return take_if(bytes, alignment, fits);
   heap_block* found = nullptr;
@@ -207,6 +214,15 @@ void arena::add_region(region& r, state is) {
     has_runs_ = true;
   }
   insert_unmapped(*p);
+}
+
+void arena::place(places how) {
+  by_openings_ = false;
+  if (how == places::mapped) return;
+  for (region* r : regions_) {
+    if (!r->rooms && r->large && r->bytes < opening_index::most_bytes) r->rooms = std::make_unique<opening_index>(*r);
+  }
+  by_openings_ = !regions_.empty() && regions_.front()->rooms;
 }
 
 void arena::drop_region(region& r) noexcept {
@@ -269,6 +285,7 @@ heap_block* arena::reserve(heap_block& free, address from, address to) {
   }
   if (p->end() > to) enlist(*split(*p, to));
   p->is = state::reserved;
+  close_around(*p);
   return p;
 }
 
@@ -284,6 +301,7 @@ heap_block* arena::reserve_unmapped(address from, std::size_t bytes) {
   }
   if (p->bytes > bytes) insert_unmapped(*split(*p, from + bytes));
   p->is = state::reserved;
+  close_around(*p);
   return p;
 }
 
@@ -356,6 +374,7 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& subject
       }
     }
     if (at != r->base + r->bytes) say("the last block does not end where the region ends", at);
+    if (r->rooms) r->rooms->validate(say);
     if (large_seen != large_listed) say("the index by address has another number of large free blocks", r->base);
   }
   if (!std::all_of(spare_.begin(), spare_.end(), [](heap_block const* p) {

@@ -1,5 +1,6 @@
 // An arena is the address-ordered list of the larger blocks of one stream's heap. A large block gets the
-// lowest mapped range that fits, a smaller one the tightest. Growth maps the fewest pages.
+// lowest mapped range that fits, a smaller one the tightest. Growth maps the fewest pages. Under a limit the place
+// comes first, and pages follow (arena::places).
 // Threads: the caller holds the lock of the stream_heap that owns it. Makes no driver call.
 //
 // Invariant (heap_block.h): region = live + pending + slab + free + reserved + gap; every byte outside gap
@@ -13,7 +14,7 @@
 #include <vector>
 
 #include "runtime/memory/blocks/alias_table.h"
-#include "runtime/memory/blocks/lowest_fit.h"
+#include "runtime/memory/blocks/opening_index.h"
 #include "runtime/memory/blocks/whole_handle_index.h"
 
 namespace weir::memory {
@@ -43,9 +44,15 @@ class arena {
  public:
   static constexpr std::size_t most_bytes = std::size_t{1} << 46;  // of one block, far above any device
   arena() = default;  // Throws: bad_alloc
+  // Where a block of the home goes. mapped: into mapped memory that is free, if any is large enough. openings: a
+  // block of `large_pages` and more to where the fewest pages come into use, so that little is lost at the ends
+  // of blocks; a smaller one into the lowest opening.
+  enum class places : std::uint8_t { mapped, openings };
+  void place(places);  // Throws: bad_alloc
+  bool places_first() const noexcept { return by_openings_; }  // not by what is mapped
   arena(arena const&) = delete;
 
-  // From mapped memory, for the home. Null: nothing fits. Ensures: live, bytes a multiple of bins::unit.
+  // From mapped memory, for the home. Null: nothing fits, or the place for it is not mapped. Ensures: live, bytes a multiple of bins::unit.
   heap_block* take(std::size_t bytes, std::size_t alignment) noexcept(false);
   // For a slab's run: in the part for runs, if any. Ensures, for these three functions: reserved, until a
   // slab or release_done() takes it.
@@ -113,6 +120,7 @@ class arena {
   // nothing. False: no range is large enough. Without `thorough`, also: none of those examined is.
   bool plan(std::size_t bytes, std::size_t alignment, zone, growth_plan&, alias_view const& = {},
             bool thorough = true);
+  bool fits_mapped(std::size_t bytes) const noexcept { return most_for_blocks() >= bytes; }  // or nearly
   bool has_runs() const noexcept { return has_runs_; }  // some region has a part for runs
   heap_block* commit(growth_plan&);            // Requires: the block's range is mapped. Ensures: live
   heap_block* commit_run(growth_plan&);        // As commit. Ensures: as take_run
@@ -175,7 +183,18 @@ class arena {
         if (better(*h) && suits(*h)) best = h, from = &p;
       }
     };
-    sorted().smallest(
+    int left = looks_at_spans;
+    if (places_first()) {  // what lies low is the next to be used
+      sorted().highest([&](heap_block& p) {
+        if (!complete(p.freed)) return --left == 0;
+        int looks = looks_inside;
+        for (handle const* h = last_whole(p); h && !best && looks-- > 0; h = previous_whole(p, *h)) {
+          if (h->bytes <= most && suits(*h)) best = h, from = &p;
+        }
+        return best || --left == 0;
+      });
+    }
+    if (!best) sorted().smallest(
         [&](heap_block& p) {
           if (complete(p.freed)) look_inside(p, looks_inside);
           return best && best->bytes <= most && best->bytes >= enough;
@@ -183,7 +202,7 @@ class arena {
         looks_at_spans);
     taken_handle out;
     if (!best) {
-      int left = looks_at_spans;
+      left = looks_at_spans;
       whole_handles_.oldest([&](heap_block& p) {
         if (!complete(p.freed)) {
           out.waits_for = p.freed;
@@ -336,6 +355,19 @@ class arena {
   void end_reservation(heap_block&) noexcept;          // what is mapped becomes free, the rest unmapped
   heap_block* carve(heap_block* free, address at, std::size_t bytes);
   heap_block* cut_out(heap_block* free, address at, std::size_t bytes);  // as carve(), always inlined
+  heap_block* take_chosen(std::size_t bytes, std::size_t alignment);
+  struct chosen {
+    heap_block* left = nullptr;  // the opening is behind it; null: none has room
+    address at = 0;
+  };
+  template <class Suits>  // of suits(first block, at)
+  chosen choose(std::size_t bytes, std::size_t alignment, Suits suits);
+  template <class Suits>
+  chosen choose_fewest(std::size_t bytes, std::size_t alignment, Suits suits);
+  static opening_index* rooms_of(heap_block const& p) noexcept { return p.at < p.in->runs ? p.in->rooms.get() : nullptr; }
+  [[gnu::always_inline]] static void close_around(heap_block& p) noexcept {
+    if (opening_index* const all = rooms_of(p)) all->close(p);
+  }
   void put_free(heap_block&) noexcept;       // merges and enlists
   void enlist(heap_block&) noexcept;         // by size or, if large, by address; and for the search for whole handles
   void delist(heap_block&) noexcept;
@@ -348,6 +380,7 @@ class arena {
     region const* const first = regions_.empty() ? nullptr : regions_.front();
     first_large_ = first ? first->large.get() : nullptr;
     large_from_ = first_large_ ? first->large_bytes : std::numeric_limits<std::size_t>::max();
+    by_openings_ &= first && first->rooms;
   }
   static bool is_large(heap_block const& p) noexcept {
     return p.in->large && p.at < p.in->runs && p.bytes >= p.in->large_bytes;
@@ -363,6 +396,7 @@ class arena {
   };
   struct search;
   candidate best_candidate(search&, zone) const;
+  candidate chosen_candidate(search&);
   void reserve_candidate(candidate const&, std::size_t bytes, growth_plan&, alias_view const&);
 
   static constexpr int looks_at_spans = 32, looks_inside = 64;
@@ -378,6 +412,7 @@ class arena {
   bins free_, runs_;        // without those in a region's `large`
   std::size_t listed_ = 0;  // all free blocks
   bool has_runs_ = false;
+  bool by_openings_ = false;
   lowest_fit* first_large_ = nullptr;  // the first region's; null: no block gets the lowest fit
   std::size_t large_from_ = std::numeric_limits<std::size_t>::max();  // bytes of the smallest block that gets it
   whole_handle_index whole_handles_;                // the free blocks with whole handles

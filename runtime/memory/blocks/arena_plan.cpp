@@ -14,6 +14,8 @@
 namespace weir::memory {
 namespace {
 constexpr int looks = 64, reach = 16, alias_looks = 4096;
+constexpr int most_openings = 32;
+constexpr std::size_t hardly_an_end = 32;  // part of a page
 constexpr std::size_t most_runs = 32;  // ranges of aliases to switch back, tried as plans
 using outcome = alias_view::outcome;
 
@@ -164,10 +166,88 @@ arena::candidate arena::best_candidate(search& s, zone in) const {
   return s.best;
 }
 
+// The place that take_chosen() looks at, unless an alias there must stay: then the next one.
+template <class Suits>
+arena::chosen arena::choose(std::size_t bytes, std::size_t alignment, Suits suits) {
+  if (is_for_large(bytes)) {
+    if (chosen const c = choose_fewest(bytes, alignment, suits); c.left) return c;
+  }
+  for (region const* r : regions_) {
+    if (!r->rooms) continue;
+    int looks = most_openings;
+    for (heap_block* left = r->rooms->lowest(bytes); left && looks-- > 0;
+         left = r->rooms->lowest(bytes, round_up(left->end() + 1 - r->base, granule) + r->base)) {
+      address const at = round_up(left->end(), alignment);
+      if (at + bytes <= left->end() + left->room && suits(r->rooms->first(*left), at)) return {left, at};
+    }
+  }
+  return {};
+}
+
+// Examines the openings of some leaves. A place that leaves hardly a free end counts as one page less.
+template <class Suits>
+arena::chosen arena::choose_fewest(std::size_t bytes, std::size_t alignment, Suits suits) {
+  chosen best;
+  auto least = std::numeric_limits<std::ptrdiff_t>::max();
+  for (region const* r : regions_) {
+    if (!r->rooms) continue;
+    std::size_t const page = r->page_bytes;
+    r->rooms->some_of(bytes, [&](heap_block& left) {
+      address const from = left.end(), to = from + left.room;
+      ++looked_at_;
+      auto const consider = [&](address at) {
+        if (at < from || at + bytes > to) return;
+        address const lo = round_down(at, page), hi = round_up(at + bytes, page);
+        bool const enters = from > lo, leaves = to < hi;  // the page at that end is in use already
+        auto const pages = static_cast<std::ptrdiff_t>((hi - lo) / page) - enters -
+                           (leaves && (!enters || hi - lo > page));
+        std::size_t const ends = at - std::max(from, lo) + std::min(to, hi) - (at + bytes);
+        std::ptrdiff_t const cost = pages - (ends < page / hardly_an_end);
+        if (cost > least || (cost == least && best.left && at >= best.at)) return;
+        if (suits(r->rooms->first(left), at)) least = cost, best = {&left, at};
+      };
+      consider(round_up(from, alignment));
+      if (to < r->runs) consider(round_down(to - bytes, alignment));
+    });
+    if (best.left) break;
+  }
+  return best;
+}
+
+heap_block* arena::take_chosen(std::size_t bytes, std::size_t alignment) {
+  chosen const c =
+      choose(bytes, std::max(alignment, bins::unit), [](heap_block const&, address) { return true; });
+  if (!c.left) return nullptr;
+  heap_block* p = &c.left->in->rooms->first(*c.left);
+  while (p->end() <= c.at) p = p->after;
+  return p->is == state::free && c.at + bytes <= p->end() ? carve(p, c.at, bytes) : nullptr;
+}
+
+arena::candidate arena::chosen_candidate(search& s) {
+  candidate out;
+  chosen const c = choose(s.bytes, s.alignment, [&](heap_block const& first, address at) {
+    std::size_t const page = first.in->page_bytes;
+    address const lo = round_down(at, page), hi = round_up(at + s.bytes, page);
+    return s.aliases.look(lo, hi, false) && s.aliases.between(lo, hi);
+  });
+  if (!c.left) return out;
+  heap_block& first = c.left->in->rooms->first(*c.left);
+  std::size_t const page = first.in->page_bytes;
+  address const lo = round_down(c.at, page), hi = round_up(c.at + s.bytes, page);
+  out = {c.at, 0, 0, 0, 0, &first};
+  for (heap_block const* p = &first; p && p->at < hi && idle(p); p = p->after) {
+    address const from = std::max(p->at, lo), to = std::min(p->end(), hi);
+    if (to > from && p->is == state::unmapped) out.missing += to - from;
+  }
+  return out;
+}
+
 bool arena::plan(std::size_t bytes, std::size_t alignment, zone in, growth_plan& out, alias_view const& sight,
                  bool thorough) {
   search s{bytes, alignment, alias_gains(sight), thorough, looked_at_};
-  candidate const w = best_candidate(s, in);
+  candidate w;
+  if (in == zone::blocks && places_first() && !thorough) w = chosen_candidate(s);
+  if (!w.first) w = best_candidate(s, in);
   if (!w.first) return false;
   reserve_candidate(w, bytes, out, sight);
   return true;
@@ -222,6 +302,7 @@ void arena::reserve_candidate(candidate const& w, std::size_t bytes, growth_plan
     newest_is_unmapped ? insert_unmapped(*rest) : enlist(*rest);
   }
   p->is = state::reserved;
+  close_around(*p);
   p->freed = plan.freed;
   out = std::move(plan);
 }

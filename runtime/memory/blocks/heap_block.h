@@ -64,6 +64,12 @@ struct alignas(64) heap_block {
   hook age;
   hook place;                   // listed or gap: by address
   std::uint16_t span_bin = 0;
+  // Neither free nor unmapped, below region::runs: the room behind it (opening_index.h).
+  std::uint16_t room_leaf = no_leaf;
+  std::uint8_t room_seat = 0;
+  heap_block* solid_before = nullptr;
+  heap_block* solid_after = nullptr;
+  std::size_t room = 0;
 
   address end() const noexcept { return at + bytes; }
 };
@@ -92,6 +98,13 @@ class blocks_by_address {
     for (auto at = all_.begin(); at != all_.end();) {
       heap_block& p = *at++;
       if (enough(p)) return;
+    }
+  }
+  // From the highest down, likewise.
+  template <class Enough>
+  void highest(Enough enough) noexcept {
+    for (auto at = all_.end(); at != all_.begin();) {
+      if (enough(*--at)) return;
     }
   }
 

@@ -1,10 +1,10 @@
-// The large free blocks of a region; finds the lowest that is large enough.
+// The large free blocks of a region, or its openings (opening_index.h); finds the lowest that is large enough.
 // Threads: guarded by the lock of the stream_heap that owns the region.
 //
 // Blocks lie in leaves of up to 64. A leaf has one range of addresses and no order inside: a search reads all
 // of its sizes, sixteen at a time, so that an insert, erase or change is a store or two.
 // Invariants
-//   leaf r holds the blocks that begin in page starts_[r] or later, before starts_[r + 1]
+//   leaf r holds the blocks that begin at index starts_[r] or later, before starts_[r + 1]
 //   starts_[0] == 0, and order_[0] == 0
 //   most_[r] is at least the size of each block of leaf r; a search that it misled lowers it
 //   two neighbouring leaves hold more than `join_up_to` blocks together, so that the leaves always suffice
@@ -14,43 +14,80 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "runtime/memory/blocks/heap_block.h"
 #include "runtime/memory/blocks/sparse_array.h"
 
 namespace weir::memory {
 
-class lowest_fit {
+struct by_block {
+  static std::size_t index(heap_block const& p) noexcept { return p.in->page_index(p.at); }
+  static std::size_t bytes(heap_block const& p) noexcept { return p.bytes; }
+  static std::uint16_t& leaf(heap_block& p) noexcept { return p.leaf; }
+  static std::uint8_t& seat(heap_block& p) noexcept { return p.seat; }
+  static void touch(heap_block& p, std::uint64_t n) noexcept { p.recency = n; }
+};
+
+template <class By>
+class lowest_by {
  public:
   static constexpr std::size_t unit = 512;                        // bytes: the unit of stored sizes
   static constexpr std::size_t some_leaves = 8;                   // examined by a search that no order helps
   static constexpr std::size_t most_pages = std::size_t{1} << 21; // of a region; a larger one has no such list
-  // Requires: no two blocks begin within two pages of each other.
-  explicit lowest_fit(std::size_t pages)
-      : leaves_(leaves_for(pages)), order_(leaves_for(pages)), starts_(leaves_for(pages)), most_(leaves_for(pages)) {
-    for (std::size_t i = 0; i < leaves_for(pages); ++i) order_[i] = static_cast<std::uint16_t>(i);
+  // most: indices end below. Requires: no two blocks have an index, or adjacent ones.
+  explicit lowest_by(std::size_t most)
+      : most_leaves_(leaves_for(most)),
+        leaves_(most_leaves_),
+        order_(most_leaves_),
+        starts_(most_leaves_),
+        most_(most_leaves_) {
+    for (std::size_t i = 0; i < most_leaves_; ++i) order_[i] = static_cast<std::uint16_t>(i);
   }
   void insert(heap_block& p) noexcept {
-    std::size_t const page = p.in->page_index(p.at);
+    std::size_t const page = By::index(p);
     std::size_t r = rank_of(page);
-    if (at(r).n == room) split(r), r = rank_of(page);
+    if (at(r).n == room) {
+      if (count_ == most_leaves_) return;  // not listed
+      split(r), r = rank_of(page);
+    }
     put(r, p, page);
   }
   void erase(heap_block& p) noexcept {
-    leaf& l = leaves_[p.leaf];
+    leaf& l = leaves_[By::leaf(p)];
     take_out(l, p);
     if (count_ > 1) [[unlikely]] join_around(l.rank);
   }
   // The block begins or ends elsewhere. Requires: no other block lies between its old and its new place.
   [[gnu::always_inline]] void change(heap_block& p) noexcept {
-    leaf& l = leaves_[p.leaf];
-    std::size_t const page = p.in->page_index(p.at), r = l.rank;
+    leaf& l = leaves_[By::leaf(p)];
+    std::size_t const page = By::index(p), r = l.rank;
     if (count_ > 1 && (page < starts_[r] || (r + 1 < count_ && page >= starts_[r + 1]))) [[unlikely]]
       return erase(p), insert(p);
-    set(l, p.seat, p, page);
-    if (std::int32_t& most = most_[r]; most < l.sizes[p.seat]) most = l.sizes[p.seat];
+    set(l, By::seat(p), p, page);
+    if (std::int32_t& most = most_[r]; most < l.sizes[By::seat(p)]) most = l.sizes[By::seat(p)];
   }
-  // The lowest block of at least `bytes` that begins in page `from` or later; null: none.
+  // `p` takes the place of `was`. Requires: as change()
+  [[gnu::always_inline]] void replace(heap_block& was, heap_block& p) noexcept {
+    By::leaf(p) = std::exchange(By::leaf(was), heap_block::no_leaf);
+    By::seat(p) = By::seat(was);
+    leaves_[By::leaf(p)].at[By::seat(p)] = &p;
+    change(p);
+  }
+  // Blocks that are large enough, of `some` leaves that may have one.
+  template <class Do>
+  void each_of(std::size_t bytes, std::size_t some, Do act) const {
+    std::int32_t const v = units(bytes + unit - 1);
+    for (std::size_t r = 0; r < count_ && some; ++r) {
+      if (most_[r] < v) continue;
+      leaf const& l = at(r);
+      for (std::uint32_t i = 0; i < l.n; ++i) {
+        if (l.sizes[i] >= v) act(*l.at[i]);
+      }
+      --some;
+    }
+  }
+  // The lowest block of at least `bytes` with index `from` or a higher one; null: none.
   heap_block* find(std::size_t bytes, std::size_t from = 0) noexcept {
     if (bytes > (most_units - 1) * unit) return nullptr;
     auto const v = static_cast<std::int32_t>((bytes + unit - 1) / unit);
@@ -135,9 +172,10 @@ class lowest_fit {
           good &= l.sizes[i] == 0;
           continue;
         }
-        heap_block const& p = *l.at[i];
-        std::size_t const page = p.in->page_index(p.at);
-        good &= p.seat == i && &leaves_[p.leaf] == &l && l.keys[i] == key(page, i) && l.sizes[i] == units(p.bytes) &&
+        heap_block& p = *l.at[i];
+        std::size_t const page = By::index(p);
+        good &= By::seat(p) == i && &leaves_[By::leaf(p)] == &l && l.keys[i] == key(page, i) &&
+                l.sizes[i] == units(By::bytes(p)) &&
                 most_[r] >= l.sizes[i];
         good &= page >= starts_[r] && (r + 1 == count_ || page < starts_[r + 1]);
       }
@@ -174,33 +212,33 @@ class lowest_fit {
   }
 
   void set(leaf& l, std::uint32_t seat, heap_block& p, std::size_t page) noexcept {
-    p.recency = ++last_recency_;
+    By::touch(p, ++last_recency_);
     l.keys[seat] = key(page, seat);
-    l.sizes[seat] = units(p.bytes);
+    l.sizes[seat] = units(By::bytes(p));
   }
   void put(std::size_t r, heap_block& p, std::size_t page) noexcept {
     leaf& l = at(r);
-    p.leaf = order_[r];
-    p.seat = static_cast<std::uint8_t>(l.n++);
-    l.at[p.seat] = &p;
-    set(l, p.seat, p, page);
-    most_[r] = std::max(most_[r], units(p.bytes));
+    By::leaf(p) = order_[r];
+    By::seat(p) = static_cast<std::uint8_t>(l.n++);
+    l.at[By::seat(p)] = &p;
+    set(l, By::seat(p), p, page);
+    most_[r] = std::max(most_[r], units(By::bytes(p)));
   }
   static void take_out(leaf& l, heap_block& p) noexcept {  // the last block moves to its seat
-    std::uint32_t const seat = p.seat, last = --l.n;
+    std::uint32_t const seat = By::seat(p), last = --l.n;
     heap_block& moved = *l.at[last];
     l.at[seat] = &moved;
     l.keys[seat] = (l.keys[last] & ~static_cast<std::int32_t>(room - 1)) | static_cast<std::int32_t>(seat);
     l.sizes[seat] = l.sizes[last];
-    moved.seat = static_cast<std::uint8_t>(seat);
+    By::seat(moved) = static_cast<std::uint8_t>(seat);
     l.sizes[last] = 0;
-    p.leaf = heap_block::no_leaf;
+    By::leaf(p) = heap_block::no_leaf;
   }
   void move_all(std::size_t from, std::size_t to, std::size_t first_page) noexcept {  // blocks from that page on
     leaf& l = at(from);
     for (std::uint32_t i = l.n; i-- > 0;) {
       heap_block& p = *l.at[i];
-      std::size_t const page = p.in->page_index(p.at);
+      std::size_t const page = By::index(p);
       if (page < first_page) continue;
       take_out(l, p);
       put(to, p, page);
@@ -290,12 +328,18 @@ class lowest_fit {
     return l.n ? *std::max_element(l.sizes.begin(), l.sizes.begin() + l.n) : 0;
   }
 
+  std::size_t most_leaves_;
   sparse_array<leaf> leaves_;
   sparse_array<std::uint16_t> order_;  // the first count_: by address; the rest are spare
   sparse_array<std::uint32_t> starts_;
   sparse_array<std::int32_t> most_;
   std::size_t count_ = 1;
   std::uint64_t last_recency_ = 0;
+};
+
+class lowest_fit : public lowest_by<by_block> {
+ public:
+  using lowest_by::lowest_by;
 };
 
 }  // namespace weir::memory

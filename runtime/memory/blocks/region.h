@@ -25,6 +25,7 @@ inline constexpr std::size_t granule = 32 << 10;
 inline constexpr std::size_t cell = 8 << 10;      // bytes: a cell is of one slab's run, or of none
 
 class lowest_fit;
+class opening_index;
 class stream_heap;
 struct alias;
 struct heap_block;
@@ -123,6 +124,7 @@ class region {
   std::size_t const large_bytes = large_pages * page_bytes;
   // free pieces below `runs` of so many bytes and more. Null: a segment, or terabytes
   std::unique_ptr<lowest_fit> large;
+  std::unique_ptr<opening_index> rooms;  // below `runs`. Null: as above, or no block was placed by it yet
 
   handle* page(address a) const noexcept { return pages_[(a - base) >> page_shift_]; }
   std::size_t page_index(address a) const noexcept { return (a - base) >> page_shift_; }

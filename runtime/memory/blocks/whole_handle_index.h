@@ -22,6 +22,15 @@ inline handle const* first_whole(heap_block const& p) noexcept {
   handle const* const h = p.in->page(p.at);
   return h->at >= p.at ? (h->at + h->bytes <= p.end() ? h : nullptr) : next_whole(p, *h);
 }
+inline handle const* previous_whole(heap_block const& p, handle const& before) noexcept {
+  if (before.at <= p.at) return nullptr;
+  handle const* const h = p.in->page(before.at - 1);
+  return h->at >= p.at ? h : nullptr;
+}
+inline handle const* last_whole(heap_block const& p) noexcept {
+  handle const* const h = p.in->page(p.end() - 1);
+  return h->at + h->bytes <= p.end() ? (h->at >= p.at ? h : nullptr) : previous_whole(p, *h);
+}
 inline std::size_t bytes_whole(heap_block const& p) noexcept {
   handle const* const first = first_whole(p);
   if (!first) return 0;
@@ -96,6 +105,11 @@ class whole_handle_index {
   void lowest(Enough enough) {
     sort();
     by_place_.lowest(enough);
+  }
+  template <class Enough>
+  void highest(Enough enough) {  // from the highest address down; may not erase its block
+    sort();
+    by_place_.highest(enough);
   }
   // The free block that contains the whole handle; null: part of it is in use or reserved.
   heap_block* around(handle const& h) noexcept {

@@ -40,6 +40,7 @@ bool block_reuse::should_grow_instead(stream_heap& mine, alloc_request const& r,
 void* block_reuse::find(stream_heap& mine, alloc_request const& r) {
   if (of_.deterministic) return in_order_of_calls(mine, r);
   if (void* const p = own_pending(mine, r)) return p;
+  if (has_mapped(mine, r)) return nullptr;
   if (r.size_class >= 0) {
     if (void* const p = own_deferred(mine, r)) return p;
   } else if (heaps_.index.size() > 1) {
@@ -71,6 +72,12 @@ void* block_reuse::find(stream_heap& mine, alloc_request const& r) {
     if (void* const p = mine.take(r)) return p;
   }
   return r.size_class < 0 ? from_others(mine, r, ~std::size_t{0}) : nullptr;
+}
+
+// Memory of its own that moves to where the block goes: nothing is borrowed.
+bool block_reuse::has_mapped(stream_heap& mine, alloc_request const& r) {
+  section const hold(mine);
+  return r.size_class < 0 && mine.blocks.places_first() && mine.blocks.fits_mapped(r.rounded);
 }
 
 // Whether growth would pass the bound if all pending blocks were complete; until a query they count as used.

@@ -30,6 +30,7 @@ class block_reuse {
 
  private:
   void* in_order_of_calls(stream_heap& mine, alloc_request const&);  // the only policy when deterministic
+  bool has_mapped(stream_heap& mine, alloc_request const&);
   void* own_pending(stream_heap& mine, alloc_request const&);
   void* own_deferred(stream_heap& mine, alloc_request const&);
   void* oldest_after_a_wait(stream_heap& mine, alloc_request const&);  // a device wait for a recorded fence

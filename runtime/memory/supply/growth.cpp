@@ -9,14 +9,23 @@ namespace weir::memory {
 driver::status growth::grow(stream_heap& mine, alloc_request const& r, void*& out, std::size_t spare) {
   if (!of_.space.maps()) return grow_segment(mine, r, out);
   if (has_room_for_long_run(mine, r)) {
-    driver::status const s = grow_by(mine, r, run_length::as_slabs_are_many, out, spare);
+    driver::status const s = grow_by(mine, r, how::long_run, out, spare);
     if (s.what != driver::code::out_of_memory) return s;
   }
-  return grow_by(mine, r, run_length::usual, out, spare);
+  driver::status const s = grow_by(mine, r, how::usual, out, spare);
+  // another place may lack less
+  bool const short_of_pages = s.what == driver::code::out_of_memory && !(s == no_addresses);
+  return short_of_pages ? grow_by(mine, r, how::fewest_new_pages, out, spare) : s;
+}
+
+// Where no handle moves, and where there is no limit, blocks go where memory is mapped.
+arena::places growth::places_for(stream_heap const& mine) const {
+  bool const moves = !of_.deterministic && !mine.readers.load();
+  return moves && of_.counts.limit() ? arena::places::openings : arena::places::mapped;
 }
 
 driver::status growth::grow_there(stream_heap& in, arena::zone part, alloc_request const& r, void*& out) {
-  if (of_.space.maps()) return grow_by(in, r, run_length::usual, out, 0, part);
+  if (of_.space.maps()) return grow_by(in, r, how::usual, out, 0, part);
   section const hold(in);
   out = in.take_anywhere(r);
   return out ? driver::status{} : driver::status{driver::code::out_of_memory};
@@ -33,7 +42,7 @@ bool growth::has_room_for_long_run(stream_heap& mine, alloc_request const& r) {
   return bytes > slabs::usual_run_bytes && of_.counts.reserved() + bytes <= bound_.most(bound_.now(), r.rounded);
 }
 
-driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, run_length how, void*& out,
+driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how way, void*& out,
                                std::size_t spare, std::optional<arena::zone> only) {
   mapping_lock::shared const coming(memory_.changes);
   memory_pool& pool = *mine.pool.get();
@@ -41,10 +50,11 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, run_le
   growth_plan g;
   {
     section const hold(mine);
+    mine.blocks.place(places_for(mine));
     // freed meanwhile, or by the rung before
     if ((out = only ? mine.take_anywhere(r) : mine.take_or_shed(r))) return {};
     std::size_t const bytes = r.size_class < 0           ? r.rounded
-                              : how == run_length::usual ? mine.slots.usual_next_run_bytes(r.size_class)
+                              : way != how::long_run ? mine.slots.usual_next_run_bytes(r.size_class)
                                                          : mine.slots.next_run_bytes(r.size_class);
     std::size_t const alignment = r.size_class < 0 ? r.alignment : slabs::run_alignment(r.size_class);
     if (bytes > of_.space.info().total_memory) return {driver::code::out_of_memory};
@@ -54,11 +64,12 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, run_le
     };
     if (only) {
       if (!mover_.plan(mine, bytes, alignment, *only, g, true)) return no_addresses;
-    } else if (!planned(false)) {
+    } else if (!planned(way == how::fewest_new_pages)) {
       std::size_t has = 0;
       for (region const* r : mine.blocks.regions()) has += r->bytes;
       region* const more = of_.space.take(bytes + alignment, mine, has);
       if (more) mine.blocks.add_region(*more, state::unmapped);
+      mine.blocks.place(places_for(mine));
       bool const found = planned(!more) || mover_.plan(mine, bytes, alignment, arena::zone::blocks, g, true) ||
                          mover_.plan(mine, bytes, alignment, arena::zone::runs, g, true);
       if (!found) return no_addresses;

@@ -25,9 +25,10 @@ class growth {
   static constexpr driver::status no_addresses{driver::code::out_of_memory, -1};
 
  private:
-  enum class run_length : std::uint8_t { usual, as_slabs_are_many };
-  driver::status grow_by(stream_heap& mine, alloc_request const&, run_length, void*& out, std::size_t spare,
+  enum class how : std::uint8_t { usual, long_run, fewest_new_pages };
+  driver::status grow_by(stream_heap& mine, alloc_request const&, how, void*& out, std::size_t spare,
                          std::optional<arena::zone> only = {});
+  arena::places places_for(stream_heap const&) const;
   bool has_room_for_long_run(stream_heap& mine, alloc_request const&);
   driver::status grow_segment(stream_heap& mine, alloc_request const&, void*& out);
   // Fills a plan's window (growth_fill.cpp): makes handles while the bound allows it,

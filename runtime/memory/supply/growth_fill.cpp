@@ -30,6 +30,7 @@ class growth::filling {
         sizes_(suitable()) {
     bound_ = a.bound_.most(used_, asked) + page_ + g.spare;
     g.live_before = used_.live;
+    if (mine.blocks.places_first()) ask_for_newest();
     charge_within_bound(g.missing_bytes);
   }
   driver::status hole(address at, address end) {
@@ -152,6 +153,8 @@ class growth::filling {
         from = &m;
         return found.place != nullptr;
       };
+      // what lies in the heap itself may be switched back later
+      if (mine_.blocks.places_first() && look(mine_)) return found;
       // other heaps first: a handle that lies idle there is of no use
       a_.heaps_.index.some(heap_index::whole_handle, 0, [&](stream_heap& m) { return &m != &mine_ && look(m); });
       if (found.place || look(mine_)) return found;
@@ -182,6 +185,15 @@ class growth::filling {
       }
       if (asked || how == may::fit_ordered || !oldest.n || !patient_ || !complete_soon(oldest)) return {};
     }
+  }
+  // Only what is known to be complete may go, and free memory above has the newest stamp.
+  void ask_for_newest() {
+    clock::stamp newest;
+    {
+      section const hold(mine_);
+      newest = {mine_.home.load()->id(), mine_.blocks.newest_given()};
+    }
+    if (newest.n && !a_.of_.clocks.complete(newest)) (void)a_.of_.clocks.poll(newest);
   }
   // A fence of an idle stream takes some microseconds, a move thirty: asking again is worth it, once.
   bool complete_soon(clock::stamp s) {
