@@ -90,7 +90,11 @@ size_t pool::sleep(sleep_to where, source_location at) {
   size_t given = 0;
   driver::status const is = s.memory->sleep(*s.here, store.get(), given);
   if (!is.ok() && store && store->refusal) std::rethrow_exception(store->refusal);
-  require(is, "pool::sleep", "pool " + s.name, "The pool is awake, and its memory is as it was: try again", at);
+  require(is, "pool::sleep", "pool " + s.name,
+          is.what == driver::code::not_permitted
+              ? "A capture or a graph uses blocks of the pool: end the capture, and destroy the graph, before"
+              : "The pool is awake, and its memory is as it was: try again",
+          at);
   s.asleep_in = std::move(store);
   return given;
 }

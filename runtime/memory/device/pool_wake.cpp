@@ -6,6 +6,7 @@ namespace weir::memory {
 
 // The program relies on these waits of the host, so that they are no internal ordering.
 driver::status device_allocator::sleep(memory_pool& pool, page_store* store, std::size_t& given) {
+  graphs_.end_those_over();  // they hold blocks that were freed in a capture
   return sleep_.sleep(pool, store, given);
 }
 
