@@ -106,7 +106,7 @@ expect 3 'larger than the memory limit'  # two pages do not fit, though the byte
 # A block in use on another stream until its c: short of memory, the replay waits for it, as a program would.
 printf 'a 0 8388608 0\nf 0\na 1 8388608 1\nc 0\nf 1\n' > "$work/later"
 run replay --json --devices sim --limit 12MiB "$work/later"
-expect 0 '"ooms": 0, "recovery_attempts": 2, "opened_early": 1, "recovered_by": {"blocks behind a device wait": 1, "out-of-memory callbacks": 1}}'
+expect 0 '"ooms": 0, "recovery_attempts": 2, "opened_early": 2, "recovered_by": {"out-of-memory callbacks": 2}}'
 printf 'a 0 8388608 65535\na 1 8388608 7\nf 0\nf 1\na 2 8388608 65535\nf 2\n' > "$work/numbers"
 run replay --devices sim "$work/numbers"
 expect 0 'numbers: 6 operations of 2 streams on 1 simulated device'
