@@ -108,7 +108,7 @@ TEST(ranks, wait_for_one_that_is_stopped_for_less) {
   }
 }
 
-// A whole group that is stopped and goes on accuses nobody.
+// If all ranks stop and continue together, the watch names no rank.
 TEST(ranks, that_are_all_stopped_go_on) {
   rank_processes all("adds_up", 3,
                      {"WEIR_TEST_VICTIM=1", "WEIR_TEST_FATAL=2", "WEIR_TEST_SIGNAL=" + std::to_string(SIGSTOP),

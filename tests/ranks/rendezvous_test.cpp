@@ -1,4 +1,4 @@
-// How ranks find each other: strangers, wrong ranks and old addresses keep nobody from meeting.
+// The rendezvous of ranks: foreign connections, wrong ranks and stale addresses do not prevent it.
 // WEIR_TEST_SEEDS and WEIR_TEST_SEED: tests/support/seeds.h.
 // Threads: one for each rank.
 #include "peer/ranks/rendezvous.h"

@@ -52,7 +52,8 @@ class arena {
   bool places_first() const noexcept { return by_openings_; }  // not by what is mapped
   arena(arena const&) = delete;
 
-  // From mapped memory, for the home. Null: nothing fits, or the place for it is not mapped. Ensures: live, bytes a multiple of bins::unit.
+  // From mapped memory, for the home. Null: nothing fits, or the place for it is not mapped.
+  // Ensures: live, bytes a multiple of bins::unit.
   heap_block* take(std::size_t bytes, std::size_t alignment) noexcept(false);
   // For a slab's run: in the part for runs, if any. Ensures, for these three functions: reserved, until a
   // slab or release_done() takes it.

@@ -116,9 +116,11 @@ class stream_heap {
   std::size_t peer_bytes = 0;                    // of handles that other devices may use
   heap_index::rows listed = 0;                   // its rows in the index
   base::single_writer<memory_pool*> pool;        // changes with the lock, while mapping halts
-  // Its blocks keep their addresses and count as freed; what is not mapped serves nobody. With the lock
+  // Blocks of a sleeping heap keep their addresses and count as freed. Its unmapped memory serves no request.
+  // Requires: the lock
   base::single_writer<bool> asleep{false};
-  void count_asleep(bool yes) noexcept;  // its live blocks and runs, as no longer or again allocated. Requires: the lock
+  // Counts its live blocks and runs as freed (yes) or as allocated again. Requires: the lock
+  void count_asleep(bool yes) noexcept;
   // other devices that each handle is open to, a bit each. Bits are set while mapping halts, and cleared at
   // any time; both under heap_table's lock
   base::atomic<std::uint64_t> readers{0};

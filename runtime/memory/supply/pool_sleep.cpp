@@ -56,8 +56,8 @@ driver::status pool_sleep::finish(std::vector<stream_heap*> const& heaps) {
   return {};
 }
 
-// Ranges of live bytes, those of neighbours as one, and each in one handle. To a checker the rounding between two
-// blocks is nobody's, so that a copy would race there.
+// Collects the ranges of live bytes, each in one handle. Ranges of neighbours are joined, except under a checker:
+// the rounding between two blocks belongs to neither, and a copy of it would be reported as a race.
 void pool_sleep::plan(stream_heap& m, sleeper& out) const {
   bool const exact = of_.runtime.observer() != nullptr;
   std::map<address, std::size_t> parts;  // by handle
@@ -196,7 +196,8 @@ void pool_sleep::wake_heaps(std::vector<stream_heap*> const& heaps, memory_pool&
 void pool_sleep::drop_what_is_free(stream_heap& m) {
   section const hold(m);
   while (slab* const s = m.slots.any_empty()) m.return_run(*s);
-  auto const found = m.blocks.reserve_handles(~std::size_t{0}, arena::first::lowest, [](std::uint64_t) { return true; });
+  auto const found =
+      m.blocks.reserve_handles(~std::size_t{0}, arena::first::lowest, [](std::uint64_t) { return true; });
   for (released const& g : found.all) {
     for (handle const& h : g.handles) {
       if (!h.asleep) continue;
