@@ -166,6 +166,20 @@ class Pools(Case):
     def test_a_capture_reaches_pytorch(self):
         self.fails(begin + "torch.cuda.CUDAGraph().capture_begin()", "AssertionError: a capture has begun")
 
+    def test_the_pool_of_a_failed_capture_is_released(self):
+        self.passes(begin + """
+torch.cuda.CUDAGraph.fails_at_its_end = True
+g = torch.cuda.CUDAGraph()
+g.capture_begin(capture_error_mode="relaxed")
+try:
+    g.capture_end()
+except RuntimeError as failed:
+    assert "previous error" in str(failed)
+else:
+    raise AssertionError("nothing was raised")
+assert torch._ended == torch._released == [(0, (7, 0))], (torch._ended, torch._released)
+""")
+
     def test_a_pool_is_held_until_its_object_ends(self):
         self.passes(begin + """
 pool = torch.cuda.MemPool()

@@ -23,6 +23,8 @@ for _name in ("_cuda_memoryStats", "_cuda_resetPeakMemoryStats", "_cuda_resetAcc
               "_cuda_getMemoryFraction", "_cuda_attach_out_of_memory_observer", "_accelerator_getDeviceStats"):
     setattr(_C, _name, _unanswered(_name))
 _released = []
+_ended = []
+_C._cuda_endAllocateToPool = lambda device, pool: _ended.append((device, pool))
 _C._cuda_releasePool = lambda device, pool: _released.append((device, pool))
 _benchmark = [False]
 _C._get_cudnn_benchmark = lambda: _benchmark[0]

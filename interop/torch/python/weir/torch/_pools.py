@@ -49,8 +49,30 @@ def _without_trees(torch):
     torch.compile = compile_without_trees
 
 
+def _end_failed_captures(torch):
+    """PyTorch leaves the pool of a capture that fails entered, and holds it until the process ends."""
+    graph = torch.cuda.CUDAGraph
+    begin, end = graph.capture_begin, graph.capture_end
+
+    def capture_begin(self, pool=None, *arguments, **options):
+        self._pool_of_weir = torch.cuda.current_device(), pool or torch.cuda.graph_pool_handle()
+        return begin(self, self._pool_of_weir[1], *arguments, **options)
+
+    def capture_end(self):
+        try:
+            return end(self)
+        except Exception:
+            torch._C._cuda_endAllocateToPool(*self._pool_of_weir)
+            torch._C._cuda_releasePool(*self._pool_of_weir)
+            raise
+
+    graph.capture_begin, graph.capture_end = capture_begin, capture_end
+
+
 def put_into(torch):
     if hasattr(torch.cuda.memory, "MemPool"):
         torch.cuda.MemPool = torch.cuda.memory.MemPool = MemPool
+    if hasattr(torch.cuda, "CUDAGraph"):
+        _end_failed_captures(torch)
     if hasattr(torch, "compile"):
         _without_trees(torch)
