@@ -13,7 +13,7 @@ struct pool_options {
   size_t limit = 0;  // bytes held from the driver, in whole pages (2 MiB on GPUs); 0: none
 };
 
-enum class sleep_to : std::uint8_t { host, nowhere };  // nowhere: what lives there is dropped
+enum class sleep_to : std::uint8_t { host, nowhere };  // nowhere: the contents are dropped
 
 // Blocks allocated from a pool have pages to themselves. Free pages of a pool serve the whole device, so a pool
 // keeps nothing back: empty_cache() returns them, and other allocations may take them.
@@ -33,7 +33,7 @@ class pool {
   weir::device device() const noexcept;
   std::uint64_t number() const noexcept;  // unique in the process; memory_segment::pool
   size_t limit() const noexcept;
-  // Lower than what it holds: it keeps that, and grows no more.
+  // With a limit below what the pool holds, the pool keeps that memory and grows no more.
   void set_limit(size_t bytes, source_location = source_location::current());
   pool_memory_use statistics(source_location = source_location::current()) const;
 
