@@ -31,6 +31,7 @@ struct growth_plan {
   std::size_t spare = 0;         // bytes that may be reserved past the bound's first term
   std::int64_t live_before = 0;  // bytes, of all streams
   bool run = false;              // for a slab's run
+  bool by_openings = false;      // the place was chosen before its pages (arena::places)
 };
 
 // Handles to be released to the driver, and the reserved block that holds their addresses.

@@ -75,6 +75,7 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
       if (!found) return no_addresses;
     }
     g.spare = spare, g.run = r.size_class >= 0;  // a plan makes all of it anew
+    g.by_openings = mine.blocks.places_first();
   }
   region& in = *g.reserved->in;
   physical_memory::batch made;

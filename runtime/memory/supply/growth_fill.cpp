@@ -30,7 +30,7 @@ class growth::filling {
         sizes_(suitable()) {
     bound_ = a.bound_.most(used_, asked) + page_ + g.spare;
     g.live_before = used_.live;
-    if (mine.blocks.places_first()) ask_for_newest();
+    if (g.by_openings) ask_for_newest();
     charge_within_bound(g.missing_bytes);
   }
   driver::status hole(address at, address end) {
@@ -154,7 +154,7 @@ class growth::filling {
         return found.place != nullptr;
       };
       // what lies in the heap itself may be switched back later
-      if (mine_.blocks.places_first() && look(mine_)) return found;
+      if (for_.by_openings && look(mine_)) return found;
       // other heaps first: a handle that lies idle there is of no use
       a_.heaps_.index.some(heap_index::whole_handle, 0, [&](stream_heap& m) { return &m != &mine_ && look(m); });
       if (found.place || look(mine_)) return found;
