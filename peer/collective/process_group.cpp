@@ -102,15 +102,13 @@ class process_group final : public group {
   rank_watch& watch() const noexcept { return *bond_->watch; }
   std::string subject() const { return base::text("rank ", rank_, " of ", size()); }
 
+  // Ranks that leave after a verdict send the verdict first. So the verdict is read last.
   void refuse_if_over(int, std::string const& operation, source_location at) const override {
+    int const left = left_.load() ? rank_ : watch().left();
     if (watch().failed())
       throw driver_error(0, operation, base::text(subject(), ": ", watch().failure()), restart, at, error_id{403});
-    refuse_if_left(operation, at);
-  }
-  void refuse_if_left(std::string const& operation, source_location at) const {
-    int const other = left_.load() ? rank_ : watch().left();
-    if (other >= 0)
-      throw invalid_use(operation, base::text(subject(), ": rank ", other, "'s communicator is destroyed"),
+    if (left >= 0)
+      throw invalid_use(operation, base::text(subject(), ": rank ", left, "'s communicator is destroyed"),
                         "Keep all ranks' communicators until the last collective call", at, error_id{404});
   }
 
@@ -130,7 +128,7 @@ class process_group final : public group {
     trace_ = next_trace(trace_, r);
     watch().counts(turn + 1, trace_);
     try {  // after it has been counted: a rank that leaves later is judged by the count
-      refuse_if_left(std::string(name_of(r.what)), at);
+      refuse_if_over(rank_, std::string(name_of(r.what)), at);
     } catch (...) {
       withdraw(rank_, r, at);
       throw;
