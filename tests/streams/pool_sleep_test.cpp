@@ -262,6 +262,28 @@ TEST_F(sleepers, a_refused_call_leaves_one_state_or_the_other) {
   sound();
 }
 
+// A refused grant and a refused unmap leave a handle that no block can use.
+TEST_F(sleepers, an_unusable_handle_outlives_a_sleep) {
+  auto control = simulation::of(own);
+  pool model("model");
+  auto all = fill_some(model, 1_MiB);
+  control.fail_call("grant", 1);
+  control.fail_call("unmap", 1);
+  EXPECT_THROW((void)model.allocate(9_MiB), error);
+  sound();
+  control.fail_call("unmap", 1);  // sleep tries to release the handle first
+  model.sleep();
+  sound();
+  model.wake();
+  expect_bytes(all);
+  sound();
+  free_all(all);
+  synchronize();
+  empty_cache();
+  sound();
+  EXPECT_EQ(memory_stats(weir::device(0)).reserved_bytes.all.current, 0);
+}
+
 struct checked : sleepers {
   checked() : sleepers({.check_races = true}) {}
 };

@@ -45,7 +45,9 @@ std::vector<std::string> memory_audit::validate() const {
     for (auto const& [at, h] : m->handles) here += h.asleep ? 0 : h.bytes;
     mapped += here, in_pools[m->pool.get()] += here;
     std::size_t const live_before = live, cached_before = cached;
-    for (released const& u : m->unusable) unusable += u.handles.front().bytes;
+    std::size_t unusable_here = 0;
+    for (released const& u : m->unusable) unusable_here += u.handles.front().bytes;
+    unusable += unusable_here;
     free_blocks += m->blocks.free_blocks();
     std::size_t held = 0, queued = 0, largest = 0;
     bool whole = false;
@@ -76,7 +78,7 @@ std::vector<std::string> memory_audit::validate() const {
         }
       }
     }
-    if (asleep) live = live_before, cached = cached_before + here;  // what stayed mapped
+    if (asleep) live = live_before, cached = cached_before + here - unusable_here;  // what stayed mapped
     if (m->listed != heaps_.index.listed(m->number))
       wrong.push_back(subject + ": its row in the heap index differs from its own copy");
     if (largest >= heap_index::smallest && !(m->listed & heap_index::at_least(largest)))

@@ -62,6 +62,8 @@ void pool_sleep::plan(stream_heap& m, sleeper& out) const {
   bool const exact = of_.runtime.observer() != nullptr;
   std::map<address, std::size_t> parts;  // by handle
   for (auto const& [at, h] : m.handles) {
+    // An unusable handle has no live bytes. It stays mapped, because its record has to name its memory.
+    if (std::ranges::any_of(m.unusable, [at](released const& u) { return u.handles.front().at == at; })) continue;
     parts[at] = out.parts.size();
     out.parts.push_back({&m, at});
   }
