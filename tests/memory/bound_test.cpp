@@ -41,7 +41,7 @@ TEST(bound, reserved_stays_within_it_at_every_step) {
 // Few blocks of many sizes: each free block keeps part of a handle at either end.
 TEST(bound, a_program_that_had_to_pass_it_wastes_less_from_then_on) {
   double worst = 0, sum = 0;
-  int const seeds = 12;
+  int const seeds = tests::sanitized ? 4 : 12;
   for (unsigned seed = 1; seed <= seeds; ++seed) {
     memory_bench bench(
         simulated{.devices = 1, .memory = 1 << 30, .schedule = simulated::scheduling::stepped, .seed = seed});
@@ -76,8 +76,8 @@ TEST(bound, small_blocks_keep_little_more_than_they_touch) {
     auto& home = bench.stream(0);
     auto& device = static_cast<memory::device_allocator&>(bench.on(0));
     std::mt19937_64 random(seed);
-    std::map<std::uintptr_t, std::size_t> live;                      // bytes, by address
-    std::unordered_map<std::uintptr_t, std::size_t> touched;         // blocks, by cell
+    std::map<std::uintptr_t, std::size_t> live;               // bytes, by address
+    std::unordered_map<std::uintptr_t, std::size_t> touched;  // blocks, by cell
     std::size_t bytes = 0;
     auto const each_cell = [](std::uintptr_t at, std::size_t n, auto act) {
       for (std::uintptr_t c = at / memory::cell; c <= (at + n - 1) / memory::cell; ++c) act(c);

@@ -49,7 +49,7 @@ TEST(deterministic, also_where_the_ladder_climbs_again_and_again) {
 
 // Most requests are refused.
 TEST(deterministic, also_on_a_device_of_one_mebibyte) {
-  for (std::uint64_t const calls : tests::seeds("deterministic_mebibyte", 40)) {
+  for (std::uint64_t const calls : tests::seeds("deterministic_mebibyte", tests::sanitized ? 8 : 40)) {
     for (std::size_t const most : {std::size_t{32} << 10, std::size_t{256} << 10}) {
       EXPECT_EQ(courses(calls, {.deterministic = true}, std::size_t{1} << 20, 4, 400, most), 1u)
           << "blocks of up to " << most << " B, WEIR_TEST_SEED=" << calls;

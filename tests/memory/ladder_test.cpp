@@ -5,6 +5,7 @@
 #include <random>
 
 #include "tests/support/memory_bench.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/seeds.h"
 #include "weir/device.h"
 #include "weir/memory.h"
@@ -36,7 +37,7 @@ struct ladder : ::testing::Test {
 TEST_F(ladder, maps_pages_between_blocks_of_another_stream) {
   stream const other, mine;
   void *const first = allocate(other.ref(), 1_MiB), *const middle = allocate(other.ref(), 4_MiB),
-             *const last = allocate(other.ref(), 1_MiB);
+              *const last = allocate(other.ref(), 1_MiB);
   deallocate(middle);
   EXPECT_EQ(empty_cache(), 2_MiB);
   void* p = nullptr;
@@ -141,12 +142,11 @@ TEST_F(ladder, names_a_driver_that_refuses_what_is_there) {
 // Each thread frees what it holds, in no order, and asks for large blocks. No driver call fails, so a refusal
 // has another cause, though what a thread frees may come after another has searched.
 TEST(ladder_threads, a_free_meanwhile_is_no_refusal_by_the_driver) {
-  for (std::uint64_t const seed : tests::seeds("ladder_threads", 300)) {
+  for (std::uint64_t const seed : tests::seeds("ladder_threads", tests::sanitized ? 15 : 60)) {
     SCOPED_TRACE("WEIR_TEST_SEED=" + std::to_string(seed));
     std::mt19937_64 random(seed);
-    simulated const machine{
-        .devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed};
-    runtime own(machine, options{.device_limit = 8_MiB});
+    simulated const machine{.devices = 1, .memory = 16_MiB, .schedule = simulated::scheduling::seeded, .seed = seed};
+    runtime own(machine, options{.device_limit = 2_MiB});
     runtime_guard const in(own);
     auto controls = simulation::of(own);
     std::vector<stream> streams(2);
@@ -160,7 +160,9 @@ TEST(ladder_threads, a_free_meanwhile_is_no_refusal_by_the_driver) {
           continue;
         }
         try {
-          live.push_back(allocate(mine, draw() % 4 ? 64_KiB + draw() % 2_MiB : draw() % 3 ? 6_MiB : draw() % 1000));
+          live.push_back(allocate(mine, draw() % 4   ? 64_KiB + draw() % 512_KiB
+                                        : draw() % 3 ? 1536_KiB
+                                                     : draw() % 1000));
         } catch (out_of_memory const& e) {
           EXPECT_NE(e.report().cause, memory_cause::driver) << e.report().text();
         }
