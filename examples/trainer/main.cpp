@@ -66,7 +66,7 @@ std::optional<asked> parse(int argc, char** argv) {
   all.add_options()
       ("help,h", "this text")("version", "print the version")
       ("text", po::value(&s.text_file)->required(), "the text to learn; its last tenth is kept for validation")
-      ("devices", po::value(&a.devices), "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")
+      ("devices", po::value(&a.devices), "auto | cuda | sim[:N[:SIZE]]; WEIR_DEVICES, else auto")
       ("replicas", po::value(&a.replicas), "devices to train on; all of them")
       ("steps", po::value(&s.steps)->default_value(s.steps), "steps")
       ("batch", po::value(&s.batch)->default_value(s.batch), "rows of a global batch, over all replicas")

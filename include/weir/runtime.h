@@ -104,7 +104,7 @@ struct options {
 
 class runtime {
  public:
-  // Opens the machine that WEIR_DEVICES names: auto (GPUs if any, else simulated), cuda, sim[:N[:GiB]].
+  // Opens the machine that WEIR_DEVICES names: auto (GPUs if any, else simulated), cuda, sim[:N[:SIZE]].
   // Throws: invalid_use (WEIR_DEVICES is none of these), not_supported (cuda without a usable GPU: why)
   explicit runtime(options = options::from_environment(), source_location = source_location::current());
   explicit runtime(simulated, options = {}, source_location = source_location::current());

@@ -373,7 +373,7 @@ machine_choice parse_devices(std::string_view text, std::string const& where, so
   }
   if (word != "sim") {
     refuse(where, in_quotes(text) + " is not a machine",
-           did_you_mean(word, machines) + "Write auto, cuda or sim[:devices[:GiB]]", at, error_id{177});
+           did_you_mean(word, machines) + "Write auto, cuda or sim[:devices[:size]]", at, error_id{177});
   }
   choice.which = machine_choice::kind::simulated;
   if (word.size() == text.size()) return choice;
@@ -386,11 +386,12 @@ machine_choice parse_devices(std::string_view text, std::string const& where, so
   choice.sim.devices = static_cast<int>(*devices);
   if (count.size() == rest.size()) return choice;
   rest.remove_prefix(count.size() + 1);
-  auto const gib = whole_number(rest);
-  if (!gib || *gib < 1 || *gib > 1024)
-    refuse(where, in_quotes(text) + ": " + in_quotes(rest) + " is not a number of GiB", "Write sim:N:1 to sim:N:1024",
-           at, error_id{179});
-  choice.sim.memory = *gib << 30;
+  std::string const size(rest);
+  auto const bytes = size_from_text(whole_number(rest) ? size + "GiB" : size);
+  if (!bytes || *bytes < 2_MiB || *bytes > 1024_GiB)
+    refuse(where, in_quotes(text) + ": " + in_quotes(rest) + " is not a size",
+           "Write a number of GiB, or a size from 2MiB to 1TiB: sim:N:16, sim:N:640MiB", at, error_id{179});
+  choice.sim.memory = *bytes;
   return choice;
 }
 

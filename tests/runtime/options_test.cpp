@@ -304,10 +304,19 @@ TEST(options, devices_are_auto_cuda_or_sim_with_number_and_size) {
   EXPECT_EQ(c.sim.memory, 8_GiB);
 }
 
+TEST(options, devices_have_a_size_in_any_unit) {
+  EXPECT_EQ(parse_devices("sim:1:640MiB").sim.memory, 640_MiB);
+  EXPECT_EQ(parse_devices("sim:1:2048KiB").sim.memory, 2_MiB);
+  EXPECT_EQ(parse_devices("sim:1:3GiB").sim.memory, 3_GiB);
+  EXPECT_EQ(parse_devices("sim:1:1TiB").sim.memory, 1024_GiB);
+  for (char const* const wrong : {"sim:1:1MiB", "sim:1:2TiB", "sim:1:0", "sim:1:1025", "sim:1:", "sim:1:640M"})
+    EXPECT_TRUE(has(refused([&] { parse_devices(wrong); }), "is not a size")) << wrong;
+}
+
 TEST(options, an_unknown_machine_names_the_nearest_one) {
   EXPECT_TRUE(has(refused([] { parse_devices("cdua"); }), "Did you mean cuda?"));
   EXPECT_TRUE(has(refused([] { parse_devices("sim:0"); }), "\"0\" is not a number of devices"));
-  EXPECT_TRUE(has(refused([] { parse_devices("sim:2:x"); }), "\"x\" is not a number of GiB"));
+  EXPECT_TRUE(has(refused([] { parse_devices("sim:2:x"); }), "\"x\" is not a size"));
   EXPECT_TRUE(has(refused([] { parse_devices("cuda:1"); }), "CUDA_VISIBLE_DEVICES"));
 }
 

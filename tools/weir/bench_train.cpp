@@ -154,7 +154,7 @@ int bench_train(std::vector<std::string> const& arguments) {
   po::options_description all(
       "weir bench train: steps of a data-parallel model, 8 x 4096 and 8 x 1024, on one device and on all");
   all.add_options()("help,h", "this text")("devices", po::value(&devices),
-                                           "auto | cuda | sim[:N[:GiB]]; WEIR_DEVICES, else auto")(
+                                           "auto | cuda | sim[:N[:SIZE]]; WEIR_DEVICES, else auto")(
       "json", po::bool_switch(&json), "print lines of JSON")(
       "width", po::value(&own.width)->default_value(0, "both models"), "of each layer, in a model of one's own")(
       "layers", po::value(&own.layers)->default_value(own.layers), "of that model")(
