@@ -7,6 +7,9 @@
 #include "runtime/options/options.h"
 
 namespace weir::memory {
+namespace {
+constexpr std::size_t nearly_full = 16;  // part of a device: with less left, places are chosen with care (growth)
+}  // namespace
 
 device_context::device_context(weir::runtime::impl& r, int device, allocator* a, source_location const& at)
     : runtime(r),
@@ -43,9 +46,15 @@ std::size_t device_context::may_take(std::size_t bytes) {
   // what other threads have charged may not be made yet
   std::size_t const kept = driver_reserve + counts.under_way();
   std::size_t const spare = now.value.free - std::min(now.value.free, kept);
+  found_full_.store(spare < space.info().total_memory / nearly_full, base::memory_order_relaxed);
   std::size_t const taken = std::min(bytes, round_down(spare, space.page_bytes()));
   *left = (spare - taken) / 2;
   return taken;
+}
+
+bool device_context::is_nearly_full() const {
+  std::size_t const all = space.info().total_memory;
+  return found_full_.load(base::memory_order_relaxed) || counts.reserved() > all - all / nearly_full;
 }
 
 bool device_context::is_complete(clock::stamp s) {

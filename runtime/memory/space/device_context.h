@@ -43,6 +43,9 @@ struct device_context {
   // How much of `bytes` may be taken from the device so that driver_reserve stays free there, in pages. Asks the
   // driver when half of what was free at the last answer is used up: others take memory, too.
   std::size_t may_take(std::size_t bytes);
+  // Whether weir has reserved nearly all of the device, or the driver had no memory when it was last asked for some.
+  bool is_nearly_full() const;
+  void note_full() noexcept { found_full_.store(true, base::memory_order_relaxed); }
   // For the history: a block became pending, or is pending no more.
   void record_pending(observe::action, address, std::size_t bytes, std::uint64_t user) const noexcept;
   // Throws: invalid_use, naming what lies at the address instead
@@ -66,6 +69,9 @@ struct device_context {
   base::guarded<std::size_t> unasked;       // bytes that may be taken before the driver is asked again
   base::atomic<std::uint64_t> searched{0};  // blocks and streams examined for reuse, without those found
   observe::device_counters counts;
+
+ private:
+  base::atomic<bool> found_full_{false};
 };
 
 }  // namespace weir::memory

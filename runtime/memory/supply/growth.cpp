@@ -18,10 +18,10 @@ driver::status growth::grow(stream_heap& mine, alloc_request const& r, void*& ou
   return short_of_pages ? grow_by(mine, r, how::fewest_new_pages, out, spare) : s;
 }
 
-// Where no handle moves, and where there is no limit, blocks go where memory is mapped.
+// Where no handle moves, and while there is room, blocks go where memory is mapped.
 arena::places growth::places_for(stream_heap const& mine) const {
   bool const moves = !of_.deterministic && !mine.readers.load();
-  return moves && of_.counts.limit() ? arena::places::openings : arena::places::mapped;
+  return moves && (of_.counts.limit() || of_.is_nearly_full()) ? arena::places::openings : arena::places::mapped;
 }
 
 driver::status growth::grow_there(stream_heap& in, arena::zone part, alloc_request const& r, void*& out) {

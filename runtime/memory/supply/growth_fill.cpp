@@ -1,4 +1,4 @@
-// Handles for a window: made while the bound allows it, moved from where they lie free,
+// Handles for a window: made while the bound and the driver allow it, moved from where they lie free,
 // made all the same when none does.
 // Threads: any. A stream's lock is held to choose a handle and to note that it is gone,
 // never over a driver call.
@@ -51,11 +51,14 @@ class growth::filling {
   }
   driver::status next(address at, std::size_t left, std::size_t& n) {
     out_.places.try_emplace(at);             // so that nothing is lost when the host has no memory later
-    if (!fresh_) charge_within_bound(left);  // a handle that was too large has gone
+    if (!fresh_ && !full_) charge_within_bound(left);  // a handle that was too large has gone
     if (fresh_) {
       n = sizes_.next(std::min(left, fresh_));
       fresh_ -= n;
-      return make(at, n);
+      driver::status const s = make(at, n);
+      if (!full_) return s;
+      refund(n + std::exchange(fresh_, 0));
+      if (long_run_) return s;
     }
     if (may_move_) {
       driver::status s;
@@ -65,13 +68,13 @@ class growth::filling {
       may_move_ = false;
     }
     n = sizes_.next(within_pool(left));
-    if (!charge(n)) return {driver::code::out_of_memory};
+    if (full_ || !charge(n)) return {driver::code::out_of_memory};
     return make(at, n);
   }
   handle_sizes suitable() const {
     if (mine_.readers.load()) return a_.of_.space.handles_that_stay();
     // Runs live long, and a long one is little of what its size holds: one handle under it, if it may.
-    if (for_.run && for_.bytes > std::max(page_, slabs::usual_run_bytes)) return {page_, for_.bytes};
+    if (long_run_ && for_.bytes > page_) return {page_, for_.bytes};
     std::size_t const limit = a_.of_.counts.limit();
     return a_.of_.space.handles_under(for_.bytes, a_.of_.counts.reserved() + for_.missing_bytes,
                                       limit ? limit : a_.of_.space.info().total_memory, a_.of_.epsilon);
@@ -85,9 +88,23 @@ class growth::filling {
     out_.charged += n, out_.of_pool += n;
     return true;
   }
-  driver::status make(address at, std::size_t n) {
-    auto const h = a_.of_.machine.create(a_.of_.device, n);
-    return h.ok() ? place({h.value, at, n}) : h.is;
+  void refund(std::size_t n) {  // of what is charged, and was not made
+    a_.of_.counts.gave(0, n);
+    pool_.refund(n);
+    out_.charged -= n, out_.of_pool -= n;
+  }
+  // n: charged. If the driver has less, a page is made, and the rest is refunded.
+  driver::status make(address at, std::size_t& n) {
+    auto h = a_.of_.machine.create(a_.of_.device, n);
+    if (h.is.what == driver::code::out_of_memory) a_.of_.note_full();
+    if (h.is.what == driver::code::out_of_memory && n > page_) {
+      refund(n - page_);
+      n = page_, sizes_ = {page_, page_};
+      h = a_.of_.machine.create(a_.of_.device, n);
+    }
+    if (h.ok()) return place({h.value, at, n});
+    full_ = h.is.what == driver::code::out_of_memory;
+    return h.is;
   }
   driver::status place(handle h) {  // one that is mapped nowhere
     if (auto const s = a_.of_.machine.map(h.at, h.bytes, h.physical); !s.ok()) {
@@ -211,6 +228,7 @@ class growth::filling {
   growth_plan const& for_;
   physical_memory::batch& out_;
   std::size_t const page_;
+  bool const long_run_ = for_.run && for_.bytes > slabs::usual_run_bytes;
   std::uint64_t readers_;  // that what is made is open to
   reserve_bound::usage const used_;
   handle_sizes sizes_;
@@ -218,6 +236,7 @@ class growth::filling {
   std::size_t fresh_ = 0;                  // bytes charged for handles yet to be made
   bool may_move_ = !a_.of_.deterministic;  // which handles are complete is nothing that a program says
   bool patient_ = true;
+  bool full_ = false;  // the driver has not even a page
 };
 
 driver::status growth::fill(stream_heap& mine, growth_plan& g, std::size_t asked, physical_memory::batch& out) try {
