@@ -52,6 +52,9 @@ struct options {
   // the first calls of cuBLAS and NCCL. 0: 64 MiB and 1 MiB for each multiprocessor; simulated devices: none.
   // 1: none. A device_limit does not count it.
   size_t driver_reserve = 0;
+  // Time after which device memory that stays free goes back to the driver: at an allocation that finds no free
+  // block, or when the host has waited for a device, a stream or an event. 0: never. Not with `deterministic`.
+  std::chrono::milliseconds device_idle{0};
   // Bytes of page-locked host memory. 0: the host memory available to this process and its control group when
   // weir needs more, minus a reserve for others: an eighth of the host's memory, at most 8 GiB.
   size_t pinned_limit = 0;

@@ -24,6 +24,9 @@ constexpr option_row table[] = {
      "Bytes that weir leaves free on each device for the driver: kernels that are loaded later, their local memory, "
      "the first calls of cuBLAS and NCCL. 1: none. Memory that device_limit forbids is not part of it. See "
      "docs/explanation/memory.md."},
+    {"device_idle", &options::device_idle, "never", nullptr,
+     "How long device memory stays reserved while it is free. weir looks at an allocation that finds no free block, and "
+     "after a synchronization. Not with `deterministic`."},
     {"pinned_limit", &options::pinned_limit, "what the host can spare", nullptr,
      "Bytes of page-locked host memory that weir may reserve. The default is the memory that the host, or the "
      "process's control group, has available at the request. An eighth of the host's memory, at most 8 GiB, is left "
@@ -299,6 +302,9 @@ size_t driver_reserve_of(options const& o, bool simulated, int multiprocessors) 
 std::span<option_row const> option_table() noexcept { return table; }
 
 void check_options(options const& o, source_location at) {
+  if (o.deterministic && o.device_idle.count())
+    throw invalid_use("runtime", "options::device_idle of " + time_text(o.device_idle) + " with options::deterministic",
+                      "Leave one of them out: addresses would depend on the time", at, error_id{429});
   for (option_row const& row : table) {
     auto const refuse_it = [&](std::string const& value, std::string remedy, error_id id) {
       throw invalid_use("runtime", "options::" + std::string(row.name) + " of " + value, std::move(remedy), at, id);

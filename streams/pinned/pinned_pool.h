@@ -6,10 +6,11 @@
 #include <deque>
 #include <limits>
 
+#include "runtime/base/idle_watch.h"
 #include "runtime/base/os.h"
 #include "runtime/base/os_memory.h"
 #include "runtime/base/room.h"
-#include "streams/pinned/idle.h"
+#include "streams/pinned/near_nodes.h"
 #include "streams/pinned/pages.h"
 #include "streams/pinned/pinned_counters.h"
 #include "streams/pinned/pinned_memory.h"
@@ -44,7 +45,7 @@ struct pinned_memory::state {
   weir::runtime::impl& owner;
   clock::clocks& clocks;
   base::guarded<pool> in;
-  idle_watch watch;
+  base::idle_watch watch;
   near_nodes nodes;
   base::atomic<address> lowest{std::numeric_limits<address>::max()};  // bounds of all segments ever
   base::atomic<address> highest{0};

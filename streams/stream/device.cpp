@@ -3,6 +3,7 @@
 #include "weir/device.h"
 
 #include "runtime/base/call_site.h"
+#include "runtime/memory/device/device_memory.h"
 #include "streams/stream/context.h"
 #include "streams/stream/timed_work.h"
 
@@ -58,6 +59,7 @@ void synchronize(device d, source_location at) {
               ? "End the capture on this device first, or synchronize with other streams one by one"
               : "",
           at);
+  memory::device_memory::return_idle(r, i);
 }
 
 device_guard::device_guard(device d, source_location at) {

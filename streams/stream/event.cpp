@@ -1,6 +1,7 @@
 // Events: a program's own points in a stream, recorded any number of times, timed on request.
 // Threads: any. An event's lock is held across a record, never across a wait.
 #include "runtime/base/call_site.h"
+#include "runtime/memory/device/device_memory.h"
 #include "streams/stream/context.h"
 #include "streams/stream/timed_work.h"
 #include "weir/stream.h"
@@ -97,6 +98,7 @@ void event::synchronize(source_location at) const {
   streams::require_not_stuck(stream->owner().machine(), is, "event::synchronize", at);
   require(is, "event::synchronize", streams::describe(*stream), "", at);
   clocks.note_complete(*stream, now.last);
+  memory::device_memory::return_idle(stream->owner(), stream->device());
 }
 
 float_milliseconds event::elapsed_time(event const& end, source_location at) const {

@@ -3,6 +3,7 @@
 #include "weir/stream.h"
 
 #include "runtime/base/call_site.h"
+#include "runtime/memory/device/device_memory.h"
 #include "streams/stream/context.h"
 #include "streams/stream/stream_pool.h"
 #include "streams/stream/timed_work.h"
@@ -53,6 +54,7 @@ void stamp::synchronize(source_location at) const {
   auto const is = clocks_of(*stream).synchronize({stream_, n_});
   streams::require_not_stuck(stream->owner().machine(), is, "stamp::synchronize", at);
   require(is, "stamp::synchronize", streams::describe(*stream), "", at);
+  memory::device_memory::return_idle(stream->owner(), stream->device());
 }
 
 device stream_ref::device() const noexcept { return weir::device(clock::tenure_word::device(tenure_)); }
@@ -74,6 +76,7 @@ void stream_ref::synchronize(source_location at) const {
   observe::host_span const waits("synchronize", at);
   base::call_site const in(stream.owner().observer(), "synchronize", at);
   require_wait(stream.synchronize(), stream, "stream::synchronize", "waited for", at);
+  memory::device_memory::return_idle(stream.owner(), stream.device());
 }
 
 void stream_ref::wait(weir::stamp s, source_location at) const {

@@ -31,8 +31,7 @@ class memory_program {
     collectives_ = below(4) == 0;
     simulated like{
         .devices = devices_, .memory = capacity_, .schedule = simulated::scheduling::seeded, .seed = seed + 1};
-    // ranks on one connection may block each other: the program's fault
-    if (collectives_) like.connections = 1 << 20;
+    if (collectives_) like.connections = 1 << 20;  // ranks on one may block each other: the program's fault
     maps_ = below(10) != 0;
     bool const watched = below(2) != 0;
     bench_.emplace(like, o, [&](std::unique_ptr<driver::driver> m) {
@@ -42,6 +41,7 @@ class memory_program {
       checker_ = both.control;
       return std::move(both.machine);
     });
+    if (policies && idle_goes(o, seed)) let_idle_go(*bench_, devices_);
     bool const foreign = below(4) == 0;
     for (int i = 0, n = 2 + below(3); i < n; ++i) {
       lines_.push_back(nullptr);

@@ -4,6 +4,8 @@
 #pragma once
 #include <cstdint>
 
+#include "runtime/memory/device/device_allocator.h"
+#include "tests/support/memory_bench.h"
 #include "weir/runtime.h"
 
 namespace weir::tests {
@@ -15,6 +17,12 @@ inline void choose_policies(options& o, std::uint64_t seed) {
   o.device_waits = static_cast<options::wait_policy>(at_random / 12 % 3);
   o.deterministic = o.device_waits == options::wait_policy::before_growth;
   if (at_random / 108 % 2) o.fence_interval = 1;  // each free: a wait before growth finds its fence
+}
+
+// Free memory goes back at the second miss, in one program of five.
+inline bool idle_goes(options const& o, std::uint64_t seed) { return !o.deterministic && seed % 5 == 4; }
+inline void let_idle_go(memory_bench& b, int devices) {
+  for (int d = 0; d < devices; ++d) static_cast<memory::device_allocator&>(b.on(d)).let_idle_go_after(1);
 }
 
 }  // namespace weir::tests

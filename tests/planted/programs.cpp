@@ -6,6 +6,7 @@
 #include "tests/model/clock_program.h"
 #include "tests/model/copy_program.h"
 #include "tests/model/aliases_program.h"
+#include "tests/model/idle_program.h"
 #include "tests/model/memory_program.h"
 #include "tests/model/over_wait_program.h"
 #include "tests/model/places_program.h"
@@ -48,6 +49,7 @@ std::span<kind_of_program const> programs() {
 std::span<kind_of_program const> programs_by_name() {
   static constexpr kind_of_program all[] = {
       {"pools", [](std::uint64_t seed) { return pools_program(seed).run(); }},
+      {"idle", [](std::uint64_t seed) { return idle_program(seed).run(); }},
   };
   return all;
 }

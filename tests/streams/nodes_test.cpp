@@ -11,7 +11,7 @@
 
 #include "runtime/base/os_numa.h"
 #include "streams/copy/node_workers.h"
-#include "streams/pinned/idle.h"
+#include "streams/pinned/near_nodes.h"
 #include "tests/peer/machine_fixture.h"
 
 namespace weir {

@@ -13,12 +13,12 @@
 #include "peer/collective/group.h"
 #include "peer/link/links.h"
 #include "peer/share/exports.h"
+#include "runtime/base/idle_watch.h"
 #include "runtime/base/os.h"
 #include "runtime/base/os_socket.h"
 #include "runtime/memory/blocks/slab.h"
 #include "runtime/memory/heap/heap_index.h"
 #include "simulator/threads/thread_scheduler.h"
-#include "streams/pinned/idle.h"
 #include "streams/pinned/pinned_memory.h"
 #include "streams/pinned/use_cache.h"
 #include "streams/stream/context.h"
@@ -243,7 +243,7 @@ TEST(steps, a_slot_keeps_its_first_mark) {
 
 TEST(steps, one_asker_is_told_to_look_for_idle_memory) {
   each_way([](together& now) {
-    streams::idle_watch watch(4);
+    base::idle_watch watch(4);
     std::atomic<std::int64_t> time{1};
     std::vector<std::atomic<int>> told(static_cast<std::size_t>(2 * now.times() + 2));
     now.make(2, now.times(), [&](int) {

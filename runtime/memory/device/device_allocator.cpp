@@ -52,6 +52,7 @@ void* device_allocator::allocate_in(memory_pool& pool, from where, alloc_request
   if (!p) {
     base::internal_ordering const own_affair(of_.runtime.observer());
     p = allocate_cold(mine, r);
+    return_idle();
   }
   if (r.home.alive() == clock::life::borrowed && !mine.is_of_graph()) r.home.note_block(1);
   return p;

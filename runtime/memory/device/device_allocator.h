@@ -4,6 +4,7 @@
 #include "runtime/memory/device/completion_poller.h"
 #include "runtime/memory/device/free_path.h"
 #include "runtime/memory/device/graph_pools.h"
+#include "runtime/memory/device/idle_return.h"
 #include "runtime/memory/device/memory_audit.h"
 #include "runtime/memory/device/oom_ladder.h"
 #include "runtime/memory/device/reuse.h"
@@ -41,6 +42,7 @@ class device_allocator final : public allocator {
   std::uint64_t readers(clock::stream_clock& home) override { return heaps_.of(home).readers.load(); }
   void fence_what_came_free(clock::stream_clock& home) noexcept override { free_.fence_what_came_free(home); }
   std::size_t empty_cache() override;
+  void return_idle() noexcept override { (void)idle_.look(); }
   void set_limit(std::size_t bytes) override { of_.counts.set_limit(bytes); }
   memory_pool& make_pool(std::string name, std::size_t limit) override {
     return heaps_.add_pool(memory_pool::kind::ordinary, std::move(name), limit);
@@ -69,6 +71,7 @@ class device_allocator final : public allocator {
   std::size_t reserved() const {
     return of_.counts.reserved();
   }  // bytes, including those charged for handles to be made
+  void let_idle_go_after(std::int64_t ns) noexcept { idle_.set_after(ns); }
   std::uint64_t steps() const noexcept { return of_.searched.load(base::memory_order_relaxed); }
 
  private:
@@ -98,6 +101,7 @@ class device_allocator final : public allocator {
   mutable graph_pools graphs_{of_, heaps_, memory_};
   growth growth_{of_, heaps_, memory_, bound_, mover_, return_, peers_};
   completion_poller completion_{of_, heaps_};
+  idle_return idle_{of_, heaps_, completion_, return_};
   block_reuse reuse_{of_, heaps_, completion_, bound_};
   memory_audit audit_{of_, heaps_, mover_, peers_, memory_};
   oom_ladder ladder_;

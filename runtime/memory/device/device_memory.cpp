@@ -63,6 +63,12 @@ allocator* device_memory::if_made(int device) noexcept {
   return state_->at[static_cast<std::size_t>(device)].load(base::memory_order_acquire);
 }
 
+void device_memory::return_idle(weir::runtime::impl& r, int device) noexcept try {
+  if (!r.options().device_idle.count()) [[likely]]
+    return;
+  if (allocator* const a = r.part<device_memory>().if_made(device)) a->return_idle();
+} catch (std::bad_alloc const&) {}
+
 allocator* device_memory::owner(void const* p) noexcept {
   for (int d = 0; d < state_->runtime.device_count(); ++d) {
     device_allocator* const a = state_->at[static_cast<std::size_t>(d)].load(base::memory_order_acquire);

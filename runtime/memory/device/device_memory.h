@@ -12,6 +12,8 @@ class device_memory {
   // made, and the device opened, on first use
   allocator& on(int device, source_location const& = source_location::current());
   allocator* if_made(int device) noexcept;
+  // After the host has waited for work of a device: memory of it that has been free for options::device_idle goes.
+  static void return_idle(weir::runtime::impl&, int device) noexcept;
   allocator* owner(void const*) noexcept;  // by address, without a search; null: not device memory of this runtime
   std::uint64_t add_callback(ladder_callback, void* state, int order);
   void remove_callback(std::uint64_t) noexcept;

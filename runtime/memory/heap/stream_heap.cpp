@@ -141,6 +141,7 @@ std::size_t stream_heap::return_idle_cells() {
 }
 
 void stream_heap::reclaimed(pending_block const& b, std::uint64_t freed) noexcept {
+  if (!freed) came_unstamped = home.load()->now();
   if (b.block) {
     counts.pending_no_more(observe::size_pool::large, b.bytes);
     of.record_pending(observe::action::free_completed, b.block->at, b.bytes, 0);

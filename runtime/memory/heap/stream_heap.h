@@ -104,6 +104,7 @@ class stream_heap {
   int wanted = 0;                      // fences of the home that still come early: another stream looked here
   int unwanted = 0;                       // fences of the home since another stream looked here
   std::size_t pending_since_fence = 0;    // bytes that wait for other streams without a fence since
+  clock::stamp came_unstamped;            // the home's, when a block last came free that has no stamp of the home
   observe::heap_counters counts;
   std::vector<thread_cache*> caches;
   // The only cache, if this is its device's only heap. Its thread may write `counts` inside its own calls.

@@ -16,7 +16,8 @@ std::size_t handle_return::some(std::size_t want, memory_pool const* only) {
   return bytes;
 }
 
-std::size_t handle_return::of(stream_heap& m, std::size_t want) {
+std::size_t handle_return::of(stream_heap& m, std::size_t want, clock::stamp const* freed) {
+  std::uint64_t const last = freed ? freed->n : ~std::uint64_t{0};
   mapping_lock::shared const going_back(memory_.changes);
   if (m.pool.get()->pages_stay()) return 0;
   std::size_t bytes = 0;
@@ -41,9 +42,11 @@ std::size_t handle_return::of(stream_heap& m, std::size_t want) {
       section const hold(m);
       while (slab* const s = m.slots.any_empty()) m.return_run(*s);
       to_ask.stream = m.home.load()->id();
+      bool const came_later = m.came_unstamped.stream == to_ask.stream && m.came_unstamped.n > last;
+      if (freed && (freed->stream != to_ask.stream || came_later)) return bytes;
       auto found = m.blocks.reserve_handles(
-          want - bytes, of_.deterministic ? arena::first::lowest : arena::first::oldest, [&](std::uint64_t freed) {
-            return of_.clocks.complete({to_ask.stream, freed});
+          want - bytes, of_.deterministic ? arena::first::lowest : arena::first::oldest, [&](std::uint64_t n) {
+            return n <= last && of_.clocks.complete({to_ask.stream, n});
           });
       going = std::move(found.all);
       to_ask.n = found.waits_for;
@@ -54,7 +57,7 @@ std::size_t handle_return::of(stream_heap& m, std::size_t want) {
       }
     }
     if (going.empty()) {
-      if (!to_ask.n) break;
+      if (!to_ask.n || to_ask.n > last) break;
       auto const done = of_.clocks.poll(to_ask);
       if (!done.ok() || !done.value) break;
       continue;

@@ -14,7 +14,8 @@ class handle_return {
 
   // Return bytes that the driver has back. only: of that pool; null: of all
   std::size_t some(std::size_t want, memory_pool const* only = nullptr);
-  std::size_t of(stream_heap&, std::size_t want);
+  // freed: only blocks that were freed up to then, if that stream is the home; null: all
+  std::size_t of(stream_heap&, std::size_t want, clock::stamp const* freed = nullptr);
   // What the driver refused once may succeed now. Returns: bytes that it has back
   std::size_t retry_refused() {
     mover_.retry_stuck();
