@@ -114,7 +114,7 @@ class driver_front : public driver {
 #undef WEIR_ON
 
  protected:
-  std::unique_ptr<driver> const inner_;
+  std::unique_ptr<driver> inner_;
 
  private:
   static constexpr int no_device = call_subject::no_device, every_device = call_subject::every_device;
