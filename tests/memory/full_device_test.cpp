@@ -50,6 +50,15 @@ TEST(full_device, blocks_go_into_openings_after_a_refused_handle) {
   EXPECT_TRUE(m.takes_the_lowest_opening(0));
 }
 
+// What others hold is known where weir asks the driver how much is free, for its reserve.
+TEST(full_device, blocks_go_into_openings_beside_others) {
+  for (std::size_t const others : {0_MiB, 1000_MiB}) {
+    full_device m(1_GiB, {.driver_reserve = 4_MiB, .epsilon = 1});
+    m.bench.control->consume_memory(0, others);
+    EXPECT_EQ(m.takes_the_lowest_opening(0), others > 0);
+  }
+}
+
 // Eight pages, all in use; then every second one is free, and none beside another.
 TEST(full_device, a_refused_handle_lets_free_ones_move) {
   full_device m(8 * mapped);
