@@ -11,16 +11,19 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <ucontext.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
-#include "runtime/base/os_file.h"
+#include "runtime/base/os_socket.h"
 #include "runtime/base/sync.h"
 
 namespace weir::os {
@@ -31,6 +34,12 @@ constinit base::atomic<refuser> refuses{nullptr};
 
 // Set up before main, so that every fork is counted.
 [[maybe_unused]] int const watching_forks = pthread_atfork(nullptr, nullptr, [] { generation.fetch_add(1); });
+
+char const* kind_of(mode_t mode) noexcept {
+  if (S_ISDIR(mode)) return "is a folder";
+  if (S_ISFIFO(mode)) return "is a FIFO";
+  return S_ISSOCK(mode) ? "is a socket" : "is a device";
+}
 
 }  // namespace
 
@@ -163,6 +172,26 @@ bool punch_hole(int file, std::uint64_t offset, std::uint64_t bytes) noexcept {
 
 void close_file(int file) noexcept { ::close(file); }
 
+// Opens without waiting: an ordinary open() of a FIFO without a writer does not return.
+file_text read_text(char const* path, std::size_t most_bytes) {
+  auto const refused = [] { return file_text{{}, std::string("cannot be read: ") + std::strerror(errno)}; };
+  owned_file const file(::open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  struct ::stat about {};
+  if ((file.is_open() ? ::fstat(file.get(), &about) : ::stat(path, &about)) != 0) return refused();
+  if (!S_ISREG(about.st_mode)) return {{}, kind_of(about.st_mode)};
+  if (!file.is_open()) return {{}, "cannot be read: permission denied"};
+  std::string text;
+  std::array<char, 4096> part;
+  for (;;) {
+    auto const got = ::read(file.get(), part.data(), part.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return refused();
+    if (got == 0) return {std::move(text), {}};
+    text.append(part.data(), static_cast<std::size_t>(got));
+    if (text.size() > most_bytes) return {{}, "has more than " + std::to_string(most_bytes) + " B"};
+  }
+}
+
 std::optional<std::string> environment(char const* name) {
   char const* const value = std::getenv(name);
   if (!value) return std::nullopt;
@@ -250,6 +279,18 @@ bool run_this_thread_on(std::vector<int> const& processors) noexcept {
     if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(cpu, &set);
   }
   return CPU_COUNT(&set) > 0 && ::sched_setaffinity(0, sizeof set, &set) == 0;
+}
+
+// A pthread key: its destructor runs after those of thread_local values, and again if it sets the key again.
+void run_after_thread_locals(void (*run)(void*)) noexcept {
+  struct made {
+    pthread_key_t key{};
+    bool is;
+    explicit made(void (*f)(void*)) noexcept : is(pthread_key_create(&key, f) == 0) {}
+  };
+  static made const only(run);
+  static char const something = 0;
+  if (only.is) (void)pthread_setspecific(only.key, &something);
 }
 
 void print_error(std::string const& line) noexcept {

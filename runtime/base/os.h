@@ -60,8 +60,15 @@ enum class advice : std::uint8_t { not_to_children, to_children, huge_pages, no_
 bool advise(void* at, std::size_t bytes, advice) noexcept;
 std::size_t memory_of_host() noexcept;         // bytes of physical memory; 0: not known
 
-// Files without a name --------------------------------------------------------------------------------------
-int make_memory_file(char const* name) noexcept;                              // closed on exec; -1: refused
+// Files -----------------------------------------------------------------------------------------------------
+struct file_text {
+  std::optional<std::string> text;
+  std::string why_not;  // "is a folder", to print after the path; set if there is no text
+};
+// The whole of a regular file. Never blocks on a FIFO or a device, which are refused.
+file_text read_text(char const* path, std::size_t most_bytes);
+// Without a name, closed on exec. -1: refused
+int make_memory_file(char const* name) noexcept;
 bool resize_file(int file, std::uint64_t bytes) noexcept;
 // frees the pages; they then read as zero
 bool punch_hole(int file, std::uint64_t offset, std::uint64_t bytes) noexcept;
@@ -85,6 +92,9 @@ std::vector<int> processors_near(int numa_node);     // empty: not known
 bool can_fence_other_threads() noexcept;             // registers the process; false: not supported
 void fence_other_threads() noexcept;                 // a full memory fence in every running thread
 bool run_this_thread_on(std::vector<int> const& processors) noexcept;
+// Calls run after the calling thread has destroyed its thread_local values, and again if run asks again, a
+// few times. Not in the thread that ends the process. Requires: the same function each time.
+void run_after_thread_locals(void (*run)(void*)) noexcept;
 void print_error(std::string const& line) noexcept;  // to stderr, in one piece
 [[noreturn]] void end_process(int status) noexcept;  // flushes files; runs no exit handler
 

@@ -8,7 +8,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <iterator>
+#include <string>
 
 #include "runtime/base/os.h"
 
@@ -38,6 +40,14 @@ class of_system final : public nodes {
   bool keep_on(std::vector<int> const& processors) noexcept override { return run_this_thread_on(processors); }
 };
 
+// sysfs: a processor's siblings are those of its core.
+// Returns: the lowest processor of the same core; -1: not known.
+int core_of(int processor) {
+  std::string const path = "/sys/devices/system/cpu/cpu" + std::to_string(processor) + "/topology/thread_siblings_list";
+  auto const text = read_text(path.c_str(), 256).text.value_or("");  // "3,35" or "6-7"
+  return text.empty() || text[0] < '0' || text[0] > '9' ? -1 : static_cast<int>(std::strtol(text.c_str(), nullptr, 10));
+}
+
 nodes* in_place = nullptr;
 nodes& asked() noexcept {
   static of_system system;
@@ -61,6 +71,16 @@ std::vector<int> usable_processors_near(int numa_node) {
   std::set_intersection(near.begin(), near.end(), allowed.begin(), allowed.end(), std::back_inserter(both));
   if (both.size() == allowed.size()) both.clear();
   return both;
+}
+
+std::vector<int> processors_of_cores() {
+  std::vector<int> found, cores;
+  for (int const processor : of_system().allowed()) {
+    int const core = core_of(processor);
+    if (core < 0) return {};
+    if (std::find(cores.begin(), cores.end(), core) == cores.end()) cores.push_back(core), found.push_back(processor);
+  }
+  return found;
 }
 
 bool keep_this_thread_on(std::vector<int> const& processors) noexcept { return asked().keep_on(processors); }

@@ -1,4 +1,4 @@
-// The NUMA nodes of host pages, and the processors near them.
+// The NUMA nodes of host pages, the processors near them, and processors that share no core.
 // Threads: any.
 #pragma once
 #include <cstddef>
@@ -17,10 +17,13 @@ bool make_present(void* at, std::size_t bytes) noexcept;
 // The part of processors_near(node) that this process may run on. Empty: not known, or no restriction.
 std::vector<int> usable_processors_near(int numa_node);
 
+// Returns: one processor per core, of those that this process may run on, in order. Empty: not known.
+std::vector<int> processors_of_cores();
+
 // False: refused; the thread runs on any processor as before.
 bool keep_this_thread_on(std::vector<int> const& processors) noexcept;
 
-// Answers all of the above except make_present. A test may install another machine; null (the default): the
+// Answers all of the above except make_present and processors_of_cores. A test may install another machine; null (the default): the
 // system answers. Threads: any; set while no other thread is inside weir.
 class nodes {
  public:

@@ -17,8 +17,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include "runtime/base/os.h"
-
 namespace weir::os {
 namespace {
 

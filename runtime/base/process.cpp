@@ -7,7 +7,6 @@
 #include <cstdlib>
 
 #include "runtime/base/os.h"
-#include "runtime/base/sync.h"
 
 namespace weir {
 namespace {

@@ -18,7 +18,6 @@ bool process_is_ending() noexcept;
 // True in a child forked from the process that began to watch.
 inline bool process_was_forked() noexcept { return detail::forked.load(base::memory_order_relaxed); }
 
-
 // Cached knowledge of a thread about streams and memory is valid while this number is the same. Every event
 // that may invalidate it changes the number: memory of a device comes or goes, a device is lost, a stream's
 // registration ends, a fork. The number is even. It is odd while a recorder notes every allocation: the fast

@@ -6,7 +6,6 @@
 #include <system_error>
 
 #include "runtime/base/os.h"
-#include "runtime/base/os_thread.h"
 #include "runtime/base/sync_scheduler.h"
 
 namespace weir::base {

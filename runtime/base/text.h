@@ -35,6 +35,13 @@ std::string text(Parts const&... parts) {
   return all;
 }
 
+// The name of an enumerator, of all in order from 0.
+template <class Enum>
+constexpr std::string_view name_in(std::initializer_list<std::string_view> all, Enum which) noexcept {
+  auto const i = static_cast<std::size_t>(which);
+  return i < all.size() ? all.begin()[i] : "unknown";
+}
+
 // Makes text of a file safe for a terminal: UTF-8 in which each control character becomes "?".
 std::string visible(std::string_view);
 // A JSON string with its quotes, which is also safe inside an HTML page.

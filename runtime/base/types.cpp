@@ -4,6 +4,7 @@
 
 #include <charconv>
 
+#include "runtime/base/text.h"
 #include "weir/error.h"
 
 namespace weir {
@@ -31,19 +32,8 @@ std::string device::str() const {
 }
 
 std::string_view name_of(dtype type) noexcept {
-  switch (type) {
-    case float32: return "float32";
-    case float16: return "float16";
-    case bfloat16: return "bfloat16";
-    case float64: return "float64";
-    case int8: return "int8";
-    case uint8: return "uint8";
-    case int16: return "int16";
-    case int32: return "int32";
-    case int64: return "int64";
-    case boolean: return "boolean";
-  }
-  return "unknown";
+  return base::name_in(
+      {"float32", "float16", "bfloat16", "float64", "int8", "uint8", "int16", "int32", "int64", "boolean"}, type);
 }
 
 }  // namespace weir

@@ -8,10 +8,8 @@
 #include <cstdlib>
 #include <limits>
 #include <utility>
-#include <vector>
 
 #include "runtime/base/os.h"
-#include "runtime/base/os_file.h"
 #include "runtime/base/text.h"
 
 namespace weir {

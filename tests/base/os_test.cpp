@@ -12,7 +12,7 @@
 #include <fstream>
 #include <set>
 
-#include "runtime/base/os_cores.h"
+#include "runtime/base/os_numa.h"
 #include "runtime/base/os_memory.h"
 #include "runtime/base/sync.h"
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/base/os_cores.h"
+#include "runtime/base/os_numa.h"
 #include "tools/weir/patterns.h"
 
 namespace {

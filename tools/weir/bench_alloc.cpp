@@ -18,7 +18,7 @@
 #include "commands.h"
 #include "patterns.h"
 #include "runtime/base/os.h"
-#include "runtime/base/os_cores.h"
+#include "runtime/base/os_numa.h"
 #include "runtime/base/os_library.h"
 #include "runtime/base/text.h"
 #include "runtime/options/options.h"
