@@ -3,6 +3,7 @@
 #include "runtime/driver/driver.h"
 
 #include "runtime/base/sync.h"
+#include "runtime/base/text.h"
 
 namespace weir::driver {
 namespace {
@@ -18,19 +19,9 @@ inside_work::~inside_work() { --depth().get(); }
 bool inside_work::here() noexcept { return depth().get() > 0; }
 
 std::string_view name_of(code c) noexcept {
-  switch (c) {
-    case code::ok: return "ok";
-    case code::not_ready: return "not ready";
-    case code::out_of_memory: return "out of memory";
-    case code::invalid: return "invalid";
-    case code::not_permitted: return "not permitted";
-    case code::not_supported: return "not supported";
-    case code::lost: return "device lost";
-    case code::forked: return "forked process";
-    case code::unloading: return "process ending";
-    case code::failed: return "failed";
-  }
-  return "unknown";
+  return base::name_in({"ok", "not ready", "out of memory", "invalid", "not permitted", "not supported", "device lost",
+                        "forked process", "process ending", "failed"},
+                       c);
 }
 
 #ifndef WEIR_WITH_CUDA

@@ -8,8 +8,7 @@
 //   * Enqueueing calls (copy, copy_peer, fill, record, wait, host_function, enqueue) and queries never wait
 //     for device work while fewer than 250 operations are queued on the device. With more they wait for room;
 //     host functions on other streams, and calls that create or destroy events, may then wait too. All other
-//     calls MAY block until all work enqueued so far on every device is done; unpin and release_segment
-// always
+//     calls MAY block until all work enqueued so far on every device is done; unpin and release_segment always
 //     do. Never make one with a lock held that an allocation on another stream needs.
 //   * Any call may answer lost, a sticky error of its device. A fault may lose other open devices too; each
 //     reports its own loss. Then all calls on the device's streams and events, memory, create, create_segment
@@ -48,10 +47,8 @@ struct status {
   code what = code::ok;
   int native = 0;  // the driver's error number (CUresult); 0 on the simulated machine
   constexpr bool ok() const noexcept { return what == code::ok; }
+  bool operator==(status const&) const = default;
 };
-constexpr bool operator==(status const& a, status const& b) noexcept {
-  return a.what == b.what && a.native == b.native;
-}
 
 template <class T>
 struct result {
