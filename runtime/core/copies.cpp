@@ -1,16 +1,12 @@
 // Each copy has an ELF note that names its mark. The loader's list of files leads to every note, hidden or
 // not, and leaves nothing behind in the process: no file, no variable of the environment.
 // Threads: any.
-#include "runtime/core/copies.h"
-
 #include <cstring>
 #include <string>
 
 #include "runtime/base/os.h"
 #include "runtime/base/os_library.h"
-#include "runtime/base/sync.h"
-#include "runtime/base/text.h"
-#include "weir/error.h"
+#include "runtime/core/parts.h"
 
 namespace {
 struct copy_mark {  // read by other versions of weir: members are added at the end

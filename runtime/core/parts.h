@@ -8,7 +8,6 @@
 #include "runtime/base/process.h"
 #include "runtime/base/sync.h"
 #include "runtime/base/text.h"
-#include "runtime/core/copies.h"
 #include "runtime/driver/driver.h"
 #include "weir/runtime.h"
 
@@ -36,6 +35,15 @@ int part_slot() noexcept {
   return slot;
 }
 }  // namespace detail
+
+// Held by a runtime: this copy of weir is in use. A program and a plugin that both hold the static library are two
+// copies in one process. Their pools would compete for one device, so the second that makes a runtime is refused.
+class copy_in_use {
+ public:
+  explicit copy_in_use(source_location);  // Throws: invalid_use naming both files
+  ~copy_in_use();
+  copy_in_use(copy_in_use const&) = delete;
+};
 
 // A reference to a runtime from an object that may outlive it.
 // Threads: any, while that runtime is not being destroyed
