@@ -5,16 +5,9 @@
 #include <algorithm>
 
 #include "runtime/base/process.h"
+#include "runtime/base/room.h"
 
 namespace weir::clock {
-namespace {
-// Doubles the capacity, so that adding one at a time is amortized.
-template <class V>
-void make_room(V& v, std::size_t n) {
-  if (v.capacity() < n) v.reserve(std::max(n, 2 * v.capacity()));
-}
-}  // namespace
-
 pooled_event::~pooled_event() {
   if (!process_was_forked()) pool_->give_back(device_, kind_, handle_, !given_away());
 }
@@ -41,8 +34,8 @@ driver::result<driver::event_handle> event_pool::take_handle(int device, driver:
       d.idle[k].pop_back();
     } else {
       // Makes room, so that nothing allocates after the event is made, nor when it is returned.
-      for (auto& idle : d.idle) make_room(idle, std::min(kept, d.made.size() + 1));
-      make_room(d.doomed, d.made.size() + 1);
+      for (auto& idle : d.idle) base::make_room(idle, std::min(kept, d.made.size() + 1));
+      base::make_room(d.doomed, d.made.size() + 1);
       d.made.push_back(driver::event_handle::none);
     }
   }
@@ -155,7 +148,6 @@ void fence_list::drop_done(std::uint64_t done, dropped& out) {
     list_.pop_front();
   }
 }
-
 
 void fence_list::clear(dropped& out) {
   try {
