@@ -1,6 +1,6 @@
 // One family for each kind of number; states and sizes are labels, so that a dashboard can add them up.
 // Threads: any.
-#include "runtime/report/metrics.h"
+#include "runtime/report/summary.h"
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // Merges a device's kernels into disjoint intervals, and intersects each copy with them.
-#include "runtime/report/overlap.h"
+#include "runtime/report/trace_events.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -1,6 +1,6 @@
 // The data of the page: names as JSON, and each device's events as base64 of numbers in 7 bits a byte, which
 // page/data.js reads. The initial state is computed backward from now and written as the first events.
-#include "runtime/report/page.h"
+#include "runtime/report/snapshot.h"
 
 #include <boost/unordered/unordered_flat_map.hpp>
 #include <map>

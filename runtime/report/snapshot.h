@@ -1,4 +1,4 @@
-// A snapshot of device memory as PyTorch's memory viewer reads it:
+// A recording of device memory as two files. The first is for PyTorch's memory viewer:
 // https://docs.pytorch.org/docs/stable/torch_cuda_memory.html and torch/csrc/cuda/memory_snapshot.cpp (keys
 // of segments, blocks, frames and traces).
 // Threads: any; values in, bytes out.
@@ -38,5 +38,7 @@ struct stack_of {
   std::vector<frame> frames;  // innermost first
 };
 std::string snapshot(std::span<device_snapshot const>, std::span<stack_of const>, std::string_view settings);
+// An HTML page: memory over time, and the layout at any moment. One file, no network access.
+std::string page(std::span<device_snapshot const>, std::span<stack_of const>, std::string_view title);
 
 }  // namespace weir::report

@@ -12,7 +12,7 @@
 #include "commands.h"
 #include "runtime/base/text.h"
 #include "runtime/options/options.h"
-#include "runtime/report/page.h"
+#include "runtime/report/snapshot.h"
 #include "tools/weir/unpickle.h"
 
 namespace weir::tool {

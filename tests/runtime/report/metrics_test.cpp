@@ -1,6 +1,6 @@
 // Prometheus text: every family is announced once, before its samples; states add up to reserved bytes.
 // Threads: one.
-#include "runtime/report/metrics.h"
+#include "runtime/report/summary.h"
 
 #include <gtest/gtest.h>
 

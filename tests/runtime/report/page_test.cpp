@@ -1,7 +1,7 @@
 // The HTML page shows its recording and reacts to wheel, drag, click and keys. Needs Chromium on the PATH,
 // else skipped. WEIR_TEST_EVENTS=1000000 reports the cost of a million events.
 // Threads: one.
-#include "runtime/report/page.h"
+#include "runtime/report/snapshot.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
