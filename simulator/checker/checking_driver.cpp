@@ -2,11 +2,9 @@
 // Threads: as checking_driver.h says.
 #include "simulator/checker/checking_driver.h"
 
-#include "runtime/base/os.h"
 #include "runtime/base/process.h"
 #include "runtime/options/options.h"
 #include "simulator/machine/guard.h"
-#include "simulator/machine/machine.h"
 
 namespace weir::driver::check {
 namespace {

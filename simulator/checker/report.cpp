@@ -1,5 +1,6 @@
 // The checker's report texts: the bytes, the uses with their places, and the remedy.
 // Threads: as race_judge.h says.
+#include "runtime/base/text.h"
 #include "simulator/checker/race_judge.h"
 
 namespace weir::driver::check {
@@ -31,18 +32,9 @@ std::string key_of(source_location const& h) {
 std::string key_of_call(base::site const& s) { return key_of(s, 0); }
 
 std::string_view name_of(finding::kind k) noexcept {
-  switch (k) {
-    case finding::kind::race: return "race";
-    case finding::kind::use_after_free: return "use after free";
-    case finding::kind::freed_in_use: return "freed in use";
-    case finding::kind::handed_out_early: return "handed out too early";
-    case finding::kind::unmapped_in_use: return "unmapped in use";
-    case finding::kind::source_changed: return "source changed";
-    case finding::kind::early_host: return "host too early";
-    case finding::kind::undeclared: return "undeclared use";
-    case finding::kind::stuck: return "stuck";
-  }
-  return "finding";
+  return base::name_in({"race", "use after free", "freed in use", "handed out too early", "unmapped in use",
+                        "source changed", "host too early", "undeclared use", "stuck"},
+                       k);
 }
 
 std::string text_of(source_location const& h) {

@@ -2,8 +2,6 @@
 // Threads: as the driver interface.
 #include "simulator/machine/capture.h"
 
-#include <algorithm>
-
 #include "simulator/machine/machine_state.h"
 
 namespace weir::driver::sim {

@@ -7,7 +7,6 @@
 
 #include "runtime/base/byte_range.h"
 #include "runtime/base/call_site.h"
-#include "runtime/base/os.h"
 #include "runtime/base/text.h"
 #include "simulator/machine/memory.h"
 

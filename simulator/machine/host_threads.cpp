@@ -1,4 +1,4 @@
-// The habits that switch host threads, with the same mix as streams.
+// The habits that switch host threads, with the same mix as streams; the names of the habits, and their counts.
 // Threads: as host_threads.h says.
 #include "simulator/machine/host_threads.h"
 
@@ -10,7 +10,23 @@ namespace {
 constexpr int most_in_a_row = 500;
 constexpr std::int64_t point_ns = 50;            // time that passes at each switch point
 constexpr int enumerated_switches = 2;           // switches away from threads that could continue
+
+constinit base::guarded<policies_met> met;
 }  // namespace
+
+std::string_view name_of(schedule_policy h) noexcept {
+  static constexpr std::array<std::string_view, policy_count> names{"lazy",    "chance", "starved",    "ranked",
+                                                                    "uniform", "eager",  "enumerated", "undecided"};
+  return names[static_cast<std::size_t>(h)];
+}
+
+void count_policies(schedule_policy streams, schedule_policy threads) {
+  auto all = met.lock();
+  ++all->streams[static_cast<std::size_t>(streams)];
+  ++all->threads[static_cast<std::size_t>(threads)];
+}
+
+policies_met all_policies_met() { return *met.lock(); }
 
 host_order::host_order(tape& t, machine m) : tape_(t), machine_(std::move(m)), threads_(*this) {}
 

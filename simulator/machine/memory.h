@@ -145,7 +145,6 @@ class memory {
   void drop_if_dead(std::uint32_t index);
   result<std::uint32_t> new_physical(int device, std::size_t bytes);
   std::uint32_t new_slot();
-  void make_room();
   void close_shared(physical&);
   physical* lookup(memory_handle);
   memory_handle handle_of(std::uint32_t index) const;

@@ -2,6 +2,7 @@
 // Threads: any; under the memory's lock.
 #include "runtime/base/os.h"
 #include "runtime/base/os_socket.h"
+#include "runtime/base/room.h"
 #include "simulator/machine/memory.h"
 
 namespace weir::driver::sim {
@@ -9,7 +10,7 @@ namespace weir::driver::sim {
 result<memory_handle> memory::create_shared(int device, std::size_t bytes) {
   if (bytes == 0 || bytes % shape_.granularity != 0) return {invalid};
   base::lock_guard lock(mutex_);
-  make_room();
+  base::make_room(handles_);  // so that new_slot() does not throw, and no file descriptor leaks
   backing_memory& from = *backing_[static_cast<std::size_t>(device)];
   if (!from.count(bytes)) return {{code::out_of_memory}};
   int const file = os::make_memory_file("weir shared memory");
@@ -37,18 +38,13 @@ result<memory_handle> memory::import_handle(int device, std::size_t bytes, int f
   if (bytes == 0 || bytes % shape_.granularity != 0) return {invalid};
   if (os::unfit_to_map(file, bytes)) return {invalid};
   base::lock_guard lock(mutex_);
-  make_room();
+  base::make_room(handles_);  // so that new_slot() does not throw, and no file descriptor leaks
   int const own = os::duplicate_file(file);
   if (own < 0) return {{code::out_of_memory}};
   std::uint32_t const index = new_slot();
   physical& p = handles_[index];
   p = {device, bytes, 0, 0, false, p.turn + 1, own, true};
   return {fine, handle_of(index)};
-}
-
-// Ensures: new_slot() does not throw, so that no file descriptor leaks.
-void memory::make_room() {
-  if (handles_.size() == handles_.capacity()) handles_.reserve(2 * handles_.size() + 8);
 }
 
 void memory::close_shared(physical& p) {

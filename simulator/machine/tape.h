@@ -99,12 +99,16 @@ class tape {
 // While it lives, machines that its thread makes draw from the given tape, which must outlive them.
 class lent_tape {
  public:
-  explicit lent_tape(tape&) noexcept;
-  ~lent_tape();
+  explicit lent_tape(tape& t) noexcept : found_(std::exchange(lent(), &t)) {}
+  ~lent_tape() { lent() = found_; }
   lent_tape(lent_tape const&) = delete;
-  static tape* here() noexcept;  // null: none
+  static tape* here() noexcept { return lent(); }  // null: none
 
  private:
+  static tape*& lent() noexcept {
+    static auto* const of_thread = new base::per_thread<tape*>;  // never destroyed: static objects' machines end late
+    return of_thread->get();
+  }
   tape* found_;
 };
 

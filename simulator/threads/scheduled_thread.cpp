@@ -2,8 +2,6 @@
 // Threads: any.
 #include "simulator/threads/scheduled_thread.h"
 
-#include "runtime/base/os.h"
-
 namespace weir::base::detail {
 namespace {
 
