@@ -180,8 +180,7 @@ void abandon_work(stream_ref s, std::span<memory_use const> uses) noexcept {
   streams::end_timed_launch();
   try {
     stream.owner().machine().touched(stream.device(), stream.handle(), touches(stream.owner(), uses).all());
-  } catch (...) {  // no memory for a list: the checker misses this launch
-  }
+  } catch (...) {}  // no memory for a list: the checker misses this launch
 }
 
 void end_work(stream_ref s, std::span<memory_use const> uses, source_location at) {

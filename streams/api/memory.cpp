@@ -212,8 +212,7 @@ void buffer::reset() noexcept {
     } else if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) {
       a->deallocate(p, nullptr, its_end);
     }
-  } catch (...) {  // already freed elsewhere
-  }
+  } catch (...) {}  // already freed elsewhere
 }
 
 void* buffer::host_data(char const* operation, source_location at) const {
@@ -277,6 +276,28 @@ buffer pin_memory(std::span<std::byte const> from, source_location at) {
 void reserve_pinned_memory(size_t bytes, source_location at) {
   auto& pool = streams::current_runtime(at).part<streams::pinned_memory>();
   pool.deallocate(pool.allocate(bytes, default_alignment, at), at);
+}
+
+void* detail::allocate_pinned(std::size_t count, std::size_t size, std::size_t alignment, source_location at) {
+  if (size && count > std::numeric_limits<std::size_t>::max() / size) {
+    throw invalid_use("pinned_allocator::allocate",
+                      std::to_string(count) + " elements of " + std::to_string(size) + " B",
+                      "the size overflows: ask for fewer", at, error_id{207});
+  }
+  runtime::impl& r = streams::current_runtime(at);
+  void* const p = r.part<streams::pinned_memory>().allocate(count * size, alignment, at);
+  observe::note(observe::action::alloc, p, count * size, 0, r.id(), observe::pinned_memory_place, at);
+  return p;
+}
+
+void detail::deallocate_pinned(void* block) noexcept {
+  if (process_was_forked()) return;
+  if (auto* const pool = streams::pinned_memory::owner(block)) {
+    observe::note(observe::action::free, block, 0, 0, 0, 0, source_location::current());
+    try {
+      pool->deallocate(block, source_location::current());
+    } catch (...) {}
+  }
 }
 
 size_t empty_pinned_cache(source_location at) {

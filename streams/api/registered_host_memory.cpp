@@ -5,6 +5,7 @@
 #include "runtime/base/byte_range.h"
 #include "runtime/base/os.h"
 #include "runtime/base/process.h"
+#include "runtime/base/room.h"
 #include "runtime/base/round_up.h"
 #include "runtime/driver/allocation_observer.h"
 #include "streams/copy/copy_engine.h"
@@ -29,7 +30,7 @@ driver::status locked_ranges::lock(void* first, std::size_t bytes, base::byte_ra
   try_refused();
   {
     auto all = all_.lock();
-    if (all->size() == all->capacity()) all->reserve(std::max<std::size_t>(8, 2 * all->size()));
+    base::make_room(*all);
     all->push_back({first, state::tried});  // allocates now, so that the unlock needs no memory
   }
   auto const pinned = runtime_.machine().pin(first, bytes);

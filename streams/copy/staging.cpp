@@ -12,7 +12,6 @@
 #include "runtime/base/os.h"
 #include "runtime/base/round_up.h"
 #include "streams/copy/copy_engine.h"
-#include "streams/copy/node_workers.h"
 #include "streams/pinned/pinned_memory.h"
 
 namespace weir::streams {

@@ -1,4 +1,5 @@
-// The history as a trace in PyTorch's terms: a free is requested, then completed when no stream uses it.
+// Snapshots and their files. The history is a trace in PyTorch's terms: a free is requested, then completed when no
+// stream uses it.
 #include "streams/report/recording.h"
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "runtime/memory/device/device_memory.h"
 #include "runtime/observe/external_memory.h"
 #include "runtime/observe/history.h"
+#include "streams/stream/context.h"
 #include "weir/device.h"
 
 namespace weir::streams {
@@ -179,3 +181,26 @@ void write_file(std::string const& path, std::string_view bytes, char const* ope
 }
 
 }  // namespace weir::streams
+
+namespace weir {
+
+std::vector<memory_segment> memory_snapshot(device on, source_location at) {
+  runtime::impl& r = streams::current_runtime(at);
+  return streams::segments_of(r, streams::resolve(on, r, "memory_snapshot", at));
+}
+
+void dump_memory_snapshot(std::string const& path, source_location at) {
+  auto const all = streams::take_recording(streams::current_runtime(at));
+  streams::write_file(path, report::snapshot(all.devices, all.stacks, "weir:" + runtime::current(at).description()),
+                      "dump_memory_snapshot", at);
+}
+
+void dump_memory_page(std::string const& path, std::string const& title, source_location at) {
+  auto const all = streams::take_recording(streams::current_runtime(at));
+  streams::write_file(
+      path,
+      report::page(all.devices, all.stacks, title.empty() ? "Memory of " + runtime::current(at).description() : title),
+      "dump_memory_page", at);
+}
+
+}  // namespace weir

@@ -2,7 +2,6 @@
 // Threads: any.
 #include "runtime/memory/device/device_memory.h"
 #include "runtime/observe/external_memory.h"
-#include "runtime/report/metrics.h"
 #include "runtime/report/summary.h"
 #include "streams/pinned/pinned_memory.h"
 #include "streams/report/recording.h"

@@ -4,7 +4,6 @@
 
 #include "runtime/driver/ranges.h"
 #include "runtime/observe/history.h"
-#include "runtime/report/overlap.h"
 #include "runtime/report/trace_events.h"
 #include "streams/report/recording.h"
 #include "streams/stream/context.h"

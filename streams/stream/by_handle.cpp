@@ -2,8 +2,6 @@
 // Threads: any.
 #include "streams/stream/by_handle.h"
 
-#include <utility>
-
 #include "streams/stream/borrowed.h"
 #include "weir/stream_of.h"
 

@@ -209,8 +209,7 @@ void leave(weir::detail::guard_mark mark) noexcept {
       if (maker == of->end()) return;  // that thread has ended: no one to notify
       maker->second.push_back(mark.number);
       notes_left.fetch_add(1);
-    } catch (...) {  // no memory for the note: that thread keeps its setting
-    }
+    } catch (...) {}  // no memory for the note: that thread keeps its setting
     return;
   }
   seat* const s = seat_if_any(mark.runtime);

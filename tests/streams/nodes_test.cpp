@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "runtime/base/os_numa.h"
-#include "streams/copy/node_workers.h"
+#include "streams/copy/copy_workers.h"
 #include "streams/pinned/near_nodes.h"
 #include "tests/peer/machine_fixture.h"
 
