@@ -150,7 +150,7 @@ void manual_seed(std::uint64_t value, source_location at) {
 }
 
 namespace {
-// Makes the stream current during its lifetime.
+// Makes the stream current during its lifetime: to the end of the return statement that makes it.
 class on_stream {
  public:
   on_stream(stream_ref s, weir::device where, std::string_view operation, source_location at)
@@ -174,32 +174,25 @@ class on_stream_like : on_stream {
 }  // namespace
 
 tensor empty(stream_ref s, shape e, tensor_options o, source_location at) {
-  on_stream const in(s, o.on, "empty", at);
-  return empty(e, o, at);
+  return on_stream(s, o.on, "empty", at), empty(e, o, at);
 }
 tensor zeros(stream_ref s, shape e, tensor_options o, source_location at) {
-  on_stream const in(s, o.on, "zeros", at);
-  return zeros(e, o, at);
+  return on_stream(s, o.on, "zeros", at), zeros(e, o, at);
 }
 tensor ones(stream_ref s, shape e, tensor_options o, source_location at) {
-  on_stream const in(s, o.on, "ones", at);
-  return ones(e, o, at);
+  return on_stream(s, o.on, "ones", at), ones(e, o, at);
 }
 tensor full(stream_ref s, shape e, double value, tensor_options o, source_location at) {
-  on_stream const in(s, o.on, "full", at);
-  return full(e, value, o, at);
+  return on_stream(s, o.on, "full", at), full(e, value, o, at);
 }
 tensor arange(stream_ref s, std::int64_t n, tensor_options o, source_location at) {
-  on_stream const in(s, o.on, "arange", at);
-  return arange(n, o, at);
+  return on_stream(s, o.on, "arange", at), arange(n, o, at);
 }
 tensor rand(stream_ref s, shape e, tensor_options o, source_location at) {
-  on_stream const in(s, o.on, "rand", at);
-  return rand(e, o, at);
+  return on_stream(s, o.on, "rand", at), rand(e, o, at);
 }
 tensor randn(stream_ref s, shape e, tensor_options o, source_location at) {
-  on_stream const in(s, o.on, "randn", at);
-  return randn(e, o, at);
+  return on_stream(s, o.on, "randn", at), randn(e, o, at);
 }
 
 tensor& tensor::normal_(double mean, double deviation, source_location at) {
@@ -235,8 +228,7 @@ tensor detail::tensor_from(void const* values, shape s, dtype type, tensor_optio
 
 tensor detail::tensor_from(stream_ref s, void const* values, shape e, dtype type, tensor_options o,
                            source_location at) {
-  on_stream const in(s, o.on, "tensor_of", at);
-  return tensor_from(values, e, type, o, at);
+  return on_stream(s, o.on, "tensor_of", at), tensor_from(values, e, type, o, at);
 }
 
 void detail::uneven_rows(size_t first, size_t other, source_location at) {
@@ -271,28 +263,22 @@ tensor rand_like(tensor const& t, source_location at) { return drawn_like(t, ops
 tensor randn_like(tensor const& t, source_location at) { return drawn_like(t, ops::draw::normal, "randn_like", at); }
 
 tensor empty_like(stream_ref s, tensor const& t, source_location at) {
-  on_stream_like const in(s, t, "empty_like", at);
-  return empty_like(t, at);
+  return on_stream_like(s, t, "empty_like", at), empty_like(t, at);
 }
 tensor zeros_like(stream_ref s, tensor const& t, source_location at) {
-  on_stream_like const in(s, t, "zeros_like", at);
-  return zeros_like(t, at);
+  return on_stream_like(s, t, "zeros_like", at), zeros_like(t, at);
 }
 tensor ones_like(stream_ref s, tensor const& t, source_location at) {
-  on_stream_like const in(s, t, "ones_like", at);
-  return ones_like(t, at);
+  return on_stream_like(s, t, "ones_like", at), ones_like(t, at);
 }
 tensor full_like(stream_ref s, tensor const& t, double value, source_location at) {
-  on_stream_like const in(s, t, "full_like", at);
-  return full_like(t, value, at);
+  return on_stream_like(s, t, "full_like", at), full_like(t, value, at);
 }
 tensor rand_like(stream_ref s, tensor const& t, source_location at) {
-  on_stream_like const in(s, t, "rand_like", at);
-  return rand_like(t, at);
+  return on_stream_like(s, t, "rand_like", at), rand_like(t, at);
 }
 tensor randn_like(stream_ref s, tensor const& t, source_location at) {
-  on_stream_like const in(s, t, "randn_like", at);
-  return randn_like(t, at);
+  return on_stream_like(s, t, "randn_like", at), randn_like(t, at);
 }
 
 }  // namespace weir

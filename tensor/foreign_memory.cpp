@@ -71,8 +71,7 @@ void foreign_memory::give_back() noexcept {
     } catch (...) {
       try {
         used.synchronize();
-      } catch (...) {  // the device is lost: nothing runs on it
-      }
+      } catch (...) {}  // the device is lost: nothing runs on it
     }
   }
   try {

@@ -50,8 +50,7 @@ storage::state::~state() {
     } else if (how == held::block && !process_is_ending() && !process_was_forked() && owner.if_alive()) {
       deallocate(data, {"the end of its tensor", "", 0});  // by address
     }
-  } catch (...) {  // the device is lost, or the program freed the block: nothing is left to free
-  }
+  } catch (...) {}  // the device is lost, or the program freed the block: nothing is left to free
 }
 
 void* storage::data() const noexcept { return state_ ? state_->data : nullptr; }

@@ -4,8 +4,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "weir/parallel_for.h"
-#include "weir/tensor.h"
+#include "weir/launch.h"
 
 namespace weir {
 namespace detail {
@@ -56,11 +55,5 @@ struct bfloat16_t {
   WEIR_HOST_DEVICE bfloat16_t(float f) noexcept : bits(detail::bfloat16_of_float(f)) {}
   WEIR_HOST_DEVICE operator float() const noexcept { return detail::float_of_bfloat16(bits); }
 };
-
-// tensor::data<weir::float16_t>() accepts float16 only; data<std::uint16_t>() gives either type's bits.
-template <> inline constexpr bool has_dtype<float16_t> = true;
-template <> inline constexpr bool has_dtype<bfloat16_t> = true;
-template <> inline constexpr dtype dtype_of<float16_t> = float16;
-template <> inline constexpr dtype dtype_of<bfloat16_t> = bfloat16;
 
 }  // namespace weir

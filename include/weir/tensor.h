@@ -61,14 +61,13 @@ template <class T> inline constexpr dtype dtype_of = float32;
 #define WEIR_DTYPE(T, name) \
   template <> inline constexpr bool has_dtype<T> = true; \
   template <> inline constexpr dtype dtype_of<T> = name;
-WEIR_DTYPE(float, float32)
-WEIR_DTYPE(double, float64) WEIR_DTYPE(std::int8_t, int8) WEIR_DTYPE(std::uint8_t, uint8)
-    WEIR_DTYPE(std::int16_t, int16) WEIR_DTYPE(std::int32_t, int32) WEIR_DTYPE(std::int64_t, int64)
-        WEIR_DTYPE(bool, boolean)
+WEIR_DTYPE(float, float32) WEIR_DTYPE(double, float64) WEIR_DTYPE(std::int8_t, int8) WEIR_DTYPE(std::uint8_t, uint8)
+WEIR_DTYPE(std::int16_t, int16) WEIR_DTYPE(std::int32_t, int32) WEIR_DTYPE(std::int64_t, int64) WEIR_DTYPE(bool, boolean)
+// Of weir/half.h. data<float16_t>() accepts float16 only; data<std::uint16_t>() gives either type's bits.
+WEIR_DTYPE(struct float16_t, float16) WEIR_DTYPE(struct bfloat16_t, bfloat16)
 #undef WEIR_DTYPE
 
-            class
-    storage {  // a shared block with a use count. Threads: the count is atomic, the bytes are not guarded
+class storage {  // a shared block with a use count. Threads: the count is atomic, the bytes are not guarded
  public:
   void* data() const noexcept;
   size_t nbytes() const noexcept;

@@ -17,27 +17,13 @@ constexpr char const* make_anew = "Create a new communicator";
 }  // namespace
 
 std::string_view name_of(reduce_op how) noexcept {
-  switch (how) {
-    case reduce_op::sum: return "sum";
-    case reduce_op::average: return "average";
-    case reduce_op::min: return "min";
-    case reduce_op::max: return "max";
-  }
-  return "unknown";
+  return base::name_in({"sum", "average", "min", "max"}, how);
 }
 
 namespace peer {
 
 std::string_view name_of(collective what) noexcept {
-  switch (what) {
-    case collective::all_reduce: return "all_reduce";
-    case collective::broadcast: return "broadcast";
-    case collective::all_gather: return "all_gather";
-    case collective::reduce_scatter: return "reduce_scatter";
-    case collective::scatter: return "scatter";
-    case collective::gather: return "gather";
-  }
-  return "unknown";
+  return base::name_in({"all_reduce", "broadcast", "all_gather", "reduce_scatter", "scatter", "gather"}, what);
 }
 
 bool collective_request::matches(collective_request const& other) const noexcept {

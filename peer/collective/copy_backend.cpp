@@ -69,10 +69,7 @@ class chained_backend final : public collective_backend {
     return others_->broken(rank);
   }
   void abort() noexcept override {
-    {
-      auto s = shared_.lock();
-      s->aborted = true;
-    }
+    shared_.lock()->aborted = true;
     changed_.notify_all();
     others_->abort();
   }

@@ -64,8 +64,7 @@ struct WEIR_LOCAL gradient_buckets::state {
     try {
       observe::note(observe::action::free, block, 0, 0, 0, 0, source_location::current());
       memory(source_location::current()).deallocate(block, nullptr, source_location::current());
-    } catch (...) {  // the device is lost, and its memory with it
-    }
+    } catch (...) {}  // the device is lost, and its memory with it
   }
 
   void lay_out();

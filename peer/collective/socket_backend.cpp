@@ -251,10 +251,7 @@ class sockets_backend final : public collective_backend {
         }
         why = rank_ == 0 ? carry_as_hub(*next, about) : carry(*next, about);
         if (!why.empty()) break;
-        {
-          auto q = all_->queue.lock();
-          next->done.store(true);
-        }
+        next->done.store(true);
         runtime_.machine().recheck();
       }
     } catch (std::exception const& e) {

@@ -3,8 +3,6 @@
 #include "weir/copy.h"
 
 #include <cstring>
-#include <string>
-#include <vector>
 
 #include "peer/copy/endpoint.h"
 #include "peer/copy/fast_copy.h"
@@ -380,16 +378,7 @@ stamp fill(runtime::impl& r, clock::stream_clock* given, void* dst, std::byte va
 }  // namespace peer
 
 std::string_view name_of(copy_route by) noexcept {
-  switch (by) {
-    case copy_route::automatic: return "automatic";
-    case copy_route::same_device: return "same_device";
-    case copy_route::engine: return "engine";
-    case copy_route::peer: return "peer";
-    case copy_route::staged: return "staged";
-    case copy_route::host: return "host";
-    case copy_route::striped: return "striped";
-  }
-  return "unknown";
+  return base::name_in({"automatic", "same_device", "engine", "peer", "staged", "host", "striped"}, by);
 }
 
 stamp copy(void* dst, void const* src, size_t bytes, blocking b, source_location at) {

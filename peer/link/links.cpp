@@ -24,6 +24,8 @@ namespace {
 constexpr std::size_t proof_bytes = std::size_t{64} << 10;
 constexpr std::size_t most_flows = 4096;
 
+constexpr std::uint64_t bit(int device) noexcept { return std::uint64_t{1} << (device & 63); }
+
 // A pattern that no stuck line, shifted copy or stale page produces.
 void write_pattern(void* to, std::uint64_t salt) {
   auto* const words = static_cast<std::uint64_t*>(to);
@@ -128,7 +130,6 @@ struct links::state {
 
   // A connection serves both directions and stays. Returns: false if either device has the maximum.
   bool connect(int from, int to) {
-    auto const bit = [](int device) { return std::uint64_t{1} << (device & 63); };
     bool const any_number = switched(from, to);
     auto p = in.lock();
     auto &near = p->connected[static_cast<std::size_t>(from)], &far = p->connected[static_cast<std::size_t>(to)];
@@ -310,16 +311,11 @@ links::link_state links::prove(int from, int to, source_location at) {
   return is;
 }
 
-bool links::wants_to_meet(int from, int to) {
-  auto& my = *state_;
-  return my.owner.options().peer_access && from != to && !my.in.lock()->met[my.index(from, to)];
-}
-void links::have_met(int from, int to) { state_->in.lock()->met[state_->index(from, to)] = true; }
 std::uint64_t links::readers(int device) { return state_->in.lock()->open[static_cast<std::size_t>(device)]; }
 
 driver::status links::open_all(int to, std::uint64_t readers) {
   auto& r = state_->owner;
-  if (auto const s = memory_of(to).open_to(nullptr, readers); !s.ok()) return s;
+  if (auto const s = state_->memory.on(to).open_to(nullptr, readers); !s.ok()) return s;
   std::uint64_t news = 0;
   {
     auto p = state_->in.lock();
@@ -335,13 +331,42 @@ driver::status links::open_all(int to, std::uint64_t readers) {
   return s;
 }
 
-memory::allocator& links::memory_of(int device) { return state_->memory.on(device); }
 bool links::may_be_opened(int device) {
   auto const at = static_cast<std::size_t>(device);
   if (auto const said = state_->in.lock()->maps[at]) return *said;
   auto const info = state_->owner.machine().info(device);
   if (info.ok()) state_->in.lock()->maps[at] = info.value.maps;
   return !info.ok() || info.value.maps;  // unknown: the grant itself will tell
+}
+
+void links::enable_peer_access(int to, clock::stream_clock* home, std::span<int const> readers, source_location at) {
+  std::uint64_t all = 0;
+  std::string names;
+  for (int const from : readers) {
+    if (from == to || (all & bit(from))) continue;
+    must_reach(from, to, "enable_peer_access", at);
+    all |= bit(from);
+    names += (names.empty() ? "gpu:" : ", gpu:") + std::to_string(from);
+  }
+  auto const refused = home ? state_->memory.on(to).open_to(home, all) : open_all(to, all);
+  require(refused, "enable_peer_access", "memory of gpu:" + std::to_string(to) + " for " + names,
+          "Copy instead, or repeat the call", at);
+}
+
+bool links::open_to_each_other(int a, int b, source_location at) noexcept {
+  auto& my = *state_;
+  bool news = false;
+  for (auto const& [from, to] : {std::pair{a, b}, std::pair{b, a}}) {
+    try {
+      if (!my.owner.options().peer_access || from == to || my.in.lock()->met[my.index(from, to)]) continue;
+      if (known(from, to) == link_state::claimed && !may_try()) continue;
+      news = true;
+      bool const proven = may_be_opened(to) && prove(from, to, at) == link_state::proven;
+      auto const opened = proven ? open_all(to, bit(from)) : driver::status{driver::code::not_supported};
+      if (opened.ok() || opened.what == driver::code::not_supported) my.in.lock()->met[my.index(from, to)] = true;
+    } catch (...) {}  // tried again later: copies work without a grant
+  }
+  return news;
 }
 
 bool links::may_try() { return !state_->collectives_under_way(); }

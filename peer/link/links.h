@@ -54,10 +54,7 @@ class links {  // a part of the runtime
   void count_bytes(int from, memory::allocator& of, memory::block const&, std::size_t bytes, source_location) noexcept;
 
  private:
-  bool wants_to_meet(int from, int to);  // options::peer_access is set, and they have not met yet
-  void have_met(int from, int to);
   driver::status open_all(int to, std::uint64_t readers);  // allocations and memory shared with other processes
-  memory::allocator& memory_of(int device);
   struct state;
   std::unique_ptr<state> state_;
 };

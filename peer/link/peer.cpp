@@ -2,8 +2,8 @@
 // Threads: any.
 #include "weir/peer.h"
 
+#include <bit>
 #include <string>
-#include <vector>
 
 #include "peer/link/links.h"
 #include "peer/link/nvlinks.h"
@@ -15,6 +15,13 @@
 namespace weir {
 namespace {
 peer::links& links_of(runtime::impl& r) { return r.part<peer::links>(); }
+
+void open(runtime::impl& r, int owner, clock::stream_clock* home, std::vector<device> const& readers,
+          source_location at) {
+  std::vector<int> ordinals;
+  for (device const one : readers) ordinals.push_back(streams::resolve(one, r, "enable_peer_access", at));
+  links_of(r).enable_peer_access(owner, home, ordinals, at);
+}
 }  // namespace
 
 std::vector<peer_link> links(source_location at) {
@@ -89,6 +96,25 @@ void detail::enable_peer_access(void const* block, device reader, source_locatio
   require(memory->grant(block, from), "enable_peer_access",
           streams::range_text(found->base, found->bytes) + " for gpu:" + std::to_string(from),
           "Copy instead, or repeat the call", at);
+}
+
+void enable_peer_access(stream_ref s, std::vector<device> const& readers, source_location at) {
+  auto& stream = streams::clock_or_throw(s, "enable_peer_access", at);
+  open(stream.owner(), stream.device(), &stream, readers, at);
+}
+
+void enable_peer_access(device owner, std::vector<device> const& readers, source_location at) {
+  auto& r = streams::current_runtime(at);
+  open(r, streams::resolve(owner, r, "enable_peer_access", at), nullptr, readers, at);
+}
+
+std::vector<device> memory_readers(stream_ref s, source_location at) {
+  auto& stream = streams::clock_or_throw(s, "memory_readers", at);
+  std::vector<device> all;
+  for (std::uint64_t left = stream.owner().part<memory::device_memory>().on(stream.device(), at).readers(stream); left;
+       left &= left - 1)
+    all.emplace_back(std::countr_zero(left));
+  return all;
 }
 
 }  // namespace weir

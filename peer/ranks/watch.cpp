@@ -109,8 +109,7 @@ struct rank_watch::state {
       try {
         s->failure = why.substr(0, most_bytes);
         if (tell) send_all(*s, -1, is_hub() ? kind::verdict : kind::accuse, rank, s->failure);
-      } catch (...) {  // no host memory: the others see this rank end
-      }
+      } catch (...) {}  // no host memory: the others see this rank end
       of.failed_.store(true, base::memory_order_release);
     }
     changed.notify_all();
@@ -122,10 +121,7 @@ struct rank_watch::state {
     of.on_change_();
   }
 
-  called own() const {
-    auto s = all.lock();
-    return s->own;
-  }
+  called own() const { return all.lock()->own; }
 
   std::string counted(int rank) const {
     std::uint64_t const n = rank == of.rank_ ? own().count : lines[static_cast<std::size_t>(rank)].count;
@@ -146,10 +142,7 @@ struct rank_watch::state {
 
   void close(int rank, std::string const& how) {
     lines[static_cast<std::size_t>(rank)].socket.close();
-    {
-      auto s = all.lock();
-      if (s->gone[static_cast<std::size_t>(rank)]) return;
-    }
+    if (all.lock()->gone[static_cast<std::size_t>(rank)]) return;
     decide_here(rank, base::text("rank ", rank, " ", how, ", ", counted(rank)));
   }
 
@@ -261,11 +254,7 @@ struct rank_watch::state {
   }
 
   void judge(std::int64_t now) {
-    std::vector<bool> gone;
-    {
-      auto s = all.lock();
-      gone = s->gone;
-    }
+    std::vector<bool> const gone = all.lock()->gone;
     for (int r = 0; r < of.size_; ++r) {
       peer_line const& line = lines[static_cast<std::size_t>(r)];
       if (line.socket.is_open() && !gone[static_cast<std::size_t>(r)] && now - line.heard_ns > of.limits_.silence.ns())
