@@ -150,8 +150,7 @@ class basic_resource {
   static void freed(Call call) {
     try {
       call();
-    } catch (device_lost const&) {  // its memory is gone
-    }
+    } catch (device_lost const&) {}  // its memory is gone
   }
 
   weir::device device_;
