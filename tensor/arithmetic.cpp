@@ -38,10 +38,9 @@ tensor applied(ops::elementwise op, tensor const& a, tensor const* b, std::strin
 
 tensor summed(tensor const& t, bool averaged, std::string_view operation, source_location at) {
   tensors::require_defined(t, operation, "tensor", at);
-  if (t.dtype() != float32 && t.dtype() != float64) {
+  if (t.dtype() != float32 && t.dtype() != float64)
     throw not_supported(std::string(operation), tensors::describe(t),
                         "Convert with to(dtype): sums support float32 and float64", at, error_id{324});
-  }
   tensor const whole = t.contiguous(at), out = tensors::empty_at(t, {}, t.dtype(), at);
   tensor const workspace = tensors::empty_at(t, {ops::sum_workspace(t.numel())}, float64, at);
   ops::sum(tensors::place_of(t, at), tensors::operand_of(out), tensors::operand_of(whole), workspace.data(),

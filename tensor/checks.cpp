@@ -61,17 +61,15 @@ struct term { std::int64_t step, low, high; };
 class sums {
  public:
   void add(std::int64_t step, std::int64_t low, std::int64_t high) {
-    for (term& t : all_) {
+    for (term& t : all_)
       if (t.step == step) return void((t.low += low, t.high += high));
-    }
     all_.push_back({step, low, high});
   }
   void add(tensor const& t, int sign) {
     auto const size = static_cast<std::int64_t>(size_of(t.dtype()));
-    for (int i = 0; i < t.dim(); ++i) {
+    for (int i = 0; i < t.dim(); ++i)
       if (std::int64_t const most = t.shape()[i] - 1; most > 0 && t.strides()[i] > 0)
         add(t.strides()[i] * size, sign < 0 ? -most : 0, sign < 0 ? 0 : most);
-    }
     add(1, sign < 0 ? 1 - size : 0, sign < 0 ? 0 : size - 1);
   }
   bool may_be(std::int64_t distance) {
@@ -90,9 +88,8 @@ class sums {
     term const& t = all_[k];
     auto const below = [&](std::int64_t bytes) { return bytes / t.step - (bytes % t.step < 0); };  // rounded down
     std::int64_t const last = std::min(t.high, below(distance - least));
-    for (std::int64_t n = std::max(t.low, -below(most - distance)); n <= last; ++n) {
+    for (std::int64_t n = std::max(t.low, -below(most - distance)); n <= last; ++n)
       if (search(k + 1, distance - n * t.step)) return true;
-    }
     return false;
   }
 
@@ -177,10 +174,9 @@ shape with_inferred_extent(shape s, std::int64_t numel, std::string_view operati
     s[unknown] = numel / known;
     known = numel;
   }
-  if (overflows || known != numel || (unknown >= 0 && s[unknown] < 0)) {
+  if (overflows || known != numel || (unknown >= 0 && s[unknown] < 0))
     throw invalid_use(std::string(operation), std::to_string(numel) + " elements as " + asked.str(),
                       "Pass extents whose product is the number of elements", at, error_id{331});
-  }
   return s;
 }
 
@@ -195,13 +191,12 @@ ops::place place_of(tensor const& t, source_location at) {
 ops::operand operand_of(tensor const& t) noexcept { return {t.data(), t.dtype(), t.shape(), t.strides()}; }
 
 void on_host(memory_uses u, char const* operation, source_location at) noexcept {
-  for (memory_use const& one : u.all()) {
+  for (memory_use const& one : u.all())
     if (one.address)
       driver::check::host_uses(
           one.address, one.bytes,
           one.how == access_mode::read ? driver::check::host_use::reads : driver::check::host_use::writes, operation,
           at);
-  }
 }
 
 void changed(tensor const& t) noexcept { tensor_access::block_of(t).version.fetch_add(1, base::memory_order_relaxed); }

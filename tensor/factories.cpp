@@ -15,10 +15,9 @@ namespace tensors {
 
 tensor make_at(runtime::impl* owner, int device, memory_kind kind, shape const& s, dtype type, source_location at) {
   size_t bytes = 0;
-  if (__builtin_mul_overflow(static_cast<size_t>(s.numel(at)), size_of(type), &bytes)) {
+  if (__builtin_mul_overflow(static_cast<size_t>(s.numel(at)), size_of(type), &bytes))
     throw invalid_use("empty", std::string(name_of(type)) + " " + s.str() + " has more than 2^64 bytes",
                       "Use fewer elements", at, error_id{334});
-  }
   auto block = std::make_shared<storage::state>();
   block->nbytes = bytes;
   block->kind = kind;
@@ -64,10 +63,9 @@ tensor make(shape const& s, tensor_options const& o, std::string_view operation,
       return tensors::make_at(&streams::current_runtime(at), -1, memory_kind::pinned, s, o.dtype, at);
     return tensors::make_at(nullptr, -1, memory_kind::pageable, s, o.dtype, at);
   }
-  if (o.kind != memory_kind::device) {
+  if (o.kind != memory_kind::device)
     throw invalid_use(std::string(operation), "host memory (kind) on " + o.on.str(),
                       "Pass .on = weir::cpu for pinned and pageable tensors", at, error_id{335});
-  }
   runtime::impl& r = streams::current_runtime(at);
   return tensors::make_at(&r, streams::resolve(o.on, r, operation, at), memory_kind::device, s, o.dtype, at);
 }

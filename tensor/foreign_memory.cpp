@@ -15,11 +15,10 @@ constexpr char const* operation = "tensor::from_blob";
 // Bytes from the first to the last element.
 size_t extent_in_bytes(shape const& s, strides const& by, dtype type, source_location at) {
   bool const negative = std::any_of(by.begin(), by.end(), [](std::int64_t step) { return step < 0; });
-  if (by.rank() != s.rank() || negative) {
+  if (by.rank() != s.rank() || negative)
     throw invalid_use(operation, s.str() + " with strides " + by.str(),
                       "Give one stride for each extent, none negative; copy what runs backwards first", at,
                       error_id{341});
-  }
   if (s.numel(at) == 0) return 0;
   std::int64_t last = 0;
   bool overflows = false;
@@ -29,10 +28,9 @@ size_t extent_in_bytes(shape const& s, strides const& by, dtype type, source_loc
   }
   size_t bytes = 0;
   if (overflows || __builtin_mul_overflow(static_cast<size_t>(last) + 1, size_of(type), &bytes) ||
-      bytes > static_cast<size_t>(std::numeric_limits<std::int64_t>::max())) {
+      bytes > static_cast<size_t>(std::numeric_limits<std::int64_t>::max()))
     throw invalid_use(operation, s.str() + " with strides " + by.str() + " has more than 2^63 bytes",
                       "The strides have overflowed: check what they were made from", at, error_id{342});
-  }
   return bytes;
 }
 
@@ -93,12 +91,11 @@ tensor tensor::from_blob(void* p, weir::shape s, weir::strides by, weir::dtype t
   block->data = its.data, block->device = its.device, block->kind = its.kind, block->owner = its.owner;
   if (!on.is_cpu()) {
     if (block->nbytes) require_memory_of(block->owner.get(operation, s.str(), at), p, block->device.index(), at);
-    if (owner.home && streams::clock_or_throw(*owner.home, operation, at).device() != block->device.index()) {
+    if (owner.home && streams::clock_or_throw(*owner.home, operation, at).device() != block->device.index())
       throw invalid_use(
           operation,
           "memory of " + block->device.str() + ", and its home is " + streams::describe(streams::clock_of(*owner.home)),
           "Name a stream of the memory's device", at, error_id{344});
-    }
   }
   auto foreign = std::make_unique<foreign_memory>(std::move(owner));
   tensor made = tensor_access::make(block, s, by, 0, type);

@@ -47,18 +47,16 @@ extents check(tensor const& a, tensor const& b, transposed how, source_location 
   };
   if (a.dim() != 2 || b.dim() != 2)
     throw invalid_use("matmul", operands(), "View both with two dimensions", at, error_id{345});
-  if (!has_product(a.dtype()) || a.dtype() != b.dtype()) {
+  if (!has_product(a.dtype()) || a.dtype() != b.dtype())
     throw not_supported("matmul", std::string(name_of(a.dtype())) + " times " + std::string(name_of(b.dtype())),
                         "Convert both to float32, float16 or bfloat16 with to(dtype)", at, error_id{346});
-  }
   tensors::require_same_device(a, b, "matmul", "left", "right", at);
   extents const e{a.shape()[left ? 1 : 0], b.shape()[right ? 0 : 1], a.shape()[left ? 0 : 1]};
   std::int64_t const of_right = b.shape()[right ? 1 : 0];
-  if (e.k != of_right) {
+  if (e.k != of_right)
     throw invalid_use("matmul",
                       operands() + ": " + std::to_string(e.k) + " columns meet " + std::to_string(of_right) + " rows",
                       "Pass operands where the left has as many columns as the right has rows", at, error_id{347});
-  }
   if (e.m > INT_MAX || e.n > INT_MAX || e.k > INT_MAX)
     throw not_supported("matmul", operands(), "Divide the product: extents are at most 2^31 - 1", at, error_id{348});
   return e;
@@ -69,18 +67,16 @@ extents check(tensor const& a, tensor const& b, transposed how, source_location 
 void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed how, double beta, source_location at) {
   extents const e = check(left, right, how, at);
   tensors::require_defined(out, "matmul_out", "out", at);
-  if (out.dtype() != float32 && out.dtype() != left.dtype()) {
+  if (out.dtype() != float32 && out.dtype() != left.dtype())
     throw not_supported(
         "matmul_out",
         "out " + std::string(name_of(out.dtype())) + " for operands of " + std::string(name_of(left.dtype())),
         "Pass an out of their dtype, or of float32", at, error_id{349});
-  }
   tensors::require_same_device(out, left, "matmul_out", "out", "left", at);
-  if (out.shape() != weir::shape{e.m, e.n}) {
+  if (out.shape() != weir::shape{e.m, e.n})
     throw invalid_use("matmul_out",
                       "out " + out.shape().str() + " for left " + left.shape().str() + ", right " + right.shape().str(),
                       "out must be " + weir::shape{e.m, e.n}.str(), at, error_id{350});
-  }
   if (e.m == 0 || e.n == 0) return;
   if (e.k == 0) {
     if (beta == 0) out.zero_(at);
@@ -88,10 +84,9 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
     else out.copy_(out.to(float32).mul_(beta, at), blocking::yes, at);
     return;
   }
-  if (tensors::may_share_elements(out, left) || tensors::may_share_elements(out, right)) {
+  if (tensors::may_share_elements(out, left) || tensors::may_share_elements(out, right))
     throw invalid_use("matmul_out", "out " + out.shape().str() + " shares memory with an operand",
                       "Pass an out with memory of its own", at, error_id{351});
-  }
   std::optional<matrix> const c = as_matrix(out);
   if (!c) {  // no BLAS writes a result with gaps in both dimensions
     tensor whole = tensors::empty_at(out, out.shape(), out.dtype(), at);

@@ -31,9 +31,8 @@ struct cublas_functions {
 
   cublas_functions() {
     void* library = nullptr;
-    for (char const* name : {"libcublas.so.13", "libcublas.so.12"}) {
+    for (char const* name : {"libcublas.so.13", "libcublas.so.12"})
       if ((library = os::load_library(name))) break;
-    }
     if (!library) {
       missing = "libcublas.so.13 or libcublas.so.12";
       return;
@@ -66,10 +65,9 @@ class cublas {  // a part of the runtime: one handle a GPU, created at first use
     for (auto& d : devices_) d = std::make_unique<of_device>();
   }
   ~cublas() {
-    for (size_t i = 0; i < devices_.size(); ++i) {
+    for (size_t i = 0; i < devices_.size(); ++i)
       if (devices_[i]->made && runtime_.machine().make_current(static_cast<int>(i)).ok())
         functions_.destroy(devices_[i]->made);
-    }
   }
   size_t workspace_bytes(int device) {  // as NVIDIA recommends: 32 MiB from compute capability 9, 4 MiB before
     of_device& its = *devices_[static_cast<size_t>(device)];
@@ -147,9 +145,8 @@ decltype(&cblas_sgemm) host_gemm(int devices, source_location at) {
   if (!f->gemm)
     throw not_supported("matmul", "no library with cblas_sgemm was found",
                         "Install OpenBLAS, or add its folder to LD_LIBRARY_PATH", at, error_id{354});
-  if (f->set_threads && !os::environment("OPENBLAS_NUM_THREADS") && !os::environment("OMP_NUM_THREADS")) {
+  if (f->set_threads && !os::environment("OPENBLAS_NUM_THREADS") && !os::environment("OMP_NUM_THREADS"))
     f->set_threads(std::max(1, os::usable_processors() / std::max(1, devices)));
-  }
   return f->gemm;
 }
 

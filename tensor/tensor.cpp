@@ -45,11 +45,9 @@ storage::state::~state() {
   if (foreign) foreign->give_back();
   if (!data) return;
   try {
-    if (how == held::pageable) {
-      ::operator delete(data, std::align_val_t(64));
-    } else if (how == held::block && !process_is_ending() && !process_was_forked() && owner.if_alive()) {
+    if (how == held::pageable) ::operator delete(data, std::align_val_t(64));
+    else if (how == held::block && !process_is_ending() && !process_was_forked() && owner.if_alive())
       deallocate(data, {"the end of its tensor", "", 0});  // by address
-    }
   } catch (...) {}  // the device is lost, or the program freed the block: nothing is left to free
 }
 
@@ -66,10 +64,9 @@ storage storage::pin_memory(source_location at) const {
   if (!state_)
     throw invalid_use("storage::pin_memory", "no storage", "Use the storage of a defined tensor: t.storage()", at,
                       error_id{358});
-  if (kind() == memory_kind::device) {
+  if (kind() == memory_kind::device)
     throw invalid_use("storage::pin_memory", base::text(nbytes(), " B on ", device().str()),
                       "Call cpu() on its tensor first: only host memory can be pinned", at, error_id{359});
-  }
   if (kind() == memory_kind::pinned) return *this;
   tensor const there = tensors::make_at(&streams::current_runtime(at), -1, memory_kind::pinned,
                                         {static_cast<std::int64_t>(nbytes())}, uint8, at);
@@ -101,16 +98,14 @@ tensor tensor_access::with(tensor const& t, shape extents, strides by, std::int6
 tensor tensor::from_buffer(buffer b, weir::shape s, weir::dtype type, source_location at) {
   auto block = std::make_shared<storage::state>();
   size_t bytes = 0;
-  if (__builtin_mul_overflow(static_cast<size_t>(s.numel(at)), size_of(type), &bytes) || bytes > b.size()) {
+  if (__builtin_mul_overflow(static_cast<size_t>(s.numel(at)), size_of(type), &bytes) || bytes > b.size())
     throw invalid_use("tensor::from_buffer",
                       base::text("a buffer of ", b.size(), " B for ", name_of(type), " ", s.str()),
                       "Use no more elements than the buffer holds", at, error_id{360});
-  }
   block_info const info = b.info();
-  if (b.data() && info.kind == memory_kind::device && !info.home) {
+  if (b.data() && info.kind == memory_kind::device && !info.home)
     throw invalid_use("tensor::from_buffer", base::text("a buffer of ", b.size(), " B, whose runtime has ended"),
                       "Keep the runtime until its last use", at, error_id{361});
-  }
   block->data = b.data();
   block->nbytes = b.size();
   block->kind = info.kind;
@@ -129,22 +124,20 @@ tensor tensor::from_storage(weir::storage of, weir::shape s, weir::dtype type, s
                       error_id{362});
   auto const first = static_cast<size_t>(offset), count = static_cast<size_t>(s.numel(at)),
              room = of.nbytes() / size_of(type);
-  if (offset < 0 || first > room || count > room - first) {
+  if (offset < 0 || first > room || count > room - first)
     throw invalid_use("tensor::from_storage",
                       base::text("a storage of ", of.nbytes(), " B for ", name_of(type), " ", s.str(), " from element ",
                                  offset, " on"),
                       "Use no more elements than the storage holds", at, error_id{363});
-  }
   return tensor_access::make(tensor_access::shared(of), s, tensors::row_major(s), offset, type);
 }
 
 tensor tensor::from_blob(void* p, weir::shape s, weir::dtype type, weir::device on, source_location at) {
   auto block = std::make_shared<storage::state>();
   size_t bytes = 0;
-  if (__builtin_mul_overflow(static_cast<size_t>(s.numel(at)), size_of(type), &bytes)) {
+  if (__builtin_mul_overflow(static_cast<size_t>(s.numel(at)), size_of(type), &bytes))
     throw invalid_use("tensor::from_blob", std::string(name_of(type)) + " " + s.str() + " has more than 2^64 bytes",
                       "Use fewer elements", at, error_id{364});
-  }
   if (!p && bytes)
     throw invalid_use("tensor::from_blob", "a null address for " + s.str(), "Pass the address of the memory", at,
                       error_id{365});
@@ -153,10 +146,9 @@ tensor tensor::from_blob(void* p, weir::shape s, weir::dtype type, weir::device 
   if (on.is_cpu()) {
     block->kind = memory_kind::pageable;
     if (std::optional<block_info> const known = p ? find_block(p) : std::nullopt) {
-      if (known->kind == memory_kind::device) {
+      if (known->kind == memory_kind::device)
         throw invalid_use("tensor::from_blob", "an address on " + known->on.str() + " as memory of the cpu",
                           "Pass the device that holds it", at, error_id{366});
-      }
       block->kind = known->kind;
     }
   } else {
@@ -226,10 +218,9 @@ bool tensor::is_contiguous() const noexcept {
 namespace {
 int dimension(tensor const& t, int dim, std::string_view operation, source_location at) {
   int const d = dim < 0 ? dim + t.dim() : dim;
-  if (d < 0 || d >= t.dim()) {
+  if (d < 0 || d >= t.dim())
     throw invalid_use(std::string(operation), base::text("dimension ", dim, " of ", t.shape().str()),
                       "Count dimensions from 0, or from -1 backwards", at, error_id{369});
-  }
   return d;
 }
 }  // namespace
@@ -241,14 +232,13 @@ std::int64_t tensor::size(int dim, source_location at) const {
 void* tensor::data_as(int code, source_location at) const {
   tensors::require_defined(*this, "tensor::data", "tensor", at);
   bool const sixteen = dtype() == float16 || dtype() == bfloat16;
-  if (code == bits16 ? !sixteen : code != static_cast<int>(dtype())) {
+  if (code == bits16 ? !sixteen : code != static_cast<int>(dtype()))
     throw invalid_use(
         "tensor::data",
         "asked for " +
             (code == bits16 ? std::string("uint16_t") : std::string(name_of(static_cast<weir::dtype>(code)))) + " in " +
             tensors::describe(*this),
         "Use the tensor's own dtype, or convert with to(dtype)", at, error_id{370});
-  }
   return data();
 }
 
@@ -269,10 +259,9 @@ tensor tensor::view(weir::shape s, source_location at) const {
   tensors::require_defined(*this, "tensor::view", "tensor", at);
   s = tensors::with_inferred_extent(s, numel(), "tensor::view", at);
   std::optional<weir::strides> const by = tensors::strides_of_view(*this, s);
-  if (!by) {
+  if (!by)
     throw invalid_use("tensor::view", shape().str() + " with strides " + strides().str() + " as " + s.str(),
                       "Use reshape(), which copies: no strides describe that view", at, error_id{373});
-  }
   return tensor_access::with(*this, s, *by, storage_offset());
 }
 
@@ -311,10 +300,9 @@ tensor tensor::slice(int dim, std::int64_t from, std::int64_t to, source_locatio
   int const d = dimension(*this, dim, "tensor::slice", at);
   std::int64_t const extent = shape()[d];
   std::int64_t const first = from < 0 ? from + extent : from, last = to < 0 ? to + extent : to;
-  if (first < 0 || last > extent || first > last) {
+  if (first < 0 || last > extent || first > last)
     throw invalid_use("tensor::slice", base::text("[", from, ", ", to, ") of dimension ", d, " of ", shape().str()),
                       "Pass 0 <= from <= to <= extent", at, error_id{375});
-  }
   weir::shape s = shape();
   s[d] = last - first;
   return tensor_access::with(*this, s, strides(),
@@ -325,10 +313,9 @@ tensor tensor::operator[](index which) const {
   auto const& [i, at] = which;
   tensors::require_defined(*this, "tensor[]", "tensor", at);
   std::int64_t const k = dim() && i < 0 ? i + shape()[0] : i;
-  if (dim() == 0 || k < 0 || k >= shape()[0]) {
+  if (dim() == 0 || k < 0 || k >= shape()[0])
     throw invalid_use("tensor[]", base::text("index ", i, " of ", shape().str()),
                       "Count indices from 0, or from -1 backwards", at, error_id{376});
-  }
   auto const rest = static_cast<size_t>(dim() - 1);
   weir::shape const s(std::span(shape().begin() + 1, rest));
   weir::strides const by(std::span(strides().begin() + 1, rest));

@@ -104,10 +104,9 @@ class array {
   // Gives the memory to a tensor, of this shape or of one dimension. The array is then empty.
   // Throws: invalid_use (more elements than size()); the array is then unchanged.
   tensor to_tensor(weir::shape s, source_location at = source_location::current()) && requires has_dtype<T> {
-    if (s.numel(at) > static_cast<std::int64_t>(size_)) {
+    if (s.numel(at) > static_cast<std::int64_t>(size_))
       throw invalid_use("array::to_tensor", std::to_string(size_) + " elements as " + s.str(),
                         "Ask for no more elements than the array has", at, error_id{127});
-    }
     size_ = 0;
     if (!data()) return weir::empty(stream_, s, {.dtype = dtype_of<T>}, at);
     return tensor::from_buffer(memory_.take(), s, dtype_of<T>, at);
@@ -126,10 +125,9 @@ class array {
   class memory {  // a buffer of so many elements; none of no elements
    public:
     memory(stream_ref on, size_t n, source_location at) {
-      if (n > max_size()) {
+      if (n > max_size())
         throw invalid_use("array", std::to_string(n) + " elements of " + std::to_string(sizeof(T)) + " B",
                           "The size has overflowed, or was negative: check what it was made from", at, error_id{128});
-      }
       if (n) block_ = buffer(on, n * sizeof(T), default_alignment, at);
     }
     T* data() const noexcept { return block_.data<T>(); }

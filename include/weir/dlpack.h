@@ -76,9 +76,8 @@ inline shape extents_from(std::int64_t const* from, std::int32_t rank, source_lo
 inline strides strides_of_rows(shape const& s) noexcept {
   strides by = s;
   std::uint64_t step = 1;  // wraps only if there is no element
-  for (int i = s.rank() - 1; i >= 0; step *= static_cast<std::uint64_t>(s[i--])) {
+  for (int i = s.rank() - 1; i >= 0; step *= static_cast<std::uint64_t>(s[i--]))
     by[i] = static_cast<std::int64_t>(step & (~std::uint64_t{0} >> 1));
-  }
   return by;
 }
 
@@ -112,15 +111,13 @@ dlpack_pointer<Managed> to_dlpack(tensor const& t, std::optional<stream_ref> con
   if (t.device().is_gpu()) {
     stream_ref const producer = current_stream(t.device(), at);
     if (!consumer) consumer = producer;
-    if (consumer->device() != t.device()) {
+    if (consumer->device() != t.device())
       throw invalid_use("to_dlpack", "a tensor on " + t.device().str() + " for a stream of " + consumer->device().str(),
                         "Name a stream of the tensor's device", at, error_id{134});
-    }
-    if (auto const block = find_block(t.data()); block && block->on != t.device()) {
+    if (auto const block = find_block(t.data()); block && block->on != t.device())
       throw invalid_use("to_dlpack", "a peer_view on " + t.device().str() + " of memory on " + block->on.str(),
                         "Export the tensor that it was made of: the other library does not know of the link", at,
                         error_id{135});
-    }
     consumer->wait(producer, at);
   }
   if (consumer) t.record_stream(*consumer, at);
@@ -157,11 +154,10 @@ tensor from_dlpack(Managed* m, std::optional<stream_ref> producer = std::nullopt
   };
   if (!m) refuse("null", "Take the pointer out of the capsule, or from the other library's export", error_id{136});
   if constexpr (detail::is_versioned<Managed>) {
-    if (m->version.major != DLPACK_MAJOR_VERSION) {
+    if (m->version.major != DLPACK_MAJOR_VERSION)
       throw not_supported(
           "from_dlpack", "DLPack " + std::to_string(m->version.major) + "." + std::to_string(m->version.minor),
           "weir reads 1.x: ask the producer for max_version (1, 0), and call this one's deleter", at, error_id{137});
-    }
     if (m->flags & DLPACK_FLAG_BITMASK_READ_ONLY && how == dlpack_read_only::refuse)
       refuse("read-only memory", "Copy it first, or accept it (dlpack_read_only::accept) and do not write to it",
              error_id{138});
@@ -184,10 +180,9 @@ tensor from_dlpack(Managed* m, std::optional<stream_ref> producer = std::nullopt
   if (on.is_gpu()) {
     stream_ref const consumer = current_stream(on, at);
     owner.home = producer ? *producer : consumer;
-    if (owner.home->device() != on) {
+    if (owner.home->device() != on)
       refuse("memory of " + on.str() + " with a stream of " + owner.home->device().str(),
              "Name the stream of that device on which the memory is ready", error_id{143});
-    }
     owner.users = {consumer};
     consumer.wait(*owner.home, at);
   }

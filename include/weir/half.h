@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "weir/launch.h"
+#include "weir/parallel_for.h"
 
 namespace weir {
 namespace detail {

@@ -75,9 +75,7 @@ void loop_on_gpu(stream_ref s, CUstream_st* native, size_t n, F f, source_locati
 #else
 inline namespace without_kernels {
 template <class F>
-void loop_on_gpu(stream_ref, CUstream_st*, size_t, F const&, source_location at) {
-  no_device_code(at);
-}
+void loop_on_gpu(stream_ref, CUstream_st*, size_t, F const&, source_location at) { no_device_code(at); }
 }  // namespace without_kernels
 #endif
 }  // namespace detail

@@ -47,11 +47,10 @@ class thrust_allocator {
 
   // Throws: invalid_use (a size that overflows), out_of_memory, device_lost, driver_error
   pointer allocate(size_type n, source_location at = source_location::current()) {
-    if (n > max_size()) {
+    if (n > max_size())
       throw invalid_use("thrust_allocator::allocate",
                         std::to_string(n) + " elements of " + std::to_string(sizeof(T)) + " B",
                         "The size has overflowed: check what it was made from", at, error_id{144});
-    }
     return pointer(static_cast<T*>(weir::allocate(stream_, n * sizeof(T), alignment, at)));
   }
   void deallocate(pointer p, size_type, source_location at = source_location::current()) {

@@ -82,15 +82,13 @@ std::string thread_group::failure() const {
 
 void thread_group::refuse_if_over(shared const& s, int rank, std::string const& operation, source_location at) const {
   std::string const subject = base::text("rank ", rank, " of ", size());
-  if (s.aborted_by >= 0) {
+  if (s.aborted_by >= 0)
     throw driver_error(0, operation, base::text(subject, ": rank ", s.aborted_by, " aborted this communicator"),
                        make_anew, at, error_id{254});
-  }
-  for (std::size_t other = 0; other < s.gone.size(); ++other) {
+  for (std::size_t other = 0; other < s.gone.size(); ++other)
     if (s.gone[other])
       throw invalid_use(operation, base::text(subject, ": rank ", other, "'s communicator is destroyed"),
                         "Keep all ranks' communicators until the last collective call", at, error_id{255});
-  }
 }
 
 std::uint64_t thread_group::agree(int rank, collective_request const& r, source_location at) {
@@ -150,11 +148,8 @@ stamp group::issue(int rank, clock::stream_clock& on, collective_request const& 
     streams::timed_work const timed(on, name_of(r.what), static_cast<std::size_t>(r.count) * size_of(r.type), at);
     backend_->issue(rank, on, sequence, r, at);
   } catch (...) {
-    if (std::string const why = backend_->broken(rank); why.empty()) {
-      withdraw(rank, r, at);
-    } else {
-      end_broken(rank, why, std::string(name_of(r.what)), at);
-    }
+    if (std::string const why = backend_->broken(rank); why.empty()) withdraw(rank, r, at);
+    else end_broken(rank, why, std::string(name_of(r.what)), at);
     throw;
   }
   return streams::public_stamp(on.now());
@@ -178,11 +173,10 @@ void thread_group::barrier(int rank, base::time_limit limit, source_location at)
   changed_.wait_for(s.lock(), limit, over);
   if (s->barriers != mine) return;
   std::string missing;
-  for (int other = 0; other < size(); ++other) {
+  for (int other = 0; other < size(); ++other)
     if (!s->at_barrier[static_cast<std::size_t>(other)])
       missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(other) +
                  " (gpu:" + std::to_string(device(other)) + ")";
-  }
   s->at_barrier[static_cast<std::size_t>(rank)] = false;
   refuse_if_over(*s, rank, "barrier", at);
   throw timed_out("barrier", base::text("rank ", rank, " waited ", limit.ns() / 1'000'000, " ms for ", missing),
@@ -245,9 +239,8 @@ class groups {
     (void)r.part<clock::clocks>(), (void)r.part<memory::device_memory>();
     r.before_the_end(this, [](void* self) noexcept {
       auto const all = static_cast<groups*>(self)->all_.lock();
-      for (auto const& one : *all) {
+      for (auto const& one : *all)
         if (auto const alive = one.lock()) alive->runtime_ends();
-      }
     });
   }
   void add(std::shared_ptr<group> const& one) {
@@ -312,10 +305,9 @@ std::vector<communicator> communicator::create_all(std::span<weir::device const>
   std::vector<int> ordinals;
   for (weir::device const d : devices) {
     int const ordinal = streams::resolve(d, owner, "communicator::create_all", at);
-    if (std::find(ordinals.begin(), ordinals.end(), ordinal) != ordinals.end()) {
+    if (std::find(ordinals.begin(), ordinals.end(), ordinal) != ordinals.end())
       throw invalid_use("communicator::create_all", base::gpu_name(ordinal) + " is named twice",
                         "Pass another device for each rank", at, error_id{263});
-    }
     ordinals.push_back(ordinal);
   }
   for (int const ordinal : ordinals) owner.open(ordinal, "communicator::create_all", at);
@@ -338,44 +330,39 @@ weir::device communicator::device() const noexcept { return weir::device(state_-
 namespace {
 
 void require_reducible(dtype type, std::string_view operation, source_location at) {
-  if (!peer::reducible(type)) {
+  if (!peer::reducible(type))
     throw not_supported(std::string(operation), "elements of " + std::string(name_of(type)),
                         "Reduce float32, float64, float16, bfloat16, int8, uint8, int32 or int64", at, error_id{264});
-  }
 }
 
 void require_rank(int root, int ranks, std::string_view operation, source_location at) {
-  if (root < 0 || root >= ranks) {
+  if (root < 0 || root >= ranks)
     throw invalid_use(std::string(operation), base::text("root ", root, " of ", ranks, " ranks"),
                       "Ranks count from 0 to " + std::to_string(ranks - 1), at, error_id{265});
-  }
 }
 
 // Requires: `part` is the rank's slice of `whole`, or does not overlap it.
 void require_slice_or_apart(device_span whole, device_span part, int rank, int ranks, std::string_view operation,
                             source_location at) {
   std::string const op(operation);
-  if (whole.dtype != part.dtype) {
+  if (whole.dtype != part.dtype)
     throw invalid_use(
         op, "out and in are of " + std::string(name_of(whole.dtype)) + " and " + std::string(name_of(part.dtype)),
         "Use one element type for both", at, error_id{266});
-  }
   std::int64_t product = 0;
-  if (__builtin_mul_overflow(part.count, static_cast<std::int64_t>(ranks), &product) || product != whole.count) {
+  if (__builtin_mul_overflow(part.count, static_cast<std::int64_t>(ranks), &product) || product != whole.count)
     throw invalid_use(op,
                       base::text("parts of ", part.count, " elements from ", ranks, " ranks do not make ", whole.count),
                       "Pass one part for each rank", at, error_id{267});
-  }
   auto const begin = [](device_span s) { return reinterpret_cast<std::uintptr_t>(s.data); };
   auto const bytes = [](device_span s) { return static_cast<std::uintptr_t>(s.count) * size_of(s.dtype); };
   bool const apart = begin(part) + bytes(part) <= begin(whole) || begin(whole) + bytes(whole) <= begin(part);
   bool const slice = begin(part) == begin(whole) + static_cast<std::uintptr_t>(rank) * bytes(part);
-  if (!apart && !slice) {
+  if (!apart && !slice)
     throw invalid_use(op,
                       base::text("the part at ", base::address_text(part.data), " overlaps the whole at ",
                                  base::address_text(whole.data), ", and is not rank ", rank, "'s slice of it"),
                       "Pass that slice, or memory that does not overlap", at, error_id{268});
-  }
 }
 
 }  // namespace

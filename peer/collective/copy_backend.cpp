@@ -135,9 +135,8 @@ class chained_backend final : public collective_backend {
     m.refused = chains_.carry(*lanes_, m.parts, at);
     if (m.refused.what != driver::code::lost) return;
     auto const& clocks = runtime_.part<clock::clocks>();
-    for (int const device : devices_) {
+    for (int const device : devices_)
       if (clocks.lost(device)) lost_.store(device);
-    }
     if (lost_.load() < 0) lost_.store(devices_[0]);
   }
 

@@ -131,9 +131,8 @@ struct carrying {
 
   bool begin(std::size_t k) {
     begun[k] = true;
-    for (std::size_t s = 0; s < streams; ++s) {
+    for (std::size_t s = 0; s < streams; ++s)
       if (!went(by[s][k]->wait(from(k).now())) || !went(by[s][k]->wait(to(k).now()))) return false;
-    }
     return true;
   }
   bool pass(std::size_t k, std::size_t offset, std::size_t bytes, std::size_t stream = 0) {
@@ -184,9 +183,8 @@ struct carrying {
     }
   }
   void end() noexcept {
-    for (std::size_t k = 0; k < hops.size(); ++k) {
+    for (std::size_t k = 0; k < hops.size(); ++k)
       if (begun[k] && !ended[k]) end(k);
-    }
   }
 };
 
@@ -207,9 +205,8 @@ chains::lanes* chains::lease(std::vector<int> const& devices, source_location at
   std::vector<lanes*> left;  // left by communicators that have ended
   {
     auto all = my.all.lock();
-    for (auto const& one : *all) {
+    for (auto const& one : *all)
       if (!std::exchange(one->leased, one->leased || one->devices == devices) && one->leased) left.push_back(one.get());
-    }
   }
   lanes* found = nullptr;
   for (lanes* const one : left) {
@@ -244,9 +241,8 @@ std::size_t chains::chunk_for(std::size_t bytes, std::size_t hops) const noexcep
 }
 
 std::string chains::why_not(std::span<rank_request const> parts, source_location at) noexcept try {
-  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+  for (std::size_t rank = 0; rank < parts.size(); ++rank)
     if (parts[rank].captured) return "the stream of rank " + std::to_string(rank) + " is captured";
-  }
   std::string why;
   for (hop const& h : hops_of(parts)) {  // all hops, so that each counts its bytes
     if (std::string one = state_->why_closed(h, parts, at); why.empty()) why = std::move(one);

@@ -77,10 +77,9 @@ gradient_buckets::state::one& gradient_buckets::state::find(int i, std::string_v
   if (!block)
     throw invalid_use(op, std::to_string(ones.size()) + " gradients are added, but not built",
                       "Call build() after the last add()", at, error_id{270});
-  if (i < 0 || static_cast<std::size_t>(i) >= ones.size()) {
+  if (i < 0 || static_cast<std::size_t>(i) >= ones.size())
     throw invalid_use(op, base::text("gradient ", i, " of ", ones.size()), "Pass a number that add() returned", at,
                       error_id{271});
-  }
   return ones[static_cast<std::size_t>(i)];
 }
 
@@ -195,14 +194,12 @@ device_span gradient_buckets::gradient(int i, source_location at) const {
 }
 device_span gradient_buckets::parameters(source_location at) const {
   state::one const& first = state_->find(0, "gradient_buckets::parameters", at);
-  for (state::one const& o : state_->ones) {
-    if (o.type != first.type) {
+  for (state::one const& o : state_->ones)
+    if (o.type != first.type)
       throw invalid_use("gradient_buckets::parameters",
                         "\"" + first.name + "\" is of " + std::string(name_of(first.type)) + ", \"" + o.name +
                             "\" of " + std::string(name_of(o.type)),
                         "Use parameter(i) instead", at, error_id{279});
-    }
-  }
   return {state_->block, static_cast<std::int64_t>(state_->half / size_of(first.type)), first.type};
 }
 device_span gradient_buckets::gradients(source_location at) const {
@@ -215,29 +212,24 @@ void gradient_buckets::mark_ready(int i, stream_ref writer, source_location at) 
   state::one& o = s.find(i, "gradient_buckets::mark_ready", at);
   (void)s.all->owner("gradient_buckets::mark_ready", at);
   clock::stream_clock& stream = streams::clock_or_throw(writer, "gradient_buckets::mark_ready", at);
-  if (stream.device() != s.all->device(s.rank)) {
+  if (stream.device() != s.all->device(s.rank))
     throw invalid_use("gradient_buckets::mark_ready",
                       base::text(s.named(i), " from a stream of gpu:", stream.device(),
                                  ", the rank's device is gpu:", s.all->device(s.rank)),
                       "Pass the stream that wrote the gradient", at, error_id{280});
-  }
-  if (o.was_ready) {
+  if (o.was_ready)
     throw invalid_use(
         "gradient_buckets::mark_ready", s.named(i) + " is ready twice in one step",
         "Call mark_ready once, after the last write. If a layer is recomputed or gradients accumulate, call it "
         "after the last pass",
         at, error_id{281});
-  }
   s.memory(at).record_use(s.block, stream, at);
   state::bucket& b = s.buckets[static_cast<std::size_t>(o.bucket)];
   clock::stamp const written = stream.now();
   auto const same =
       std::find_if(b.written.begin(), b.written.end(), [&](clock::stamp w) { return w.stream == written.stream; });
-  if (same == b.written.end()) {
-    b.written.push_back(written);
-  } else {
-    *same = written;
-  }
+  if (same == b.written.end()) b.written.push_back(written);
+  else *same = written;
   o.was_ready = true;
   --b.missing;
   s.start_full_buckets(at);
@@ -254,12 +246,11 @@ void gradient_buckets::finish(stream_ref reader, source_location at) {
     if (s.ones[static_cast<std::size_t>(i)].was_ready) continue;
     if (constexpr int named = 8; more++ < named) missing += (missing.empty() ? "" : ", ") + s.named(i);
   }
-  if (more) {
+  if (more)
     throw invalid_use(
         "gradient_buckets::finish",
         base::text(more, " of ", size(), " gradients were not marked as ready: ", missing, more > 8 ? ", …" : ""),
         "Call mark_ready for each gradient in each step, also for a zero gradient", at, error_id{282});
-  }
   s.start_full_buckets(at);  // again, if a start was refused before
   clock::stream_clock& side = streams::clock_of(*s.side);
   require(stream.wait(side.now()), "gradient_buckets::finish", "rank " + std::to_string(s.rank), "", at);

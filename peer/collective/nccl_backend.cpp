@@ -50,11 +50,9 @@ library load() {
   WEIR_NCCL_CALLS(X)
 #undef X
   int version = 0;
-  if (!missing.empty()) {
-    found.why = "libnccl.so.2 lacks" + missing;
-  } else if (found.GetVersion(&version) != ncclSuccess || version < oldest) {
+  if (!missing.empty()) found.why = "libnccl.so.2 lacks" + missing;
+  else if (found.GetVersion(&version) != ncclSuccess || version < oldest)
     found.why = base::text("libnccl.so.2 is version ", version, ", weir needs ", oldest, " (2.26) or newer");
-  }
   return found;
 }
 
@@ -100,11 +98,10 @@ class nccl_backend final : public collective_backend {
       : runtime_(r), devices_(std::move(devices)), ranks_(devices_.size()) {
     std::vector<ncclComm_t> made(devices_.size());
     ncclResult_t const answer = nccl().CommInitAll(made.data(), static_cast<int>(made.size()), devices_.data());
-    if (answer != ncclSuccess) {
+    if (answer != ncclSuccess)
       throw driver_error(static_cast<int>(answer), "communicator::create_all",
                          base::text(devices_.size(), " GPUs: NCCL returns ", words(answer, nullptr)),
                          "Set NCCL_DEBUG=INFO for NCCL's own messages", at, error_id{283});
-    }
     for (std::size_t i = 0; i < made.size(); ++i) ranks_[i].comm = made[i];
   }
 
@@ -248,16 +245,12 @@ class nccl_backend final : public collective_backend {
       return;
     }
     driver::status done;
-    if (std::uint64_t const stream = mine.last_stream.load(base::memory_order_relaxed)) {
+    if (std::uint64_t const stream = mine.last_stream.load(base::memory_order_relaxed))
       done = runtime_.part<clock::clocks>().synchronize({stream, mine.last.load(base::memory_order_relaxed)});
-    }
     base::lock_guard const lock(mine.calls);
     if (!mine.comm) return;
-    if (done.ok()) {
-      (void)settled(nccl().CommDestroy(mine.comm), nullptr);
-    } else {
-      nccl().CommAbort(mine.comm);
-    }
+    if (done.ok()) (void)settled(nccl().CommDestroy(mine.comm), nullptr);
+    else nccl().CommAbort(mine.comm);
     mine.comm = nullptr;
   }
 

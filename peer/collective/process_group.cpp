@@ -191,11 +191,10 @@ base::guarded<std::map<std::string, os::tcp_socket>>& waiting_listeners() {
 void check_options(rank_options const& o, source_location at) {
   using namespace std::chrono_literals;
   for (auto const& [name, span] :
-       {std::pair("start", o.start), std::pair("silence", o.silence), std::pair("behind", o.behind)}) {
+       {std::pair("start", o.start), std::pair("silence", o.silence), std::pair("behind", o.behind)})
     if (span <= 0ms)
       throw invalid_use("communicator", base::text("rank_options{.", name, " = ", span.count(), " ms}"),
                         "Pass a time above 0", at, error_id{405});
-  }
 }
 
 peer::membership membership_of(runtime::impl& owner, int rank, int size, source_location at) {

@@ -135,10 +135,9 @@ struct rank_task {
   }
   std::string missing() const {
     std::string none;
-    for (int r = 0; r < where->ranks(); ++r) {
+    for (int r = 0; r < where->ranks(); ++r)
       if (!where->given[static_cast<std::size_t>(r)].load())
         none += (none.empty() ? "rank " : ", rank ") + std::to_string(r);
-    }
     return none.empty() ? none : none + "'s part";
   }
 };

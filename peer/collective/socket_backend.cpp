@@ -209,9 +209,8 @@ class sockets_backend final : public collective_backend {
   void abort() noexcept override {
     if (all_->over.load()) return;
     all_->stop();
-    for (os::owned_file const& line : lines_) {
+    for (os::owned_file const& line : lines_)
       if (line.is_open()) os::shut_down(line.get());
-    }
     runtime_.machine().recheck();
   }
 
@@ -287,13 +286,11 @@ class sockets_backend final : public collective_backend {
       part_head h;
       int const line = lines_[static_cast<std::size_t>(r)].get();
       if (!received(line, h)) return hung_up;
-      if (auto const asked = request_of(h); h.sequence != e.sequence || !known(h)) {
-        return nonsense;
-      } else if (!asked.matches(e.what)) {
+      if (auto const asked = request_of(h); h.sequence != e.sequence || !known(h)) return nonsense;
+      else if (!asked.matches(e.what))
         return base::text("calls ", asked.text(), " where rank 0 called ", e.what.text(),
                           e.at.file_name() ? base::text(" at ", e.at.file_name(), ":", e.at.line()) : "",
                           " (collective ", e.sequence + 1, ")");
-      }
       if (h.bytes != brought(e.what, r, ranks())) return nonsense;
       parts[static_cast<std::size_t>(r)].resize(h.bytes);
       if (!received(line, parts[static_cast<std::size_t>(r)])) return hung_up;

@@ -83,11 +83,10 @@ void force(plan& p, copy_route by, source_location at) {
                              (p.by == copy_route::engine || p.by == copy_route::striped || p.by == copy_route::peer);
   bool const straight = by == copy_route::engine && p.by == copy_route::striped;
   bool const anyhow_peer = by == copy_route::peer && p.by == copy_route::staged && !p.dst.on_host() && !p.src.on_host();
-  if (!through_slots && !anyhow_peer && !straight) {
+  if (!through_slots && !anyhow_peer && !straight)
     throw invalid_use("copy", text_of(p) + ", by copy_route::" + std::string(name_of(by)),
                       "Use a route that this memory has: automatic selects copy_route::" + std::string(name_of(p.by)),
                       at, error_id{288});
-  }
   p.by = by;
   p.reason = "a route_guard of this thread selects it";
 }
@@ -242,17 +241,15 @@ std::size_t between_devices(runtime::impl& r, std::span<plan const> plans, clock
   between both(r, plans.front(), stream, at);
   std::size_t n = 0, last = 0;
   try {
-    for (; n < items.size() && (items[n].bytes == 0 || both.serves(plans[n])); ++n) {
+    for (; n < items.size() && (items[n].bytes == 0 || both.serves(plans[n])); ++n)
       if (items[n].bytes) both.copy(plans[last = n], {items[n].dst, items[n].src, items[n].bytes}, at);
-    }
   } catch (...) {
     both.other_follows(plans[last], at);
     throw;
   }
   both.other_follows(plans[last], at);
-  for (std::size_t i = 0; i < n; ++i) {
+  for (std::size_t i = 0; i < n; ++i)
     if (items[i].bytes) both.count(plans[i], items[i].bytes, at);
-  }
   return n;
 }
 
@@ -288,13 +285,10 @@ streams::staging::download carry_out(runtime::impl& r, plan const& p, clock::str
       break;
     case copy_route::staged:
       mark(p.dst.on_host() ? p.src : p.dst, stream, at);
-      if (p.dst.on_host() && caller_waits) {
+      if (p.dst.on_host() && caller_waits)
         r.part<streams::staging>().to_waiting_host(stream, a.dst, a.src, a.bytes, at);
-      } else if (p.dst.on_host()) {
-        later = r.part<streams::staging>().to_host(stream, a.dst, a.src, a.bytes, at);
-      } else {
-        r.part<streams::staging>().to_device(stream, a.dst, a.src, a.bytes, at);
-      }
+      else if (p.dst.on_host()) later = r.part<streams::staging>().to_host(stream, a.dst, a.src, a.bytes, at);
+      else r.part<streams::staging>().to_device(stream, a.dst, a.src, a.bytes, at);
       mark_host(r, p.dst, stream);
       break;
     case copy_route::peer:

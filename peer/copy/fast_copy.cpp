@@ -25,9 +25,8 @@ bool fast_copy::find(runtime::impl& r, clock::stream_clock* given, asked const& 
 
   up = !mine.down;  // first try the direction of the last copy
   for (int looks = 0; device_ = on->use(up ? a.dst : a.src, *stream), !in_device(up ? a.dst : a.src, a.bytes);
-       up = !up) {
+       up = !up)
     if (++looks == 2) return false;
-  }
   mine.down = !up;
   void const* const other = up ? a.src : a.dst;
   if (auto* const pool = r.part_if_made<streams::pinned_memory>()) {

@@ -159,9 +159,8 @@ struct links::state {
   bool collectives_under_way() {
     std::vector<look> before = std::exchange(*looks.lock(), {});
     bool any = false;
-    for (clock::stamp s : clocks.collectives_given()) {
+    for (clock::stamp s : clocks.collectives_given())
       if (auto* const stream = clock::find(s.stream)) any |= under_way(*stream, before);
-    }
     if (any) *looks.lock() = std::move(before);  // an answer holds until the next collective
     return any;
   }

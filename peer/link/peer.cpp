@@ -84,10 +84,9 @@ void detail::enable_peer_access(void const* block, device reader, source_locatio
             "Copy instead, or repeat the call", at);
     return;
   }
-  if (!found) {
+  if (!found)
     throw invalid_use("enable_peer_access", streams::range_text(block, 0) + " for gpu:" + std::to_string(from),
                       "Pass a live block of this runtime", at, error_id{295});
-  }
   int const to = memory->device();
   if (from == to) return;
   links_of(r).must_reach(from, to, "enable_peer_access", at);

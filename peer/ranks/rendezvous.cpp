@@ -90,9 +90,8 @@ class reception {
 
   void tell_all(answer is, std::string const& text) {
     for (auto const* side : {&with_.watch, &with_.data}) {
-      for (os::owned_file const& s : *side) {
+      for (os::owned_file const& s : *side)
         if (s.is_open()) tell(s.get(), is, text);
-      }
     }
   }
 
@@ -217,20 +216,16 @@ met meet_rank_0(rendezvous_id id, std::function<rendezvous_id()> const& ask_agai
       if (!last.empty()) break;
       auto const said =
           hear_reply((*side)[0].get(), std::chrono::nanoseconds(std::max<std::int64_t>(end - base::now_ns(), 0)));
-      if (!said) {
-        last = base::now_ns() >= end ? "it waits for other ranks" : "it hung up, or is not of this program";
-      } else if (said->first == answer::refused) {
+      if (!said) last = base::now_ns() >= end ? "it waits for other ranks" : "it hung up, or is not of this program";
+      else if (said->first == answer::refused)
         throw invalid_use("communicator", subject + ": rank 0 refuses it: " + base::visible(said->second),
                           "Start every rank once, with the same number of ranks and the same kind of devices", at,
                           error_id{423});
-      } else if (said->first == answer::over) {
+      else if (said->first == answer::over)
         throw timed_out("communicator", subject + ": rank 0 gave up: " + base::visible(said->second),
                         "Check the output of those ranks, and start one process for each rank", at, error_id{424});
-      } else if (said->first == answer::another) {
-        last = "another communicator meets there";
-      } else {
-        got.greeting = said->second;
-      }
+      else if (said->first == answer::another) last = "another communicator meets there";
+      else got.greeting = said->second;
     }
     if (last.empty()) return got;
     if (base::now_ns() >= end)

@@ -78,9 +78,8 @@ struct rank_watch::state {
   }
   void send_all(shared& s, int except, kind is, int about, std::span<char const> bytes) {
     if (!is_hub()) return send(s, 0, is, about, bytes);
-    for (int r = 1; r < of.size_; ++r) {
+    for (int r = 1; r < of.size_; ++r)
       if (r != except) send(s, r, is, about, bytes);
-    }
   }
 
   void write_out() {
@@ -269,15 +268,12 @@ struct rank_watch::state {
     for (int r = 0; r < of.size_; ++r) {
       peer_line& line = lines[static_cast<std::size_t>(r)];
       if (r == 0 && line.count != own) line.count = own, line.waited_ns = 0;
-      if (line.count == most || gone[static_cast<std::size_t>(r)]) {
-        line.waited_ns = 0;
-      } else if (line.waited_ns == 0) {
-        line.waited_ns = now;
-      } else if (now - line.waited_ns > of.limits_.behind.ns()) {
+      if (line.count == most || gone[static_cast<std::size_t>(r)]) line.waited_ns = 0;
+      else if (line.waited_ns == 0) line.waited_ns = now;
+      else if (now - line.waited_ns > of.limits_.behind.ns())
         return decide_here(
             r, base::text("rank ", r, " has called no collective for ", (now - line.waited_ns) / 1'000'000, " ms, ",
                           counted(r), ", while others wait in collective ", most));
-      }
     }
   }
 
@@ -297,9 +293,8 @@ struct rank_watch::state {
       }
       last = now;
       if (ready[0]) os::take_wake_ups(wake.get());
-      for (int r = 0; r < of.size_; ++r) {
+      for (int r = 0; r < of.size_; ++r)
         if (ready[static_cast<std::size_t>(r) + 1]) read(r);
-      }
       if (now >= next_beat) {
         next_beat = now + period;
         auto s = all.lock();
@@ -376,9 +371,8 @@ int rank_watch::left() const { return left_before(~std::uint64_t{0}); }
 
 int rank_watch::left_before(std::uint64_t collectives) const {
   auto s = state_->all.lock();
-  for (int r = 0; r < size_; ++r) {
+  for (int r = 0; r < size_; ++r)
     if (s->gone[static_cast<std::size_t>(r)] && s->gone_count[static_cast<std::size_t>(r)] < collectives) return r;
-  }
   return -1;
 }
 
@@ -407,9 +401,8 @@ rank_watch::at_barrier rank_watch::barrier(base::time_limit limit) {
   if (s->barriers != mine) return {};
   if (is_over()) return {at_barrier::end::over};
   at_barrier late{at_barrier::end::late};
-  for (int r = 0; r < size_; ++r) {
+  for (int r = 0; r < size_; ++r)
     if (s->places[static_cast<std::size_t>(r)] == state::place::away) late.missing.push_back(r);
-  }
   for (int r = 0; late.missing.empty() && r < size_; ++r) {  // each came, but not at one time
     if (r != rank_ && s->places[static_cast<std::size_t>(r)] != state::place::waits) late.missing.push_back(r);
   }

@@ -129,13 +129,11 @@ bool exports::wait_for_kept(int device) noexcept try {
   std::vector<std::vector<clock::stamp>> all;
   {
     auto const every = all_.lock();
-    for (auto const& b : *every) {
+    for (auto const& b : *every)
       if (b->device == device && b->is == exported::state::idle) all.push_back(b->last_uses);
-    }
   }
-  for (auto const& pool : pools()) {
+  for (auto const& pool : pools())
     if (pool->device() == device) pool->add_held(all);
-  }
   std::erase_if(all, [&](auto const& uses) {
     return std::ranges::all_of(uses, [&](clock::stamp s) { return clocks_.complete(s); });
   });
@@ -224,9 +222,8 @@ driver::status exports::open_some(std::uint64_t readers, Which which) {
   {
     auto const all = all_.lock();
     some.reserve(all->size());
-    for (auto const& b : *all) {
+    for (auto const& b : *all)
       if (b->is != exported::state::looked_at && !b->retiring && which(*b)) some.push_back(b), ++b->pins_by_grants;
-    }
   }
   driver::status worst;
   for (auto const& b : some) {
@@ -266,9 +263,8 @@ void exports::remember(std::weak_ptr<shared_pool> one) {
 std::vector<std::shared_ptr<shared_pool>> exports::pools() const {
   std::vector<std::shared_ptr<shared_pool>> out;
   auto const all = pools_.lock();
-  for (auto const& one : *all) {
+  for (auto const& one : *all)
     if (auto pool = one.lock()) out.push_back(std::move(pool));
-  }
   return out;
 }
 

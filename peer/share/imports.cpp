@@ -248,10 +248,9 @@ driver::status imports::open_to(int device, std::uint64_t readers) {
   base::lock_guard const alone(opening_);  // nothing is mapped or unmapped meanwhile
   std::vector<std::shared_ptr<imported>> const all = *all_.lock();
   driver::status worst;
-  for (auto const& b : all) {
+  for (auto const& b : all)
     if (auto const s = b->device == device && !b->retiring ? grant_all(*b, readers) : driver::status{}; !s.ok())
       worst = s;
-  }
   return worst;
 }
 
@@ -259,17 +258,15 @@ driver::status imports::open_to(void const* inside, int reader) {
   base::lock_guard const alone(opening_);
   std::vector<std::shared_ptr<imported>> const all = *all_.lock();
   auto const at = reinterpret_cast<std::uintptr_t>(inside);
-  for (auto const& b : all) {
+  for (auto const& b : all)
     if (!b->retiring && at - reinterpret_cast<std::uintptr_t>(b->pages.data()) < b->pages.bytes())
       return grant_all(*b, std::uint64_t{1} << reader);
-  }
   return {driver::code::invalid};
 }
 
 bool imports::at_rest(imported const& b) {
-  for (int d = 0; d < runtime_.device_count(); ++d) {
+  for (int d = 0; d < runtime_.device_count(); ++d)
     if (b.pages.granted(d) && !clocks_.synchronize_device(d).ok()) return false;
-  }
   return true;
 }
 

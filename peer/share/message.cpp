@@ -25,9 +25,8 @@ std::string uuid_of(message const& m) { return {m.device.begin(), std::find(m.de
 
 std::string judge(message const& m, std::size_t bytes, std::size_t files, bool cut) {
   if (bytes < sizeof(m.magic) || m.magic != message::mark) return base::text("a foreign message of ", bytes, " B");
-  if (bytes >= offsetof(message, kind) && m.version != message::this_version) {
+  if (bytes >= offsetof(message, kind) && m.version != message::this_version)
     return base::text("a message of version ", m.version, ", this is version ", message::this_version);
-  }
   if (bytes != sizeof m) return base::text("a message of ", bytes, " B, ", sizeof m, " are whole");
   if (m.checksum != checksum_of(m)) return "a damaged message: its checksum is wrong";
   if (m.kind != message_kind::number && m.kind != message_kind::buffer) return "a message of an unknown kind";

@@ -141,10 +141,9 @@ exportable_buffer share_pool::allocate(size_t bytes, source_location at) {
 exportable_buffer share_pool::allocate(stream_ref home, size_t bytes, source_location at) {
   constexpr char const* operation = "share_pool::allocate";
   auto& stream = streams::clock_or_throw(home, operation, at);
-  if (int const device = live(is_, at).device(); stream.device() != device || &stream.owner() != &is_->owner()) {
+  if (int const device = live(is_, at).device(); stream.device() != device || &stream.owner() != &is_->owner())
     throw invalid_use(operation, base::text(streams::describe(stream), ", the pool is of gpu:", device),
                       "Pass a stream of the pool's device", at, error_id{307});
-  }
   check_size(operation, bytes, at);
   return exportable_buffer(peer::shared_pool::allocate(is_, stream, bytes, at));
 }
@@ -212,11 +211,10 @@ struct WEIR_LOCAL share_channel::state {
       case os::heard::refused:
         throw driver_error(0, operation, "the system refuses to receive", "Try again", at, error_id{314});
     }
-    if (auto const wrong = peer::judge(out.what, got.bytes, got.file_count, got.cut); !wrong.empty()) {
+    if (auto const wrong = peer::judge(out.what, got.bytes, got.file_count, got.cut); !wrong.empty())
       throw invalid_use(operation, wrong,
                         "Run the same version of weir in both processes, and let no other code write to this socket",
                         at, error_id{315});
-    }
     out.with = {std::move(got.files[0]), std::move(got.files[1])};
     return out;
   }
@@ -231,11 +229,10 @@ void check_timeout(char const* operation, std::chrono::milliseconds timeout, sou
 }  // namespace
 
 share_channel::share_channel(int socket, std::chrono::milliseconds timeout, source_location at) {
-  if (!os::is_message_socket(socket)) {
+  if (!os::is_message_socket(socket))
     throw invalid_use(
         "share_channel", base::text("descriptor ", socket, " is not a Unix socket of type SOCK_SEQPACKET"),
         "Create it with socketpair(AF_UNIX, SOCK_SEQPACKET, ...), or with bind, listen and accept", at, error_id{317});
-  }
   check_timeout("share_channel", timeout, at);
   state_ = std::make_unique<state>();
   state_->socket = peer::owned_file(socket);

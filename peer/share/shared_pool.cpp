@@ -111,9 +111,8 @@ void shared_pool::set_free(books& b, handle& h, std::size_t offset) noexcept {
 
 // Removes the handle's ranges from reuse.
 void shared_pool::shut(books& b, handle& h) noexcept {
-  for (auto& [offset, r] : h.ranges) {
+  for (auto& [offset, r] : h.ranges)
     if (r.size.is_linked()) b.free.erase(b.free.iterator_to(r));
-  }
 }
 
 // Requires: no other thread looks at the block.
@@ -133,9 +132,8 @@ void shared_pool::collect() noexcept try {
   {
     auto b = books_.lock();
     all.reserve(b->held.size());
-    for (auto const& one : b->held) {
+    for (auto const& one : b->held)
       if (one->is == exported::state::idle) one->is = exported::state::looked_at, all.emplace_back(one, now::in_use);
-    }
     ++b->in_motion;
   }
   for (auto& [one, is] : all) is = look(*one);
@@ -220,10 +218,9 @@ void shared_pool::refuse(std::size_t bytes, std::size_t reserved, source_locatio
 }
 
 void shared_pool::add_held(books const& b, std::vector<std::vector<clock::stamp>>& all) {
-  for (auto const& one : b.held) {
+  for (auto const& one : b.held)
     if (one->is == exported::state::idle && std::ranges::all_of(one->importers, &importer::over))
       all.push_back(one->last_uses);
-  }
 }
 
 bool shared_pool::has_more(base::guarded<books>::access& b, search& s) {

@@ -275,9 +275,8 @@ std::vector<int> processors_near(int numa_node) {
 bool run_this_thread_on(std::vector<int> const& processors) noexcept {
   cpu_set_t set;
   CPU_ZERO(&set);
-  for (int cpu : processors) {
+  for (int cpu : processors)
     if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(cpu, &set);
-  }
   return CPU_COUNT(&set) > 0 && ::sched_setaffinity(0, sizeof set, &set) == 0;
 }
 

@@ -32,9 +32,8 @@ class of_system final : public nodes {
     CPU_ZERO(&set);
     std::vector<int> found;
     if (::sched_getaffinity(0, sizeof set, &set) != 0) return found;
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
       if (CPU_ISSET(cpu, &set)) found.push_back(cpu);
-    }
     return found;
   }
   bool keep_on(std::vector<int> const& processors) noexcept override { return run_this_thread_on(processors); }

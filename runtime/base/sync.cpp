@@ -21,9 +21,8 @@ struct slots_of_thread {
     values_ended = true;
   }
   void destroy() noexcept {
-    for (auto slot = at.rbegin(); slot != at.rend(); ++slot) {
+    for (auto slot = at.rbegin(); slot != at.rend(); ++slot)
       if (slot->value) slot->destroy(std::exchange(slot->value, nullptr));
-    }
   }
 };
 

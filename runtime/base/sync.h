@@ -156,13 +156,9 @@ class single_writer {
 
 // For memory that cannot hold an atomic<T>: shared with a device, or zero and untouched at first.
 template <class T>
-void store_release(T& word, T value) noexcept {
-  std::atomic_ref<T>(word).store(value, memory_order_release);
-}
+void store_release(T& word, T value) noexcept { std::atomic_ref<T>(word).store(value, memory_order_release); }
 template <class T>
-T load_acquire(T& word) noexcept {
-  return std::atomic_ref<T>(word).load(memory_order_acquire);
-}
+T load_acquire(T& word) noexcept { return std::atomic_ref<T>(word).load(memory_order_acquire); }
 
 // Makes a mutex of the simulated machine, or of a driver in front of it. The scheduler does not switch away
 // from its holder, so that a driver call and what is recorded about it are one step.
@@ -351,12 +347,10 @@ class thread {
   template <class F>
   explicit thread(F&& body) {
     detail::may_make_thread();
-    if (detail::is_scheduled() && detail::in_scheduler()) [[unlikely]] {
+    if (detail::is_scheduled() && detail::in_scheduler()) [[unlikely]]
       scheduled_ = detail::start_scheduled(std::make_shared<std::decay_t<F>>(std::forward<F>(body)),
                                         [](void* b) { (*static_cast<std::decay_t<F>*>(b))(); });
-    } else {
-      thread_ = std::thread(std::forward<F>(body));
-    }
+    else thread_ = std::thread(std::forward<F>(body));
   }
   thread(thread&&) noexcept = default;
   thread& operator=(thread&&) noexcept = default;
@@ -425,9 +419,8 @@ bool condition::wait_for(unique_lock& lock, time_limit limit, Done done) {
   using clock = std::chrono::steady_clock;
   clock::time_point const end(
       std::chrono::nanoseconds(limit.after(std::chrono::nanoseconds(clock::now().time_since_epoch()).count())));
-  while (!done()) {
+  while (!done())
     if (!wait_until(lock, end)) return done();
-  }
   return true;
 }
 

@@ -71,9 +71,8 @@ std::size_t shown_bytes(std::string_view s) {
   if (byte(0) < 0xc2 || byte(0) > 0xf4) return 0;
   std::size_t const n = byte(0) >= 0xf0 ? 4 : byte(0) >= 0xe0 ? 3 : 2;
   if (s.size() < n) return 0;
-  for (std::size_t i = 1; i < n; ++i) {
+  for (std::size_t i = 1; i < n; ++i)
     if ((byte(i) & 0xc0) != 0x80) return 0;
-  }
   return byte(0) == 0xc2 && byte(1) < 0xa0 ? 0 : n;  // C1 controls
 }
 }  // namespace

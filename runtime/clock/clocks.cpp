@@ -331,10 +331,9 @@ driver::status clocks::synchronize_device(int device) try {
   std::vector<stream_clock*> living;
   {
     auto lines = state_->lines.lock();
-    for (auto& t : *lines) {
+    for (auto& t : *lines)
       if (t->device() == device && t->alive() != life::retired && t->alive() != life::captured)
         living.push_back(t.get());
-    }
   }
   for (stream_clock const* const t : living) {  // the driver would refuse by spoiling their captures
     if (t->alive() == life::borrowed) {  // it may exist no more
@@ -366,9 +365,8 @@ void clocks::note_complete(stream_clock& t, fence_ref const& f) {
 std::vector<stamp> clocks::collectives_given() const {
   std::vector<stamp> given;
   auto lines = state_->lines.lock();
-  for (auto& t : *lines) {
+  for (auto& t : *lines)
     if (stamp const s = t->now(); t->carries_collectives() && !t->is_complete_up_to(s.n)) given.push_back(s);
-  }
   return given;
 }
 

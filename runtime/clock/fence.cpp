@@ -100,9 +100,8 @@ void event_pool::close() noexcept {
     devices.swap(c->devices);
   }
   for (std::size_t i = 0; i < devices.size(); ++i) {
-    for (auto h : devices[i].made) {
+    for (auto h : devices[i].made)
       if (h != driver::event_handle::none) machine_.destroy_event(static_cast<int>(i), h);
-    }
   }
 }
 

@@ -243,9 +243,8 @@ bool stream_clock::in_vain(clock::fence& f, status answer) {
 // Completion is transitive: a complete fence completes all that it was ordered after.
 void stream_clock::observe(std::uint64_t n, snapshot const& seen) {
   if (seen) {
-    for (auto const& e : seen->entries()) {
+    for (auto const& e : seen->entries())
       if (stream_clock* const there = find(e.stream)) there->done_.raise(e.n);
-    }
   }
   done_.raise(n);  // done only grows
   fence_list::dropped dropped;

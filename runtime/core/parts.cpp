@@ -87,13 +87,12 @@ void* runtime::impl::make_part(int slot, void* (*make)(impl&), void (*destroy)(v
 }
 
 void runtime::impl::open(int device, std::string_view operation, source_location at) {
-  if (device < 0 || device >= device_count_) {
+  if (device < 0 || device >= device_count_)
     throw invalid_use(std::string(operation),
                       base::gpu_name(device) + " of " + std::to_string(device_count_) + " devices",
                       device_count_ ? "Devices count from gpu:0 to gpu:" + std::to_string(device_count_ - 1)
                                     : "Set WEIR_DEVICES=sim for simulated devices",
                       at, error_id{148});
-  }
   auto& opened = opened_[static_cast<std::size_t>(device)];
   if (opened.load(base::memory_order_acquire)) return;
   require(driver_->open(device), operation, base::gpu_name(device),
@@ -106,9 +105,8 @@ void runtime::impl::open(int device, std::string_view operation, source_location
 }
 
 void runtime::impl::open_any(int likely, std::string_view operation, source_location at) {
-  for (int d = 0; d < device_count_; ++d) {
+  for (int d = 0; d < device_count_; ++d)
     if (opened_[static_cast<std::size_t>(d)].load(base::memory_order_acquire)) return;
-  }
   open(likely, operation, at);
 }
 
@@ -132,10 +130,9 @@ void throw_refusal(driver::status s, std::string_view operation, std::string ope
     case driver::code::not_supported:
       throw not_supported(op, operands + ": not supported by this machine", remedy, at, error_id{150});
     case driver::code::not_permitted:
-      if (driver::inside_work::here()) {
+      if (driver::inside_work::here())
         throw invalid_use(op, operands + ": called from a host function of a stream, where CUDA allows no driver call",
                           "Return from the function first, or call from another thread", at, error_id{151});
-      }
       throw invalid_use(op, operands + ": not permitted during a capture", remedy, at, error_id{152});
     case driver::code::forked:
       throw not_supported(op, operands + ": this process was forked from one that uses GPUs",
@@ -174,10 +171,9 @@ runtime::runtime(weir::options o, source_location at) {
 
 runtime::runtime(simulated like, weir::options o, source_location at) {
   begin_in_process();
-  if (like.devices < 1 || like.devices > 64) {
+  if (like.devices < 1 || like.devices > 64)
     throw invalid_use("runtime", "simulated{.devices = " + std::to_string(like.devices) + "}",
                       "Ask for 1 to 64 devices", at, error_id{156});
-  }
   like.protect_memory |= guard_wanted(o, at);
   driver::opened c = open_machine({.which = machine_choice::kind::simulated, .sim = like, .visible = {}}, at);
   impl_ = new impl(*this, std::move(c.machine), o, std::move(c.why), at);

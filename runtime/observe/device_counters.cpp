@@ -206,10 +206,9 @@ memory_statistics device_counters::sum(std::span<heap_counters const* const> hea
       pending[p]->peak += t->pending_peak_[p].get();
       cached[p]->peak += std::max(t->cached_peak_[p].get(), t->cached(p));
     }
-    for (statistic* s : {&out.inactive.all, &out.inactive.large}) {
+    for (statistic* s : {&out.inactive.all, &out.inactive.large})
       s->allocated += t->free_blocks_made_.get(), s->freed += t->free_blocks_gone_.get(),
           s->peak += t->free_blocks_peak_.get();
-    }
   }
   for (std::size_t p : {std::size_t{0}, heap_counters::all}) {  // thread caches hold only small blocks
     for (level k : {level::allocation, level::active})

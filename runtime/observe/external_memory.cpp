@@ -110,9 +110,8 @@ std::optional<external_memory::place> external_memory::find(void const* where) c
 
 std::optional<external_memory::place> external_memory::find_in_process(void const* where) noexcept {
   auto const all = in_process().lock();
-  for (auto const* one : *all) {
+  for (auto const* one : *all)
     if (auto const found = one->find(where)) return found;
-  }
   return std::nullopt;
 }
 
@@ -125,16 +124,14 @@ void external_memory::add_to(int device, memory_statistics& out) const {
 
 void external_memory::reset_peak(int device) {
   auto b = books_.lock();
-  for (auto const kind : {sharing::exported, sharing::imported}) {
+  for (auto const kind : {sharing::exported, sharing::imported})
     if (statistic* const s = of(*b, device, kind)) s->peak = s->current;
-  }
 }
 
 void external_memory::reset_accumulated(int device) {
   auto b = books_.lock();
-  for (auto const kind : {sharing::exported, sharing::imported}) {
+  for (auto const kind : {sharing::exported, sharing::imported})
     if (statistic* const s = of(*b, device, kind)) s->allocated = s->freed = 0;
-  }
 }
 
 std::vector<external_memory::segment> external_memory::segments(int device) const {

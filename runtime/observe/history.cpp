@@ -125,11 +125,8 @@ struct history::book {
   void count_taken(std::uint32_t line, std::uint64_t bytes, bool lives) {
     line_sums& s = lines[line].sums;
     s.total_blocks += 1, s.total_bytes += static_cast<std::int64_t>(bytes);
-    if (lives) {
-      change(line, 1, static_cast<std::int64_t>(bytes));
-    } else {
-      s.given_blocks += 1, s.given_bytes += static_cast<std::int64_t>(bytes);
-    }
+    if (lives) change(line, 1, static_cast<std::int64_t>(bytes));
+    else s.given_blocks += 1, s.given_bytes += static_cast<std::int64_t>(bytes);
   }
   // A line's numbers at the peak are saved when they first change after it: unchanged lines still have them.
   void change(std::uint32_t line, std::int64_t blocks, std::int64_t bytes) {
@@ -165,9 +162,8 @@ struct history::book {
     return last_line = at->second;
   }
   std::uint32_t place_of(std::uint32_t runtime, std::int16_t device) {
-    for (std::uint32_t i = 0; i < places.size(); ++i) {
+    for (std::uint32_t i = 0; i < places.size(); ++i)
       if (places[i].runtime == runtime && places[i].device == device) return i;
-    }
     places.push_back({runtime, device});
     return static_cast<std::uint32_t>(places.size() - 1);
   }
@@ -279,9 +275,8 @@ std::vector<event> history::events(std::uint32_t runtime, int device) {
   base::lock_guard hold(lock_);
   gather();
   std::vector<event> out;
-  for (event const& e : book_->ring) {
+  for (event const& e : book_->ring)
     if (e.runtime == runtime && e.device == device) out.push_back(e);
-  }
   std::stable_sort(out.begin(), out.end(), [](event const& x, event const& y) { return x.ticks < y.ticks; });
   return out;
 }

@@ -132,29 +132,27 @@ size_t set_option(options& into, std::string_view key, std::string_view value, s
                error_id{168});  // KEY:"VALUE" is no value of that option. The remedy has an example
       return *given;
     };
-    if (auto const* const size = std::get_if<size_t options::*>(&row.at)) {
+    if (auto const* const size = std::get_if<size_t options::*>(&row.at))
       into.** size = required(size_from_text(value), " is not a size",
                               "Write bytes, or a number and KiB, MiB, GiB or TiB: 512MiB");
-    } else if (auto const* const time = std::get_if<std::chrono::milliseconds options::*>(&row.at)) {
+    else if (auto const* const time = std::get_if<std::chrono::milliseconds options::*>(&row.at))
       into.** time =
           required(time_from_text(value), " is not a time", "Write a number and ms, s or min, or 0: " + name + ":30s");
-    } else if (auto const* const part = std::get_if<double options::*>(&row.at)) {
+    else if (auto const* const part = std::get_if<double options::*>(&row.at))
       into.** part = required(part_from_text(value), " is not a number from 0 to 1", "Write " + name + ":0.02");
-    } else if (auto const* const policy = std::get_if<options::wait_policy options::*>(&row.at)) {
+    else if (auto const* const policy = std::get_if<options::wait_policy options::*>(&row.at))
       into.**policy = static_cast<options::wait_policy>(word_of(wait_policies, key, value, where, at));
-    } else if (auto const* const level = std::get_if<log_level options::*>(&row.at)) {
+    else if (auto const* const level = std::get_if<log_level options::*>(&row.at))
       into.**level = static_cast<log_level>(word_of(log_levels, key, value, where, at));
-    } else {
+    else
       into.*std::get<bool options::*>(row.at) =
           required(switch_from_text(value), " is neither true nor false", "Write " + name + ":true");
-    }
     return number;
   }
-  for (auto const& [of_torch, instead] : of_pytorch) {
+  for (auto const& [of_torch, instead] : of_pytorch)
     if (key == of_torch)
       refuse(std::string(where), in_quotes(key) + " is an option of PyTorch, not of weir",
              std::string(instead) + ". See docs/reference/coming-from-pytorch.md", at, error_id{169});
-  }
   std::vector<std::string_view> names;
   for (option_row const& row : table) names.push_back(row.name);
   refuse(std::string(where), "there is no option " + in_quotes(key),
@@ -223,12 +221,10 @@ std::optional<double> part_from_text(std::string_view text) {
 
 std::optional<bool> switch_from_text(std::string_view text) {
   std::string const word = in_small_letters(text);
-  for (char const* const yes : {"true", "on", "yes", "1"}) {
+  for (char const* const yes : {"true", "on", "yes", "1"})
     if (word == yes) return true;
-  }
-  for (char const* const no : {"false", "off", "no", "0"}) {
+  for (char const* const no : {"false", "off", "no", "0"})
     if (word == no) return false;
-  }
   return {};
 }
 
@@ -357,10 +353,9 @@ std::string options_document() {
       "- `weir doctor` prints the options in force and their origin.\n\n"
       "This page is `weir doctor --options`.\n\n"
       "| option | default | also | |\n| --- | --- | --- | --- |\n";
-  for (option_row const& row : table) {
+  for (option_row const& row : table)
     out += "| `" + std::string(row.name) + "` | " + option_text(row, {}) + " | " +
            (row.variable ? "`" + std::string(row.variable) + "=1`" : "") + " | " + std::string(row.meaning) + " |\n";
-  }
   return out;
 }
 
@@ -375,10 +370,9 @@ machine_choice parse_devices(std::string_view text, std::string const& where, so
     choice.which = word == "auto" ? machine_choice::kind::automatic : machine_choice::kind::cuda;
     return choice;
   }
-  if (word != "sim") {
+  if (word != "sim")
     refuse(where, in_quotes(text) + " is not a machine",
            did_you_mean(word, machines) + "Write auto, cuda or sim[:devices[:size]]", at, error_id{177});
-  }
   choice.which = machine_choice::kind::simulated;
   if (word.size() == text.size()) return choice;
   std::string_view rest = text.substr(word.size() + 1);
@@ -447,13 +441,12 @@ machine_choice devices_from_environment(source_location at) {
   auto const visible = os::environment("CUDA_VISIBLE_DEVICES");  // an empty value means: no device
   if (!visible || choice.which == machine_choice::kind::cuda) return choice;
   choice.visible = visible_devices(*visible, choice.sim.devices);
-  if (choice.visible.empty() && choice.which == machine_choice::kind::simulated) {
+  if (choice.visible.empty() && choice.which == machine_choice::kind::simulated)
     throw not_supported("runtime",
                         "CUDA_VISIBLE_DEVICES=" + in_quotes(*visible) + " shows none of " +
                             std::to_string(choice.sim.devices) + " simulated devices",
                         "Name devices from 0 to " + std::to_string(choice.sim.devices - 1) + ", each once, or unset it",
                         {}, error_id{182});
-  }
   return choice;
 }
 

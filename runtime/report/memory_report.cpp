@@ -142,9 +142,8 @@ std::string memory_report::text() const {
   for (auto const& w : waits_for)
     out += "Stream " + std::to_string(w.stream) + " still uses " + in_units(w.bytes) + " of freed memory.\n";
   char const* const what = why == memory_cause::survivors ? " kept in place by blocks of " : " in live blocks of ";
-  for (holder const& h : holders) {
+  for (holder const& h : holders)
     out += in_units(h.bytes) + what + std::string(h.where.file_name()) + ":" + std::to_string(h.where.line()) + ".\n";
-  }
   return out;
 }
 

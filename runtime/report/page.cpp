@@ -120,11 +120,10 @@ beginning before_the_trace(device_snapshot const& d) {
   beginning b;
   for (memory_segment const& s : d.segments) {
     b.mapped[s.address] = {s.bytes, s.stream};
-    for (memory_block const& m : s.blocks) {
+    for (memory_block const& m : s.blocks)
       if (m.state != block_state::inactive)
         b.blocks[m.address] = {m.state == block_state::active_allocated && m.requested ? m.requested : m.bytes,
                                s.stream, m.where, m.state == block_state::active_pending_free};
-    }
   }
   for (std::size_t i = d.trace.size(); i-- > 0;) {
     trace_entry const& e = d.trace[i];

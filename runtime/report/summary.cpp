@@ -49,11 +49,10 @@ std::string what_is_pending(std::int64_t pending, std::span<stream_memory_use co
   std::string out = in_units(pending) + " are freed but may still be in use:";
   std::size_t told = 0;
   for (stream_memory_use const& u : streams) {
-    for (auto const& w : u.waits_for) {
+    for (auto const& w : u.waits_for)
       if (told < 4)
         out += (told++ ? "," : "") + (" " + bytes_text(w.bytes) + " of stream " + std::to_string(u.stream) +
                                       " on stream " + std::to_string(w.stream));
-    }
   }
   return out + ".\n";
 }
@@ -95,10 +94,9 @@ std::string sentences(memory_statistics const& n, memory_report const& now,
     out += in_units(n.exported_bytes.current) + " more are reserved to share with other processes.\n";
   if (n.imported_bytes.current)
     out += in_units(n.imported_bytes.current) + " of other processes are mapped in this process.\n";
-  if (worth(outside(now), static_cast<std::int64_t>(now.capacity))) {
+  if (worth(outside(now), static_cast<std::int64_t>(now.capacity)))
     out += in_units(outside(now)) + " of the device's " + bytes_text(now.capacity) +
            " are in use outside weir: by other programs, by libraries, or by CUDA's context.\n";
-  }
   if (n.num_ooms)
     out += std::to_string(n.num_ooms) + (n.num_ooms == 1 ? " allocation" : " allocations") +
            " failed for lack of memory. out_of_memory::report() lists the recovery steps of each.\n";

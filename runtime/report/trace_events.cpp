@@ -77,9 +77,8 @@ class writer {
 std::int64_t first_time(std::span<observe::span const> spans, std::span<device_memory_events const> memory) {
   std::int64_t first = INT64_MAX;
   for (observe::span const& s : spans) first = std::min(first, s.begin_ns);
-  for (device_memory_events const& d : memory) {
+  for (device_memory_events const& d : memory)
     if (!d.events.empty()) first = std::min(first, d.events.front().ns);
-  }
   return first == INT64_MAX ? 0 : first;
 }
 

@@ -30,9 +30,8 @@ class blocks {
     return after != all_.end() && after->first - at < bytes ? after : all_.end();
   }
   bool is_of_graph(address at, std::size_t bytes) {  // a part of it was the memory of a graph
-    for (auto b = find(at, bytes); b != all_.end() && b->first < at + bytes; ++b) {
+    for (auto b = find(at, bytes); b != all_.end() && b->first < at + bytes; ++b)
       if (b->second.of_graph) return true;
-    }
     return false;
   }
   map::iterator end() noexcept { return all_.end(); }
@@ -48,9 +47,8 @@ class blocks {
     return {all_.insert_or_assign(at, b).first, held};
   }
   void forget(address at, std::size_t bytes) {  // only freed blocks: the memory itself goes
-    for (auto old = find(at, bytes); old != all_.end() && old->first < at + bytes;) {
+    for (auto old = find(at, bytes); old != all_.end() && old->first < at + bytes;)
       old = old->second.live ? std::next(old) : all_.erase(old);
-    }
   }
 
  private:

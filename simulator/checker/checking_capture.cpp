@@ -22,18 +22,16 @@ bool knowledge::keep_for_graph(stream_id s, std::span<range const> ranges, base:
     a->captured = true;
     access outside = *a;
     outside.stream = s;
-    for (auto b = blocks.find(r.at, r.bytes); b != blocks.end() && b->first < r.at + r.bytes; ++b) {
+    for (auto b = blocks.find(r.at, r.bytes); b != blocks.end() && b->first < r.at + r.bytes; ++b)
       if (!b->second.live) report_use_after_free(outside, b);
-    }
     auto const clash = [&](access const& old, part const& p) {
       access first = old, second = *a;  // translated to stream ids outside the capture
       first.stream = in->outside[old.stream - 1];
       second.stream = s;
       report_race(first, second, p.at, p.to - p.from);
     };
-    for (part const& p : memory.find(r.at, r.bytes)) {
+    for (part const& p : memory.find(r.at, r.bytes))
       in->memory[p.of->number].add(p.from, p.to, a, past, [&](access const& old) { clash(old, p); });
-    }
   }
   return true;
 }
@@ -48,13 +46,12 @@ void knowledge::allocated_inside(recording& in, stream_id home, blocks::map::ite
   auto const past = [&](access const& old) {
     return old.all_epochs([&](epoch e) { return in.order.ordered(e, local, now.seen, trust::promised); });
   };
-  for (part const& p : memory.find(at, b->second.bytes)) {
+  for (part const& p : memory.find(at, b->second.bytes))
     in.memory[p.of->number].add(p.from, p.to, a, past, [&](access const& old) {
       access first = old;
       first.stream = in.outside[old.stream - 1];
       report_handed_out_early(first, b, std::nullopt);
     });
-  }
 }
 
 // True: the block is memory of that graph, and the free is noted there. A block from before becomes the graph's.
@@ -79,13 +76,12 @@ bool knowledge::freed_inside(blocks::map::iterator b, std::span<stream_id const>
           ends, [&](moment const& m) { return in->order.ordered(e, m.at.stream, m.seen, trust::promised); });
     });
   };
-  for (part const& p : memory.find(b->first, b->second.bytes)) {
+  for (part const& p : memory.find(b->first, b->second.bytes))
     in->memory[p.of->number].add(p.from, p.to, a, past, [&](access const& old) {
       access use = old;
       use.stream = in->outside[old.stream - 1];
       report_freed_in_use(use, behind, b);
     });
-  }
   return true;
 }
 
@@ -98,9 +94,8 @@ epoch knowledge::launched(executable& x, moment before, base::site site) {
   std::span<range const> const uses = x.of.uses ? std::span<range const>(*x.of.uses) : std::span<range const>();
   epoch const now = used(s, before, uses, site, trust::promised, &x.of);
   x.last = {now, before.seen, 0};
-  for (range const& r : uses) {
+  for (range const& r : uses)
     if (r.copied) copies_from(now, before, r.at, r.bytes, site);
-  }
   return now;
 }
 
@@ -163,9 +158,8 @@ result<executable_handle> checking_driver::instantiate(int device, graph_handle 
   if (!r.ok()) return r;
   auto const known = judge_.lock();
   if (auto const found = known->captured.graphs.find(static_cast<std::uint64_t>(g));
-      found != known->captured.graphs.end()) {
+      found != known->captured.graphs.end())
     known->captured.executables[static_cast<std::uint64_t>(r.value)] = {found->second, {}};
-  }
   return r;
 }
 

@@ -38,16 +38,14 @@ void print_at_exit() {
 
 std::string block_at(address at) {  // after a fault; never blocks on a checker's lock
   auto const all = alive().lock();
-  for (checking_driver* c : *all) {
+  for (checking_driver* c : *all)
     if (auto said = c->describe(at); !said.empty()) return said;
-  }
   return {};
 }
 void shield_met(std::uint64_t shield, os::bad_access const& a) {
   auto const all = alive().lock();
-  for (checking_driver* c : *all) {
+  for (checking_driver* c : *all)
     if (c->met_shield(shield, a)) return;
-  }
 }
 void print_at_a_fault() {
   auto const all = alive().lock();
@@ -78,9 +76,8 @@ wrapped wrap(std::unique_ptr<driver> inner) {
 }
 
 control* control_of(driver& d) noexcept {
-  for (driver* at = &d; at; at = at->behind()) {
+  for (driver* at = &d; at; at = at->behind())
     if (auto* const c = dynamic_cast<checking_driver*>(at)) return c;
-  }
   return nullptr;
 }
 
@@ -217,10 +214,9 @@ result<stream_handle> checking_driver::adopt(int device, CUstream_st* native) {
   auto const r = noted(inner_->adopt(device, native), device);
   if (!r.ok() || away()) return r;
   auto const known = judge_.lock();
-  if (!known->order.knows(device, r.value)) {
+  if (!known->order.knows(device, r.value))
     known->order.add(device, r.value,
                      r.value == stream_handle::legacy ? graph::joins::is_legacy : graph::joins::legacy);
-  }
   return r;
 }
 
@@ -291,9 +287,8 @@ status checking_driver::synchronize_device(int device) {
   std::vector<moment> all;
   if (!away()) {
     auto const known = judge_.lock();
-    for (stream_id s = 1; s <= known->order.streams(); ++s) {
+    for (stream_id s = 1; s <= known->order.streams(); ++s)
       if (known->order.device_of(s) == device) all.push_back(known->order.now(s));
-    }
   }
   status const is = note_stuck(inner_->synchronize_device(device));
   if (!is.ok()) return note(is, device);

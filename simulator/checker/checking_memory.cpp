@@ -177,12 +177,10 @@ std::vector<std::string> checking_driver::census() const {
     auto m = made_.lock();
     lost = m->lost;
     lost.resize(static_cast<std::size_t>(inner_->device_count()));
-    for (auto const& [key, device] : m->streams) {
+    for (auto const& [key, device] : m->streams)
       if (!lost[static_cast<std::size_t>(device)]) all.push_back("a stream of gpu:" + std::to_string(device));
-    }
-    for (auto const& [key, device] : m->events) {
+    for (auto const& [key, device] : m->events)
       if (!lost[static_cast<std::size_t>(device)]) all.push_back("an event of gpu:" + std::to_string(device));
-    }
   }
   judge_.lock()->memory.census(all, lost);
   return all;

@@ -25,9 +25,8 @@ void graph::promise(stream_id waiter, stream_id other) {
     return;
   }
   auto next = std::make_shared<vector_clock>(*at(waiter).seen.promised);
-  for (epoch const e : kept) {
+  for (epoch const e : kept)
     if (e.n) next->raise(e);
-  }
   prune(*next, trust::promised);
   at(waiter).seen.promised = std::move(next);
 }

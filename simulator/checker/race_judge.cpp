@@ -130,20 +130,19 @@ void knowledge::handed_over(stream_id to, address at, std::size_t bytes, source_
   moment const now = order.now(to);
   access_ref const a = made(action::takes_over, now.at, {"set_stream", where}, at, bytes);
   std::set<access const*> told;
-  for (part const& p : memory.find(at, bytes)) {
+  for (part const& p : memory.find(at, bytes))
     p.of->uses.each(p.from, p.to, [&](access const& old) {
       bool const past = old.all_epochs([&](epoch e) { return order.ordered(e, to, now.seen, trust::known); });
       if (!past && told.insert(&old).second) report_race(old, *a, p.at, p.to - p.from);
       return true;
     });
-  }
 }
 
 // Counts the operations that the wait covers beyond the last use of the memory.
 void knowledge::wait_inserted(stream_id waiter, stream_id other, address at, std::size_t bytes) {
   std::uint64_t const covered = order.now(waiter).seen.known->of(other);
   std::uint64_t last = 0;
-  for (part const& p : memory.find(at, bytes)) {
+  for (part const& p : memory.find(at, bytes))
     p.of->uses.each(p.from, p.to, [&](access const& a) {
       (void)a.all_epochs([&](epoch e) {
         if (e.stream == other && e.n <= covered) last = std::max(last, e.n);
@@ -151,7 +150,6 @@ void knowledge::wait_inserted(stream_id waiter, stream_id other, address at, std
       });
       return true;
     });
-  }
   ++over.waits;
   if (last && covered > last) over.operations += covered - last;
 }
@@ -170,18 +168,16 @@ void knowledge::unmapped(places::region const& gone, address at, base::site site
 // Only if the bytes are final: no pending work before the copy may still write them.
 void knowledge::copies_from(epoch copy, moment const& before, address at, std::size_t bytes, base::site site) {
   if (bytes == 0 || !memory.is_pinned(at, bytes)) return;
-  for (auto const& [s, last] : host_functions) {
+  for (auto const& [s, last] : host_functions)
     if (!order.complete(last, trust::known) && order.ordered(last, copy.stream, before.seen, trust::known)) return;
-  }
   bool to_be_written = false;
-  for (part const& p : memory.find(at, bytes)) {
+  for (part const& p : memory.find(at, bytes))
     p.of->uses.each(p.from, p.to, [&](access const& a) {
       bool const device_writes =
           a.how == action::writes && !a.all_epochs([&](epoch e) { return order.complete(e, trust::known); });
       to_be_written |= device_writes;
       return true;
     });
-  }
   if (!to_be_written) reading.add({copy, at, bytes, hash_behind_shields(at, bytes), site});
 }
 
@@ -195,7 +191,7 @@ void knowledge::host_function(epoch e) {
 std::vector<access_ref> knowledge::host_uses(address at, std::size_t bytes, host_use how, base::site site) {
   std::vector<access_ref> early;
   if (bytes == 0) return early;
-  for (part const& p : memory.find(at, bytes)) {
+  for (part const& p : memory.find(at, bytes))
     p.of->uses.each(p.from, p.to, [&](access& a) {
       bool const of_work = a.how == action::reads || a.how == action::writes;
       bool const clashes = a.writes() || how == host_use::writes;
@@ -207,7 +203,6 @@ std::vector<access_ref> knowledge::host_uses(address at, std::size_t bytes, host
         early.emplace_back(&a);
       return true;
     });
-  }
   for (access_ref const& a : early) {
     address const from = std::max(at, a->at), to = std::min(at + bytes, a->at + a->bytes);
     std::string const where = text_of(site);

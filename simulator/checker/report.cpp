@@ -92,16 +92,15 @@ void knowledge::report_race(access const& before, access const& now, address fro
                            " (stream_ref::wait, or an event recorded there) before " +
                            (now.site.at.file_name() ? text_of(now.site.at) : "the second") + ".";
   std::string text;
-  if (before.how == action::allocates) {
+  if (before.how == action::allocates)
     text = which + ": " + b + " " + does(now.how) + " them on " + stream(now.stream) +
            ". No wait orders that after the allocation on " + stream(before.stream) + " (" + a +
            "), and earlier work may still use its memory. Remedy: allocate it on " + stream(now.stream) + ", or " +
            wait;
-  } else {
+  else
     text = which + ": " + a + " " + does(before.how) + " them on " + stream(before.stream) + ", " + b + " " +
            does(now.how) + " them on " + stream(now.stream) + (alias ? ", through another mapping" : "") +
            (now.captured ? ", both in one graph" : "") + ". No wait orders the two. Remedy: " + wait;
-  }
   note(finding::kind::race, key_of(before.site, before.stream) + '|' + key_of(now.site, now.stream), std::move(text),
        before.site.at, now.site.at);
 }

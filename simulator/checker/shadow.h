@@ -103,9 +103,8 @@ void shadow::add(offset from, offset to, access_ref const& a, Past past, Clash c
     while (at != cells_.end() && at->first < to) {
       cell& c = at->second;
       if (c.write && !past(*c.write)) remember(clashed, c.write, clash);
-      for (access_ref const& r : c.reads) {
+      for (access_ref const& r : c.reads)
         if (!past(*r)) remember(clashed, r, clash);
-      }
       at = cells_.erase(at);
     }
     cell c;

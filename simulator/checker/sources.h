@@ -52,9 +52,7 @@ class sources {
     }
   }
   template <class Which>
-  void forget(Which which) {
-    all_.remove_if(which);
-  }
+  void forget(Which which) { all_.remove_if(which); }
 
  private:
   std::list<source> all_;

@@ -30,9 +30,7 @@ class vector_clock {
     for (epoch const e : other.all_) raise(e);
   }
   template <class Drop>
-  void prune(Drop drop) {
-    std::erase_if(all_, drop);
-  }
+  void prune(Drop drop) { std::erase_if(all_, drop); }
   std::vector<epoch> const& entries() const noexcept { return all_; }
 
  private:

@@ -97,9 +97,8 @@ class fault_injector : public driver_front<fault_injector> {
 
 // Returns null if no injector is in front of that driver.
 inline fault_injector* fault_injector_of(driver& d) noexcept {
-  for (driver* at = &d; at; at = at->behind()) {
+  for (driver* at = &d; at; at = at->behind())
     if (auto* const found = dynamic_cast<fault_injector*>(at)) return found;
-  }
   return nullptr;
 }
 

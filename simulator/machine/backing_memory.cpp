@@ -83,9 +83,8 @@ std::optional<std::uint64_t> backing_memory::take(std::size_t bytes) {
     end_ += bytes;
   }
   used_ += bytes;
-  if (fresh_ == fresh_bytes::arbitrary) {
+  if (fresh_ == fresh_bytes::arbitrary)
     fill(offset, bytes, static_cast<int>((seed_ * 0x9e3779b97f4a7c15u + ++takes_ * 0xd1b54a32d192ed03u) >> 56) | 1);
-  }
   return offset;
 }
 

@@ -160,9 +160,8 @@ status machine::synchronize_device(int device) {
   if (status const met = spoil_on(device); !met.ok()) return met;
   std::vector<std::pair<std::shared_ptr<stream>, std::uint64_t>> now;
   for (auto const& s : all_.devices[static_cast<std::size_t>(device)].live) now.emplace_back(s, s->given);
-  for (auto const& [s, position] : now) {
+  for (auto const& [s, position] : now)
     if (status const end = answer(lock, device, executor_->until(lock, *s, position)); !end.ok()) return end;
-  }
   return fine;
 }
 
@@ -292,15 +291,13 @@ result<float> machine::elapsed_ms(event_handle start, event_handle end) {
   auto const a = all_.events.find(number(start)), b = all_.events.find(number(end));
   if (!a || !b || a->device != b->device) return {invalid};
   if (status const s = check(a->device, need::alive); !s.ok()) return {s};
-  for (auto const& one : {a, b}) {
+  for (auto const& one : {a, b})
     if (status const met = spoil_of(*one); !met.ok()) return {met};
-  }
   if (!a->timed() || !b->timed() || !a->on || !b->on) return {invalid};
-  for (auto const& one : {a, b}) {
+  for (auto const& one : {a, b})
     if (!one->complete())
       return {all_.hopeless(*one->on, one->position) ? answer(lock, one->device, outcome::lost)
                                                      : status{code::not_ready}};
-  }
   return {fine, static_cast<float>(static_cast<double>(b->at_ns - a->at_ns) / 1e6)};
 }
 
@@ -325,18 +322,16 @@ status machine::copy_peer(int device, stream_handle h, void* dst, int dst_device
     base::lock_guard lock(all_.mutex);
     status why;
     if (!find_stream(device, h, why)) return why;
-    for (int side : {dst_device, src_device}) {
+    for (int side : {dst_device, src_device})
       if (side != device && !check(side, need::alive).ok()) return check(side, need::alive);
-    }
     if (bytes == 0) return fine;
     if (how_ != scheduling::threads)
       tape_.note(pages_.name_of(reinterpret_cast<address>(dst)), pages_.name_of(reinterpret_cast<address>(src)));
   }
   std::vector<use> uses;
   o.uses(device, uses);
-  for (use const& u : uses) {
+  for (use const& u : uses)
     if (!pages_.judge(u).empty()) return invalid;
-  }
   return append(device, h, std::move(o));
 }
 

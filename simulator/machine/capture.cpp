@@ -20,9 +20,8 @@ replayed& in(void* state) { return *static_cast<replayed*>(state); }
 graph::~graph() {
   std::vector<work> jobs;
   for (lane& l : lanes) {
-    for (step& s : l.steps) {
+    for (step& s : l.steps)
       if (s.what.job.drop) jobs.push_back(s.what.job);
-    }
   }
   drop_all(jobs);
   for (owned const& o : keeps) o.drop(o.state);
@@ -118,17 +117,15 @@ status machine::spoil_met(stream const& s) {
     return not_permitted;
   }
   if (!meets_capture(s)) return fine;
-  for (auto const& b : all_.devices[static_cast<std::size_t>(s.device)].live) {
+  for (auto const& b : all_.devices[static_cast<std::size_t>(s.device)].live)
     if (b->in && b->kind == stream_kind::blocking) b->in->spoiled = true;
-  }
   return not_permitted;
 }
 
 status machine::spoil_on(int device) {
   status said = fine;
-  for (auto const& s : all_.devices[static_cast<std::size_t>(device)].live) {
+  for (auto const& s : all_.devices[static_cast<std::size_t>(device)].live)
     if (s->in) said = spoil_met(*s);
-  }
   return said;
 }
 
@@ -283,9 +280,8 @@ status machine::launch_graph(int device, stream_handle h, executable_handle eh) 
   if (!s) return s.why;
   auto const e = executables_.find(number(eh));
   if (!e || e->device != device) return invalid;
-  for (auto const& l : e->of->lanes) {
+  for (auto const& l : e->of->lanes)
     if (status const said = check(l.device, need::alive); !said.ok()) return said;
-  }
   if (s->in) return not_permitted;
   if (status const said = spoil_met(*s); !said.ok()) return said;
   note(53, s->id, number(eh));

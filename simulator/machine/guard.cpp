@@ -39,9 +39,8 @@ bool explain(os::bad_access const& a) {
   {
     auto const w = watching().lock();
     then = w->more;
-    for (memory* m : w->all) {
+    for (memory* m : w->all)
       if (!again && owner.empty() && !(again = m->let_through(a, shield))) owner = m->owner_of(where);
-    }
   }
   if (again) {
     if (shield && then.met_shield) then.met_shield(shield, a);
@@ -91,9 +90,8 @@ bool memory::open_to(use const& u) {
   }
   if (u.what.bytes == 0) return open;
   for (auto m = base::at_or_before(mappings_, u.what.at); m != mappings_.end() && m->first < u.what.at + u.what.bytes;
-       ++m) {
+       ++m)
     if (u.what.at - m->first < m->second.bytes || m->first > u.what.at) open &= reach(*m, true);
-  }
   if (base::holder_of(mappings_, u.what.at) == mappings_.end()) return open;  // pinned memory
   open_bytes(u);
   running_.push_back(u);
@@ -177,9 +175,8 @@ void memory::close_to(use const& u) {
 void memory::close_bytes(address from, std::size_t bytes) const {
   if (!bytes_are_guarded) return;
   std::vector<touch> used;
-  for (use const& r : running_) {
+  for (use const& r : running_)
     if (r.what.at < from + bytes && from < r.what.at + r.what.bytes) used.push_back(r.what);
-  }
   std::sort(used.begin(), used.end(), [](touch const& a, touch const& b) { return a.at < b.at; });
   address next = from;
   for (touch const& t : used) {

@@ -76,9 +76,8 @@ std::uint32_t& host_order::rank(int number) {
 
 int host_order::highest(std::span<int const> can) {
   int best = can.front();
-  for (int t : can) {
+  for (int t : can)
     if (rank(t) > rank(best)) best = t;
-  }
   return best;
 }
 

@@ -29,9 +29,8 @@ class refusable final : public fault_injector {
  private:
   int device_of(event_handle e) const override { return machine_.device_of(e); }
   void refused_as_lost(int device) override {
-    for (int d = 0; d < machine_.device_count(); ++d) {
+    for (int d = 0; d < machine_.device_count(); ++d)
       if (device == d || device == every_device) machine_.lose_device(d);
-    }
   }
   machine& machine_;
 };
@@ -39,9 +38,8 @@ class refusable final : public fault_injector {
 }  // namespace
 
 controls* controls_of(driver& d) noexcept {
-  for (driver* at = &d; at; at = at->behind()) {
+  for (driver* at = &d; at; at = at->behind())
     if (auto* const c = dynamic_cast<controls*>(at)) return c;
-  }
   return nullptr;
 }
 
@@ -297,9 +295,8 @@ status machine::grant(address at, std::size_t bytes, int device) {
 
 status machine::grant_all(address at, std::size_t bytes, std::uint64_t devices) {
   if (!devices) return {code::invalid};
-  for (std::uint64_t left = devices; left; left &= left - 1) {
+  for (std::uint64_t left = devices; left; left &= left - 1)
     if (status const s = may_call(std::countr_zero(left), need::opened); !s.ok()) return s;
-  }
   blocking_call(7, devices, bytes);
   return pages_.grant(at, bytes, devices);
 }
@@ -380,9 +377,8 @@ std::string machine::stuck() const {
   base::lock_guard lock(all_.mutex);
   std::string text;
   for (auto const& d : all_.devices) {
-    for (auto const& s : d.live) {
+    for (auto const& s : d.live)
       if (!s->queue.empty() && !d.lost) text += (text.empty() ? "" : "; ") + all_.why_not(*s);
-    }
   }
   return text;
 }

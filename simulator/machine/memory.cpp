@@ -213,9 +213,8 @@ status memory::grant(address at, std::size_t bytes, std::uint64_t devices) {
   auto last = first;
   for (; last != mappings_.end() && last->first == next && next < end && !last->second.segment; ++last) {
     int const owner = handles_[last->second.handle].device;
-    for (std::uint64_t others = devices & ~bit(owner); others; others &= others - 1) {
+    for (std::uint64_t others = devices & ~bit(owner); others; others &= others - 1)
       if (!(links_[static_cast<std::size_t>(std::countr_zero(others))] & bit(owner))) return {code::not_supported};
-    }
     next = last->first + last->second.bytes;
   }
   if (next != end) return invalid;
@@ -437,9 +436,8 @@ void memory::each_part(touch const& t, F visit) {
 std::string memory::begin(std::span<use const> uses) {
   if (uses.empty()) return {};
   base::lock_guard lock(mutex_);
-  for (use const& u : uses) {
+  for (use const& u : uses)
     if (std::string wrong = judge_locked(u); !wrong.empty()) return wrong;
-  }
   for (use const& u : uses) each_part(u.what, [](int& users) { ++users; });
   if (!shape_.guarded) return {};
   bool open = true;
@@ -473,9 +471,8 @@ std::uint64_t memory::name_of(address at) const {
 
 void memory::census(std::vector<std::string>& found, std::vector<bool> const& lost) const {
   base::lock_guard lock(mutex_);
-  for (auto const& [at, r] : reservations_) {
+  for (auto const& [at, r] : reservations_)
     if (!r.of_segment) found.push_back(base::text("reservation ", r.ordinal, " of ", r.bytes, " bytes"));
-  }
   for (auto const& [at, m] : mappings_) {
     int const owner = handles_[m.handle].device;
     if (m.segment && lost[static_cast<std::size_t>(owner)]) continue;

@@ -71,9 +71,8 @@ class seeded_executor final : public stepping {
   }
 
   stream const* find_starved() const {
-    for (auto const& s : all_.live()) {
+    for (auto const& s : all_.live())
       if (s->id == starved_) return s.get();
-    }
     return nullptr;
   }
 

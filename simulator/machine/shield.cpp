@@ -100,9 +100,8 @@ os::reach shields::reach_of(address from, address to) const noexcept {
 void shields::apply(address from, address to) const {
   std::vector<address> cuts{from, to};
   auto const cut = [&](touch const& t) {
-    for (address const edge : {page_floor(t.at), page_ceiling(t.at + t.bytes)}) {
+    for (address const edge : {page_floor(t.at), page_ceiling(t.at + t.bytes)})
       if (from < edge && edge < to) cuts.push_back(edge);
-    }
   };
   for (one const& s : all_) cut(s.what);
   for (touch const& w : at_work_) cut(w);

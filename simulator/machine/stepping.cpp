@@ -150,11 +150,8 @@ std::shared_ptr<stream> const* stepping::movable(std::uint32_t from, stream cons
   for (int round = 0; round < 2; ++round) {
     for (auto const& d : all_.devices) {
       for (auto const& s : d.live) {
-        if (skip > 0) {
-          --skip;
-        } else if (s.get() != but && can_move(*s)) {
-          return &s;
-        }
+        if (skip > 0) --skip;
+        else if (s.get() != but && can_move(*s)) return &s;
       }
     }
   }
@@ -219,9 +216,8 @@ outcome stepping::until(base::unique_lock& lock, stream& s, std::uint64_t positi
 }
 
 void stepping::before_unmap() {
-  for (auto const& s : all_.live()) {
+  for (auto const& s : all_.live())
     if (!s->queue.empty() && s->queue.front().at == operation::phase::running) write(*s);
-  }
 }
 
 bool stepping::move_one(base::unique_lock& lock, std::uint32_t from) {
@@ -238,9 +234,8 @@ bool stepping::step(stream& s) { return move(s, stride::whole); }
 bool stepping::run(base::unique_lock&) {
   run_all();
   all_.surface();
-  for (auto const& s : all_.live()) {
+  for (auto const& s : all_.live())
     if (!s->queue.empty()) return false;
-  }
   return true;
 }
 

@@ -23,9 +23,8 @@ class threaded_executor final : public executor {
       ending_ = true;
       for (auto& e : engines_) e->wake.notify_one();
     }
-    for (auto& e : engines_) {
+    for (auto& e : engines_)
       if (e->worker.joinable()) e->worker.join();
-    }
   }
 
   // Not at the first work: an enqueue could not report that no thread can be made.
@@ -91,9 +90,8 @@ class threaded_executor final : public executor {
     ++waiting_for_rest_;
     rest_.wait(lock, [&] { return busy_ == 0; });
     --waiting_for_rest_;
-    for (auto const& s : all_.live()) {
+    for (auto const& s : all_.live())
       if (!s->queue.empty()) return false;
-    }
     return true;
   }
 
@@ -112,9 +110,8 @@ class threaded_executor final : public executor {
   }
 
   void todo_all() {
-    for (auto const& s : all_.live()) {
+    for (auto const& s : all_.live())
       if (!s->busy && !s->queue.empty()) todo_.push_back(s);
-    }
   }
 
   void settle(stream& s) {
@@ -177,10 +174,9 @@ class threaded_executor final : public executor {
   // The front of s has begun: streams on its connection may begin.
   void let_begin(stream const& s) {
     if (all_.connections == 0) return;
-    for (auto const& other : all_.devices[static_cast<std::size_t>(s.device)].live) {
+    for (auto const& other : all_.devices[static_cast<std::size_t>(s.device)].live)
       if (other.get() != &s && other->connection == s.connection && !other->busy && !other->queue.empty())
         todo_.push_back(other);
-    }
   }
 
   void wake_hosts() {

@@ -8,13 +8,10 @@
 namespace weir::driver::sim {
 namespace {
 void fill(void* dst, std::uint32_t pattern, int pattern_bytes, std::size_t bytes) {
-  if (pattern_bytes == 1) {
-    std::memset(dst, static_cast<int>(pattern & 0xff), bytes);
-  } else if (pattern_bytes == 2) {
+  if (pattern_bytes == 1) std::memset(dst, static_cast<int>(pattern & 0xff), bytes);
+  else if (pattern_bytes == 2)
     std::fill_n(static_cast<std::uint16_t*>(dst), bytes / 2, static_cast<std::uint16_t>(pattern));
-  } else {
-    std::fill_n(static_cast<std::uint32_t*>(dst), bytes / 4, pattern);
-  }
+  else std::fill_n(static_cast<std::uint32_t*>(dst), bytes / 4, pattern);
 }
 // A stream without a number belongs to the machine, not the program. It gets another wording.
 std::string named(stream const& s) {
@@ -41,9 +38,8 @@ void explain_work_with(words const* all) noexcept { said_of_work.store(all); }
 void drop_all(std::vector<work>& all) noexcept {
   if (all.empty()) return;
   inside_work const inside;
-  for (work& w : all) {
+  for (work& w : all)
     if (w.drop) w.drop(w.state);
-  }
   all.clear();
 }
 
@@ -98,9 +94,8 @@ stream* queues::ahead_of(stream const& s) const {
   if (connections == 0 || s.connection == stream::alone || s.queue.empty() ||
       s.queue.front().what == operation::kind::gate)
     return nullptr;
-  for (auto const& d : devices) {
+  for (auto const& d : devices)
     if (d.closed_gates > 0) return nullptr;
-  }
   stream* first = nullptr;
   std::uint64_t before = s.queue.front().turn;
   for (auto const& other : devices[static_cast<std::size_t>(s.device)].live) {
@@ -132,9 +127,8 @@ void queues::retire(stream& s, std::vector<std::shared_ptr<stream>>& freed) {
     }
     s.followers.erase(rest, s.followers.end());
   }
-  for (host_waiter* h : s.hosts) {
+  for (host_waiter* h : s.hosts)
     if (s.done >= h->position) h->wake.notify_one();
-  }
 }
 
 void queues::unlock_and_drop(base::unique_lock& lock) {
@@ -179,9 +173,8 @@ void queues::fault(int device) {
   for (std::size_t d = 0; d < devices.size(); ++d) {
     if (static_cast<int>(d) != device && !(all && devices[d].open)) continue;
     devices[d].failing = !devices[d].lost;
-    for (auto const& s : devices[d].live) {
+    for (auto const& s : devices[d].live)
       if (abandon) abandon(*s);
-    }
   }
   if (calls_to_failure == 0 && takes.takes(freedom::late_errors, 50)) calls_to_failure = 1 + takes.draw(6);
   if (calls_to_failure == 0) surface();
@@ -193,9 +186,8 @@ void queues::distort(operation const& o, std::span<use const> uses) {
 
 void queues::surface() {
   calls_to_failure = 0;
-  for (std::size_t d = 0; d < devices.size(); ++d) {
+  for (std::size_t d = 0; d < devices.size(); ++d)
     if (std::exchange(devices[d].failing, false)) lose(static_cast<int>(d));
-  }
 }
 
 void queues::call_on(int device) {

@@ -134,9 +134,8 @@ class handle_table {
   std::uint64_t came_back() const noexcept { return came_back_; }  // number of reused handles
   template <class F>
   void each(F visit) const {
-    for (std::uint32_t i = 0; i < all_.size(); ++i) {
+    for (std::uint32_t i = 0; i < all_.size(); ++i)
       if (all_[i].what) visit(handle(i), *all_[i].what);
-    }
   }
 
  private:

@@ -105,17 +105,15 @@ thread_scheduler::member_ptr thread_scheduler::body_of(member& me) noexcept {
   me.is = state::ended;
   in.not_ready(me);
   --in.alive_;
-  for (auto const& t : in.threads_) {
+  for (auto const& t : in.threads_)
     if (t->is == state::thread && t->what == &me) in.make_ready(*t);
-  }
   return in.threads_[static_cast<std::size_t>(in.choose_other(me.number))];
 }
 
 std::string thread_scheduler::join() {
   member& me = *detail::this_scheduler_thread();
-  for (std::size_t i = 1; i < threads_.size(); ++i) {
+  for (std::size_t i = 1; i < threads_.size(); ++i)
     if (threads_[i]->spawned || over_) join(me, *threads_[i]);
-  }
   over_ = false;
   auto const error = std::exchange(first_error_, nullptr);
   if (life_ == life::while_needed && alive_ == 1) leave();
@@ -201,9 +199,8 @@ bool thread_scheduler::give_back(member& me, mutex& m) noexcept {
   held_.erase(std::next(at).base());
   if (m.quiet_) --me.quiet;
   m.mutex_.unlock();
-  for (auto const& t : threads_) {
+  for (auto const& t : threads_)
     if (t->is == state::lock && t->what == &m) make_ready(*t);
-  }
   return true;
 }
 
@@ -297,9 +294,8 @@ bool thread_scheduler::wait_for_others(condition& c, unique_lock& lock, std::fun
 
 void thread_scheduler::notify(condition& c, bool all) noexcept {
   std::vector<member*> waiting;
-  for (auto const& t : threads_) {
+  for (auto const& t : threads_)
     if ((t->is == state::condition || t->is == state::others) && t->what == &c) waiting.push_back(t.get());
-  }
   if (all) {
     for (member* t : waiting) make_ready(*t);
   } else if (!waiting.empty()) {
@@ -349,9 +345,8 @@ void thread_scheduler::wake_sleepers() noexcept {
 bool thread_scheduler::jump_to_next_limit() noexcept {
   if (limits_ == 0) return false;
   std::int64_t first = member::never;
-  for (auto const& t : threads_) {
+  for (auto const& t : threads_)
     if (t->until_ns != member::never && (first == member::never || t->until_ns < first)) first = t->until_ns;
-  }
   choices_.jump(first);
   return true;
 }
@@ -390,9 +385,8 @@ void thread_scheduler::give_up() noexcept {
   over_at_ = points_;
   // the first thread's code may not print the reason of the exception it gets
   if (threads_.front()->is != state::thread) print(why_over_);
-  for (auto const& t : threads_) {
+  for (auto const& t : threads_)
     if (t->is != state::ready && t->is != state::ended) make_ready(*t);
-  }
 }
 
 void thread_scheduler::throw_if_over(member const& me) const {
@@ -431,9 +425,8 @@ std::string thread_scheduler::state_of(member const& t) const {
 
 std::string thread_scheduler::circle() const {
   std::string text;
-  for (auto const& t : threads_) {
+  for (auto const& t : threads_)
     if (t->is != state::ended) text += (text.empty() ? "" : "; ") + state_of(*t);
-  }
   return text;
 }
 

@@ -32,11 +32,10 @@ std::uint64_t adoptions::add(void* block, source_location at) {
   base::no_switch const one_step;  // earlier work of buffers is not part of a run
   auto all = last_of_each().lock();
   adoption& its = (*all)[block];
-  if (its.owned) {
+  if (its.owned)
     throw invalid_use("buffer::adopt",
                       base::address_text(block) + " belongs to the buffer that adopted it" + text_of(its.at),
                       "Move that buffer, or release() the block first", at, error_id{183});
-  }
   std::uint64_t const number = now() + 1;
   its = {number, true, at};
   now_.set(number + 1);

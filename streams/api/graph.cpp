@@ -84,13 +84,12 @@ class capture_under_way {
         at_(at) {
     driver::driver& machine = s.owner().machine();
     auto const begun = s.note(machine.begin_capture(s.device(), s.handle(), mode));
-    if (!begun.ok()) {
+    if (!begun.ok())
       require(begun, "graph::capture", name_,
               begun.what == driver::code::not_permitted
                   ? "A stream has one capture at a time, and CUDA's legacy stream none: capture on a stream of your own"
                   : "",
               at);
-    }
     try {
       auto const lane = s.lane();
       require(lane.is, "graph::capture", name_, "", at);
@@ -109,14 +108,13 @@ class capture_under_way {
   graph_handle end() {
     graph_book::expected<graph_handle> place(book_);
     auto const kept = close();
-    if (!kept.ok()) {
+    if (!kept.ok())
       require(stream_.note(kept.is), "graph::capture", name_,
               kept.is.what == driver::code::not_permitted
                   ? "Every stream that joined the capture must be waited for before its end, and nothing in it may be "
                     "queried or synchronized with"
                   : "",
               at_);
-    }
     place.made(kept.value);
     return kept.value;
   }
@@ -231,14 +229,13 @@ struct WEIR_LOCAL graph::state {
     auto const before = machine.memory(device);
     auto const made = machine.instantiate(device, kept);
     r.part<clock::clocks>().note(device, made.is);
-    if (!made.ok()) {
+    if (!made.ok())
       require(
           made.is, "graph::instantiate", "a graph of " + base::gpu_name(device),
           made.is.what == driver::code::out_of_memory
               ? "The driver keeps a graph's kernels and parameters in device memory: free some, or raise driver_reserve"
               : "",
           at);
-    }
     place.made(made.value);
     auto const after = machine.memory(device);
     driver_bytes =
@@ -278,10 +275,9 @@ void graph::instantiate(source_location at) {
 void graph::launch(stream_ref on, source_location at) {
   state& g = usable("graph::launch", at);
   clock::stream_clock& s = streams::clock_or_throw(on, "graph::launch", at);
-  if (&s.owner() != g.of.if_alive() || s.device() != g.device) {
+  if (&s.owner() != g.of.if_alive() || s.device() != g.device)
     throw invalid_use("graph::launch", "a graph of " + base::gpu_name(g.device) + ", on " + streams::describe(s),
                       "Launch on a stream of the device and runtime that the graph was captured on", at, error_id{391});
-  }
   if (g.ready == executable_handle::none) g.instantiate(s.owner(), at);
   streams::named_work const named(s);
   streams::timed_work const timed(s, "graph", 0, at);
@@ -300,11 +296,10 @@ void graph::launch(source_location at) {
 void graph::update(stream_ref on, std::function<void()> const& body, source_location at) {
   state& g = usable("graph::update", at);
   clock::stream_clock& s = streams::clock_or_throw(on, "graph::update", at);
-  if (&s.owner() != g.of.if_alive() || s.device() != g.device) {
+  if (&s.owner() != g.of.if_alive() || s.device() != g.device)
     throw invalid_use("graph::update", "a graph of " + base::gpu_name(g.device) + ", on " + streams::describe(s),
                       "Capture on a stream of the device and runtime that the graph was captured on", at,
                       error_id{392});
-  }
   graph_book& book = g.book;
   graph_handle const now = captured(on, body, g.mode, g.memory, "graph::update", at);
   if (g.ready != executable_handle::none) {

@@ -45,25 +45,22 @@ void check_use(streams::known_range const& is, memory_use const& u, clock::strea
     driver::driver& machine = stream.owner().machine();
     auto const place =
         machine.simulated() ? machine.find(u.address) : driver::result<driver::place>{{driver::code::not_ready}};
-    if (place.ok() && place.value.in == driver::where::pageable) {
+    if (place.ok() && place.value.in == driver::where::pageable)
       refuse("pageable memory of the host", "Copy it to the device, or keep it in pinned memory (weir::pinned)",
              error_id{190});
-    }
-    if (place.ok() && place.value.in == driver::where::unknown_device) {
+    if (place.ok() && place.value.in == driver::where::unknown_device)
       refuse("device memory of another runtime or library", "Launch with the runtime that allocated the memory",
              error_id{191});
-    }
     if (u.bytes == 0)
       refuse("unknown memory of unknown size", "Pass the number of bytes: reads(p, bytes)", error_id{192});
     return;
   }
-  if (is.device >= 0 && is.device != stream.device() && !is.open_to(stream.device())) {
+  if (is.device >= 0 && is.device != stream.device() && !is.open_to(stream.device()))
     refuse("the block is on " + base::gpu_name(is.device) + " and " + base::gpu_name(stream.device()) +
                " has no access to it",
            "Launch on a stream of " + base::gpu_name(is.device) + ", copy the block to " +
                base::gpu_name(stream.device()) + ", or grant access (weir::enable_peer_access)",
            error_id{193});
-  }
 }
 
 // The uses in the driver's form. Most launches declare few.

@@ -63,10 +63,9 @@ void* pageable(size_t bytes, size_t alignment, source_location at) {
   if (alignment > 2_MiB)
     throw invalid_use("buffer", "alignment of " + std::to_string(alignment) + " B", "Ask for at most 2 MiB", at,
                       error_id{200});
-  if (bytes > static_cast<size_t>(std::numeric_limits<std::ptrdiff_t>::max()) - alignment - 4096) {
+  if (bytes > static_cast<size_t>(std::numeric_limits<std::ptrdiff_t>::max()) - alignment - 4096)
     throw invalid_use("buffer", std::to_string(bytes) + " B",
                       "The size has overflowed: check the product it was made from", at, error_id{201});
-  }
   size_t const align = std::max<size_t>(alignment, 64);
   if (void* const p = std::aligned_alloc(align, std::max(align, base::round_up(bytes, align)))) return p;
   memory_report r{};
@@ -148,11 +147,8 @@ void record_stream(void const* p, stream_ref user, source_location at) {
 std::optional<block_info> streams::block_of_allocator(void const* p) noexcept {
   std::optional<memory::block> found;
   if (process_was_forked()) return std::nullopt;
-  if (memory::allocator const* const a = memory::device_memory::owner_in_process(p)) {
-    found = a->find(p);
-  } else if (auto const* const host = streams::pinned_memory::owner(p)) {
-    found = host->find(p);
-  }
+  if (memory::allocator const* const a = memory::device_memory::owner_in_process(p)) found = a->find(p);
+  else if (auto const* const host = streams::pinned_memory::owner(p)) found = host->find(p);
   if (!found) return std::nullopt;
   block_info out{found->device < 0 ? cpu : device(found->device), found->kind, found->base, found->bytes, std::nullopt};
   if (found->home) out.home = streams::ref_of(*found->home);
@@ -279,11 +275,10 @@ void reserve_pinned_memory(size_t bytes, source_location at) {
 }
 
 void* detail::allocate_pinned(std::size_t count, std::size_t size, std::size_t alignment, source_location at) {
-  if (size && count > std::numeric_limits<std::size_t>::max() / size) {
+  if (size && count > std::numeric_limits<std::size_t>::max() / size)
     throw invalid_use("pinned_allocator::allocate",
                       std::to_string(count) + " elements of " + std::to_string(size) + " B",
                       "the size overflows: ask for fewer", at, error_id{207});
-  }
   runtime::impl& r = streams::current_runtime(at);
   void* const p = r.part<streams::pinned_memory>().allocate(count * size, alignment, at);
   observe::note(observe::action::alloc, p, count * size, 0, r.id(), observe::pinned_memory_place, at);
@@ -325,10 +320,9 @@ void set_memory_limit(size_t bytes, device on, source_location at) {
 void set_per_process_memory_fraction(double of_total, device on, source_location at) {
   runtime::impl& r = streams::current_runtime(at);
   int const d = streams::resolve(on, r, "set_per_process_memory_fraction", at);
-  if (!(of_total > 0 && of_total <= 1)) {
+  if (!(of_total > 0 && of_total <= 1))
     throw invalid_use("set_per_process_memory_fraction", std::to_string(of_total),
                       "Pass a fraction of the device's memory, above 0 and at most 1", at, error_id{205});
-  }
   auto const info = r.machine().info(d);
   require(info.is, "set_per_process_memory_fraction", device(d).str(), "", at);
   blocks(r).on(d, at).set_limit(static_cast<size_t>(of_total * static_cast<double>(info.value.total_memory)));

@@ -87,9 +87,8 @@ void locked_ranges::try_unlock(void* first) noexcept {
   // invalid: the driver does not know the range any more
   if (is.ok() || is.what == driver::code::invalid) return forget(first);
   auto all = all_.lock();
-  for (range& r : *all) {
+  for (range& r : *all)
     if (r.first == first) r.is = state::refused;
-  }
 }
 
 void locked_ranges::forget(void* first) noexcept {
@@ -110,10 +109,9 @@ registered_host_memory::registered_host_memory(std::span<std::byte> memory, sour
   std::string const what = streams::range_text(memory.data(), memory.size());
   if (!memory.data()) throw invalid_use("registered_host_memory", what, "Pass memory of the host", at, error_id{208});
   if (memory.empty()) return;
-  if (memory.size() > ~std::size_t{0} - reinterpret_cast<driver::address>(memory.data()) - os::page_size()) {
+  if (memory.size() > ~std::size_t{0} - reinterpret_cast<driver::address>(memory.data()) - os::page_size())
     throw invalid_use("registered_host_memory", what + ", which wraps around the address space",
                       "The size has overflowed: check the product it was made from", at, error_id{209});
-  }
   auto const page = static_cast<driver::address>(os::page_size());
   auto const own = reinterpret_cast<driver::address>(memory.data());
   auto const begin = own / page * page, end = base::round_up(own + memory.size(), page);

@@ -27,10 +27,9 @@ std::string range_text(void const* p, std::size_t bytes) {
 std::string which_is_lost(runtime::impl& r, driver::status why, int one, int other) {
   if (why.what != driver::code::lost) return "";
   std::string out;
-  for (int const d : {one, other}) {
+  for (int const d : {one, other})
     if (r.machine().memory(d).is.what == driver::code::lost)
       out += (out.empty() ? ": gpu:" : " and gpu:") + std::to_string(d);
-  }
   return out;
 }
 

@@ -188,10 +188,9 @@ struct staging::state {
         oldest = r->in_use.front().until;
       }
       base::internal_ordering const own_affair(owner.observer());
-      if (auto const waited = clocks.synchronize(oldest); !waited.ok()) {
+      if (auto const waited = clocks.synchronize(oldest); !waited.ok())
         throw_refusal(waited, "copy", "waiting for staging memory of gpu:" + std::to_string(stream.device()),
                       "Repeat the call when earlier copies to this device are complete", where);
-      }
       auto r = room_of(stream).lock();
       forget_complete(*r);
     }
@@ -232,24 +231,20 @@ struct staging::state {
   void refuse_captured(clock::stream_clock const& stream, void const* dst, void const* src, std::size_t bytes,
                        source_location where) {
     auto const captured = owner.machine().capturing(stream.device(), stream.handle());
-    if (captured.is.what == driver::code::lost) {
+    if (captured.is.what == driver::code::lost)
       throw_refusal(stream.note(captured.is), "copy", of_copy(stream, dst, src, bytes), "", where);
-    }
-    if (captured.ok() && captured.value) {
+    if (captured.ok() && captured.value)
       throw invalid_use(
           "copy", range_text(dst, bytes) + " <- " + range_text(src, bytes) + ", staged, on a stream in capture",
           "Capture copies of pinned memory: a staging buffer cannot serve each replay", where, error_id{211});
-    }
   }
 };
 
 staging::staging(runtime::impl& r) : state_(std::make_unique<state>(r)) {}
 staging::~staging() {
-  if (process_was_forked()) {
+  if (process_was_forked())
     static_cast<void>(state_.release());  // the threads exist only in the parent process and cannot be joined
-  } else {
-    state_->workers_by_node.stop();
-  }
+  else state_->workers_by_node.stop();
 }
 
 namespace {
@@ -375,10 +370,9 @@ staging::download staging::to_host(clock::stream_clock& stream, void* dst, void 
       enqueue_copy(stream, through, at(src, offset), part.bytes, where);
       auto const queued = my.owner.machine().host_function(stream.device(), stream.handle(),
                                                            {&arrival::run, &arrival::drop, new arrival{job, i}});
-      if (!queued.ok()) {
+      if (!queued.ok())
         throw_refusal(stream.note(queued), "copy", of_copy(stream, dst, src, bytes),
                       queued.what == driver::code::lost ? "Continue with the other devices" : "Repeat the call", where);
-      }
     }
   } catch (...) {
     job->cancel();

@@ -15,16 +15,14 @@ constexpr std::size_t fence_after = std::size_t{1} << 20;
 // Requires: in.lock() is held.
 [[noreturn]] void refuse_free(pinned_space& space, void* block, pinned_space::place found, source_location at) {
   std::string const what = base::address_text(block);
-  if (found == space.end()) {
+  if (found == space.end())
     throw invalid_use("deallocate", what + ", which is not pinned memory of this runtime",
                       "Free the block with the runtime that allocated it", at, error_id{212});
-  }
-  if (found->second.is == state_of::live) {
+  if (found->second.is == state_of::live)
     throw invalid_use("deallocate",
                       what + ", inside the pinned block " + base::address_text(found->first) + " of " +
                           std::to_string(found->second.requested) + " B",
                       "Free the address that allocate returned", at, error_id{213});
-  }
   throw invalid_use("deallocate", what + ", pinned memory that was freed before", "Free each block once", at,
                     error_id{214});
 }
@@ -46,9 +44,8 @@ void pinned_memory::deallocate(void* block, source_location at) {
       std::vector<driver::allocation_observer::user> behind, counted;
       for (auto* user : one.users)
         (user->alive() == clock::life::retired ? counted : behind).push_back({user->device(), user->handle()});
-      for (auto const s : one.stamps) {
+      for (auto const s : one.stamps)
         if (auto* const user = clock::find(s.stream)) counted.push_back({user->device(), user->handle()});
-      }
       observer->freed(number(block), one.requested, {behind, counted}, at);
     }
     for (auto* user : one.users) join(one.stamps, user->now());
@@ -64,9 +61,8 @@ void pinned_memory::deallocate(void* block, source_location at) {
       one.is = state_of::pending;
       p->unfenced += one.bytes;
       if (p->unfenced >= fence_after) {
-        for (auto const s : one.stamps) {
+        for (auto const s : one.stamps)
           if (to_fence.size() < to_fence.capacity()) to_fence.push_back(s);
-        }
         p->unfenced = 0;
       }
       p->pending.push_back(freed->first);

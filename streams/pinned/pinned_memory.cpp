@@ -223,11 +223,8 @@ pinned_memory::~pinned_memory() {
     }
     if (in_use) continue;  // never known complete: the engine may still write
     auto* const first = reinterpret_cast<std::byte*>(base);
-    if (keep) {
-      static_cast<void>(state_->owner.machine().unpin(first));
-    } else {
-      static_cast<void>(return_pages(state_->owner.machine(), {first, bytes}));
-    }
+    if (keep) static_cast<void>(state_->owner.machine().unpin(first));
+    else static_cast<void>(return_pages(state_->owner.machine(), {first, bytes}));
   }
   if (held) try {
       os::print_error("weir-107: " + std::to_string(held) + " pinned blocks (" + bytes_text(held_bytes) +
@@ -254,14 +251,12 @@ void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignm
   if (process_was_forked())
     throw_refusal({driver::code::forked, 0}, "allocate", bytes_text(bytes) + " of pinned memory",
                   "Allocate in the process that created the runtime", at);
-  if (alignment & (alignment - 1)) {
+  if (alignment & (alignment - 1))
     throw invalid_use("allocate", bytes_text(bytes) + " of pinned memory, aligned to " + std::to_string(alignment),
                       "Pass a power of two, or 0 for the natural alignment", at, error_id{215});
-  }
-  if (bytes > largest || alignment > largest) {
+  if (bytes > largest || alignment > largest)
     throw invalid_use("allocate", bytes_text(bytes) + " of pinned memory, aligned to " + std::to_string(alignment),
                       "The size has overflowed: check the product it was made from", at, error_id{216});
-  }
   state_->decay();
   std::size_t const rounded = base::round_up(bytes ? bytes : 1, pinned_space::granule);
   // beyond the limit no freed memory helps
@@ -359,17 +354,15 @@ std::vector<std::string> pinned_memory::validate() const {
   auto const& now = p->counters.now();
   if (live != p->counters.allocated() || pending != p->counters.pending() || in_segments != p->counters.reserved() ||
       now.reserved_bytes.all.current !=
-          now.allocated_bytes.all.current + now.pending_bytes.all.current + now.cached_bytes.all.current) {
+          now.allocated_bytes.all.current + now.pending_bytes.all.current + now.cached_bytes.all.current)
     wrong.push_back("reserved != allocated + pending + cached");
-  }
   return wrong;
 }
 
 pinned_memory* pinned_memory::owner(void const* block) noexcept {
   auto all = pools().lock();
-  for (auto* one : *all) {
+  for (auto* one : *all)
     if (one->reserves(block)) return one;
-  }
   return nullptr;
 }
 

@@ -75,9 +75,8 @@ struct pinned_memory::state {
 
   // A use may be written late, while another thread frees the block: that must be harmless.
   static pinned_use* use_of(pool& p, pinned_space::range& one, std::uint64_t stream) {  // Throws: bad_alloc
-    for (auto* const use : one.last) {
+    for (auto* const use : one.last)
       if (use->stream.load(base::memory_order_relaxed) == stream) return use;
-    }
     forget_ended(p, one);
     one.last.reserve(one.last.size() + 1);
     make_entries(one);

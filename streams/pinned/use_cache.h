@@ -42,9 +42,8 @@ class pinned_uses {
   pinned_spot const* find(pinned_memory const* of, std::uint64_t stream, driver::address at,
                           std::size_t bytes) noexcept {
     if (seen_ != version_.load(base::memory_order_acquire)) return nullptr;
-    for (pinned_spot const& one : all_) {
+    for (pinned_spot const& one : all_)
       if (one.holds(at, bytes) && one.stream == stream && one.of == of) return &one;
-    }
     return nullptr;
   }
   // Requires: version was read before the block was looked up.

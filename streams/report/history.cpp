@@ -51,11 +51,10 @@ std::string signed_bytes(std::int64_t n) {
 
 void record_memory_history(history_options o, source_location at) {
   constexpr size_t most = size_t{1} << 32;  // 320 GiB
-  if (o.events == 0 || o.events > most) {
+  if (o.events == 0 || o.events > most)
     throw invalid_use("record_memory_history", "room for " + std::to_string(o.events) + " events",
                       o.events ? "Ask for 4294967296 at most; one takes 80 B" : "Ask for at least 1", at,
                       error_id{217});
-  }
   observe::history::process().start(o.events, o.stacks);
 }
 void stop_memory_history() { observe::history::process().stop(); }
@@ -82,7 +81,7 @@ std::vector<memory_event> memory_history(device on, source_location at) {
 std::vector<line_statistics> memory_by_line(device on, source_location at) {
   place const its = place_of(on, "memory_by_line", at);
   std::vector<line_statistics> out;
-  for (observe::line_sums const& l : observe::history::process().lines(its.runtime, its.device)) {
+  for (observe::line_sums const& l : observe::history::process().lines(its.runtime, its.device))
     out.push_back({{l.file, l.function, l.line},
                    l.blocks,
                    l.bytes,
@@ -90,7 +89,6 @@ std::vector<line_statistics> memory_by_line(device on, source_location at) {
                    l.bytes_at_peak,
                    l.total_blocks,
                    l.total_bytes});
-  }
   std::stable_sort(out.begin(), out.end(), [](auto const& a, auto const& b) {
     return std::max(a.bytes, a.bytes_at_peak) > std::max(b.bytes, b.bytes_at_peak);
   });
@@ -105,12 +103,11 @@ std::string format(std::vector<line_statistics> const& lines) {
     out += text;
   };
   row("live", "blocks", "at the peak", "blocks", "allocated", "blocks", "line");
-  for (line_statistics const& l : lines) {
+  for (line_statistics const& l : lines)
     row(bytes_text(static_cast<size_t>(l.bytes)).c_str(), std::to_string(l.blocks).c_str(),
         bytes_text(static_cast<size_t>(l.bytes_at_peak)).c_str(), std::to_string(l.blocks_at_peak).c_str(),
         bytes_text(static_cast<size_t>(l.total_bytes)).c_str(), std::to_string(l.total_blocks).c_str(),
         line_text(l.where).c_str());
-  }
   return out;
 }
 

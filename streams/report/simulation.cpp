@@ -28,11 +28,10 @@ int simulation::ordinal(device d, std::string_view operation, source_location at
 
 bool simulation::step(stream_ref s, source_location at) {
   clock::stream_clock& stream = streams::clock_or_throw(s, "simulation::step", at);
-  if (stream.owner().machine().moves_by_itself()) {
+  if (stream.owner().machine().moves_by_itself())
     throw invalid_use("simulation::step", streams::describe(stream) + ", which the machine's own threads execute",
                       "Create the runtime with simulated{.schedule = simulated::scheduling::stepped}", at,
                       error_id{220});
-  }
   return controls_->step(stream.device(), stream.handle());
 }
 
@@ -51,11 +50,10 @@ void simulation::spawn(std::string name, std::function<void()> body, source_loca
     throw invalid_use("simulation::spawn", "this machine has no seed",
                       "Create the runtime with simulated{.schedule = scheduling::seeded}", at, error_id{223});
   base::thread_scheduler* const mine = base::thread_scheduler::here();
-  if (mine != (threads->active() ? threads : nullptr)) {
+  if (mine != (threads->active() ? threads : nullptr))
     throw invalid_use("simulation::spawn",
                       mine ? "this thread belongs to another machine" : "this thread is not scheduled by the seed",
                       "Call spawn on the first thread that did, or on a spawned thread", at, error_id{224});
-  }
   if (!threads->active()) threads->enter("main", base::thread_scheduler::life::while_needed);
   threads->spawn(std::move(name), [r = runtime_, body = std::move(body)] {
     runtime_guard const here_is(*r);

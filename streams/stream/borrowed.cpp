@@ -161,11 +161,10 @@ void borrowed_streams::forget(contents& all, std::uint64_t id, streams_gone& gon
 // Half of those that nothing needs: first what owes no fence, and what was named longest ago.
 void borrowed_streams::forget_some(contents& all, int device, streams_gone& gone) {
   std::vector<std::tuple<bool, std::uint64_t, std::uint64_t>> oldest;  // owes a fence, turn, id
-  for (auto const& [id, its] : all.by_id) {
+  for (auto const& [id, its] : all.by_id)
     if (its.at.first == device && its.turn != all.turn && its.stream && its.stream->may_be_forgotten() &&
         !in_use(its.stream))
       oldest.emplace_back(!its.stream->is_fenced(), its.turn, id);
-  }
   std::ranges::sort(oldest);
   oldest.resize((oldest.size() + 1) / 2);
   gone.reserve(gone.size() + oldest.size());

@@ -48,10 +48,9 @@ void throw_other_device(char const* operation, int device, source_location at) {
 }
 
 clock::stream_clock& register_handle(runtime::impl& r, int device, CUstream_st* native, source_location at) {
-  if (handle_of(native) == driver::stream_handle::per_thread) {
+  if (handle_of(native) == driver::stream_handle::per_thread)
     throw invalid_use("external_stream", "CUDA's per-thread default stream, which is another stream on every thread",
                       "Register a stream of your own, or use weir::stream", at, error_id{232});
-  }
   return clocks_of(r).enrol(device, adopted(r, device, native, "external_stream", at));
 }
 

@@ -68,9 +68,8 @@ seats& mine() {
 seat* seat_if_any(std::uint64_t runtime) {
   seats& all = mine();
   if (all.last && all.last->runtime == runtime) return all.last;
-  for (auto& s : all.all) {
+  for (auto& s : all.all)
     if (s->runtime == runtime) return all.last = s.get();
-  }
   return nullptr;
 }
 
@@ -126,11 +125,10 @@ void require_not_stuck(driver::driver& machine, driver::status s, std::string_vi
 int resolve(device d, runtime::impl& r, std::string_view operation, source_location at) {
   if (d.is_cpu()) throw invalid_use(std::string(operation), "cpu", "Name a gpu", at, error_id{234});
   if (d.index() == -1) return seat_in(r).device;
-  if (d.index() < 0 || d.index() >= r.device_count()) {
+  if (d.index() < 0 || d.index() >= r.device_count())
     throw invalid_use(std::string(operation),
                       base::text(base::gpu_name(d.index()), " of ", r.device_count(), " devices"),
                       "Devices count from gpu:0 to gpu:" + std::to_string(r.device_count() - 1), at, error_id{235});
-  }
   return d.index();
 }
 

@@ -47,12 +47,11 @@ void event::record(stream_ref s, source_location at) {
   bool const of_a_gone_runtime = now->last && !clock::find(now->stream);
   if (event && !of_a_gone_runtime) {
     clock::stream_clock const& before = *clock::find(now->stream);
-    if (&before.owner() != &stream.owner() || event->device() != stream.device()) {
+    if (&before.owner() != &stream.owner() || event->device() != stream.device())
       throw invalid_use("event::record",
                         streams::describe(stream) + "; the event is of gpu:" + std::to_string(event->device()) +
                             ", recorded on " + streams::describe(before),
                         "Use an event for each device", at, error_id{240});
-    }
   } else {
     auto made = stream.owner().part<clock::clocks>().take_event(stream.device(), state_->kind());
     require(made.is, "event::record", streams::describe(stream), "", at);
@@ -106,10 +105,9 @@ float_milliseconds event::elapsed_time(event const& end, source_location at) con
     throw invalid_use("event::elapsed_time", std::move(what), remedy, at, id);
   };
   if (!state_ || !end.state_) refuse("an event that was moved from", "Use the event it was moved to", error_id{243});
-  if (!state_->options.timing || !end.state_->options.timing) {
+  if (!state_->options.timing || !end.state_->options.timing)
     refuse(std::string("the ") + (state_->options.timing ? "end" : "start") + " event has no time",
            "Make both with event_options{.timing = true}", error_id{244});
-  }
   if (process_was_forked()) streams::throw_forked("event::elapsed_time", at);
   auto const a = state_->get();
   auto const b = end.state_->get();
@@ -117,10 +115,9 @@ float_milliseconds event::elapsed_time(event const& end, source_location at) con
   clock::stream_clock* const to = clock::find(b.stream);
   if (!from || !to)
     refuse(std::string("the ") + (from ? "end" : "start") + " event was never recorded", "Record both", error_id{245});
-  if (&from->owner() != &to->owner() || from->device() != to->device()) {
+  if (&from->owner() != &to->owner() || from->device() != to->device())
     refuse("start on " + streams::describe(*from) + ", end on " + streams::describe(*to), "Record both on one device",
            error_id{246});
-  }
   if (a.last->captured || b.last->captured) refuse(recorded_inside, record_outside, error_id{247});
   auto const ms = from->owner().machine().elapsed_ms(a.event->handle(), b.event->handle());
   if (ms.is.what == driver::code::not_ready)
@@ -150,12 +147,11 @@ void stream_ref::wait(event const& e, source_location at) const {
     auto const now = e.state_->get();
     clock::stream_clock* const from = clock::find(now.stream);
     if (!from) return;
-    if (&from->owner() != &stream.owner()) {
+    if (&from->owner() != &stream.owner())
       throw invalid_use("stream::wait",
                         streams::describe(stream) + " of runtime " + std::to_string(stream.owner().id()) +
                             ", an event of runtime " + std::to_string(from->owner().id()),
                         "Synchronize with the event on the host", at, error_id{249});
-    }
     streams::timed_work const timed(stream, "wait", 0, at, from->id());
     auto const s = stream.wait(now.last, *from);
     if (s.what == driver::code::not_ready) continue;  // recorded again meanwhile: use that record

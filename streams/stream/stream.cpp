@@ -171,17 +171,15 @@ namespace {
 clock::stream_clock& of_this_runtime(stream_ref s, char const* operation, source_location at) {
   auto& stream = streams::clock_or_throw(s, operation, at);
   auto& r = streams::current_runtime(at);
-  if (&stream.owner() != &r) {
+  if (&stream.owner() != &r)
     throw invalid_use(operation,
                       streams::describe(stream) + " of runtime " + std::to_string(stream.owner().id()) +
                           ", the thread's is " + std::to_string(r.id()),
                       "Enter the stream's runtime with a runtime_guard first", at, error_id{251});
-  }
-  if (stream.alive() == clock::life::borrowed) {
+  if (stream.alive() == clock::life::borrowed)
     throw invalid_use(operation, "a borrowed stream, " + streams::describe(stream),
                       "Keep an external_stream of it: a current stream has to exist as long as it is current", at,
                       error_id{252});
-  }
   return stream;
 }
 }  // namespace

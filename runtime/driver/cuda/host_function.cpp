@@ -58,9 +58,7 @@ status cuda_driver::enqueue_host_call(int device, stream_handle s, work w) {
   std::uint64_t const id = made->id;
   host_call* const c = made.release();  // from here on `arrive` may delete it, or a loss may drop it
   CUresult const r = api_.cuLaunchHostFunc(stream_of(s), &host_call::arrive, c);
-  if (r == CUDA_SUCCESS) {
-    return {};
-  }
+  if (r == CUDA_SUCCESS) return {};
   bool const ours = c->take();
   if (ours) {
     pending_.lock()->calls.erase(id);
@@ -88,14 +86,12 @@ void cuda_driver::drop_pending(int device) noexcept {
     }
     if (taken.empty()) return;
     p->droppers.emplace_back([taken] {
-      for (host_call const* c : taken) {
+      for (host_call const* c : taken)
         if (c->what.drop) c->what.drop(c->what.state);
-      }
     });
   } catch (std::exception const&) {  // no memory or no thread: drop them here
-    for (host_call const* c : taken) {
+    for (host_call const* c : taken)
       if (c->what.drop) c->what.drop(c->what.state);
-    }
   }
 }
 

@@ -22,9 +22,8 @@ cuda_driver::~cuda_driver() {
   if (refusal_of_process() != code::ok) return;  // the driver may be unloaded; the system frees everything
   {
     auto g = gates_.lock();
-    for (auto const& [id, gate] : g->closed) {
+    for (auto const& [id, gate] : g->closed)
       base::store_release(g->words[gate.device * gates_a_device + gate.slot], gate.sequence);
-    }
     g->closed.clear();
   }
   // Host functions still name this driver. After a loss, other devices may wait forever for its events: then
@@ -35,9 +34,8 @@ cuda_driver::~cuda_driver() {
     auto p = pending_.lock();
     call_over_.wait_for(p.lock(), std::chrono::seconds(2), [&] { return p->calls.empty(); });
   } else if (!pending_.lock()->calls.empty()) {
-    for (int i = 0; i < count_; ++i) {
+    for (int i = 0; i < count_; ++i)
       if (at(i).context.load()) synchronize_device(i);
-    }
   }
   for (int i = 0; i < count_; ++i) drop_pending(i);
   std::vector<base::thread> droppers;
@@ -88,11 +86,10 @@ std::string cuda_driver::left_behind() {
     say(g->kept.size(), "graph");
     say(g->executables.size(), "executable graph");
   }
-  for (int i = 0; i < count_; ++i) {
+  for (int i = 0; i < count_; ++i)
     if (int const lost = at(i).lost.load())
       text += (text.empty() ? "objects of gpu:" : "; gpu:") + std::to_string(i) + ", lost to CUDA error " +
               std::to_string(lost);
-  }
   return text;
 }
 
@@ -116,9 +113,8 @@ int cuda_driver::any_device() noexcept {
 int cuda_driver::pinning_device() {
   int const found = any_device();
   if (found >= 0 && at(found).lost.load(base::memory_order_relaxed) == 0) return found;
-  for (int i = 0; i < count_; ++i) {
+  for (int i = 0; i < count_; ++i)
     if (!at(i).context.load(base::memory_order_acquire) && open(i).ok()) return i;
-  }
   return found;
 }
 

@@ -259,10 +259,9 @@ result<place> cuda_driver::find(void const* p) {
   {
     auto b = books_.lock();
     if (holder_of(b->pins, at) != b->pins.end()) return {{}, {.in = where::pinned}};
-    for (ranges const* in : {&b->mappings, &b->segments}) {
+    for (ranges const* in : {&b->mappings, &b->segments})
       if (auto const found = holder_of(*in, at); found != in->end())
         return {{}, {.in = where::device, .device = found->second.device}};
-    }
     if (holder_of(b->reservations, at) != b->reservations.end()) return {{}, {.in = where::unknown_device}};
   }
   int const device = any_device();
@@ -313,9 +312,8 @@ struct cuda_driver::remembered {
   std::size_t next = 0;
 
   extent const* find(address at, std::size_t bytes) const noexcept {
-    for (extent const& e : known) {
+    for (extent const& e : known)
       if (at - e.begin < e.end - e.begin && bytes <= e.end - at) return &e;
-    }
     return nullptr;
   }
   void read(std::uint64_t now) noexcept {

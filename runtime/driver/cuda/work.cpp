@@ -238,9 +238,8 @@ result<gate_handle> cuda_driver::hold(int device, stream_handle s) {
   int able = 0;
   if (api_.cuDeviceGetAttribute(&able, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, at(device).id) !=
           CUDA_SUCCESS ||
-      able == 0) {
+      able == 0)
     return {{code::not_supported, 0}};
-  }
   auto g = gates_.lock();  // held during the calls: for tests only, and waiting on a word does not block the host
   if (!g->words) {
     void* words = nullptr;
@@ -254,9 +253,8 @@ result<gate_handle> cuda_driver::hold(int device, stream_handle s) {
     g->words = static_cast<std::uint32_t*>(words);
   }
   std::array<bool, gates_a_device> used{};
-  for (auto const& [id, closed] : g->closed) {
+  for (auto const& [id, closed] : g->closed)
     if (closed.device == device) used[static_cast<std::size_t>(closed.slot)] = true;
-  }
   auto const free_slot = std::find(used.begin(), used.end(), false);
   if (free_slot == used.end()) return {{code::not_permitted, 0}};
   gate const made{.device = device, .slot = static_cast<int>(free_slot - used.begin()), .sequence = 0};
