@@ -21,6 +21,8 @@ class allocation_observer {
     std::span<user const> counted;  // use that an exact stamp waits for
   };
 
+  // The program has made this stream, or leased it from the runtime's pool.
+  virtual void stream_made(user, source_location) = 0;
   // These bytes are now a block of `home`. stream none: of no stream, and earlier use is complete; device -1:
   // host memory. Called before any other thread knows the block.
   virtual void allocated(user home, address, std::size_t bytes, source_location) = 0;

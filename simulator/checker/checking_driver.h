@@ -77,6 +77,7 @@ class checking_driver final : public driver_front<checking_driver>, public contr
   bool ordered(epoch, int device, stream_handle) override;
   bool complete(epoch) override;
 
+  void stream_made(user, source_location) override;
   void allocated(user home, address, std::size_t bytes, source_location) override;
   void freed(address, std::size_t bytes, waits_for, source_location) override;
   void handed_over(user to, address, std::size_t bytes, source_location) override;

@@ -129,13 +129,18 @@ void checking_driver::freed(address at, std::size_t bytes, waits_for r, source_l
     auto const known = judge_.lock();
     for (user const& u : r.behind) behind.push_back(known->order.find(u.device, u.stream));
     for (user const& u : r.counted) counted.push_back(known->order.find(u.device, u.stream));
-    stays = known->blocks.is_of_graph(at, bytes) || std::ranges::any_of(behind, [&](stream_id s) {
-              return known->captured.of(s) != nullptr;
-            });
+    stays = known->blocks.is_of_graph(at, bytes) ||
+            std::ranges::any_of(behind, [&](stream_id s) { return known->captured.of(s) != nullptr; });
   }
   if (sim::bytes_are_guarded && simulated() && !stays) inner_->block_given_back(at);
   auto const known = judge_.lock();
   known->freed(at, bytes, {behind.data(), behind.size()}, {counted.data(), counted.size()}, where);
+}
+
+void checking_driver::stream_made(user s, source_location where) {
+  if (away()) return;
+  auto const known = judge_.lock();
+  known->order.set_made(known->order.find(s.device, s.stream), where);
 }
 
 void checking_driver::handed_over(user to, address at, std::size_t bytes, source_location where) {

@@ -34,6 +34,9 @@ class graph {
   // the number in reports
   std::uint64_t number_of(stream_id s) const noexcept { return streams_[s - 1].number ? streams_[s - 1].number : s; }
   void set_number(stream_id s, std::uint64_t number) noexcept { at(s).number = number; }
+  // the place of the stream's constructor; no file name: unknown
+  source_location made_at(stream_id s) const noexcept { return streams_[s - 1].made; }
+  void set_made(stream_id s, source_location where) noexcept { at(s).made = where; }
   std::size_t streams() const noexcept { return streams_.size(); }
 
   moment now(stream_id);                      // what the stream's next operation comes after
@@ -64,6 +67,7 @@ class graph {
     joins how = joins::nothing;
     std::uint64_t given = 0, done = 0, known_done = 0;
     std::uint64_t number = 0;  // in reports; 0: its id
+    source_location made{nullptr, nullptr, 0};
     views seen;
     // `seen` of the last operation, for blocking and legacy streams: the next one may come after more
     views at_last;

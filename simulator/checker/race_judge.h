@@ -71,7 +71,9 @@ struct knowledge {
   void report_early_host(access const& before, std::string user, std::string where, source_location second,
                          std::string key, address, std::size_t bytes, char const* how);
   void report_undeclared(base::running_work const&, char const* how, address);
-  void note(finding::kind, std::string key, std::string text, source_location first, source_location second);
+  // streams: those that the text names
+  void note(finding::kind, std::string key, std::string text, source_location first, source_location second,
+            std::initializer_list<stream_id> streams = {});
   std::string stream(stream_id) const;
   std::string bytes_of(address, std::size_t);        // "bytes 0-63 of block 2 of gpu:0 (256 B, allocated at a.cpp:3)"
   std::string block_text(blocks::map::iterator) const;

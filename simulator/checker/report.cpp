@@ -1,5 +1,7 @@
 // The checker's report texts: the bytes, the uses with their places, and the remedy.
 // Threads: as race_judge.h says.
+#include <set>
+
 #include "runtime/base/text.h"
 #include "simulator/checker/race_judge.h"
 
@@ -72,12 +74,15 @@ std::string knowledge::bytes_of(address at, std::size_t bytes) {
 }
 
 void knowledge::note(finding::kind what, std::string key, std::string text, source_location first,
-                     source_location second) {
+                     source_location second, std::initializer_list<stream_id> streams) {
   key.insert(key.begin(), static_cast<char>('a' + static_cast<int>(what)));
   if (auto const known = by_sites.find(key); known != by_sites.end()) {
     ++found[known->second].times;
     return;
   }
+  for (stream_id const s : std::set<stream_id>(streams))
+    if (s && order.made_at(s).file_name())
+      text += " Stream " + number(order.number_of(s)) + " was made at " + text_of(order.made_at(s)) + ".";
   by_sites[std::move(key)] = found.size();
   found.push_back({what, std::string(name_of(what)) + ": " + std::move(text), first, second, 1});
   to_tell.push_back(found.back());
@@ -102,7 +107,7 @@ void knowledge::report_race(access const& before, access const& now, address fro
            does(now.how) + " them on " + stream(now.stream) + (alias ? ", through another mapping" : "") +
            (now.captured ? ", both in one graph" : "") + ". No wait orders the two. Remedy: " + wait;
   note(finding::kind::race, key_of(before.site, before.stream) + '|' + key_of(now.site, now.stream), std::move(text),
-       before.site.at, now.site.at);
+       before.site.at, now.site.at, {before.stream, now.stream});
 }
 
 void knowledge::report_use_after_free(access const& now, blocks::map::iterator b) {
@@ -112,7 +117,7 @@ void knowledge::report_use_after_free(access const& now, blocks::map::iterator b
                     std::min(now.at + now.bytes, b->first + b->second.bytes) - std::max(now.at, b->first)) +
            " on " + stream(now.stream) + ", which was freed at " + text_of(b->second.freed) +
            ". Remedy: free the block after the last work that uses it was enqueued.",
-       b->second.freed, now.site.at);
+       b->second.freed, now.site.at, {now.stream});
 }
 
 void knowledge::report_freed_in_use(access const& before, std::span<stream_id const> behind, blocks::map::iterator b) {
@@ -123,7 +128,7 @@ void knowledge::report_freed_in_use(access const& before, std::span<stream_id co
            does(before.how) + " it on " + stream(before.stream) + ". " + home +
            ". Remedy: mark the block for that stream first (record_stream, or a declared use in launch or copy), "
            "or wait for it.",
-       before.site.at, b->second.freed);
+       before.site.at, b->second.freed, {before.stream, behind.empty() ? 0 : behind.front()});
 }
 
 void knowledge::report_handed_out_early(access const& before, blocks::map::iterator b,
@@ -145,7 +150,7 @@ void knowledge::report_handed_out_early(access const& before, blocks::map::itera
        block_text(b) + " was allocated " + by + " while " + why +
            ", which is neither complete nor ordered before. The earlier use was not declared or marked, or the "
            "allocator has a defect.",
-       before.site.at, b->second.allocated);
+       before.site.at, b->second.allocated, {before.stream, b->second.home});
 }
 
 void knowledge::report_unmapped(access const& before, base::site site, address at, std::size_t bytes) {
@@ -155,7 +160,7 @@ void knowledge::report_unmapped(access const& before, base::site site, address a
            " while " + text_of(before.site) + " " + does(before.how) + " " + number(before.bytes) + " bytes there on " +
            stream(before.stream) +
            " and is not known to be complete. This is a defect of the allocator, or the use was not declared.",
-       before.site.at, site.at);
+       before.site.at, site.at, {before.stream});
 }
 
 void knowledge::report_changed(source const& s) {
@@ -163,7 +168,7 @@ void knowledge::report_changed(source const& s) {
        bytes_of(s.at, s.bytes) + " were the source of " + text_of(s.site) + " on " + stream(s.copy.stream) +
            ", and changed before the host had waited for that copy. Remedy: before the next write, wait for the copy's "
            "stamp, for an event after it or for its stream; or use another buffer.",
-       s.site.at, {nullptr, nullptr, 0});
+       s.site.at, {nullptr, nullptr, 0}, {s.copy.stream});
 }
 
 // `where`: the place before which the program must wait.
@@ -174,7 +179,7 @@ void knowledge::report_early_host(access const& before, std::string user, std::s
            stream(before.stream) + ", " + std::move(user) + " " + how +
            " them. The host has not waited for that. Remedy: before " + std::move(where) +
            " synchronize the stream, an event after it, or the stamp that copy returned (copied.synchronize()).",
-       before.site.at, second);
+       before.site.at, second, {before.stream});
 }
 
 void knowledge::report_undeclared(base::running_work const& work, char const* how, address at) {

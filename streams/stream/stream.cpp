@@ -3,7 +3,8 @@
 #include "weir/stream.h"
 
 #include "runtime/base/call_site.h"
-#include "runtime/memory/device/device_memory.h"
+#include "runtime/base/call_site.h"
+#include "runtime/driver/allocation_observer.h"
 #include "streams/stream/context.h"
 #include "streams/stream/stream_pool.h"
 #include "streams/stream/timed_work.h"
@@ -141,7 +142,10 @@ stream::stream(weir::priority p, source_location at) : stream(gpu, p, at) {}
 stream::stream(weir::device d, weir::priority p, source_location at)
     : ref_(streams::ref_of([&]() -> clock::stream_clock& {
         auto& r = streams::current_runtime(at);
-        return r.part<streams::stream_pool>().lease(streams::resolve(d, r, "stream", at), p, at);
+        auto& s = r.part<streams::stream_pool>().lease(streams::resolve(d, r, "stream", at), p, at);
+        if (auto* const w = r.observer()) [[unlikely]]
+          w->stream_made({s.device(), s.handle()}, at);
+        return s;
       }())) {}
 
 stream::stream(stream&& from) noexcept : ref_(std::exchange(from.ref_, detail::stream_access::none())) {}

@@ -27,9 +27,10 @@ TEST(races, of_many_pages_name_all_bytes_of_both_uses) {
 }
 
 TEST(races, a_write_and_a_read_on_two_streams_that_nothing_orders) {
-  int made = 0, wrote = 0, read_at = 0;
+  int made = 0, wrote = 0, read_at = 0, streams = 0;
   auto const run = [&](bool right) {
     stream a, b;
+    streams = __LINE__ - 1;
     buffer x(size); made = __LINE__;
     a.ref().wait(current_stream());
     write(a, x.data(), size), wrote = __LINE__;
@@ -43,7 +44,8 @@ TEST(races, a_write_and_a_read_on_two_streams_that_nothing_orders) {
       all, "race",
       {"bytes 0-4095 of block 1 of gpu:0 (4096 B, allocated at " + line(made) + ")",
        "launch at " + line(wrote) + " writes them on stream 1",
-       "launch at " + line(read_at) + " reads them on stream 2", "let stream 2 of gpu:0 wait for stream 1 of gpu:0"});
+       "launch at " + line(read_at) + " reads them on stream 2", "let stream 2 of gpu:0 wait for stream 1 of gpu:0",
+       "Stream 1 was made at " + line(streams) + ". Stream 2 was made at " + line(streams) + "."});
   ASSERT_EQ(all.size(), 1u);
   EXPECT_EQ(all[0].first.line(), static_cast<unsigned>(wrote));
   EXPECT_EQ(all[0].second.line(), static_cast<unsigned>(read_at));
