@@ -49,7 +49,7 @@ class importer {
 class exports;
 class shared_pool;
 struct WEIR_LOCAL exported {  // a block of this process: a handle, or a range of a pool's handle
-  // exported_in_use: in an exportable_buffer, or a handle of a pool; idle: kept; looked_at: held by one thread
+  // exported_in_use: in an exportable_buffer, or a handle of a pool; idle: kept; looked_at: by one thread
   enum class state : std::uint8_t { exported_in_use, idle, looked_at };
   mapped_handle pages;                  // empty: it lies in another block's handle
   std::shared_ptr<exported> within;

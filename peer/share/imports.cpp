@@ -188,26 +188,17 @@ std::unique_ptr<opened_import> imports::open(message const& m, loaned& with, std
     case os::heard::refused: cannot_talk(name, at);
   }
   with.opened = true;
-  auto const drop = [&] {
-    if (b && b->uses == 0) b->retiring = true;
-    sweep();
-  };
   try {
     if (!b) b = bring_in(m, memory, device, at);
     make_reachable(*b, reader, at);
     auto const opened = grant_all(*b, runtime_.part<links>().readers(device));
     if (opened.what != driver::code::not_supported)
       require(opened, operation, name, "Repeat the call: the buffer is still the next message", at);
-  } catch (std::logic_error const&) {  // released at once: no work has used it
-    static_cast<void>(say(life, importer_signal::released));
-    drop();
-    throw;
-  } catch (not_supported const&) {
-    static_cast<void>(say(life, importer_signal::released));
-    drop();
-    throw;
-  } catch (...) {
-    drop();
+  } catch (std::exception const& e) {
+    if (dynamic_cast<std::logic_error const*>(&e) || dynamic_cast<not_supported const*>(&e))
+      static_cast<void>(say(life, importer_signal::released));  // at once: no work has used it
+    if (b && b->uses == 0) b->retiring = true;
+    sweep();
     throw;
   }
   if (b->file.is_open()) memory.close();

@@ -310,21 +310,16 @@ imported_buffer share_channel::receive(device reader, source_location at) {
   int const device = streams::resolve(reader, r, operation, at);
   own.expect(operation, peer::message_kind::buffer, at);
   auto& all = r.part<peer::imports>();
-  auto const forget = [&] { own.next.reset(); };
   imported_buffer out;
   try {
     out.is_ = all.open(own.next->what, own.next->with, own.id, device, at);
-  } catch (peer_disconnected const&) {
-    forget();
+  } catch (std::exception const& e) {
+    bool const never_works = dynamic_cast<peer_disconnected const*>(&e) || dynamic_cast<not_supported const*>(&e) ||
+                             dynamic_cast<std::logic_error const*>(&e);
+    if (never_works) own.next.reset();  // else it stays next
     throw;
-  } catch (not_supported const&) {
-    forget();
-    throw;
-  } catch (std::logic_error const&) {
-    forget();
-    throw;
-  }  // any other error: it stays next
-  forget();
+  }
+  own.next.reset();
   return out;
 }
 
