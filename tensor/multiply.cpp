@@ -160,10 +160,9 @@ void multiply_floats(gemm_function gemm, product const& p, float const* a, std::
 
 std::vector<float> floats_of(dtype type, void const* from, std::int64_t rows, std::int64_t columns, std::int64_t ld) {
   std::vector<float> to(static_cast<size_t>(rows * columns));
-  for (std::int64_t i = 0; i < rows; ++i) {
+  for (std::int64_t i = 0; i < rows; ++i)
     for (std::int64_t j = 0; j < columns; ++j)
       to[static_cast<size_t>(i * columns + j)] = static_cast<float>(load(type, from, i * ld + j));
-  }
   return to;
 }
 
@@ -180,9 +179,8 @@ void multiply_on_host(gemm_function gemm, product const& p) {
   std::vector<float> c =
       p.beta == 0 ? std::vector<float>(static_cast<size_t>(p.m * p.n)) : floats_of(p.out, p.c, p.m, p.n, p.ldc);
   multiply_floats(gemm, p, a.data(), a_columns, b.data(), b_columns, c.data(), p.n);
-  for (std::int64_t i = 0; i < p.m; ++i) {
+  for (std::int64_t i = 0; i < p.m; ++i)
     for (std::int64_t j = 0; j < p.n; ++j) store(p.out, p.c, i * p.ldc + j, c[static_cast<size_t>(i * p.n + j)]);
-  }
 }
 
 size_t bytes_of(dtype type, std::int64_t rows, std::int64_t columns, std::int64_t ld) {

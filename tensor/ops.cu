@@ -247,9 +247,8 @@ struct sum_tiles {  // the same on a host
       }
       double total[lanes] = {};
       T const* const in = all.in + t * tile;
-      for (std::int64_t k = 0; k < steps; ++k) {
+      for (std::int64_t k = 0; k < steps; ++k)
         for (std::int64_t l = 0; l < lanes; ++l) total[l] += static_cast<double>(in[k * lanes + l]);
-      }
       for (std::int64_t l = 0; l < lanes; ++l) all.out[t * lanes + l] = total[l];
     }
   }

@@ -13,9 +13,9 @@
 
 namespace weir {
 
-// Memory is cached for all users of weir in the process, and the stream of DeviceAllocate is the block's home:
-// after DeviceFree it serves that stream at once, others after its work. Bins are not used: weir rounds by its
-// size classes. The end of an allocator frees nothing.
+// Memory is cached for all users of weir in the process, and the stream of DeviceAllocate is the block's
+// home: after DeviceFree it serves that stream at once, others after its work. Bins are not used: weir rounds
+// by its size classes. The end of an allocator frees nothing.
 // Errors are CUDA's codes; nothing is thrown. With `debug` the words of weir's error go to stderr.
 class caching_device_allocator {
  public:
@@ -31,8 +31,8 @@ class caching_device_allocator {
   explicit caching_device_allocator(bool /*skip_cleanup*/ = false, bool debug = false) : debug_(debug) {}
   caching_device_allocator(caching_device_allocator const&) = delete;
 
-  // After a free that leaves more cached bytes on its device, all cached memory of the device goes back to the
-  // driver. Requires: no other thread uses the allocator
+  // After a free that leaves more cached bytes on its device, all cached memory of the device goes back to
+  // the driver. Requires: no other thread uses the allocator
   cudaError_t SetMaxCachedBytes(size_t bytes) {
     most_cached_ = bytes;
     return cudaSuccess;

@@ -1,5 +1,5 @@
-// weir/copy.h: copies and fills. The addresses decide the route. For each pair of places, docs/reference/copies.md says
-// what blocks and when the source may change.
+// weir/copy.h: copies and fills. The addresses decide the route. For each pair of places,
+// docs/reference/copies.md says what blocks and when the source may change.
 // Threads: any. If two threads copy on one stream, their order is undefined unless they synchronize.
 #pragma once
 #include <cstddef>

@@ -30,8 +30,8 @@ namespace weir::mr {
 inline namespace WEIR_MR_NAMESPACE {  // a file that finds RMM and one that does not have different resources
 
 // A resource of one device: of its memory (device_resource) or of page-locked host memory that its streams
-// use (pinned_resource). Copies are equal: each frees what another allocated. Both generations of CCCL's names
-// are there; those of 3.1 come first.
+// use (pinned_resource). Copies are equal: each frees what another allocated. Both generations of CCCL's
+// names are there; those of 3.1 come first.
 // Throws: invalid_use (a stream of another device, an alignment that is no power of two or above 2 MiB),
 // device_lost, driver_error. Out of memory: rmm::out_of_memory if <rmm/error.hpp> is found, else
 // weir::out_of_memory, which is a std::bad_alloc too.

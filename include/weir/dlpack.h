@@ -99,9 +99,9 @@ inline DLDevice dlpack_device(tensor const& t, source_location at = source_locat
   return {t.is_pinned() && !runtime::current(at).is_simulated() ? kDLCUDAHost : kDLCPU, 0};
 }
 
-// A handle to the tensor's memory, which lives until the handle's deleter is called. `consumer`: the stream on
-// which the other library uses it, by default the device's current stream. It waits for that current stream,
-// and the memory serves others only after the consumer's work of before the deleter's call.
+// A handle to the tensor's memory, which lives until the handle's deleter is called. `consumer`: the stream
+// on which the other library uses it, by default the device's current stream. It waits for that current
+// stream, and the memory serves others only after the consumer's work of before the deleter's call.
 // to_dlpack<DLManagedTensor> makes the structure of DLPack before 1.0.
 // Throws: invalid_use (an undefined tensor, a stream of another device, a peer_view)
 template <class Managed = DLManagedTensorVersioned>

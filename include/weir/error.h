@@ -13,8 +13,8 @@
 
 namespace weir WEIR_API {
 
-// A message's number, the same in all versions. what() begins with `weir-NNN`. docs/reference/messages.md lists
-// all messages.
+// A message's number, the same in all versions. what() begins with `weir-NNN`. docs/reference/messages.md
+// lists all messages.
 enum class error_id : std::uint16_t { none };
 
 class error {

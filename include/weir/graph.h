@@ -1,5 +1,5 @@
-// weir/graph.h: work that is captured once and launched many times. Blocks that are allocated inside a capture are
-// the graph's own memory.
+// weir/graph.h: work that is captured once and launched many times. Blocks that are allocated inside a
+// capture are the graph's own memory.
 // Threads: any; one call on a graph at a time. Other threads may allocate, copy and launch during a capture.
 #pragma once
 #include <functional>
@@ -11,7 +11,7 @@ namespace weir WEIR_API {
 
 class graph_memory;
 
-// Which threads' calls to CUDA, not through weir, fail a capture, if CUDA holds them unsafe (cudaStreamCaptureMode).
+// Which threads' unsafe calls to CUDA, not through weir, fail a capture (cudaStreamCaptureMode).
 enum class capture_guard : std::uint8_t { this_thread, any_thread, none };
 struct graph_options {
   // The graph shares this memory with others that never run at the same time. Null: it has memory of its own
@@ -24,9 +24,9 @@ struct graph_footprint {
   size_t driver = 0;    // bytes that the device had less after the last instantiate(), measured; 0: not made yet
 };
 
-// Memory for graphs that never run at the same time: each launch is ordered behind the launches of the others, by a
-// stream or by waits. What one capture frees, or leaves free, serves the next. Blocks in use stay apart. The race
-// checker reports launches that nothing orders.
+// Memory for graphs that never run at the same time: each launch is ordered behind the launches of the
+// others, by a stream or by waits. What one capture frees, or leaves free, serves the next. Blocks in use
+// stay apart. The race checker reports launches that nothing orders.
 class graph_memory {
  public:
   graph_memory();
@@ -39,8 +39,8 @@ class graph_memory {
   std::shared_ptr<state const> state_;
 };
 
-// For captures that another library begins: a captured stream of that device for which `accepts` is true allocates
-// from this memory. Without a route such a capture has memory of its own, for as long as its graph.
+// For captures that another library begins: a captured stream of that device for which `accepts` is true
+// allocates from this memory. Without a route such a capture has memory of its own, for as long as its graph.
 class [[nodiscard]] graph_memory_route {
  public:
   // accepts: called at the first allocation of a capture, on any thread, and must not call weir.
@@ -55,7 +55,7 @@ class [[nodiscard]] graph_memory_route {
   std::unique_ptr<state> state_;
 };
 
-// In a capture, work enqueued on the stream, and on streams that wait for it, goes into the graph and does not run.
+// In a capture, work on the stream, and on streams that wait for it, goes into the graph and does not run.
 //   * A block allocated inside is the graph's. Freed inside, it serves work inside that is ordered behind the free.
 //   * A block that outlives the capture keeps its memory apart. Freed later, its memory stays with the graph.
 //   * A block from before that is freed inside stays with the graph, if its home or a stream that is marked for it
@@ -64,17 +64,17 @@ class [[nodiscard]] graph_memory_route {
 // Keep other memory that the graph uses as long as the graph.
 class graph {
  public:
-  // Captures `body` on the stream, which is current meanwhile. An exception from it ends the capture and passes
-  // through; nothing is kept then.
-  // Throws: invalid_use (a stream that is captured already, a borrowed one; work that was not joined, a call that a
-  // capture does not allow), out_of_memory, device_lost, driver_error. Blocks: no
+  // Captures `body` on the stream, which is current meanwhile. An exception from it ends the capture and
+  // passes through; nothing is kept then.
+  // Throws: invalid_use (a stream that is captured already, a borrowed one; work that was not joined, a call
+  // that a capture does not allow), out_of_memory, device_lost, driver_error. Blocks: no
   static graph capture(stream_ref, std::function<void()> const& body, graph_options = {},
                        source_location = source_location::current());
   ~graph();  // its launches still run. Makes driver calls
   graph(graph&&) noexcept;
   graph& operator=(graph&&) noexcept;
 
-  // The first launch does it, if this does not. Throws: out_of_memory (of the driver), device_lost, driver_error
+  // Else the first launch does it. Throws: out_of_memory (of the driver), device_lost, driver_error
   void instantiate(source_location = source_location::current());
   // One operation of the stream, after earlier launches of this graph.
   // Throws: invalid_use (a stream of another device or runtime, a captured one), device_lost, driver_error

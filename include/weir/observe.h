@@ -126,7 +126,8 @@ class memory_tracker {
 };
 
 // A finding of options::check_races: a defect of the program, rarely of weir. It does not depend on the order
-// that devices chose, except for polls, unordered host threads and host functions (docs/how-to/test-without-a-gpu.md).
+// that devices chose, except for polls, unordered host threads and host functions
+// (docs/how-to/test-without-a-gpu.md).
 struct race_report {
   // "race", "use after free", "freed in use", "source changed", "host too early", "undeclared use", "stuck";
   // of weir: "handed out too early", "unmapped in use"

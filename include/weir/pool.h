@@ -15,16 +15,16 @@ struct pool_options {
 
 enum class sleep_to : std::uint8_t { host, nowhere };  // nowhere: the contents are dropped
 
-// Blocks allocated from a pool have pages to themselves. Free pages of a pool serve the whole device, so a pool
-// keeps nothing back: empty_cache() returns them, and other allocations may take them.
+// Blocks allocated from a pool have pages to themselves. Free pages of a pool serve the whole device, so a
+// pool keeps nothing back: empty_cache() returns them, and other allocations may take them.
 // Frees need no pool: a block returns to the pool it came from.
 class pool {
  public:
   // Makes no driver call but the first of its device. Throws: invalid_use (no name, cpu), device_lost,
   // driver_error
   explicit pool(std::string name, pool_options = {}, source_location = source_location::current());
-  // Live blocks stay valid, and belong to no pool from then on; of a sleeping pool they can only be freed. Ends before
-  // its runtime, or has no effect.
+  // Live blocks stay valid, and belong to no pool from then on; of a sleeping pool they can only be freed.
+  // Ends before its runtime, or has no effect.
   ~pool();
   pool(pool&&) noexcept;
   pool& operator=(pool&&) noexcept;
@@ -43,15 +43,15 @@ class pool {
   void* allocate(stream_ref, size_t bytes, size_t alignment = default_alignment,
                  source_location = source_location::current()) const;
 
-  // Writes what lives in the pool to pinned host memory, or drops it, and gives its pages to the device. Blocks keep
-  // their addresses. Until wake() they can be freed; launches and copies that name them, and allocations from the
-  // pool, are refused. No effect if it is asleep. Returns: bytes that the device has back.
+  // Writes what lives in the pool to pinned host memory, or drops it, and gives its pages to the device.
+  // Blocks keep their addresses. Until wake() they can be freed; launches and copies that name them, and
+  // allocations from the pool, are refused. No effect if it is asleep. Returns: bytes given back
   // Blocks: until all work on the pool is complete, and written. Requires: no graph uses the pool's blocks
-  // Throws: out_of_memory (of the host), not_supported (a device that maps no memory), device_lost, driver_error: the
-  // pool is awake then, and unchanged
+  // Throws: out_of_memory (of the host), not_supported (a device that maps no memory), device_lost,
+  // driver_error: the pool is awake then, and unchanged
   size_t sleep(sleep_to = sleep_to::host, source_location = source_location::current());
-  // Brings all of it back at the same addresses, on other pages; dropped bytes are arbitrary. No effect if it is awake.
-  // Blocks: until the bytes are there. Throws: out_of_memory, device_lost, driver_error: it stays asleep, and whole
+  // Brings it back at the same addresses, on other pages; dropped bytes are arbitrary. No effect if awake.
+  // Blocks: until the bytes are there. Throws: out_of_memory, device_lost, driver_error: it sleeps on, whole
   void wake(source_location = source_location::current());
   bool is_asleep() const noexcept;
 
@@ -63,8 +63,8 @@ class pool {
 };
 
 // While it lives, this thread allocates from the pool on the pool's device: with torch.cuda.use_mem_pool(). A
-// later guard on that device replaces it while that one lives. Guards may end in any order, on their thread; one
-// that ends on another thread stays in force. After the end of its pool a guard has no effect.
+// later guard on that device replaces it while that one lives. Guards may end in any order, on their thread;
+// one that ends on another thread stays in force. After the end of its pool a guard has no effect.
 class [[nodiscard]] pool_guard {
  public:
   explicit pool_guard(pool const&, source_location = source_location::current());  // Throws: invalid_use, bad_alloc

@@ -28,7 +28,7 @@ struct simulated {  // a machine inside this process; weir/sim.h steps, breaks a
   enum class links : std::uint8_t { all, none, pairs } peers = links::all;  // pairs: 0-1, 2-3, …
   // false: no virtual memory management, as on some virtual GPUs; memory comes in whole segments
   bool virtual_memory = true;
-  // Which freedoms that CUDA leaves a device this machine uses: docs/reference/simulated-machine.md, F1 to F10.
+  // The freedoms of a CUDA device that this machine uses: docs/reference/simulated-machine.md, F1 to F10.
   enum class allowed : std::uint8_t {
     usual,  // seeded: all that a correct program cannot notice; else none
     none,   // seeded: orders only
@@ -48,9 +48,9 @@ enum class log_level : std::uint8_t { silent, error, warning, info, debug };
 
 struct options {
   size_t device_limit = 0;       // bytes of device memory that weir may reserve on each device; 0: no limit
-  // Bytes that weir leaves free on each device for the driver: kernels that are loaded later, their local memory,
-  // the first calls of cuBLAS and NCCL. 0: 64 MiB and 1 MiB for each multiprocessor; simulated devices: none.
-  // 1: none. A device_limit does not count it.
+  // Bytes that weir leaves free on each device for the driver: kernels that are loaded later, their local
+  // memory, the first calls of cuBLAS and NCCL. 0: 64 MiB and 1 MiB for each multiprocessor; simulated
+  // devices: none. 1: none. A device_limit does not count it.
   size_t driver_reserve = 0;
   // Time after which device memory that stays free goes back to the driver: at an allocation that finds no free
   // block, or when the host has waited for a device, a stream or an event. 0: never. Not with `deterministic`.
@@ -63,8 +63,8 @@ struct options {
   size_t address_space = 0;      // bytes of addresses reserved for each device; 0: 16 TiB, halved until it fits
   // Finds races: two declared uses of a byte (launch, copy, tensors) that nothing orders, and memory used
   // before or after its lifetime. race_reports() of weir/observe.h returns them; unqueried ones are printed
-  // at the end. Costs 0.1 to 0.8 us a call (docs/how-to/test-without-a-gpu.md). WEIR_CHECK_RACES=1 sets it for
-  // all runtimes.
+  // at the end. Costs 0.1 to 0.8 us a call (docs/how-to/test-without-a-gpu.md). WEIR_CHECK_RACES=1 sets it
+  // for all runtimes.
   bool check_races = false;
   // Every launch waits for its work, so that errors name the right line. CUDA_LAUNCH_BLOCKING=1 sets it too.
   bool launch_blocking = false;
@@ -91,17 +91,17 @@ struct options {
   // overlap.
   bool deterministic = false;
   // Total bytes from which weir's copies, not NCCL, carry a broadcast, scatter or gather; 0: from where they
-  // are faster, on simulated devices never. Such a call waits for all ranks' calls: docs/reference/collectives.md
+  // are faster, on simulated devices never. Such a call waits for all ranks (docs/reference/collectives.md).
   size_t copy_collectives_from = 0;
   // After a first copy between two devices or enable_peer_access, opens all their memory to each other if the
   // link test passed: the memory held then, and each later handle before a block of it is handed out.
-  // enable_peer_access() of weir/peer.h does the same explicitly. Such memory is not moved: docs/reference/copies.md
+  // enable_peer_access() does the same explicitly. Such memory is not moved: docs/reference/copies.md
   bool peer_access = false;
   log_level log = log_level::silent;  // see weir/log.h
 
   // Reads the file that WEIR_CONF_FILE names, then WEIR_CONF=key:value,key:value, with the names above; sizes
-  // take KiB, MiB, GiB, TiB (docs/reference/options.md). Throws: invalid_use (unknown key or value) with place and
-  // nearest match
+  // take KiB, MiB, GiB, TiB (docs/reference/options.md). Throws: invalid_use (unknown key or value) with
+  // place and nearest match
   static options from_environment(source_location = source_location::current());
 };
 

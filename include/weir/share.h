@@ -1,5 +1,5 @@
-// weir/share.h: device memory shared by two processes over a Unix socket. docs/reference/sharing.md says what blocks,
-// what holds if the other process is killed or stopped, and what sharing costs.
+// weir/share.h: device memory shared by two processes over a Unix socket. docs/reference/sharing.md says what
+// blocks, what holds if the other process is killed or stopped, and what sharing costs.
 // Threads: any; one object by one thread at a time. An exportable_buffer is not changed while it is sent.
 #pragma once
 #include <chrono>

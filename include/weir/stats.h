@@ -10,7 +10,7 @@
 #include "weir/types.h"
 
 namespace weir WEIR_API {
-// torch's four values; allocated and freed only grow, until reset. docs/explanation/memory.md says how exact a peak is
+// torch's four values; allocated and freed only grow, until reset. Exact peaks: docs/explanation/memory.md
 struct statistic { std::int64_t current, peak, allocated, freed; };
 struct statistic_by_size { statistic all, small, large; };      // small: up to 32 KiB, in slabs
 // Recovery steps, in order, when neither the stream's cache nor the driver can serve an allocation. The last
@@ -64,7 +64,7 @@ struct pool_memory_use {  // one pool's memory (weir/pool.h)
   std::int64_t blocks = 0;                        // live
   size_t asleep = 0;  // bytes that pool::sleep wrote or dropped; none of them is in the numbers above
 };
-// What allocations of a stream could get now, in blocks of 32 KiB and more; less: slabs may still serve small ones.
+// What a stream could allocate now, in blocks of 32 KiB and more; less: slabs may still serve small ones.
 struct headroom {
   size_t largest;  // bytes of one block; 0: no block of 32 KiB
   // bytes of several: what no live block's page holds, and free ranges of 32 KiB and more beside live blocks
@@ -99,8 +99,9 @@ struct memory_report {  // of one failed allocation, or of the moment of a query
   memory_cause cause = memory_cause::none;
   // freed memory by the stream whose work still uses it, the most bytes first
   std::vector<stream_memory_use::waiting> waits_for;
-  // At most three lines of the program, the most bytes first. survivors: free bytes that blocks of that line keep
-  // in place. limit, in_use, pool_limit: bytes in live blocks (of the pool). Empty without record_memory_history().
+  // At most three lines of the program, the most bytes first. survivors: free bytes that blocks of that line
+  // keep in place. limit, in_use, pool_limit: bytes in live blocks (of the pool). Empty without
+  // record_memory_history().
   struct holder { source_location where; size_t bytes; };
   std::vector<holder> holders;
   pool_memory_use pool = {};  // that the request was for; no name: none

@@ -50,7 +50,8 @@ class stream_ref {
   // stream too. Other work must be known to be complete: synchronize with it first.
   // Throws: invalid_use (another runtime, an ended external stream, into or out of a capture), device_lost,
   // driver_error
-  // For a stamp it may wait for more, at most for all that the stamp's stream has now; for an event for no more.
+  // For a stamp it may wait for more, at most for all that the stamp's stream has now; for an event for no
+  // more.
   void wait(weir::stamp, source_location = source_location::current()) const;
   void wait(event const&, source_location = source_location::current()) const;  // torch: wait_event
   void wait(stream_ref, source_location = source_location::current()) const;  // torch: wait_stream

@@ -1,4 +1,4 @@
-// weir/stream_of.h: the stream behind a CUDA handle, for the adaptors of other libraries (cuda_mr.h, thrust.h).
+// weir/stream_of.h: the stream behind a CUDA handle, for adaptors of other libraries (cuda_mr.h, thrust.h).
 // Threads: any.
 #pragma once
 #include "weir/stream.h"

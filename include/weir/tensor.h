@@ -62,7 +62,8 @@ template <class T> inline constexpr dtype dtype_of = float32;
   template <> inline constexpr bool has_dtype<T> = true; \
   template <> inline constexpr dtype dtype_of<T> = name;
 WEIR_DTYPE(float, float32) WEIR_DTYPE(double, float64) WEIR_DTYPE(std::int8_t, int8) WEIR_DTYPE(std::uint8_t, uint8)
-WEIR_DTYPE(std::int16_t, int16) WEIR_DTYPE(std::int32_t, int32) WEIR_DTYPE(std::int64_t, int64) WEIR_DTYPE(bool, boolean)
+WEIR_DTYPE(std::int16_t, int16) WEIR_DTYPE(std::int32_t, int32) WEIR_DTYPE(std::int64_t, int64)
+WEIR_DTYPE(bool, boolean)
 // Of weir/half.h. data<float16_t>() accepts float16 only; data<std::uint16_t>() gives either type's bits.
 WEIR_DTYPE(struct float16_t, float16) WEIR_DTYPE(struct bfloat16_t, bfloat16)
 #undef WEIR_DTYPE
@@ -338,13 +339,14 @@ tensor sin(tensor const&, source_location = source_location::current());
 tensor sum(tensor const&, source_location = source_location::current());
 tensor mean(tensor const&, source_location = source_location::current());
 
-// Whether products of float32 tensors on GPUs may read their factors as TF32, with 10 bits of fraction. They are
-// then several times as fast. Of the process; no by default. Simulated devices multiply in float32 always.
+// Whether products of float32 tensors on GPUs may read their factors as TF32, with 10 bits of fraction. They
+// are then several times as fast. Of the process; no by default. Simulated devices never do.
 void allow_tf32(bool) noexcept;
 bool tf32_is_allowed() noexcept;
 
-// Products of two dimensions: float32 in full precision, unless TF32 is allowed; float16 by float16 and bfloat16 by bfloat16, summed
-// in float32. `transposed` names the operands read transposed. A t() view is read without a copy, too.
+// Products of two dimensions: float32 in full precision, unless TF32 is allowed; float16 by float16 and
+// bfloat16 by bfloat16, summed in float32. `transposed` names the operands read transposed. A t() view is
+// read without a copy, too.
 enum class transposed : std::uint8_t { none, left, right, both };
 tensor matmul(tensor const&, tensor const&, transposed = transposed::none,
               source_location = source_location::current());

@@ -1,5 +1,5 @@
-// weir/thrust.h: memory of weir for Thrust's vectors and for the temporary memory of its algorithms. Files that
-// include it are compiled by nvcc. Memory of simulated devices can be taken, but Thrust runs on GPUs alone.
+// weir/thrust.h: memory of weir for Thrust's vectors and for the temporary memory of its algorithms. Files
+// that include it are compiled by nvcc. Memory of simulated devices can be taken, but Thrust runs on GPUs.
 // Threads: any; one allocator on one thread at a time.
 #pragma once
 #if !defined(__CUDACC__)
@@ -15,8 +15,8 @@
 
 namespace weir {
 
-// An allocator bound to a stream when it is made: Thrust names none when it frees. The stream becomes the home
-// of the memory, so work of the stream may still run when memory goes back.
+// An allocator bound to a stream when it is made: Thrust names none when it frees. The stream becomes the
+// home of the memory, so work of the stream may still run when memory goes back.
 // A vector fills and copies its elements on this stream and waits for that. Everything else that Thrust does
 // with a vector runs on CUDA's default stream unless a policy says otherwise: synchronize the stream before.
 // Two vectors with allocators of different streams exchange elements by copies, except when moved or swapped:

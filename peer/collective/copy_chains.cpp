@@ -216,10 +216,9 @@ chains::lanes* chains::lease(std::vector<int> const& devices, source_location at
   if (found) return found;
   auto fresh = std::make_unique<lanes>();
   fresh->devices = devices;
-  for (auto& each : fresh->of) {
+  for (auto& each : fresh->of)
     for (int const device : devices)
       each.push_back(std::make_unique<internal_stream>(my.owner, device, "communicator::create_all", at));
-  }
   auto all = my.all.lock();
   all->push_back(std::move(fresh));
   return all->back().get();
@@ -259,9 +258,8 @@ driver::status chains::carry(lanes& on, std::span<rank_request const> parts, sou
       what.what == collective::broadcast ? chunk_for(what.part_bytes(), hops.size()) : what.part_bytes();
   std::size_t const streams = chunk < what.part_bytes() ? side_by_side : 1;
   carrying all{*state_, parts, hops, streams, {}, std::vector<bool>(hops.size()), std::vector<bool>(hops.size()), at};
-  for (std::size_t s = 0; s < streams; ++s) {
+  for (std::size_t s = 0; s < streams; ++s)
     for (hop const& h : hops) all.by[s].push_back(&on.of[s][h.by]->stream());
-  }
   try {
     if (what.what == collective::broadcast) all.broadcast(what.part_bytes(), chunk);
     else all.spread(what);

@@ -70,15 +70,15 @@ std::unique_ptr<collective_backend> carried_in_chains(runtime::impl&, std::vecto
                                                       source_location);
 // Throws: not_supported, driver_error
 std::unique_ptr<collective_backend> carried_by_nccl(runtime::impl&, std::vector<int> const& devices, source_location);
-// One rank of several processes. `id`: nccl_id() of rank 0. `gives_up`: why to wait no longer; empty: wait on.
+// One rank of several processes. `id`: nccl_id() of rank 0. `gives_up`: why to wait no longer; empty: wait.
 // Throws: as carried_by_nccl. Blocks: until all ranks are connected, or gives_up()
 std::unique_ptr<collective_backend> carried_by_nccl(runtime::impl&, std::vector<int> const& devices, int rank,
                                                     std::string const& id, std::function<std::string()> gives_up,
                                                     source_location);
 std::string nccl_id(source_location);  // Throws: not_supported (no NCCL), driver_error
 
-// Carries the collectives of simulated devices of several processes over sockets. `blame` is called when a line
-// ends or another rank sends what does not fit; then nothing more is carried.
+// Carries the collectives of simulated devices of several processes over sockets. `blame` is called when a
+// line ends or another rank sends what does not fit; then nothing more is carried.
 std::unique_ptr<collective_backend> carried_by_sockets(runtime::impl&, std::vector<int> const& devices, int rank,
                                                        std::vector<os::owned_file> lines,
                                                        std::function<void(int rank, std::string const& why)> blame,
@@ -109,7 +109,7 @@ class group {
   virtual void refuse_if_over(int rank, std::string const& operation, source_location) const = 0;
   // Returns: the turn of the rank's next collective. Throws: invalid_use if another rank calls another one
   virtual std::uint64_t agree(int rank, collective_request const&, source_location) = 0;
-  // The carrier says why no rank can continue. Ends all ranks. Throws: driver_error, if another rank is the cause
+  // The carrier says why no rank can continue. Ends all ranks. Throws: driver_error, if another rank did it
   virtual void end_broken(int rank, std::string const& why, std::string const& /*operation*/, source_location) {
     abort(rank, why);
   }

@@ -18,7 +18,8 @@ using wide = std::conditional_t<std::is_integral_v<T>, std::int64_t,
 
 template <class W>
 W add(W a, W b) noexcept {
-  if constexpr (std::is_integral_v<W>) return static_cast<W>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
+  if constexpr (std::is_integral_v<W>)
+    return static_cast<W>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
   else return a + b;
 }
 

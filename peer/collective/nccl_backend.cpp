@@ -1,6 +1,6 @@
 // Collectives by NCCL, loaded at run time; only this file includes its header. Leaves its environment alone.
-// A rank of several processes has a communicator whose calls do not block, so that it can be aborted while NCCL
-// connects it to a process that has gone.
+// A rank of several processes has a communicator whose calls do not block, so that it can be aborted while
+// NCCL connects it to a process that has gone.
 // Threads: each rank by one thread at a time; abort by any. NCCL allows one thread at a time for each device.
 #include "peer/collective/group.h"
 #include "runtime/base/call_site.h"

@@ -1,4 +1,4 @@
-// One rank of several processes: the calls of weir/collective.h that create it, and what it knows of the others.
+// One rank of several processes: the calls of weir/collective.h that create it, and what it knows of others.
 // Threads: the rank's; abort and the watch by any.
 #include <exception>
 #include <map>

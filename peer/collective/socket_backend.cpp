@@ -1,11 +1,11 @@
-// Collectives of simulated devices of several processes: a rank's part is two operations on its stream, and one
-// thread exchanges the bytes over sockets, in the order of the calls.
+// Collectives of simulated devices of several processes: a rank's part is two operations on its stream, and
+// one thread exchanges the bytes over sockets, in the order of the calls.
 // Threads: the rank's; abort by any. The operations run on the machine's workers.
 //
 //   arrive   copies what this rank brings to host memory
 //   depart   after the exchange: copies what this rank gets to its buffer
 //
-// Rank 0 receives what each rank brings, in order of rank, reduces as one process does, and sends each its result.
+// Rank 0 receives what each rank brings, in order of rank, reduces as one process does, and sends results.
 // Invariant: the thread reads what a rank brings after its arrive has run.
 #include <algorithm>
 #include <cstring>
@@ -214,7 +214,7 @@ class sockets_backend final : public collective_backend {
     runtime_.machine().recheck();
   }
 
-  // Blocks: until this rank's collectives are complete. Ranks that never call them leave or fail, which ends this.
+  // Blocks: until this rank's collectives are complete. Ranks that never call them leave or fail.
   void leave(int) noexcept override {
     {
       auto q = all_->queue.lock();
@@ -257,7 +257,7 @@ class sockets_backend final : public collective_backend {
       why = e.what();
     }
     if (all_->lost.load()) why = broken(rank_);
-    // The watch knows better why a line ends: the other process ended, or follows a verdict that is under way.
+    // The watch knows better why a line ends: the other process ended, or follows a coming verdict.
     if (why == hung_up) {
       auto q = all_->queue.lock();
       all_->changed.wait_for(q.lock(), std::chrono::seconds(5), [&] { return all_->over.load(); });

@@ -84,7 +84,7 @@ std::uint16_t master_port(source_location at) {
 }
 
 // The agent's store outlives its processes: a key may hold the address of an earlier rank 0, which does not
-// answer, or does not know the nonce. TORCHELASTIC_RESTART_COUNT cannot tell them apart: ranks disagree on it.
+// answer, or does not know the nonce. TORCHELASTIC_RESTART_COUNT cannot tell them apart: ranks disagree.
 rendezvous_point by_store(launch_info const& l, std::string host, std::uint16_t port, int turn, base::time_limit limit,
                           source_location at) {
   auto const store = std::make_shared<torch_store>(host, port, limit, at);
@@ -165,8 +165,8 @@ open_mpi load_open_mpi(source_location at) {
   return mpi;
 }
 
-// A program that uses MPI itself has initialized it before. Any other needs it for this one exchange, and ends it
-// at once: at the end of the process MPI_Finalize would wait for ranks that were killed.
+// A program that uses MPI itself has initialized it before. Any other needs it for this one exchange, and
+// ends it at once: at the end of the process MPI_Finalize would wait for ranks that were killed.
 rendezvous_point by_mpi(launch_info const& l, source_location at) {
   open_mpi const mpi = load_open_mpi(at);
   int is_over = 0;

@@ -14,8 +14,8 @@ namespace weir::peer {
 struct rendezvous_point {
   rendezvous_id id;
   os::tcp_socket listener;  // rank 0 only
-  // The id that rank 0 published last. A launcher that restarts processes keeps what earlier ones published, so
-  // a place that cannot be reached is asked for again. Null: the id is final.
+  // The id that rank 0 published last. A launcher that restarts processes keeps what earlier ones published,
+  // so a place that cannot be reached is asked for again. Null: the id is final.
   std::function<rendezvous_id()> ask_again;
 };
 rendezvous_point rendezvous_of(launch_info const&, base::time_limit, source_location);

@@ -89,10 +89,9 @@ class reception {
   }
 
   void tell_all(answer is, std::string const& text) {
-    for (auto const* side : {&with_.watch, &with_.data}) {
+    for (auto const* side : {&with_.watch, &with_.data})
       for (os::owned_file const& s : *side)
         if (s.is_open()) tell(s.get(), is, text);
-    }
   }
 
   void turn(std::int64_t ns) {

@@ -25,8 +25,8 @@ class rank_watch {
     base::time_limit silence, behind;
     bool compares = false;  // rank 0 compares what the ranks call: for carriers that do not, as NCCL
   };
-  // `by_rank`: as lines::watch. `on_change` is called after a verdict and after a rank has left, on any thread
-  // and without locks.
+  // `by_rank`: as lines::watch. `on_change` is called after a verdict and after a rank has left, on any
+  // thread and without locks.
   rank_watch(int rank, int size, std::vector<os::owned_file> by_rank, limits, std::function<void()> on_change);
   ~rank_watch();
   void start(source_location);  // Throws: driver_error (no thread or file left)

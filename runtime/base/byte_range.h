@@ -1,4 +1,4 @@
-// Byte ranges at an address, alone and in maps by their first address. The comparisons use no sum that could wrap.
+// Byte ranges at an address, alone and in maps by their first address. Comparisons form no sum that wraps.
 // Threads: any.
 #pragma once
 #include <cstddef>

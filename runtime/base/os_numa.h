@@ -23,8 +23,8 @@ std::vector<int> processors_of_cores();
 // False: refused; the thread runs on any processor as before.
 bool keep_this_thread_on(std::vector<int> const& processors) noexcept;
 
-// Answers all of the above except make_present and processors_of_cores. A test may install another machine; null (the default): the
-// system answers. Threads: any; set while no other thread is inside weir.
+// Answers all of the above except make_present and processors_of_cores. A test may install another machine.
+// Null (the default): the system answers. Threads: any; set while no other thread is inside weir.
 class nodes {
  public:
   virtual ~nodes() = default;

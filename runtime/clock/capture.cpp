@@ -37,8 +37,9 @@ stream_clock* stream_clock::lane_or_none() noexcept try {
   return nullptr;
 }
 
-// The stream's own clock begins no number, because the record is no point in its own work; its lane does. An event
-// that others may query is never recorded inside: the query would spoil the capture, and a waiter would join it.
+// The stream's own clock begins no number, because the record is no point in its own work; its lane does. An
+// event that others may query is never recorded inside: the query would spoil the capture, and a waiter would
+// join it.
 result<fence_ref> stream_clock::record_inside(event_ref const& event, fence_ref const& before) {
   auto f = std::make_shared<clock::fence>();
   f->event = event, f->of = hold();

@@ -382,9 +382,8 @@ clocks::counts clocks::counted() const noexcept {
 std::vector<std::string> clocks::validate() const {
   std::vector<std::string> broken;
   auto lines = state_->lines.lock();
-  for (auto const& t : *lines) {
+  for (auto const& t : *lines)
     for (auto& words : t->validate()) broken.push_back(std::move(words));
-  }
   return broken;
 }
 

@@ -99,10 +99,9 @@ void event_pool::close() noexcept {
     c->closed = true;
     devices.swap(c->devices);
   }
-  for (std::size_t i = 0; i < devices.size(); ++i) {
+  for (std::size_t i = 0; i < devices.size(); ++i)
     for (auto h : devices[i].made)
       if (h != driver::event_handle::none) machine_.destroy_event(static_cast<int>(i), h);
-  }
 }
 
 bool event_pool::closed() const { return contents_.lock()->closed; }

@@ -53,8 +53,9 @@ bool stream_clock::may_be_fenced() const noexcept {
   return is != life::retired && is != life::captured && (is != life::borrowed || named_in_call::is(*this));
 }
 
-// A short-lived stream frees its last block and is gone, so that free is fenced. Large blocks are, because others
-// wait for their memory. The rest is fenced in batches: a long-lived stream may have no block between two frees.
+// A short-lived stream frees its last block and is gone, so that free is fenced. Large blocks are, because
+// others wait for their memory. The rest is fenced in batches: a long-lived stream may have no block between
+// two frees.
 bool stream_clock::count_free(std::size_t bytes) noexcept {
   bool const last_of_few = live_blocks_.load(base::memory_order_relaxed) == 0 &&
                            frees_.fetch_add(1, base::memory_order_relaxed) < young;

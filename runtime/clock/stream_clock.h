@@ -16,9 +16,9 @@
 // such calls answer not_permitted. Records inside a capture yield no fence. The graph may be launched on any
 // stream, so that inside a capture only completion counts, not the frontier.
 //
-// The order inside a capture is that of its lanes. A lane is the clock of one stream in one capture. It counts the
-// records that weir makes there, and its frontier names lanes of its capture alone. It makes no driver call. Its
-// stamps are complete once the capture has ended, because all of its work joins.
+// The order inside a capture is that of its lanes. A lane is the clock of one stream in one capture. It
+// counts the records that weir makes there, and its frontier names lanes of its capture alone. It makes no
+// driver call. Its stamps are complete once the capture has ended, because all of its work joins.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -113,16 +113,16 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   // returns the last known answer, which every record and wait updates.
   driver::result<bool> captured() const;
   bool seen_captured() const noexcept { return capture_seen_.load(base::memory_order_relaxed) & 1; }
-  // Whether an allocation asks first: other code can capture a registered stream, but not the legacy stream. weir
-  // begins or joins the captures of its own streams, and a borrowed stream was asked when it was named.
+  // Whether an allocation asks first: other code can capture a registered stream, but not the legacy stream.
+  // weir begins or joins the captures of its own streams, and a borrowed stream was asked when it was named.
   bool is_asked() const noexcept {
     return life_.load(base::memory_order_relaxed) == life::foreign && handle() != driver::stream_handle::legacy;
   }
   // All work that `from` was given inside its capture comes before the next work of this stream, which joins
   // the capture. not_permitted: `from` is not under capture.
   driver::status join(stream_clock& from);
-  // The lane of this stream in its capture; null: it is not captured. One driver call. not_permitted: a spoiled
-  // capture. Throws: bad_alloc
+  // The lane of this stream in its capture; null: it is not captured. One driver call. not_permitted: a
+  // spoiled capture. Throws: bad_alloc
   driver::result<stream_clock*> lane();
   // The same without a driver call, as last known; null also if no lane was asked for yet.
   stream_clock* known_lane() const noexcept {

@@ -36,8 +36,9 @@ int part_slot() noexcept {
 }
 }  // namespace detail
 
-// Held by a runtime: this copy of weir is in use. A program and a plugin that both hold the static library are two
-// copies in one process. Their pools would compete for one device, so the second that makes a runtime is refused.
+// Held by a runtime: this copy of weir is in use. A program and a plugin that both hold the static library
+// are two copies in one process. Their pools would compete for one device, so the second that makes a runtime
+// is refused.
 class copy_in_use {
  public:
   explicit copy_in_use(source_location);  // Throws: invalid_use naming both files

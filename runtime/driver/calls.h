@@ -54,7 +54,7 @@ inline constexpr contract none{};                                               
   X(create_stream, may::lose | may::lack) X(destroy_stream, may::lose) X(query_stream, may::lose | may::forbid)        \
   X(synchronize_stream, may::lose | may::forbid) X(capturing, may::lose)                                               \
   X(capture_of, may::lose | may::forbid)                                                                               \
-  X(adopt, may::lose | may::mistake) X(identify, may::lose | may::mistake) X(native, may::fail | may::refuse)           \
+  X(adopt, may::lose | may::mistake) X(identify, may::lose | may::mistake) X(native, may::fail | may::refuse)          \
   X(create_event, may::lose | may::lack) X(destroy_event, may::lose) X(native_event, may::fail | may::refuse)          \
   X(record, may::lose | may::forbid) X(wait, may::lose | may::forbid) X(query_event, may::lose | may::forbid)          \
   X(synchronize_event, may::lose | may::forbid) X(elapsed_ms, may::lose | may::forbid)                                 \

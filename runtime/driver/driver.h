@@ -195,8 +195,8 @@ class driver {
   virtual status query_stream(int device, stream_handle) = 0;          // ok or not_ready
   virtual status synchronize_stream(int device, stream_handle) = 0;    // Blocks
   virtual result<bool> capturing(int device, stream_handle) = 0;       // never spoils a capture
-  // The number of the stream's capture, of all its streams and of no other capture. 0: it is not captured. Never
-  // spoils a capture. not_permitted: a spoiled capture, which has no number any more
+  // The number of the stream's capture, of all its streams and of no other capture. 0: it is not captured.
+  // Never spoils a capture. not_permitted: a spoiled capture, which has no number any more
   virtual result<std::uint64_t> capture_of(int device, stream_handle) = 0;
   // Names an external stream. Null: the legacy stream. invalid: of another device, unless it is captured:
   // then it is not asked. Simulated: a handle of create_stream. Requires: the stream exists
@@ -263,9 +263,10 @@ class driver {
   // capture may be spoiled or gone. not_permitted also if it was spoiled or a stream was not joined. Except
   // after the wrong stream or thread, the streams are as before the capture.
   virtual result<graph_handle> end_capture(int device, stream_handle) = 0;
-  // The graph of the stream's capture keeps `state` until `drop`: when the graph, its executables and their launches
-  // are gone, or the capture has failed. Called once on any thread, with locks held, also if this call is refused.
-  // Requires of drop: no driver call, and no lock that is held during one. not_permitted: not captured, or spoiled
+  // The graph of the stream's capture keeps `state` until `drop`: when the graph, its executables and their
+  // launches are gone, or the capture has failed. Called once on any thread, with locks held, also if this
+  // call is refused.
+  // Requires of drop: no driver call, nor a lock held during one. not_permitted: not captured, or spoiled
   virtual status keep_with_graph(int device, stream_handle, void (*drop)(void*), void* state) = 0;
   // For launches on streams of `device`. The graph may then be destroyed.
   virtual result<executable_handle> instantiate(int device, graph_handle) = 0;
@@ -273,8 +274,8 @@ class driver {
   // order holds. Counts as as many queued operations as were captured.
   virtual status launch_graph(int device, stream_handle, executable_handle) = 0;
   // Later launches run this graph. Earlier ones are unchanged. What both graphs keep stays at least until the
-  // executable and its launches are gone. not_supported, and nothing has changed: the graphs differ in more than
-  // the addresses and values of their operations
+  // executable and its launches are gone. not_supported, and nothing has changed: the graphs differ in more
+  // than the addresses and values of their operations
   virtual status update(int device, executable_handle, graph_handle) = 0;
   virtual status destroy_graph(graph_handle) = 0;
   virtual status destroy_executable(executable_handle) = 0;            // pending launches still run

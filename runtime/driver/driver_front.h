@@ -1,5 +1,5 @@
-// A driver in front of another: each call that can be refused goes on to it by way of one function of the class
-// that derives from this, `pass`. What the class changes beyond that it overrides.
+// A driver in front of another: each call that can be refused goes on to it by way of one function of the
+// class that derives from this, `pass`. What the class changes beyond that it overrides.
 // Threads: as the driver interface.
 //
 // Requires: Self::pass(call, call_subject, behind) returns what behind() does.

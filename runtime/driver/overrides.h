@@ -1,4 +1,4 @@
-// What every machine implements of the driver interface: the text of these declarations in the class that does.
+// What every machine implements of the driver interface: these declarations stand in the class that does.
 // Threads: as the driver interface.
 result<device_info> info(int device) override;
 status open(int device) override;

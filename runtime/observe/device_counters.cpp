@@ -70,9 +70,8 @@ grant heap_counters::left() noexcept {
   }
   note_peaks(), note_cached();
   auto const now = current();
-  for (std::size_t k = 0; k < levels; ++k) {
+  for (std::size_t k = 0; k < levels; ++k)
     for (std::size_t i = 0; i < 2; ++i) left_.up[k][i] = peaks_[k][2 * i].get() - now[k][2 * i];
-  }
   for (std::size_t i = 0; i < 2; ++i) left_.down[i] = cached_peak_[2 * i].get() - cached(2 * i);
   left_.known = true;
   return left_.least();

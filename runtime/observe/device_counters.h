@@ -4,10 +4,10 @@
 //
 // Invariant: reserved = allocated + pending + cached, in bytes, for small, large and all.
 // Peaks are exact if one thread allocates on the device's only stream: that thread's cache may raise a level,
-// or the cached bytes, only as far as the tally granted (unpublished.h). With several threads or streams, slots in
-// thread caches count as allocated, and requested bytes are known as of the last time a thread held the lock:
-// the error is at most what those caches hold. With several streams, each tally also reports its level with
-// some slack, so that a peak errs upward. For each other tally the error is at most the largest of
+// or the cached bytes, only as far as the tally granted (unpublished.h). With several threads or streams,
+// slots in thread caches count as allocated, and requested bytes are known as of the last time a thread held
+// the lock: the error is at most what those caches hold. With several streams, each tally also reports its
+// level with some slack, so that a peak errs upward. For each other tally the error is at most the largest of
 //   * an eighth of its bytes
 //   * `slack_bytes` for each of four tallies; more of them share the same sum equally
 //   * its part of an eighth of the peak: a quarter of that in equal shares, the rest by what each holds

@@ -213,18 +213,10 @@ void history::note(action what, std::uintptr_t at, std::size_t bytes, std::uint6
     }
     std::uint32_t const stack =
         stacks_.load(base::memory_order_relaxed) && what == action::alloc ? number_of_stack() : 0;
-    l.events[n] = {base::ticks(),
-                   at,
-                   bytes,
-                   stream,
-                   from.file_name(),
-                   from.function_name(),
-                   from.line(),
-                   runtime,
-                   stack,
-                   l.thread,
-                   static_cast<std::int16_t>(device),
-                   what};
+    event& e = l.events[n];
+    e.ticks = base::ticks(), e.at = at, e.bytes = bytes, e.stream = stream, e.runtime = runtime, e.stack = stack;
+    e.file = from.file_name(), e.function = from.function_name(), e.line = from.line();
+    e.thread = l.thread, e.device = static_cast<std::int16_t>(device), e.what = what;
     l.count.store(n + 1, base::memory_order_release);
   } catch (std::bad_alloc const&) {
     turn(false);  // no memory for the log: without this event the book would be wrong

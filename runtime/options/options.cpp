@@ -285,8 +285,8 @@ options parse_options(std::string_view text, source_location at) {
   return result;
 }
 
-// 64 MiB: code of kernels, cuBLAS's workspace of 32 MiB, events. A kernel whose threads have 512 B of local memory each
-// needs 1 MiB for each multiprocessor of 2048 threads.
+// 64 MiB: code of kernels, cuBLAS's workspace of 32 MiB, events. A kernel whose threads have 512 B of local
+// memory each needs 1 MiB for each multiprocessor of 2048 threads.
 size_t driver_reserve_of(options const& o, bool simulated, int multiprocessors) noexcept {
   constexpr size_t mib = 1 << 20;
   if (o.driver_reserve) return o.driver_reserve > 1 ? o.driver_reserve : 0;

@@ -63,7 +63,8 @@ std::string sentence(memory_report const& r, memory_cause why) {
       return "The memory limit is reached: raise the limit, or free memory.\n";
     case memory_cause::pool_limit:
       if (r.rounded > r.pool.limit)
-        return "The request is larger than the limit of its pool. Raise the limit (pool::set_limit), or request less.\n";
+        return "The request is larger than the limit of its pool. Raise the limit (pool::set_limit), or request "
+               "less.\n";
       return "The limit of the pool is reached: free blocks of the pool, or raise its limit (pool::set_limit).\n";
     case memory_cause::shared:
       return "Most of the device is memory to share with other processes. Destroy unused shared buffers and pools, "

@@ -63,13 +63,11 @@ std::string metrics(std::span<measured const> all) {
   page out;
   out.family("weir_memory_bytes", "gauge",
              "Reserved device memory, by state. The states add up to all reserved memory.");
-  for (measured const& m : all) {
+  for (measured const& m : all)
     for (level const& l : levels) out.sample(m.device, "state", l.state, (m.numbers.*l.at).all.current);
-  }
   out.family("weir_memory_peak_bytes", "gauge", "Peak memory since the last reset.");
-  for (measured const& m : all) {
+  for (measured const& m : all)
     for (level const& l : peaks) out.sample(m.device, "state", l.state, (m.numbers.*l.at).all.peak);
-  }
   if (std::ranges::any_of(all, [](measured const& m) { return !m.pools.empty(); })) {
     out.family("weir_pool_bytes", "gauge", "Reserved device memory of a pool, by state. Part of weir_memory_bytes.");
     for (measured const& m : all) {
@@ -80,9 +78,8 @@ std::string metrics(std::span<measured const> all) {
       }
     }
     out.family("weir_pool_limit_bytes", "gauge", "The limit of a pool's reserved memory; 0: none.");
-    for (measured const& m : all) {
+    for (measured const& m : all)
       for (pool_memory_use const& p : m.pools) out.sample_of_pool(m.device, p.name, "", p.limit);
-    }
   }
   out.family("weir_shared_bytes", "gauge",
              "Device memory shared with other processes, not part of reserved memory: exported by this process, or "
@@ -108,10 +105,9 @@ std::string metrics(std::span<measured const> all) {
     for (measured const& m : all) out.sample(m.device, "", "", static_cast<std::int64_t>(m.numbers.*c.at));
   }
   out.family("weir_recovered_allocations_total", "counter", "Allocations served by a recovery step, by step.");
-  for (measured const& m : all) {
+  for (measured const& m : all)
     for (std::size_t i = 0; i < recovery_steps.size(); ++i)
       out.sample(m.device, "step", recovery_steps[i], static_cast<std::int64_t>(m.numbers.recovered_by[i]));
-  }
   return std::move(out).take();
 }
 

@@ -159,8 +159,9 @@ class writer {
     for (pool_memory_use const& p : pools)
       its += base::text(its.empty() ? "" : ",", '[', base::json_text(p.name), ',', p.allocated, ',', p.reserved, ',',
                         p.limit, ']');
-    return base::text("{\"device\":", device, ",\"pools\":[", its, "],\"before\":", before_, ",\"events\":", events_, ",\"blocks\":", blocks_,
-                      ",\"ranges\":", ranges_, ",\"begin_us\":", first_, ",\"data\":\"", base64(out_), "\"}");
+    return base::text("{\"device\":", device, ",\"pools\":[", its, "],\"before\":", before_, ",\"events\":", events_,
+                      ",\"blocks\":", blocks_, ",\"ranges\":", ranges_, ",\"begin_us\":", first_, ",\"data\":\"",
+                      base64(out_), "\"}");
   }
 
  private:

@@ -21,9 +21,8 @@ class writer {
   std::string write(std::span<device_snapshot const> all, std::string_view settings) && {
     out_.open_dict();
     out_.key("segments").open_list();
-    for (device_snapshot const& d : all) {
+    for (device_snapshot const& d : all)
       for (memory_segment const& s : d.segments) segment(d.device, s);
-    }
     out_.close_list();
     out_.key("device_traces").open_list();
     for (device_snapshot const& d : all) trace(d);

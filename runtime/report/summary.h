@@ -9,8 +9,8 @@
 
 namespace weir::report {
 
-// A table with a line for each pool, then one sentence for each noteworthy fact. `now` names the device and its
-// memory outside weir.
+// A table with a line for each pool, then one sentence for each noteworthy fact. `now` names the device and
+// its memory outside weir.
 std::string summary(memory_statistics const&, memory_report const& now, std::span<stream_memory_use const>,
                     std::span<pool_memory_use const>);
 
@@ -19,8 +19,8 @@ struct measured {
   memory_statistics numbers;
   std::vector<pool_memory_use> pools = {};
 };
-// The text format of Prometheus 0.0.4 (https://prometheus.io/docs/instrumenting/exposition_formats/): samples of a
-// family follow its HELP and TYPE.
+// The text format of Prometheus 0.0.4 (https://prometheus.io/docs/instrumenting/exposition_formats/): samples
+// of a family follow its HELP and TYPE.
 std::string metrics(std::span<measured const>);
 
 }  // namespace weir::report

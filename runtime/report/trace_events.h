@@ -1,5 +1,5 @@
-// Spans as a sentence, and as trace-event JSON for Perfetto and chrome://tracing: host threads, streams, memory
-// counters.
+// Spans as a sentence, and as trace-event JSON for Perfetto and chrome://tracing: host threads, streams,
+// memory counters.
 // Format: "Trace Event Format",
 // https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 // Threads: any; values in, text out.

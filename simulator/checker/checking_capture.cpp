@@ -36,7 +36,7 @@ bool knowledge::keep_for_graph(stream_id s, std::span<range const> ranges, base:
   return true;
 }
 
-// Inside, an allocation is a write behind the frees of what lay there; a use before it has to be ordered, too.
+// Inside, an allocation is a write behind the frees of what lay there; a use before it has to be ordered.
 void knowledge::allocated_inside(recording& in, stream_id home, blocks::map::iterator b, base::site site) {
   address const at = b->first;
   stream_id const local = in.inside(home);
@@ -54,7 +54,7 @@ void knowledge::allocated_inside(recording& in, stream_id home, blocks::map::ite
     });
 }
 
-// True: the block is memory of that graph, and the free is noted there. A block from before becomes the graph's.
+// True: the block is memory of that graph, and the free is noted there. An earlier block becomes the graph's.
 bool knowledge::freed_inside(blocks::map::iterator b, std::span<stream_id const> behind, base::site site) {
   recording* in = nullptr;
   for (stream_id const s : behind) in = in ? in : captured.of(s);

@@ -118,7 +118,9 @@ void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> 
       if (told.insert(&old).second) report_freed_in_use(old, behind, b);
       return false;
     });
-    if (a && !b->second.of_graph) p.of->uses.add(p.from, p.to, a, [](access const&) { return false; }, [](access const&) {});
+    if (a && !b->second.of_graph)
+      p.of->uses.add(
+          p.from, p.to, a, [](access const&) { return false; }, [](access const&) {});
   }
 }
 

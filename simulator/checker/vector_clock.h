@@ -43,8 +43,8 @@ class vector_clock {
 using view = std::shared_ptr<vector_clock const>;
 
 // promised: what the program requests (waits, synchronizes) holds in every run. Programs are judged by it, so
-// that every seed gives the same report (exceptions: docs/how-to/test-without-a-gpu.md). known: what weir finds
-// out or orders for itself holds in this run. weir is judged by it.
+// that every seed gives the same report (exceptions: docs/how-to/test-without-a-gpu.md). known: what weir
+// finds out or orders for itself holds in this run. weir is judged by it.
 struct views {
   view promised, known;
 };

@@ -19,10 +19,9 @@ replayed& in(void* state) { return *static_cast<replayed*>(state); }
 
 graph::~graph() {
   std::vector<work> jobs;
-  for (lane& l : lanes) {
+  for (lane& l : lanes)
     for (step& s : l.steps)
       if (s.what.job.drop) jobs.push_back(s.what.job);
-  }
   drop_all(jobs);
   for (owned const& o : keeps) o.drop(o.state);
 }

@@ -1,4 +1,4 @@
-// The freedoms that CUDA leaves a device (F1 to F10, docs/reference/simulated-machine.md) and a machine takes.
+// The freedoms that a machine takes: F1 to F10 of docs/reference/simulated-machine.md.
 // Threads: draws under the machine's lock; counting from any.
 #pragma once
 #include <array>

@@ -1,4 +1,4 @@
-// The habits that switch host threads, with the same mix as streams; the names of the habits, and their counts.
+// The habits that switch host threads, with the same mix as streams; their names and counts.
 // Threads: as host_threads.h says.
 #include "simulator/machine/host_threads.h"
 

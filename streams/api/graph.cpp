@@ -16,8 +16,8 @@ namespace {
 using driver::executable_handle;
 using driver::graph_handle;
 
-// The graphs of a runtime in the driver. One that the driver refuses to destroy is tried again. A part of the runtime.
-// Threads: any.
+// The graphs of a runtime in the driver. One that the driver refuses to destroy is tried again.
+// Threads: any. A part of the runtime.
 class graph_book {
   template <class Handle>
   struct kept {

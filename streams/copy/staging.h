@@ -1,7 +1,7 @@
 // Staged copies: memory that copy engines cannot reach goes through slots of pinned memory, in stream order.
 // Threads: any. Slots are blocks of the pinned pool: the streams' stamps tell when one can be reused.
 //
-// Invariant: one staging thread uses at most `budget` bytes of slots per device; concurrent ones may exceed it.
+// Invariant: one staging thread uses at most `budget` bytes of slots per device; several may exceed it.
 #pragma once
 #include <memory>
 

@@ -1,5 +1,5 @@
-// Snapshots and their files. The history is a trace in PyTorch's terms: a free is requested, then completed when no
-// stream uses it.
+// Snapshots and their files. The history is a trace in PyTorch's terms: a free is requested, then completed
+// when no stream uses it.
 #include "streams/report/recording.h"
 
 #include <algorithm>
@@ -97,7 +97,8 @@ void add_reserved(runtime::impl& r, int d, std::vector<memory_segment>& out) {
     known[b.at] = b;
   for (memory::mapped_range const& range : a->layout()) {
     memory_segment& s = out.emplace_back(
-        memory_segment{range.at, range.bytes, range.stream, range.slots, {}, memory_sharing::none, range.readers, range.pool});
+        memory_segment{range.at, range.bytes, range.stream, range.slots, {}, memory_sharing::none, range.readers,
+                       range.pool});
     s.blocks.reserve(range.parts.size());
     for (memory::mapped_range::part const& p : range.parts) {
       auto const found = p.is == memory::mapped_range::use::live ? known.find(p.at) : known.end();
@@ -156,7 +157,8 @@ recording take_recording(runtime::impl& r) {
   recording out;
   std::vector<std::uint32_t> stacks;
   for (int d = 0, n = r.device_count(); d < n; ++d) {
-    report::device_snapshot& one = out.devices.emplace_back(report::device_snapshot{d, segments_of(r, d), {}, pools_of(r, d)});
+    report::device_snapshot& one =
+        out.devices.emplace_back(report::device_snapshot{d, segments_of(r, d), {}, pools_of(r, d)});
     trace_writer trace(one.trace);
     for (observe::event const& e : h.events(static_cast<std::uint32_t>(r.id()), d)) {
       trace.add(e, (scale(e.ticks) + since_1970) / 1000);

@@ -148,7 +148,7 @@ std::uint64_t simulation::seed() const noexcept { return controls_->seed(); }
 std::uint64_t simulation::trace_hash() const noexcept { return controls_->trace_hash(); }
 std::vector<std::string> simulation::findings() const { return controls_->findings(); }
 
-// The findings of the race checker (weir/observe.h) ----------------------------------------------------------
+// The findings of the race checker (weir/observe.h) --------------------------------------------------------
 
 namespace {
 using driver::check::finding;

@@ -83,7 +83,8 @@ std::string memory_summary(device on, source_location at) {
 
 std::string memory_metrics(source_location at) {
   std::vector<report::measured> all;
-  for (int d = 0, n = device_count(at); d < n; ++d) all.push_back({device(d).str(), memory_stats(d, at), streams::pools_of(streams::current_runtime(at), d)});
+  for (int d = 0, n = device_count(at); d < n; ++d)
+    all.push_back({device(d).str(), memory_stats(d, at), streams::pools_of(streams::current_runtime(at), d)});
   all.push_back({"cpu", pinned_memory_stats(at)});
   return report::metrics(all);
 }

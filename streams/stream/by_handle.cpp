@@ -80,8 +80,8 @@ external_stream::~external_stream() {
 
 namespace {
 
-// The stream of a handle, by the thread's memo or among the registered ones. Another one is what unknown(runtime,
-// device, handle) registers. Null: the call borrows it.
+// The stream of a handle, by the thread's memo or among the registered ones. Another one is what
+// unknown(runtime, device, handle) registers. Null: the call borrows it.
 template <class Unknown>
 stream_ref stream_behind(weir::device d, CUstream_st* native, char const* operation, source_location at,
                          Unknown const& unknown) {

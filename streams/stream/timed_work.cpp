@@ -88,6 +88,10 @@ class stopwatch {
   std::vector<base_time> bases_;  // by device
 };
 
+driver::status record(clock::stream_clock& on, clock::event_ref const& e) {
+  return on.owner().machine().record(on.device(), on.handle(), e->handle());
+}
+
 }  // namespace
 
 struct timed_work::open {
@@ -104,31 +108,20 @@ void timed_work::begin(clock::stream_clock& stream, std::string_view name, std::
     stopwatch& by = stream.owner().part<stopwatch>();
     auto made = std::make_unique<open>(open{by, stream, {}});
     stopwatch::pending& w = made->work;
-    w.what = {observe::span::on::stream,
-              std::string(name),
-              0,
-              0,
-              stream.owner().id(),
-              stream.device(),
-              stream.id(),
-              call_.link(),
-              bytes,
-              waits_for,
-              at};
+    observe::span& s = w.what;
+    s.where = observe::span::on::stream, s.name = name, s.runtime = stream.owner().id(), s.device = stream.device();
+    s.number = stream.id(), s.link = call_.link(), s.bytes = bytes, s.stream = waits_for, s.at = at;
     w.from = by.base_of(stream.device());
     if (!w.from.event) return;
     w.start = by.take(stream.device()), w.end = by.take(stream.device());
-    if (w.start && w.end &&
-        stream.owner().machine().record(stream.device(), stream.handle(), w.start->handle()).ok())
-      open_ = made.release();
+    if (w.start && w.end && record(stream, w.start).ok()) open_ = made.release();
   } catch (std::exception const&) {}  // this work is not timed
 }
 
 void timed_work::end() noexcept {
   std::unique_ptr<open> const done(std::exchange(open_, nullptr));
   stopwatch::pending& w = done->work;
-  bool const kept = done->turn == observe::span_recorder::process().turn() &&
-                    done->stream.owner().machine().record(done->stream.device(), done->stream.handle(), w.end->handle()).ok();
+  bool const kept = done->turn == observe::span_recorder::process().turn() && record(done->stream, w.end).ok();
   try {
     if (kept) done->by.add(std::move(w));
   } catch (std::exception const&) {}  // this work is not timed

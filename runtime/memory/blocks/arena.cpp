@@ -219,9 +219,8 @@ void arena::add_region(region& r, state is) {
 void arena::place(places how) {
   by_openings_ = false;
   if (how == places::mapped) return;
-  for (region* r : regions_) {
+  for (region* r : regions_)
     if (!r->rooms && r->large && r->bytes < opening_index::most_bytes) r->rooms = std::make_unique<opening_index>(*r);
-  }
   by_openings_ = !regions_.empty() && regions_.front()->rooms;
 }
 
@@ -325,13 +324,12 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& subject
     spans += listed;
     unsorted += p.sorted == heap_block::index_state::unsorted;
   });
-  for (bins const* some : {&unmapped_, &unmapped_runs_}) {
+  for (bins const* some : {&unmapped_, &unmapped_runs_})
     some->each([&](heap_block const& g) {
       ++unmapped_listed;
       if (g.is != state::unmapped || (g.at >= g.in->runs) != (some == &unmapped_runs_))
         say("the list of unmapped blocks holds another block, or one of the other part", g.at);
     });
-  }
   for (region const* r : regions_) {
     address at = r->base;
     heap_block const* before = nullptr;

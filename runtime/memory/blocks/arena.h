@@ -1,6 +1,6 @@
 // An arena is the address-ordered list of the larger blocks of one stream's heap. A large block gets the
-// lowest mapped range that fits, a smaller one the tightest. Growth maps the fewest pages. Under a limit the place
-// comes first, and pages follow (arena::places).
+// lowest mapped range that fits, a smaller one the tightest. Growth maps the fewest pages. Under a limit the
+// place comes first, and pages follow (arena::places).
 // Threads: the caller holds the lock of the stream_heap that owns it. Makes no driver call.
 //
 // Invariant (heap_block.h): region = live + pending + slab + free + reserved + gap; every byte outside gap
@@ -45,9 +45,9 @@ class arena {
  public:
   static constexpr std::size_t most_bytes = std::size_t{1} << 46;  // of one block, far above any device
   arena() = default;  // Throws: bad_alloc
-  // Where a block of the home goes. mapped: into mapped memory that is free, if any is large enough. openings: a
-  // block of `large_pages` and more to where the fewest pages come into use, so that little is lost at the ends
-  // of blocks; a smaller one into the lowest opening.
+  // Where a block of the home goes. mapped: into mapped memory that is free, if any is large enough.
+  // openings: a block of `large_pages` and more to where the fewest pages come into use, so that little is
+  // lost at the ends of blocks; a smaller one into the lowest opening.
   enum class places : std::uint8_t { mapped, openings };
   void place(places);  // Throws: bad_alloc
   bool places_first() const noexcept { return by_openings_; }  // not by what is mapped
@@ -181,18 +181,16 @@ class arena {
       return fits ? h.bytes > best->bytes : h.bytes < best->bytes;
     };
     auto const look_inside = [&](heap_block& p, int looks) {
-      for (handle const* h = first_whole(p); h && looks-- > 0; h = next_whole(p, *h)) {
+      for (handle const* h = first_whole(p); h && looks-- > 0; h = next_whole(p, *h))
         if (better(*h) && suits(*h)) best = h, from = &p;
-      }
     };
     int left = looks_at_spans;
     if (places_first()) {  // what lies low is the next to be used
       sorted().highest([&](heap_block& p) {
         if (!complete(p.freed)) return --left == 0;
         int looks = looks_inside;
-        for (handle const* h = last_whole(p); h && !best && looks-- > 0; h = previous_whole(p, *h)) {
+        for (handle const* h = last_whole(p); h && !best && looks-- > 0; h = previous_whole(p, *h))
           if (h->bytes <= most && suits(*h)) best = h, from = &p;
-        }
         return best || --left == 0;
       });
     }
@@ -278,9 +276,8 @@ class arena {
       if (!r->large) continue;
       int left = looks;
       for (heap_block* p = r->large->find(bytes); p && left-- > 0;
-           p = r->large->find(bytes, r->page_index(p->at) + 1)) {
+           p = r->large->find(bytes, r->page_index(p->at) + 1))
         if (fits(*p)) return p;
-      }
     }
     return nullptr;
   }
@@ -308,9 +305,8 @@ class arena {
   }
   template <class Do>
   void each_large(Do act, std::size_t leaves = std::numeric_limits<std::size_t>::max()) const {
-    for (region const* r : regions_) {
+    for (region const* r : regions_)
       if (r->large) r->large->each(act, leaves);
-    }
   }
   template <class Which, class Before>
   std::vector<heap_block*> large_by_size(int most, Which which, Before before) const {  // of some leaves

@@ -259,9 +259,8 @@ void arena::reserve_candidate(candidate const& w, std::size_t bytes, growth_plan
   growth_plan plan{nullptr, best, bytes, {}, {}, 0, w.missing};
   address lo = round_down(best, page), hi = round_up(best + bytes, page);  // unmapped: whole pages and aliases
   if (sight.all) {
-    for (auto i = sight.from(lo); i != sight.all->end() && i->first < hi; ++i) {
+    for (auto i = sight.from(lo); i != sight.all->end() && i->first < hi; ++i)
       if (i->second.of && i->second.end() > lo) plan.aliases.push_back(const_cast<alias*>(&i->second));
-    }
   }
   heap_block* p = w.first;
   while (p->end() <= best) p = p->after;

@@ -103,9 +103,8 @@ class blocks_by_address {
   // From the highest down, likewise.
   template <class Enough>
   void highest(Enough enough) noexcept {
-    for (auto at = all_.end(); at != all_.begin();) {
+    for (auto at = all_.end(); at != all_.begin();)
       if (enough(*--at)) return;
-    }
   }
 
  private:
@@ -189,31 +188,26 @@ class bins_by {
   }
   template <class Do>
   void each(Do act) const {  // Requires: act does not change the bins
-    for (int q = next(0); q >= 0; q = next(q + 1)) {
+    for (int q = next(0); q >= 0; q = next(q + 1))
       for (heap_block* p = heads_[at(q)]; p; p = By::after(*p)) act(*p);
-    }
   }
   // From the bin of `bytes` up, until `enough(block)` or `looks` blocks.
   // Returns: the number examined; looks + 1 if there are more.
   template <class Enough>
   int look(std::size_t bytes, Enough enough, int looks) const {
     int seen = 0;
-    for (int q = next(bin_of(bytes)); q >= 0; q = next(q + 1)) {
-      for (heap_block* p = heads_[at(q)]; p; p = By::after(*p)) {
+    for (int q = next(bin_of(bytes)); q >= 0; q = next(q + 1))
+      for (heap_block* p = heads_[at(q)]; p; p = By::after(*p))
         if (seen++ == looks || enough(*p)) return seen;
-      }
-    }
     return seen;
   }
   // As look(), from the bin of `bytes` down.
   template <class Enough>
   int look_down(std::size_t bytes, Enough enough, int looks) const {
     int seen = 0;
-    for (int q = last(bin_of(bytes)); q >= 0; q = last(q - 1)) {
-      for (heap_block* p = heads_[at(q)]; p; p = By::after(*p)) {
+    for (int q = last(bin_of(bytes)); q >= 0; q = last(q - 1))
+      for (heap_block* p = heads_[at(q)]; p; p = By::after(*p))
         if (seen++ == looks || enough(*p)) return seen;
-      }
-    }
     return seen;
   }
   std::size_t size() const noexcept { return size_; }

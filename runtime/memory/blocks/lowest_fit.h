@@ -1,4 +1,4 @@
-// The large free blocks of a region, or its openings (opening_index.h); finds the lowest that is large enough.
+// The large free blocks of a region, or its openings (opening_index.h); finds the lowest that suffices.
 // Threads: guarded by the lock of the stream_heap that owns the region.
 //
 // Blocks lie in leaves of up to 64. A leaf has one range of addresses and no order inside: a search reads all
@@ -81,9 +81,8 @@ class lowest_by {
     for (std::size_t r = 0; r < count_ && some; ++r) {
       if (most_[r] < v) continue;
       leaf const& l = at(r);
-      for (std::uint32_t i = 0; i < l.n; ++i) {
+      for (std::uint32_t i = 0; i < l.n; ++i)
         if (l.sizes[i] >= v) act(*l.at[i]);
-      }
       --some;
     }
   }

@@ -1,4 +1,4 @@
-// The openings of a region: each is the free and unmapped memory between two neighbouring blocks that are neither.
+// The openings of a region: each is the free and unmapped memory between two neighbours that are neither.
 // Threads: guarded by the lock of the stream_heap that owns the region.
 //
 // Pages can move, so a block's place does not depend on which pages are mapped: a program that repeats its
@@ -28,9 +28,8 @@ class opening_index {
     floor_.solid_after = &ceiling_, ceiling_.solid_before = &floor_;
     floor_.room = in.runs - in.base;
     list(floor_);
-    for (heap_block* p = in.first; p && p->at < in.runs; p = p->after) {
+    for (heap_block* p = in.first; p && p->at < in.runs; p = p->after)
       if (is_solid(*p)) close(*p);
-    }
   }
   opening_index(opening_index const&) = delete;
   static bool is_solid(heap_block const& p) noexcept { return p.is != state::free && p.is != state::unmapped; }

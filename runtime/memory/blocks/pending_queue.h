@@ -179,9 +179,8 @@ class pending_queue {
   // `enough(block)` or `looks` blocks.
   template <class Enough>
   void fitting(std::size_t bytes, int looks, Enough enough) const {
-    for (auto at = by_size_.lower_bound(bytes, below{}); at != by_size_.end() && looks-- > 0; ++at) {
+    for (auto at = by_size_.lower_bound(bytes, below{}); at != by_size_.end() && looks-- > 0; ++at)
       if (enough(static_cast<pending_block const&>(*at))) return;
-    }
   }
   // In the order of their frees, or in reverse, until `enough(block)` or `looks` blocks.
   template <class Enough>
@@ -196,16 +195,14 @@ class pending_queue {
   }
   std::vector<clock::stamp> fronts() const {  // the stamp that each queue waits for next
     std::vector<clock::stamp> all;
-    for (auto const& [stream, queue] : queues_) {
+    for (auto const& [stream, queue] : queues_)
       if (!queue.empty()) all.push_back(queue.front().stamps.front());
-    }
     return all;
   }
   std::vector<clock::stamp> newest() const {  // one a stream: no block waits for a later stamp of it
     std::vector<clock::stamp> all;
-    for (auto const& [stream, n] : newest_) {
+    for (auto const& [stream, n] : newest_)
       if (n) all.push_back({stream, n});
-    }
     return all;
   }
   template <class Do>

@@ -216,9 +216,8 @@ void slabs::drop(slab& s, stretch idle, address from, address to) noexcept {
 slab* slabs::any_empty() noexcept {
   for (std::size_t c = 0; c < open_.size(); ++c) {
     if (empties_[c] == 0) continue;
-    for (slab* s = open_[c]; s; s = s->after) {
+    for (slab* s = open_[c]; s; s = s->after)
       if (s->empty()) return s;
-    }
   }
   return nullptr;
 }

@@ -39,9 +39,8 @@ struct size_classes {
   // The smallest class of at least `bytes` whose slots all have that alignment; -1: none.
   static constexpr int of(std::size_t bytes, std::size_t alignment) noexcept {
     if (bytes > largest || alignment > largest) return -1;
-    for (int c = of(bytes); c < count; ++c) {
+    for (int c = of(bytes); c < count; ++c)
       if (size_classes::bytes(c) % alignment == 0) return c;
-    }
     return -1;
   }
 };
@@ -206,9 +205,8 @@ struct alignas(64) slab {
   bool has_gone(std::uint32_t i) const noexcept { return byte(i).get() == slot_bits::gone; }
   std::uint32_t held() const noexcept { return slots - free - pending - gone; }  // slots that are live or cached
   heap_block* next_part(heap_block const& p) const noexcept {
-    for (heap_block* n = p.after; n && n->at < base + bytes; n = n->after) {
+    for (heap_block* n = p.after; n && n->at < base + bytes; n = n->after)
       if (n->in_slab == this) return n;
-    }
     return nullptr;
   }
   heap_block* part_at(address a) const noexcept {
