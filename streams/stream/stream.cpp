@@ -3,8 +3,8 @@
 #include "weir/stream.h"
 
 #include "runtime/base/call_site.h"
-#include "runtime/base/call_site.h"
 #include "runtime/driver/allocation_observer.h"
+#include "runtime/memory/device/device_memory.h"
 #include "streams/stream/context.h"
 #include "streams/stream/stream_pool.h"
 #include "streams/stream/timed_work.h"
