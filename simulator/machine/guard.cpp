@@ -2,6 +2,8 @@
 // Threads: any; a fault is explained on its own thread.
 #include "simulator/machine/guard.h"
 
+#include <sanitizer/asan_interface.h>  // without AddressSanitizer its macros do nothing
+
 #include <algorithm>
 #include <cstdio>
 
@@ -9,14 +11,6 @@
 #include "runtime/base/call_site.h"
 #include "runtime/base/text.h"
 #include "simulator/machine/memory.h"
-
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#include <sanitizer/asan_interface.h>
-#endif
-#endif
 
 namespace weir::driver::sim {
 namespace {
@@ -70,13 +64,8 @@ void watch_faults(memory& m) {
 void unwatch_faults(memory& m) noexcept { std::erase(watching().lock()->all, &m); }
 void explain_faults_with(onlooker more) { watching().lock()->more = more; }
 
-#ifdef ASAN_POISON_MEMORY_REGION
 void poison_bytes(address at, std::size_t n) noexcept { ASAN_POISON_MEMORY_REGION(reinterpret_cast<void*>(at), n); }
 void unpoison_bytes(address at, std::size_t n) noexcept { ASAN_UNPOISON_MEMORY_REGION(reinterpret_cast<void*>(at), n); }
-#else
-void poison_bytes(address, std::size_t) noexcept {}
-void unpoison_bytes(address, std::size_t) noexcept {}
-#endif
 
 bool memory::reach(std::map<address, mapping>::value_type const& m, bool open) const {
   return os::protect(reinterpret_cast<void*>(m.first), m.second.bytes, open ? os::reach::all : os::reach::nothing);

@@ -376,10 +376,9 @@ bool machine::run() {
 std::string machine::stuck() const {
   base::lock_guard lock(all_.mutex);
   std::string text;
-  for (auto const& d : all_.devices) {
+  for (auto const& d : all_.devices)
     for (auto const& s : d.live)
       if (!s->queue.empty() && !d.lost) text += (text.empty() ? "" : "; ") + all_.why_not(*s);
-  }
   return text;
 }
 
@@ -426,14 +425,11 @@ std::uint64_t machine::trace_hash() const noexcept { return how_ == scheduling::
 
 std::vector<std::string> machine::census() const {
   std::vector<std::string> found;
+  std::vector<bool> lost;
   {
     base::lock_guard lock(all_.mutex);
     all_.census(found);
     graph_census(found);
-  }
-  std::vector<bool> lost;
-  {
-    base::lock_guard lock(all_.mutex);
     for (auto const& d : all_.devices) lost.push_back(d.lost);
   }
   pages_.census(found, lost);

@@ -15,11 +15,7 @@ class seeded_executor final : public stepping {
   }
 
   schedule_policy by() const override { return policy_; }
-  bool given(base::unique_lock& lock, stream&) override {
-    wander();
-    leave(lock);
-    return true;
-  }
+  bool given(base::unique_lock& lock, stream&) override { return changed(lock), true; }
   void changed(base::unique_lock& lock) override {
     wander();
     leave(lock);

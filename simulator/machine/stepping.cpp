@@ -54,23 +54,17 @@ stepping::obstacle stepping::in_the_way(stream const& s) const {
 
 // A correctly ordered stream cannot see that an operation has started. An unordered read sees poison.
 void stepping::poison(operation const& o, shadow& into) {
+  if (o.what == operation::kind::copy && overlap(into.uses[0].what, into.uses[1].what)) return;
   memory::at_work const now(all_.bytes, into.uses, memory::pins::declared);
-  for (use const& u : into.uses) {
-    if (!u.what.writes || u.what.bytes == 0) continue;
-    if (o.what == operation::kind::copy && overlap(into.uses[0].what, into.uses[1].what)) continue;
-    touch part = u.what;
-    part.bytes = std::min(part.bytes, poisoned_at_most);
-    auto* const at = reinterpret_cast<std::byte*>(part.at);
-    // work may read its outputs, or write only some bytes
-    if (o.what == operation::kind::work) into.kept.emplace_back(part, std::vector<std::byte>(at, at + part.bytes));
-  }
-  for (use const& u : into.uses) {
-    if (!u.what.writes || u.what.bytes == 0 ||
-        (o.what == operation::kind::copy && overlap(into.uses[0].what, into.uses[1].what)))
-      continue;
-    std::memset(reinterpret_cast<void*>(u.what.at), static_cast<int>(poison_byte),
-                std::min(u.what.bytes, poisoned_at_most));
-  }
+  auto const each_output = [&](auto const& visit) {
+    for (use const& u : into.uses)
+      if (u.what.writes && u.what.bytes > 0)
+        visit(reinterpret_cast<std::byte*>(u.what.at), std::min(u.what.bytes, poisoned_at_most));
+  };
+  each_output([&](std::byte* at, std::size_t n) {  // work may read its outputs, or write only some bytes
+    if (o.what == operation::kind::work) into.kept.emplace_back(at, std::vector<std::byte>(at, at + n));
+  });
+  each_output([](std::byte* at, std::size_t n) { std::memset(at, static_cast<int>(poison_byte), n); });
 }
 
 void stepping::start(stream& s) {
@@ -98,7 +92,7 @@ void stepping::write(stream& s) {
                                      : o.what == kind::work && o.job.run ? pins::alone
                                                                          : pins::declared);
   for (auto k = mine.kept.rbegin(); k != mine.kept.rend(); ++k)
-    std::memcpy(reinterpret_cast<void*>(k->first.at), k->second.data(), k->second.size());
+    std::memcpy(k->first, k->second.data(), k->second.size());
   o.run();
   all_.distort(o, mine.uses);
   now.reset();
@@ -174,14 +168,13 @@ outcome stepping::drive(stream& target, std::uint64_t position) {
       path.pop_back();
       continue;
     }
-    if (all_.devices[static_cast<std::size_t>(alive->device)].failing ||
-        all_.devices[static_cast<std::size_t>(s->device)].failing) {
+    auto const &of_target = all_.devices[static_cast<std::size_t>(alive->device)],
+               &of_this = all_.devices[static_cast<std::size_t>(s->device)];
+    if (of_target.failing || of_this.failing) {
       all_.surface();  // reports the loss to the waiting host
       drop_all(all_.dropped);
     }
-    if (all_.devices[static_cast<std::size_t>(alive->device)].lost ||
-        all_.devices[static_cast<std::size_t>(s->device)].lost)
-      return outcome::lost;
+    if (of_target.lost || of_this.lost) return outcome::lost;
     if (move(*s, stride::whole)) continue;
     operation const& o = s->queue.front();
     if (auto const first = in_the_way(*s); first.by) {
@@ -249,10 +242,7 @@ namespace {
 class stepping_executor final : public stepping {
  public:
   using stepping::stepping;
-  bool given(base::unique_lock& lock, stream&) override {
-    leave(lock);
-    return true;
-  }
+  bool given(base::unique_lock& lock, stream&) override { return leave(lock), true; }
   void changed(base::unique_lock& lock) override { leave(lock); }
   void asked(stream&, std::uint64_t) override {}
   void pause() override {}

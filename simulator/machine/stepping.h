@@ -34,7 +34,7 @@ class stepping : public executor {
  private:
   struct shadow {  // the former content of poisoned outputs
     std::vector<use> uses;
-    std::vector<std::pair<touch, std::vector<std::byte>>> kept;
+    std::vector<std::pair<std::byte*, std::vector<std::byte>>> kept;
   };
   void start(stream&);
   void poison(operation const&, shadow&);

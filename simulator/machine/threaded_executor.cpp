@@ -1,7 +1,7 @@
 // The crew runs a machine with threads: two workers a device (work, copies), and one for host functions.
 // Threads: as executor.h says; workers take the machine's lock between operations, not during one.
 #include <algorithm>
-#include <array>
+#include <boost/container/small_vector.hpp>
 #include <cassert>
 
 #include "simulator/machine/executor.h"
@@ -143,7 +143,7 @@ class threaded_executor final : public executor {
         if (other.done < o.position) {
           if (!s->following) other.followers.emplace_back(o.position, s);
           s->following = true;
-          if (all_.any_lost) wake_hosts();
+          if (all_.any_lost) all_.wake_hosts();
           return;
         }
       } else if (o.what == kind::gate) {
@@ -179,12 +179,6 @@ class threaded_executor final : public executor {
         todo_.push_back(other);
   }
 
-  void wake_hosts() {
-    for (auto const& s : all_.live()) {
-      for (host_waiter* h : s->hosts) h->wake.notify_one();
-    }
-  }
-
   void wake_engines_locked() {
     for (engine* e : to_wake_) e->wake.notify_one();
     to_wake_.clear();
@@ -192,21 +186,10 @@ class threaded_executor final : public executor {
 
   // Wakes after it releases the lock: the woken threads take it at once.
   void leave(base::unique_lock& lock) {
-    std::vector<work> dropped;
-    dropped.swap(all_.dropped);
-    if (to_wake_.empty()) {
-      lock.unlock();
-    } else if (to_wake_.size() <= 8) {
-      std::array<engine*, 8> wake;
-      std::size_t const n = to_wake_.size();
-      std::copy(to_wake_.begin(), to_wake_.end(), wake.begin());
-      to_wake_.clear();
-      lock.unlock();
-      for (std::size_t i = 0; i < n; ++i) wake[i]->wake.notify_one();
-    } else {
-      wake_engines_locked();
-      lock.unlock();
-    }
+    auto dropped = std::exchange(all_.dropped, {});
+    auto const wake = std::exchange(to_wake_, {});
+    lock.unlock();
+    for (engine* const e : wake) e->wake.notify_one();
     if (dropped.empty()) return;
     drop_all(dropped);
     lock.lock();  // ready() of other work may have waited for dropped work
@@ -279,7 +262,7 @@ class threaded_executor final : public executor {
   queues& all_;
   std::vector<std::unique_ptr<engine>> engines_;
   std::vector<std::shared_ptr<stream>> todo_, standing_;  // standing: before work that is not ready
-  std::vector<engine*> to_wake_;
+  boost::container::small_vector<engine*, 8> to_wake_;
   base::condition room_, rest_;
   int waiting_for_room_ = 0, waiting_for_rest_ = 0;
   std::size_t busy_ = 0;  // streams that an engine runs

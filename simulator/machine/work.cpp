@@ -162,10 +162,12 @@ void queues::lose(int device) {
     if (abandon) abandon(*s);
     forget_queue(*s);
   }
-  // waiters of other devices check whether their wait is hopeless now
-  for (auto const& s : live()) {
+  wake_hosts();  // waiters of other devices check whether their wait is hopeless now
+}
+
+void queues::wake_hosts() const {
+  for (auto const& s : live())
     for (host_waiter* h : s->hosts) h->wake.notify_one();
-  }
 }
 
 void queues::fault(int device) {

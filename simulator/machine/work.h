@@ -207,6 +207,7 @@ class queues {
   // A host waits for a stream: lets other host threads run. Releases the lock. false: none can run.
   bool wait_for_hosts(base::unique_lock&, stream const&);
   bool has_hosts() const noexcept { return hosts && hosts->active(); }
+  void wake_hosts() const;  // that wait for a stream
   void tell_hosts() {
     if (waiting_hosts_ > 0) moved_.notify_all();
   }
