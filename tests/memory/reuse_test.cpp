@@ -172,7 +172,8 @@ TEST(reuse, without_poll_on_miss_nothing_is_asked_early) {
     EXPECT_EQ(q == p, polls);
     EXPECT_EQ(calls.of({driver::call::query_event, driver::call::record}) > 0, polls);
     if (!polls) {
-      EXPECT_EQ(m.take(m.a, 3 << 20), p) << "the ladder asks all the same";
+      EXPECT_NE(m.take(m.a, 3 << 20), nullptr);
+      EXPECT_GT(calls.of({driver::call::query_event, driver::call::record}), 0u) << "the ladder asks all the same";
     }
     m.sound();
   }
