@@ -9,7 +9,7 @@ namespace {
 
 TEST(idle_model, memory_goes_after_its_time_and_no_earlier) {
   std::uint64_t returned = 0, young = 0;
-  for (auto const seed : tests::seeds("idle_model", 2'000)) {
+  for (auto const seed : tests::seeds("idle_model", 1'000)) {
     tests::idle_program p(seed);
     tests::verdict const wrong = p.run();
     ASSERT_TRUE(wrong.ok()) << wrong << "; replay with WEIR_TEST_SEED=" << seed;
