@@ -3,6 +3,7 @@
 // Threads: each has its own.
 #pragma once
 #include <string>
+#include <utility>
 
 #include "weir/types.h"
 
@@ -24,6 +25,7 @@ std::string text_of(running_work const&);  // "launch at a.cpp:3 on stream 1 of 
 struct call_context {
   site in;             // of the outermost public call
   int internal_ordering = 0;  // > 0: the program may not rely on completion seen or waits inserted now
+  bool moves_a_pool = false;  // its copies are of blocks that may be freed meanwhile
   running_work const* running = nullptr;  // null: this thread runs the program's own code
 };
 call_context& this_call() noexcept;
@@ -74,6 +76,25 @@ class [[nodiscard]] internal_ordering {
 
  private:
   call_context* in_ = nullptr;
+};
+
+// While one exists, this thread copies bytes of a pool, of blocks that other threads may free meanwhile.
+class [[nodiscard]] moving_a_pool {
+ public:
+  moving_a_pool() noexcept { this_call().moves_a_pool = true; }
+  ~moving_a_pool() { this_call().moves_a_pool = false; }
+  moving_a_pool(moving_a_pool const&) = delete;
+};
+
+// While one exists, the program may rely on it again: it has called the program back.
+class [[nodiscard]] program_ordering {
+ public:
+  program_ordering() noexcept : before_(std::exchange(this_call().internal_ordering, 0)) {}
+  ~program_ordering() { this_call().internal_ordering = before_; }
+  program_ordering(program_ordering const&) = delete;
+
+ private:
+  int const before_;
 };
 
 }  // namespace weir::base

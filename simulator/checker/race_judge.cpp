@@ -23,9 +23,10 @@ epoch knowledge::used(stream_id s, moment const& before, std::span<range const> 
     if (r.bytes == 0) continue;
     access_ref const a = made(r.writes ? action::writes : action::reads, now, site, r.at, r.bytes);
     if (of) a->of_launch = true, a->over = of->over;
+    a->moves_a_pool = base::this_call().moves_a_pool;
     bool gone = false;
     for (auto b = blocks.find(r.at, r.bytes); b != blocks.end() && b->first < r.at + r.bytes; ++b) {
-      if (b->second.live || (of && b->second.of_graph)) continue;
+      if (b->second.live || a->moves_a_pool || (of && b->second.of_graph)) continue;
       if (!std::exchange(gone, true)) report_use_after_free(*a, b);
     }
     if (gone) continue;  // a use after free; adding it would also clash with the next owner
@@ -71,6 +72,8 @@ void knowledge::allocated(stream_id home, int device, address at, std::size_t by
   }
   access_ref const a = made(action::allocates, now.at, {"allocate", where}, at, bytes);
   auto const past = [&](access const& old) {
+    // Before the call ends the block may be saved with its pool: nothing needs the bytes that it has then.
+    if (old.moves_a_pool && old.how == action::reads) return true;
     return old.is_over() || old.all_epochs([&](epoch e) {
       return home ? order.ordered(e, home, now.seen, trust::known) : order.complete(e, trust::known);
     });
@@ -114,6 +117,7 @@ void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> 
     p.of->uses.each(p.from, p.to, [&](access const& old) {
       if (old.is_over() || old.all_epochs(over)) return false;
       if (b->second.of_graph && old.of_launch) return true;  // the memory stays with the graph
+      if (old.moves_a_pool) return true;                      // it serves nobody before the copy is complete
       if (std::find(counted.begin(), counted.end(), old.stream) != counted.end()) return true;
       if (told.insert(&old).second) report_freed_in_use(old, behind, b);
       return false;

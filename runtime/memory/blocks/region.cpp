@@ -174,7 +174,7 @@ driver::status address_space::open(driver::device_info const& info, std::size_t 
   }
 }
 
-// The figures: docs/decisions/placement.md.
+// The figures: docs/decisions/handle-sizes.md.
 handle_sizes address_space::handles_under(std::size_t block, std::size_t reserved, std::size_t capacity,
                                           double epsilon) const noexcept {
   auto const of_block = static_cast<std::size_t>(10 * epsilon * static_cast<double>(block));

@@ -13,6 +13,8 @@
 
 namespace weir::memory {
 
+class memory_pool;
+
 struct block {
   void* base = nullptr;
   std::size_t bytes = 0;  // as requested
@@ -20,6 +22,7 @@ struct block {
   memory_kind kind = memory_kind::device;
   clock::stream_clock* home = nullptr;  // null: host memory
   std::string const* asleep_in = nullptr;  // the pool that it sleeps in; null: it is awake
+  memory_pool* pool = nullptr;             // that it lies in; null: host memory
 };
 
 // One contiguous range of mapped memory: its blocks and its free parts, side by side.
@@ -41,7 +44,6 @@ struct mapped_range {
 };
 
 class graph_hold;
-class memory_pool;
 class page_store;
 
 class allocator {
@@ -98,6 +100,7 @@ class allocator {
   // Maps pages at the same addresses and fills them. Refused: the pool is asleep, and its bytes are in the store.
   // Throws: out_of_memory. Blocks: until it is filled
   virtual driver::status wake(memory_pool&, page_store*, source_location) = 0;
+  virtual std::size_t free_pages() = 0;  // bytes that a pool could map, when all work is complete
   virtual pool_memory_use use_of(memory_pool const&) const = 0;
   virtual std::vector<pool_memory_use> by_pool() const = 0;  // without what no pool holds
   // What graphs with that memory hold on this device; all zero: nothing. Free memory in it counts as cached.
@@ -129,4 +132,11 @@ inline scoped_block allocate_scoped(allocator& m, clock::stream_clock& home, std
 
 // true: something was freed, search again. No lock is held
 using ladder_callback = bool (*)(void* state, memory_report const&);
+// Puts pools to sleep when memory runs out, and wakes them for allocations from them.
+struct pool_spiller {
+  virtual ~pool_spiller() = default;
+  virtual bool make_room(memory_report const&) = 0;  // true: search again. Requires: no lock is held
+  // False: the pool is not its. Throws: out_of_memory, device_lost, driver_error. Requires: no lock is held
+  virtual bool wake(memory_pool&, source_location) = 0;
+};
 }  // namespace weir::memory

@@ -36,7 +36,7 @@ void* device_allocator::allocate_from(memory_pool& pool, from where, clock::stre
 }
 
 void* device_allocator::allocate_in(memory_pool& pool, from where, alloc_request const& r) {
-  if (pool.is_asleep()) [[unlikely]] {
+  if (pool.is_asleep() && !callbacks_.wake(pool, r.at)) [[unlikely]] {
     throw invalid_use("allocate", base::text(r.bytes, " B in pool ", pool.name, ", which is asleep"),
                       "Wake the pool first (pool::wake)", r.at, error_id{385});
   }
@@ -49,11 +49,17 @@ void* device_allocator::allocate_in(memory_pool& pool, from where, alloc_request
     if (p && cache && mine.cacheable())
       r.size_class < 0 ? mine.lock.bias_to(cache->own) : mine.refill(*cache, r.size_class);
   }
+  bool fell_asleep = false;
   if (!p) {
     base::internal_ordering const own_affair(of_.runtime.observer());
-    p = allocate_cold(mine, r);
-    return_idle();
+    try {
+      p = allocate_cold(mine, r);
+      return_idle();
+    } catch (growth::pool_fell_asleep const&) {
+      fell_asleep = true;
+    }
   }
+  if (fell_asleep) [[unlikely]] return allocate_in(pool, where, r);
   if (r.home.alive() == clock::life::borrowed && !mine.is_of_graph()) r.home.note_block(1);
   return p;
 }
@@ -83,6 +89,7 @@ void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r)
     return out;
   }
   if (s.what == driver::code::out_of_memory) return ladder_.climb(mine, r, s);
+  if (s == growth::asleep) throw growth::pool_fell_asleep{};
   of_.note_status(s);
   throw_refusal(s, "allocate", base::text(r.bytes, " B on gpu:", of_.device), "", r.at);
 }
@@ -201,7 +208,8 @@ std::optional<block> device_allocator::find(void const* p) const noexcept {
   block_ref const b = block_ref::find(*r, reinterpret_cast<address>(p));
   if (!b.live) return std::nullopt;
   block out{reinterpret_cast<void*>(b.start), 0, of_.device, memory_kind::device, m.home.load()};
-  if (m.asleep.get()) out.asleep_in = &m.pool.get()->name;
+  out.pool = m.pool.get();
+  if (m.asleep.get()) out.asleep_in = &out.pool->name;
   if (b.in_slab) {
     out.bytes = b.in_slab->requested(b.index);
     slab::note const* const n = b.in_slab->note_of(b.index);

@@ -50,6 +50,7 @@ class device_allocator final : public allocator {
   void end_pool(memory_pool&) noexcept override;
   driver::status sleep(memory_pool&, page_store*, std::size_t& given) override;
   driver::status wake(memory_pool&, page_store*, source_location) override;
+  std::size_t free_pages() override { return audit_.look_for_room(nullptr, heaps_.rest()).anywhere; }
   pool_memory_use use_of(memory_pool const& p) const override { return audit_.use_of(p); }
   std::vector<pool_memory_use> by_pool() const override { return now().by_pool(); }
   pool_memory_use use_of_graphs(graph_hold const&) override;

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "runtime/base/call_site.h"
+
 namespace weir::memory {
 
 std::uint64_t oom_callbacks::add(ladder_callback run, void* state, int order) {
@@ -24,38 +26,61 @@ void oom_callbacks::remove(std::uint64_t id) noexcept {
   });
 }
 
+// While it lives, this thread makes the calls; a call inside of them makes none.
+class oom_callbacks::calling {
+ public:
+  explicit calling(oom_callbacks& in) : in_(in), first_(in.begin(me_)) {}
+  ~calling() {
+    if (!first_) return;
+    base::lock_guard hold(in_.lock_);
+    std::erase_if(in_.running_, [&](caller const& c) { return c.thread == me_; });
+    in_.done_.notify_all();
+  }
+  calling(calling const&) = delete;
+  bool first() const noexcept { return first_; }
+  bool enter(std::uint64_t id) {  // false: an earlier callback has removed it
+    base::lock_guard hold(in_.lock_);
+    bool const stands = std::any_of(in_.all_.begin(), in_.all_.end(), [&](entry const& a) { return a.id == id; });
+    std::find_if(in_.running_.begin(), in_.running_.end(), [&](caller const& c) { return c.thread == me_; })->in =
+        stands ? id : 0;
+    in_.done_.notify_all();
+    return stands;
+  }
+
+ private:
+  oom_callbacks& in_;
+  std::uint64_t const me_ = base::this_thread_id();
+  bool const first_;
+  base::program_ordering const its_own_{};
+};
+
+bool oom_callbacks::begin(std::uint64_t thread) {
+  base::lock_guard hold(lock_);
+  if (std::any_of(running_.begin(), running_.end(), [&](caller const& c) { return c.thread == thread; })) return false;
+  running_.push_back({thread, 0});
+  return true;
+}
+
 bool oom_callbacks::call(memory_report const& r) {
-  std::uint64_t const me = base::this_thread_id();
   std::vector<entry> now;
   {
     base::lock_guard hold(lock_);
-    if (all_.empty() || std::any_of(running_.begin(), running_.end(), [&](caller const& c) { return c.thread == me; }))
-      return false;
+    if (all_.empty()) return false;
     now = all_;
-    running_.push_back({me, 0});
   }
-  struct leave {
-    oom_callbacks& in;
-    std::uint64_t me;
-    ~leave() {
-      base::lock_guard hold(in.lock_);
-      std::erase_if(in.running_, [&](caller const& c) { return c.thread == me; });
-      in.done_.notify_all();
-    }
-  } const on_exit{*this, me};
+  calling mine(*this);
   bool freed = false;
   for (entry const& e : now) {
-    {
-      base::lock_guard hold(lock_);  // an earlier callback may have removed it
-      bool const stands = std::any_of(all_.begin(), all_.end(), [&](entry const& a) { return a.id == e.id; });
-      std::find_if(running_.begin(), running_.end(), [&](caller const& c) { return c.thread == me; })->in =
-          stands ? e.id : 0;
-      done_.notify_all();
-      if (!stands) continue;
-    }
-    freed |= e.run(e.state, r);
+    if (mine.first() && mine.enter(e.id)) freed |= e.run(e.state, r);
   }
   return freed;
+}
+
+bool oom_callbacks::spill(memory_report const& r) {
+  pool_spiller* const s = spiller_.load();
+  if (!s) return false;
+  calling const mine(*this);
+  return mine.first() && s->make_room(r);
 }
 
 }  // namespace weir::memory

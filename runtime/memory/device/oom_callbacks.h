@@ -14,8 +14,17 @@ class oom_callbacks {
   void remove(std::uint64_t) noexcept;
   // In order; true: one of them freed something. An allocation made in a callback calls none, and just fails.
   bool call(memory_report const&);
+  bool spill(memory_report const&);                                  // likewise, by pools under a spill
+  void set_spiller(pool_spiller* s) noexcept { spiller_.store(s); }  // null: none. Outlives its use
+  bool spills() const noexcept { return spiller_.load() != nullptr; }
+  bool wake(memory_pool& p, source_location at) const {
+    pool_spiller* const s = spiller_.load();
+    return s && s->wake(p, at);
+  }
 
  private:
+  class calling;
+  bool begin(std::uint64_t thread);  // false: it has begun
   struct entry {
     std::uint64_t id;
     int order;
@@ -30,6 +39,7 @@ class oom_callbacks {
   std::vector<entry> all_;       // under lock_
   std::vector<caller> running_;  // under lock_
   std::uint64_t next_ = 1;       // under lock_
+  base::atomic<pool_spiller*> spiller_{nullptr};
 };
 
 }  // namespace weir::memory

@@ -24,6 +24,7 @@ enum class rungs : std::size_t {
 static_assert(static_cast<std::size_t>(rungs::another_look) + 1 == recovery_steps.size());
 constexpr int most_rounds = 1000;  // each has waited for a fence; other threads may keep taking what it freed
 // while other threads map, unmap or free; two threads that are both refused see each other
+constexpr int most_spills = 64;  // for one request: other threads may take the room first
 constexpr int most_rests = 8;
 constexpr std::int64_t rest_ns = 500'000;
 }  // namespace
@@ -98,7 +99,7 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
   bool called_back = false;
   std::size_t const limit = of_.counts.limit(), most = limit ? limit : of_.space.info().total_memory;
   auto const came_free = [&] { return audit_.counted().active_bytes.all.freed; };  // so far
-  for (int round = 0, rests = 0, looks = 0;; ++round) {
+  for (int round = 0, rests = 0, looks = 0, spills = 0;; ++round) {
     auto const free_before = came_free();
     if (step(rungs::pending, [&] {
           std::size_t bytes = 0;
@@ -149,6 +150,14 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
       section const hold(*m);
       reclaimed += m->reclaim();
     }
+    if (callbacks_.spills() && spills < most_spills) {
+      bool room = false;
+      if (step(rungs::callbacks, [&]() -> std::size_t {
+            return (room = callbacks_.spill(describe_failure())) ? r.rounded : 0;
+          }))
+        return out;
+      if (room && spills++ < most_spills) continue;  // another thread has taken it
+    }
     auto const moved = [&] { return others.any() || came_free() != free_before; };
     if (!reclaimed || round >= most_rounds) {
       if (moved() && r.rounded <= most && rests++ < most_rests) {
@@ -189,6 +198,7 @@ void* oom_ladder::between_blocks(stream_heap& mine, alloc_request const& r) {
 }
 
 void oom_ladder::refuse_call(driver::status why, alloc_request const& r) const {
+  if (why == growth::asleep) throw growth::pool_fell_asleep{};
   throw_refusal(why, "allocate", base::text(r.bytes, " B on gpu:", of_.device), "", r.at);
 }
 

@@ -15,7 +15,8 @@ driver::status device_allocator::wake(memory_pool& pool, page_store* store, sour
   auto const short_of_memory = [&] { return s.what == driver::code::out_of_memory; };
   auto const report = [&] {
     memory_report out = audit_.report();
-    out.requested = out.rounded = pool.now().asleep;
+    out.requested = pool.now().asleep;
+    out.rounded = sleep_.bytes_to_map(pool);
     audit_.add_pool(out, pool);
     audit_.explain(out, nullptr, pool);
     return out;
@@ -28,8 +29,18 @@ driver::status device_allocator::wake(memory_pool& pool, page_store* store, sour
     }
     s = sleep_.wake(pool, store);
   }
-  if (short_of_memory() && callbacks_.call(report())) s = sleep_.wake(pool, store);
-  while (short_of_memory() && completion_.wait_for_oldest({})) s = sleep_.wake(pool, store);
+  auto const again_if = [&](bool freed) {
+    if (freed) s = sleep_.wake(pool, store);
+    return freed;
+  };
+  if (short_of_memory()) (void)again_if(callbacks_.call(report()));
+  constexpr int most_rounds = 64;  // other threads may take the room first
+  for (int round = 0; round < most_rounds && short_of_memory(); ++round) {
+    while (short_of_memory() && again_if(completion_.wait_for_oldest({}))) {}
+    if (short_of_memory() && callbacks_.spills() && of_.clocks.collectives_given().empty())
+      (void)again_if(empty_cache() > 0);
+    if (!short_of_memory() || !again_if(callbacks_.spill(report()))) break;
+  }
   if (!short_of_memory()) return s;
   of_.counts.ran_out();
   throw out_of_memory(report(), at);

@@ -46,7 +46,7 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
                                std::size_t spare, std::optional<arena::zone> only) {
   mapping_lock::shared const coming(memory_.changes);
   memory_pool& pool = *mine.pool.get();
-  if (pool.is_asleep()) return {driver::code::not_permitted};
+  if (pool.is_asleep()) return asleep;
   growth_plan g;
   {
     section const hold(mine);

@@ -23,6 +23,9 @@ class growth {
   driver::status grow_there(stream_heap&, arena::zone, alloc_request const&, void*& out);
   // no driver was asked: what is short is room to map at
   static constexpr driver::status no_addresses{driver::code::out_of_memory, -1};
+  // likewise: another thread put the pool to sleep during the search
+  static constexpr driver::status asleep{driver::code::not_permitted, -1};
+  struct pool_fell_asleep {};  // thrown for it
 
  private:
   enum class how : std::uint8_t { usual, long_run, fewest_new_pages };

@@ -14,7 +14,8 @@ std::vector<stream_heap*> pool_sleep::heaps_of(memory_pool const& pool) const {
 }
 
 driver::status pool_sleep::finish(std::vector<stream_heap*> const& heaps) {
-  std::set<clock::stream_clock*> users;
+  auto const by_number = [](clock::stream_clock* a, clock::stream_clock* b) { return a->id() < b->id(); };
+  std::set<clock::stream_clock*, decltype(by_number)> users(by_number);
   std::vector<clock::stamp> stamps;
   for (stream_heap* const m : heaps) {
     section const hold(*m);
@@ -334,6 +335,15 @@ void pool_sleep::undo(sleeper& its, memory_pool& pool, std::size_t charged, std:
   orphaned += back.orphaned;
   of_.counts.gave(kept + orphaned, charged - kept - orphaned);
   pool.refund(charged - kept);
+}
+
+std::size_t pool_sleep::bytes_to_map(memory_pool const& pool) const {
+  std::size_t all = 0;
+  for (stream_heap* const m : heaps_of(pool)) {
+    section const hold(*m);
+    for (auto const& [at, h] : m->handles) all += h.asleep ? h.bytes : 0;
+  }
+  return all;
 }
 
 void pool_sleep::forget(memory_pool const& pool) noexcept {

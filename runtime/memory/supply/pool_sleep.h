@@ -35,6 +35,7 @@ class pool_sleep {
   driver::status sleep(memory_pool&, page_store*, std::size_t& given);  // as allocator::sleep
   driver::status wake(memory_pool&, page_store*);                       // out_of_memory: nothing was freed for it
   void forget(memory_pool const&) noexcept;                             // the pool ends asleep
+  std::size_t bytes_to_map(memory_pool const&) const;                   // by the next wake()
 
  private:
   struct range {
