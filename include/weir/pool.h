@@ -3,6 +3,7 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "weir/memory.h"
 
@@ -45,7 +46,8 @@ class pool {
 
   // Writes what lives in the pool to pinned host memory, or drops it, and gives its pages to the device.
   // Blocks keep their addresses. Until wake() they can be freed; launches and copies that name them, and
-  // allocations from the pool, are refused. No effect if it is asleep. Returns: bytes given back
+  // allocations from the pool, are refused, but under a spill. No effect if it is asleep. Returns: bytes
+  // given back
   // Blocks: until all work on the pool is complete, and written. Requires: no graph uses the pool's blocks
   // Throws: out_of_memory (of the host), not_supported (a device that maps no memory), device_lost,
   // driver_error: the pool is awake then, and unchanged
@@ -57,6 +59,7 @@ class pool {
 
  private:
   friend class pool_guard;
+  friend class spill;
   struct state;
   state& usable(char const* operation, source_location) const;  // Throws: invalid_use
   std::unique_ptr<state> state_;
@@ -73,6 +76,33 @@ class [[nodiscard]] pool_guard {
 
  private:
   std::uint64_t thread_ = 0, number_ = 0;
+};
+
+struct spill_options {
+  // Their free memory is taken before the host's, in this order, if the links between pass their tests.
+  std::vector<device> neighbours = {};
+};
+
+// While it lives, its pools sleep and wake by themselves. When memory of their device runs out, and waiting gave
+// none, those not used for longest sleep, as few as make room. The next launch, copy, fill or allocation that needs
+// sleeping ones wakes them together, and may put others to sleep. It throws out_of_memory if there is no room, and
+// enqueues nothing; every pool is awake or asleep then, and whole.
+// Use: by a launch, copy or fill. A pool stays awake while it is used, and for good once a capture or a collective
+// has named it. Nothing wakes inside the callable of a launch.
+// Requires: other work on the pools' memory is declared to launch()
+// Blocks, when memory is short: until work on a pool is complete, and until launches and copies of other threads
+// that use it are enqueued
+class [[nodiscard]] spill {
+ public:
+  // The pools may end before it. Blocks: the first time, for tests of links.
+  // Throws: invalid_use (a pool of another spill), out_of_memory, device_lost, driver_error
+  explicit spill(std::vector<pool*> const&, spill_options = {}, source_location = source_location::current());
+  ~spill();  // what sleeps stays asleep, until pool::wake()
+  spill(spill const&) = delete;
+
+ private:
+  struct state;
+  std::unique_ptr<state> state_;
 };
 
 // Returns the pools of a device, and what ended ones left.

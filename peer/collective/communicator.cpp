@@ -6,6 +6,7 @@
 #include "runtime/core/parts.h"
 #include "runtime/memory/device/device_memory.h"
 #include "streams/api/known_range.h"
+#include "streams/api/spills.h"
 #include "streams/stream/context.h"
 #include "streams/stream/timed_work.h"
 
@@ -266,6 +267,12 @@ void use_on(clock::stream_clock& stream, device_span what, std::string_view oper
   if (__builtin_mul_overflow(static_cast<std::size_t>(what.count), size_of(what.dtype), &bytes))
     throw invalid_use(op, named() + ": the number of bytes overflows", "Pass a number of elements", at, error_id{260});
   if (bytes == 0) return;
+  // another rank's thread may enqueue the collective
+  if (auto* const pools = stream.owner().part_if_made<streams::spills>()) [[unlikely]] {
+    void const* const named_there = what.data;
+    pools->hold(&stream, {&named_there, 1}, at, streams::spills::until::the_end);
+    pools->let_go();
+  }
   using streams::known_range;
   auto const is = known_range::of(stream.owner(), what.data, bytes);
   bool const known = is.require_inside(operation, role(), at).is == known_range::verdict::inside;

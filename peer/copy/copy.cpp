@@ -10,6 +10,7 @@
 #include "peer/link/links.h"
 #include "runtime/observe/span_recorder.h"
 #include "simulator/checker/race_checker.h"
+#include "streams/api/spills.h"
 #include "streams/copy/copy_engine.h"
 #include "streams/copy/staging.h"
 #include "streams/pinned/pinned_memory.h"
@@ -319,6 +320,7 @@ stamp finish(runtime::impl& r, fast_copy const& way, asked const& a, bool host_w
 
 stamp copy_one(runtime::impl& r, clock::stream_clock* given, asked a, blocking b, source_location const& at) {
   if (a.bytes == 0) return streams::public_stamp((given ? *given : streams::current_clock(r, at)).now());
+  streams::awake const held(r, given, {a.dst, a.src}, at);
   if (fast_copy way; way.find(r, given, a, at)) [[likely]] {
     auto const enqueued = way.enqueue(a, at);
     if (!enqueued.ok()) [[unlikely]] streams::throw_refused_copy(enqueued, *way.stream, a.dst, a.src, a.bytes, at);
@@ -341,6 +343,7 @@ stamp copy_one(runtime::impl& r, clock::stream_clock* given, asked a, blocking b
 stamp fill(runtime::impl& r, clock::stream_clock* given, void* dst, std::byte value, std::size_t bytes,
            source_location at) {
   if (bytes == 0) return streams::public_stamp((given ? *given : streams::current_clock(r, at)).now());
+  streams::awake const held(r, given, {dst}, at);
   plan p;
   p.bytes = bytes;
   if (auto* const stream = find_to_fill(r, given, dst, bytes, at)) [[likely]] {
@@ -389,6 +392,11 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, source_lo
   auto& stream = streams::clock_or_throw(s, "copy", at);
   streams::named_work const named(stream);
   auto& r = stream.owner();
+  std::vector<void const*> ends;
+  if (r.part_if_made<streams::spills>()) [[unlikely]] {
+    for (auto const& item : items) ends.push_back(item.dst), ends.push_back(item.src);
+  }
+  streams::awake const held(r, &stream, ends, at);
   if (peer::fast_copies all; all.find(r, stream, items, at)) [[likely]] {
     std::size_t done = 0;
     bool const host_waits = b == blocking::yes && all.of_host();

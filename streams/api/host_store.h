@@ -1,9 +1,10 @@
-// The bytes of a sleeping pool in one pinned block, copied on a stream of its own.
-// Threads: one at a time. The destructor blocks until the copies are done.
+// The bytes of a sleeping pool in one block, which is pinned here, copied on a stream of its own.
+// Threads: one at a time. The destructors block until the copies are done.
 #pragma once
 #include <exception>
 #include <vector>
 
+#include "runtime/base/call_site.h"
 #include "runtime/memory/supply/pool_sleep.h"
 #include "streams/copy/copy_engine.h"
 #include "streams/pinned/pinned_memory.h"
@@ -11,31 +12,20 @@
 
 namespace weir::streams {
 
-class host_store final : public memory::page_store {
+class copied_store : public memory::page_store {
  public:
-  host_store(runtime::impl& r, int device, source_location at)
-      : pinned_(r.part<pinned_memory>()),
+  copied_store(runtime::impl& r, int device, source_location at)
+      : at_(at),
         streams_(r.part<stream_pool>()),
         clocks_(r.part<clock::clocks>()),
-        line_(streams_.lease(device, priority::normal, at)),
-        at_(at) {}
-  ~host_store() override {
-    (void)line_.synchronize();
-    if (block_) pinned_.record_use(block_, line_), pinned_.deallocate(block_, at_);
-    streams_.give_back(line_);
-  }
+        line_(streams_.lease(device, priority::normal, at)) {}
+  ~copied_store() override { streams_.give_back(line_); }
   driver::status reserve(std::size_t bytes) override try {
-    block_ = static_cast<std::byte*>(pinned_.allocate_near(line_.device(), bytes, at_));
+    take(bytes);
     return {};
   } catch (...) {
     refusal = std::current_exception();
     return {driver::code::out_of_memory};
-  }
-  driver::status save(memory::address from, std::size_t bytes, std::size_t offset) override {
-    return try_copy(line_, block_ + offset, reinterpret_cast<void const*>(from), bytes, at_);
-  }
-  driver::status restore(memory::address to, std::size_t bytes, std::size_t offset) override {
-    return try_copy(line_, reinterpret_cast<void*>(to), block_ + offset, bytes, at_);
   }
   driver::status mark(std::size_t number) override {
     marks_.resize(number + 1);
@@ -47,16 +37,42 @@ class host_store final : public memory::page_store {
   }
   driver::status wait_all() override { return line_.synchronize(); }
 
-  std::exception_ptr refusal;  // of the host
+  std::exception_ptr refusal;  // why reserve() refused
 
- private:
-  pinned_memory& pinned_;
+ protected:
+  virtual void take(std::size_t bytes) = 0;
+  source_location const at_;
   stream_pool& streams_;
   clock::clocks& clocks_;
   clock::stream_clock& line_;
-  source_location const at_;
   std::byte* block_ = nullptr;
+
+ private:
   std::vector<clock::stamp> marks_;
+};
+
+class host_store final : public copied_store {
+ public:
+  host_store(runtime::impl& r, int device, source_location at)
+      : copied_store(r, device, at), pinned_(r.part<pinned_memory>()) {}
+  ~host_store() override {
+    (void)line_.synchronize();
+    if (block_) pinned_.record_use(block_, line_), pinned_.deallocate(block_, at_);
+  }
+  driver::status save(memory::address from, std::size_t bytes, std::size_t offset) override {
+    base::moving_a_pool const own;
+    return try_copy(line_, block_ + offset, reinterpret_cast<void const*>(from), bytes, at_);
+  }
+  driver::status restore(memory::address to, std::size_t bytes, std::size_t offset) override {
+    base::moving_a_pool const own;
+    return try_copy(line_, reinterpret_cast<void*>(to), block_ + offset, bytes, at_);
+  }
+
+ private:
+  void take(std::size_t bytes) override {
+    block_ = static_cast<std::byte*>(pinned_.allocate_near(line_.device(), bytes, at_));
+  }
+  pinned_memory& pinned_;
 };
 
 }  // namespace weir::streams

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "runtime/observe/external_memory.h"
 #include "simulator/checker/race_checker.h"
 #include "streams/api/known_range.h"
+#include "streams/api/spills.h"
 #include "streams/pinned/pinned_memory.h"
 #include "streams/stream/context.h"
 #include "streams/stream/timed_work.h"
@@ -119,6 +121,30 @@ class body {
   base::running_work const about_;
 };
 
+// Holds the pools of a launch, unless keep() was called until the launch on a GPU ends.
+class held_pools {
+ public:
+  held_pools(std::span<memory_use const> uses, clock::stream_clock& on, source_location at)
+      : of_(on.owner().part_if_made<streams::spills>()) {
+    if (!of_) [[likely]] return;
+    std::vector<void const*> all;
+    for (memory_use const& u : uses) all.push_back(u.address);
+    of_->hold(&on, all, at);
+  }
+  ~held_pools() {
+    if (of_) [[unlikely]] of_->let_go();
+  }
+  held_pools(held_pools const&) = delete;
+  void keep() noexcept { of_ = nullptr; }
+
+ private:
+  streams::spills* of_;
+};
+
+void let_pools_go(clock::stream_clock const& on) noexcept {
+  if (auto* const all = on.owner().part_if_made<streams::spills>()) [[unlikely]] all->let_go();
+}
+
 void require_of(clock::stream_clock& stream, driver::status s, std::string_view what, source_location at) {
   if (s.ok()) [[likely]] return;
   throw_refusal(stream.note(s), what,
@@ -133,6 +159,7 @@ void require_of(clock::stream_clock& stream, driver::status s, std::string_view 
 bool begin_work(stream_ref s, std::span<memory_use const> uses, source_location at) {
   clock::stream_clock& stream = streams::clock_or_throw(s, "launch", at);
   runtime::impl& r = stream.owner();
+  held_pools held(uses, stream, at);
   using streams::known_range;
   std::array<known_range, 8> few;
   std::vector<known_range> many(uses.size() > few.size() ? uses.size() : 0);
@@ -148,17 +175,19 @@ bool begin_work(stream_ref s, std::span<memory_use const> uses, source_location 
   }
   bool const simulated = r.machine().simulated();
   // on a simulated machine only queue_work() starts it: the copy of the body may throw before
-  if (!simulated) streams::begin_timed_launch(stream, at);
+  if (!simulated) streams::begin_timed_launch(stream, at), held.keep();
   return simulated;
 }
 
 void queue_work(stream_ref s, std::span<memory_use const> uses, queued q, source_location at) {
   clock::stream_clock& stream = streams::clock_of(s);
+  std::optional<held_pools> held;
   base::call_site const in(stream.owner().observer(), "launch", at);
   streams::begin_timed_launch(stream, at);
   driver::status is;
   body* given = nullptr;
   try {
+    held.emplace(uses, stream, at);
     touches const touched(stream.owner(), uses);
     given = new body(q, stream, "launch", at);
     is = stream.owner().machine().enqueue(stream.device(), stream.handle(), touched.all(),
@@ -174,6 +203,7 @@ void queue_work(stream_ref s, std::span<memory_use const> uses, queued q, source
 
 void abandon_work(stream_ref s, std::span<memory_use const> uses) noexcept {
   clock::stream_clock& stream = streams::clock_of(s);
+  let_pools_go(stream);
   streams::end_timed_launch();
   try {
     stream.owner().machine().touched(stream.device(), stream.handle(), touches(stream.owner(), uses).all());
@@ -182,6 +212,7 @@ void abandon_work(stream_ref s, std::span<memory_use const> uses) noexcept {
 
 void end_work(stream_ref s, std::span<memory_use const> uses, source_location at) {
   clock::stream_clock& stream = streams::clock_of(s);
+  if (!stream.owner().machine().simulated()) let_pools_go(stream);
   streams::named_work const named(stream);
   streams::end_timed_launch();
   driver::driver& machine = stream.owner().machine();

@@ -2,35 +2,31 @@
 // Threads: any.
 #include "weir/pool.h"
 
-#include "runtime/memory/device/device_memory.h"
 #include "runtime/memory/heap/thread_cache.h"
 #include "streams/api/host_store.h"
+#include "streams/api/spills.h"
 #include "streams/stream/context.h"
 
 namespace weir {
-struct WEIR_LOCAL pool::state {
-  std::string name;
-  weir::device on;
-  known_runtime of;
-  memory::allocator* memory;
-  memory::memory_pool* here;
-  std::unique_ptr<streams::host_store> asleep_in{};  // null: it is awake, or was dropped
-  bool usable() const noexcept { return !process_was_forked() && of.if_alive(); }
-};
-
 pool::pool(std::string name, pool_options o, source_location at) {
   runtime::impl& r = streams::current_runtime(at);
   int const d = streams::resolve(o.on, r, "pool", at);
   if (name.empty())
     throw invalid_use("pool", "an empty name", "Name the pool: reports and errors show it", at, error_id{394});
   memory::allocator& memory = r.part<memory::device_memory>().on(d, at);
-  auto made = std::make_unique<state>(state{name, d, known_runtime(r), &memory, nullptr});
+  auto made = std::make_unique<state>(state{{name, d, known_runtime(r), &memory, nullptr}});
   made->here = &memory.make_pool(std::move(name), o.limit);
   state_ = std::move(made);
 }
 
 pool::~pool() {
-  if (state_ && state_->usable()) state_->memory->end_pool(*state_->here);
+  if (!state_) return;
+  if (!state_->usable()) {
+    (void)state_->asleep_in.release();  // it lies in the runtime that has gone
+    return;
+  }
+  streams::spills::leave(*state_);
+  state_->memory->end_pool(*state_->here);
 }
 pool::pool(pool&&) noexcept = default;
 pool& pool::operator=(pool&& other) noexcept {
@@ -84,27 +80,36 @@ pool_guard::~pool_guard() {
 
 size_t pool::sleep(sleep_to where, source_location at) {
   state& s = usable("pool::sleep", at);
+  streams::spills::turn const alone(s);
   if (s.here->is_asleep()) return 0;
-  auto store =
-      where == sleep_to::host ? std::make_unique<streams::host_store>(*s.of.if_alive(), s.on.index(), at) : nullptr;
-  size_t given = 0;
-  driver::status const is = s.memory->sleep(*s.here, store.get(), given);
-  if (!is.ok() && store && store->refusal) std::rethrow_exception(store->refusal);
-  require(is, "pool::sleep", "pool " + s.name,
-          is.what == driver::code::not_permitted
-              ? "A capture or a graph uses blocks of the pool: end the capture, and destroy the graph, before"
-              : "The pool is awake, and its memory is as it was: try again",
-          at);
-  s.asleep_in = std::move(store);
-  return given;
+  bool const kept = where == sleep_to::host;
+  return s.sleep(kept ? std::make_unique<streams::host_store>(*s.of.if_alive(), s.on.index(), at) : nullptr, at);
 }
 
 void pool::wake(source_location at) {
   state& s = usable("pool::wake", at);
-  if (!s.here->is_asleep()) return;
-  require(s.memory->wake(*s.here, s.asleep_in.get(), at), "pool::wake", "pool " + s.name,
+  streams::spills::turn const alone(s);
+  s.wake(at);
+}
+
+std::size_t streams::pool_state::sleep(std::unique_ptr<copied_store> store, source_location at) {
+  std::size_t given = 0;
+  driver::status const is = memory->sleep(*here, store.get(), given);
+  if (!is.ok() && store && store->refusal) std::rethrow_exception(store->refusal);
+  require(is, "pool::sleep", "pool " + name,
+          is.what == driver::code::not_permitted
+              ? "A capture or a graph uses blocks of the pool: end the capture, and destroy the graph, before"
+              : "The pool is awake, and its memory is as it was: try again",
+          at);
+  asleep_in = std::move(store);
+  return given;
+}
+
+void streams::pool_state::wake(source_location at) {
+  if (!here->is_asleep()) return;
+  require(memory->wake(*here, asleep_in.get(), at), "pool::wake", "pool " + name,
           "The pool stays asleep, and its memory is kept: try again", at);
-  s.asleep_in.reset();
+  asleep_in.reset();
 }
 
 bool pool::is_asleep() const noexcept { return state_->usable() && state_->here->is_asleep(); }

@@ -1,0 +1,29 @@
+// What a pool of the program is, and how it falls asleep and wakes.
+// Threads: one at a time for sleep() and wake(); a spill sees to that for its pools.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "runtime/core/parts.h"
+#include "runtime/memory/device/device_memory.h"
+#include "runtime/memory/space/memory_pool.h"
+#include "streams/api/host_store.h"
+#include "weir/pool.h"
+
+namespace weir::streams {
+
+struct pool_state {
+  std::string name;
+  weir::device on;
+  known_runtime of;
+  memory::allocator* memory;
+  memory::memory_pool* here;
+  std::unique_ptr<copied_store> asleep_in{};  // null: it is awake, or was dropped
+  bool usable() const noexcept { return !process_was_forked() && of.if_alive(); }
+  std::size_t sleep(std::unique_ptr<copied_store>, source_location);  // as pool::sleep; null: drops its bytes
+  void wake(source_location);
+};
+
+}  // namespace weir::streams
+
+struct WEIR_LOCAL weir::pool::state : streams::pool_state {};

@@ -1,0 +1,241 @@
+// Chooses pools to sleep, and wakes those that a call names.
+// Threads: as spills.h.
+#include "streams/api/spills.h"
+
+#include <algorithm>
+
+#include "streams/api/neighbour_store.h"
+
+namespace weir::streams {
+
+spills::spills(runtime::impl& r) : runtime_(r), memory_(r.part<memory::device_memory>()) { memory_.set_spiller(this); }
+
+spills::~spills() { memory_.set_spiller(nullptr); }
+
+void spills::add(std::span<member const> pools, source_location at) {
+  base::lock_guard const hold(lock_);
+  auto const before = members_;
+  for (member m : pools) {
+    m.last_use = ++uses_;
+    if (m.its->of.if_alive() == &runtime_ && members_.emplace(m.its->here, m).second) continue;
+    members_ = before;
+    throw invalid_use("spill", "pool " + m.its->name + ", of another spill or runtime", "Name each pool in one spill",
+                      at, error_id{430});
+  }
+}
+
+void spills::remove(std::span<memory::memory_pool const* const> pools) noexcept {
+  base::unique_lock lock(lock_);
+  for (auto const* const p : pools) {
+    auto const known = members_.find(p);
+    if (known == members_.end()) continue;
+    int const device = known->second.its->on.index();
+    bool const mine = take_turn(device, lock);
+    members_.erase(p);
+    if (mine) turns_.erase(device);
+  }
+  changed_.notify_all();
+}
+
+void spills::leave(pool_state const& s) noexcept {
+  auto* const all = s.of.if_alive()->part_if_made<spills>();
+  memory::memory_pool const* const its = s.here;
+  if (all) all->remove({&its, 1});
+}
+
+spills::set spills::under_spill(set of) const {
+  std::erase_if(of, [&](memory::memory_pool const* p) { return !members_.contains(p); });
+  return of;
+}
+
+bool spills::holds_any() const {
+  auto const mine = held_.find(base::this_thread_id());
+  return mine != held_.end() && std::ranges::any_of(mine->second, [](set const& s) { return !s.empty(); });
+}
+
+bool spills::take_turn(int device, base::unique_lock& lock) {
+  std::uint64_t const me = base::this_thread_id();
+  auto const other_has_it = [&] {
+    auto const now = turns_.find(device);
+    return now != turns_.end() && now->second != me;
+  };
+  if (holds_any() && other_has_it()) return false;  // it may wait for this thread
+  changed_.wait(lock, [&] { return !other_has_it(); });
+  return turns_.emplace(device, me).second;
+}
+
+void spills::end_turn(int device) noexcept {
+  base::lock_guard const hold(lock_);
+  turns_.erase(device);
+  changed_.notify_all();
+}
+
+spills::turn::turn(pool_state const& s) : device_(s.on.index()) {
+  auto* const all = s.of.if_alive()->part_if_made<spills>();
+  if (!all) return;
+  base::unique_lock lock(all->lock_);
+  if (all->members_.contains(s.here) && all->take_turn(device_, lock)) of_ = all;
+}
+
+void spills::hold(clock::stream_clock* on, std::span<void const* const> what, source_location at, until end) {
+  set needs;
+  for (void const* const p : what) {
+    auto* const owner = p ? memory_.owner(p) : nullptr;
+    auto const block = owner ? owner->find(p) : std::nullopt;
+    if (block && block->pool && !std::ranges::count(needs, block->pool)) needs.push_back(block->pool);
+  }
+  base::unique_lock lock(lock_);
+  auto& mine = held_[base::this_thread_id()];
+  mine.emplace_back();
+  try {
+    needs = under_spill(std::move(needs));
+    if (needs.empty()) return;
+    int const device = members_.at(needs.front()).its->on.index();
+    lock.unlock();
+    auto const captured = (on ? *on : current_clock(runtime_, device, at)).captured();
+    bool const inside_capture = captured.ok() && captured.value;
+    lock.lock();
+    needs = under_spill(std::move(needs));
+    bool const inside = holds_any();
+    for (auto* const p : needs) {
+      member& m = members_.at(p);
+      if ((inside || inside_capture) && (m.going || p->is_asleep()))
+        throw invalid_use("launch", "memory in pool " + p->name + ", which is asleep",
+                          "No pool wakes in a capture, or in the callable of a launch: use the memory before", at,
+                          error_id{431});
+      m.stays |= inside_capture;
+    }
+    if (!inside) wake_all(needs, lock, at);
+    for (auto* const p : needs = under_spill(std::move(needs))) {
+      member& m = members_.at(p);
+      ++m.holds, m.last_use = ++uses_;
+      m.stays |= end == until::the_end;
+    }
+    mine.back() = std::move(needs);
+  } catch (...) {
+    if (!lock.owns_lock()) lock.lock();
+    mine.pop_back();
+    throw;
+  }
+}
+
+void spills::let_go() noexcept {
+  base::lock_guard const hold(lock_);
+  auto const mine = held_.find(base::this_thread_id());
+  if (mine == held_.end() || mine->second.empty()) return;  // the first spill began inside the call
+  for (auto* const p : mine->second.back()) {
+    if (auto const m = members_.find(p); m != members_.end() && m->second.holds) --m->second.holds;
+  }
+  mine->second.pop_back();
+  if (mine->second.empty()) held_.erase(mine);
+  changed_.notify_all();
+}
+
+// Returns without a hold, under the lock: the caller holds them before it gives the lock up.
+void spills::wake_all(set const& needs, base::unique_lock& lock, source_location at) {
+  std::uint64_t const me = base::this_thread_id();
+  auto const each = [&](auto const& act) {
+    for (auto* const p : needs) {
+      if (auto const m = members_.find(p); m != members_.end()) act(*p, m->second);
+    }
+  };
+  for (;;) {
+    std::vector<pool_state*> asleep;
+    bool wait = false;
+    each([&](memory::memory_pool& p, member& m) {
+      auto const has_turn = turns_.find(m.its->on.index());
+      wait |= m.going || (p.is_asleep() && has_turn != turns_.end() && has_turn->second != me);
+      if (p.is_asleep()) asleep.push_back(m.its);
+    });
+    if (wait) {
+      changed_.wait(lock);
+      continue;
+    }
+    if (asleep.empty()) return;
+    std::vector<int> taken;
+    for (pool_state const* const s : asleep) {
+      if (turns_.emplace(s->on.index(), me).second) taken.push_back(s->on.index());
+    }
+    set const wanted = under_spill(needs);
+    for (auto* const p : wanted) ++members_.at(p).wanted;
+    std::exception_ptr refused;
+    lock.unlock();
+    try {
+      for (pool_state* const s : asleep) s->wake(at);
+    } catch (...) {
+      refused = std::current_exception();
+    }
+    lock.lock();
+    for (auto* const p : wanted) {
+      if (auto const m = members_.find(p); m != members_.end()) --m->second.wanted;
+    }
+    for (int const device : taken) turns_.erase(device);
+    changed_.notify_all();
+    if (refused) std::rethrow_exception(refused);
+  }
+}
+
+bool spills::wake(memory::memory_pool& pool, source_location at) {
+  base::unique_lock lock(lock_);
+  if (!members_.contains(&pool) || holds_any()) return false;
+  wake_all({&pool}, lock, at);
+  if (auto const m = members_.find(&pool); m != members_.end()) m->second.last_use = ++uses_;
+  return true;
+}
+
+spills::member* spills::coldest(int device, std::uint64_t but, std::set<member*> const& refused, bool unheld) {
+  member* out = nullptr;
+  for (auto& [pool, m] : members_) {
+    if (m.its->on.index() != device || pool->number == but || pool->is_asleep()) continue;
+    if (!pool->now().charged || m.stays || m.wanted || (unheld && m.holds) || refused.contains(&m)) continue;
+    if (!out || m.last_use < out->last_use) out = &m;
+  }
+  return out;
+}
+
+// False: it is awake, and another one may do.
+bool spills::put_to_sleep(member const& m) {
+  int const own = m.its->on.index();
+  for (int const there : m.neighbours) {
+    try {
+      return m.its->sleep(std::make_unique<neighbour_store>(runtime_, own, there, m.at), m.at) > 0;
+    } catch (...) {  // no room there: the next one
+    }
+  }
+  try {
+    return m.its->sleep(std::make_unique<host_store>(runtime_, own, m.at), m.at) > 0;
+  } catch (...) {
+    return false;
+  }
+}
+
+bool spills::make_room(memory_report const& why) {
+  int const device = why.on.index();
+  auto* const memory = memory_.if_made(device);
+  if (!memory || (why.pool.limit && why.pool.reserved + why.rounded > why.pool.limit)) return false;
+  base::unique_lock lock(lock_);
+  bool const unheld = holds_any(), mine = take_turn(device, lock);
+  if (turns_.find(device)->second != base::this_thread_id()) return false;
+  bool room = false;
+  std::set<member*> refused;
+  for (;;) {
+    lock.unlock();
+    room = memory->free_pages() >= why.rounded;
+    lock.lock();
+    member* const next = room ? nullptr : coldest(device, why.pool.pool, refused, unheld);
+    if (!next) break;
+    next->going = true;  // no call begins to use it
+    changed_.wait(lock, [&] { return !next->holds; });
+    lock.unlock();
+    bool const slept = put_to_sleep(*next);
+    lock.lock();
+    next->going = false;
+    changed_.notify_all();
+    if (!slept) refused.insert(next);
+  }
+  if (mine) turns_.erase(device);
+  changed_.notify_all();
+  return room;
+}
+
+}  // namespace weir::streams
