@@ -14,6 +14,7 @@
 #include "tests/explore/pool_program.h"
 #include "tests/explore/refused_program.h"
 #include "tests/explore/short_program.h"
+#include "tests/explore/spill_program.h"
 #include "tests/explore/thread_programs.h"
 #include "tests/model/cache_program.h"
 #include "tests/model/handoff_program.h"
@@ -60,6 +61,7 @@ inline constexpr explored explored_programs[] = {
     {"refused", [](trial& t) { refused_among_threads(t).run(); }},
     {"pool", [](trial& t) { pool_among_threads(t).run(); }},
     {"pinned", [](trial& t) { pinned_among_threads(t).run(); }},
+    {"spill", [](trial& t) { spill_among_threads(t).run(); }, explored::watched::by_a_checker},
 };
 
 // Throws: std::runtime_error if there is no such program.

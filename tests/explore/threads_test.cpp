@@ -28,6 +28,8 @@ TEST(explore_threads, a_host_far_ahead_reuses_small_blocks) {
   tests::explore_program("far_ahead", 60);
 }
 TEST(explore_threads, a_refusal_costs_no_memory_or_bytes) { tests::explore_program("refused", 400); }
+// A pool that one thread uses, another one needs, and a third wants room from.
+TEST(explore_threads, pools_under_a_spill_keep_their_bytes) { tests::explore_program("spill", 300); }
 // Nor does a pool refuse a buffer while there is room.
 TEST(explore_threads, a_pool_gives_no_range_twice) {
   tests::explore_program("pool", 60);

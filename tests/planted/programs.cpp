@@ -50,6 +50,7 @@ std::span<kind_of_program const> programs_by_name() {
   static constexpr kind_of_program all[] = {
       {"pools", [](std::uint64_t seed) { return pools_program(seed).run(); }},
       {"idle", [](std::uint64_t seed) { return idle_program(seed).run(); }},
+      {"spill", [](std::uint64_t seed) { return by_seed(seed, "spill"); }},
   };
   return all;
 }

@@ -136,5 +136,36 @@ TEST_F(pools_here, empty_cache_gives_a_live_pools_pages_back) {
   deallocate(held);
 }
 
+// Four pools on a device that holds two and a half: each step adds one to every byte of one of them.
+TEST_F(pools_here, a_spill_keeps_every_byte) {
+  size_t const each = bytes / 4;
+  set_memory_limit(2 * each + each / 2);
+  std::vector<std::unique_ptr<pool>> all;
+  std::vector<buffer> blocks;
+  std::vector<std::unique_ptr<spill>> spills;
+  for (int i = 0; i < 4; ++i) {
+    all.push_back(std::make_unique<pool>("part"));
+    spills.push_back(std::make_unique<spill>(std::vector{all.back().get()}));
+    blocks.push_back(buffer::adopt(all.back()->allocate(each)));
+    fill(blocks.back().data(), static_cast<std::byte>(i), each);
+  }
+  EXPECT_TRUE(all[0]->is_asleep() && all[1]->is_asleep());
+  EXPECT_FALSE(all[2]->is_asleep() || all[3]->is_asleep());
+  buffer const host = pinned(each);
+  for (int step = 0; step < 8; ++step) {
+    buffer& now = blocks[static_cast<size_t>(step % 4)];
+    copy(host.data(), now.data(), each);
+    auto* const at = host.host<unsigned char>().data();
+    EXPECT_EQ(at[0], step);
+    EXPECT_EQ(std::memcmp(at, at + 1, each - 1), 0) << step;
+    fill(now.data(), static_cast<std::byte>(step + 4), each);
+    synchronize();
+  }
+  EXPECT_LE(memory_reserved(), 2 * each + each / 2);
+  sound();
+  blocks.clear();
+  set_memory_limit(0);
+}
+
 }  // namespace
 }  // namespace weir
