@@ -51,6 +51,7 @@ endmacro()
 
 weir_program(hello examples/hello.cu)
 weir_program(turns examples/turns.cu)
+weir_program(overflow examples/overflow.cu)
 weir_tested_program(trainer main.cpp progress.cpp)
 weir_options(trainer)
 weir_tested_program(pipeline main.cpp)
