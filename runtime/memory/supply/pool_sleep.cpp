@@ -121,7 +121,10 @@ driver::status pool_sleep::sleep(memory_pool& pool, page_store* store, std::size
         (void)m->revoke_and_empty();
         m->lock.revoke_bias();
         (void)m->reclaim();
-        if (!(done = m->pending.empty())) continue;
+        clock::stamp newest{m->home.load()->id(), 0};
+        m->blocks.each_free([&](heap_block const& p) { newest.n = std::max(newest.n, p.freed); });
+        done = m->pending.empty() && (!newest.n || of_.clocks.complete(newest));
+        if (!done) continue;
         plan(*m, all);
         m->count_asleep(true);
         m->asleep.set(true);
