@@ -89,7 +89,8 @@ struct spill_options {
 // enqueues nothing; every pool is awake or asleep then, and whole.
 // Use: by a launch, copy or fill. A pool stays awake while it is used, and for good once a capture or a collective
 // has named it. Nothing wakes inside the callable of a launch.
-// Requires: other work on the pools' memory is declared to launch()
+// Requires: other work on the pools' memory is declared to launch(); neither a spill nor one of its pools ends
+// inside the callable of a launch
 // Blocks, when memory is short: until work on a pool is complete, and until launches and copies of other threads
 // that use it are enqueued
 class [[nodiscard]] spill {
