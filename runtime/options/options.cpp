@@ -23,8 +23,8 @@ constexpr option_row table[] = {
      "the first calls of cuBLAS and NCCL. 1: none. Memory that device_limit forbids is not part of it. See "
      "docs/explanation/memory.md."},
     {"device_idle", &options::device_idle, "never", nullptr,
-     "How long device memory stays reserved while it is free. weir looks at an allocation that finds no free block, and "
-     "after a synchronization. Not with `deterministic`."},
+     "How long device memory stays reserved while it is free. weir looks at an allocation that finds no free block, "
+     "and after a synchronization. Not with `deterministic`."},
     {"pinned_limit", &options::pinned_limit, "what the host can spare", nullptr,
      "Bytes of page-locked host memory that weir may reserve. The default is the memory that the host, or the "
      "process's control group, has available at the request. An eighth of the host's memory, at most 8 GiB, is left "

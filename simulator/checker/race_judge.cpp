@@ -117,7 +117,7 @@ void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> 
     p.of->uses.each(p.from, p.to, [&](access const& old) {
       if (old.is_over() || old.all_epochs(over)) return false;
       if (b->second.of_graph && old.of_launch) return true;  // the memory stays with the graph
-      if (old.moves_a_pool) return true;                      // it serves nobody before the copy is complete
+      if (old.moves_a_pool) return true;  // no block gets the memory before the copy is complete
       if (std::find(counted.begin(), counted.end(), old.stream) != counted.end()) return true;
       if (told.insert(&old).second) report_freed_in_use(old, behind, b);
       return false;
