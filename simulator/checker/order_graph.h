@@ -11,6 +11,7 @@
 #include "runtime/base/sync.h"
 #include "runtime/driver/driver.h"
 #include "simulator/checker/vector_clock.h"
+#include "weir/types.h"
 
 namespace weir::driver::check {
 
