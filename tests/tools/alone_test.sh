@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Every source and header of the library compiles without its neighbours: a unity build hides a missing include.
+# Checks the ones that the latest commits changed. Without history, a few from the first of the list.
+# Usage: alone_test.sh SOURCE_DIR BUILD_DIR
+set -euo pipefail
+cd "$1"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+rooms=(runtime streams peer tensor simulator include)
+compiler=${CXX:-c++}
+cuda=${CUDA_HOME:-/usr/local/cuda}/include
+compiles() {  # compiles FILE
+  "$compiler" -std=c++20 -x c++ -fsyntax-only -I. -Iinclude -isystem "$cuda" "$1" 2> "$work/err"
+}
+mapfile -t files < <({ git log -40 --diff-filter=AM --name-only --format= -- "${rooms[@]}" 2> /dev/null || true; git ls-files "${rooms[@]}" 2> /dev/null || find "${rooms[@]}" -type f; } |
+  grep -E '\.(h|cpp)$' | awk '!seen[$0]++' | while read -r file; do [ ! -f "$file" ] || echo "$file"; done | head -n "${WEIR_ALONE_FILES:-6}")
+[ "${#files[@]}" -gt 0 ] || { echo "FAILED: no file to check"; exit 1; }
+failed=0
+for file in "${files[@]}"; do
+  [[ $file != *cuda* ]] || [ -f "$cuda/cuda.h" ] || continue
+  compiles "$file" || { echo "FAILED: $file does not compile alone"; head -n 5 "$work/err"; failed=1; }
+done
+echo 'inline source_location where;' > "$work/missing.h"
+! compiles "$work/missing.h" || { echo "FAILED: a missing include was not detected"; failed=1; }
+echo "${#files[@]} files compile alone"
+exit $failed
