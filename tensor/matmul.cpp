@@ -1,5 +1,6 @@
 // Products of matrices: converts shapes and strides to operands that a BLAS can read.
 // Threads: as weir/tensor.h.
+#include <algorithm>
 #include <climits>
 
 #include "tensor/state.h"
@@ -7,25 +8,31 @@
 namespace weir {
 namespace {
 
-struct matrix {  // in a BLAS's terms
+struct matrix {     // in a BLAS's terms
   bool transposed;  // columns are contiguous, not rows
   std::int64_t ld;
+  std::int64_t step = 0;  // from one matrix of three dimensions to the next
 };
 
 std::optional<matrix> as_matrix(tensor const& t) {  // none: gaps in both dimensions, or strides too wide for a BLAS
-  std::int64_t const rows = t.shape()[0], columns = t.shape()[1], down = t.strides()[0], across = t.strides()[1];
+  int const first = t.dim() - 2;
+  std::int64_t const rows = t.shape()[first], columns = t.shape()[first + 1], down = t.strides()[first],
+                     across = t.strides()[first + 1], step = first ? t.strides()[0] : 0;
   if (columns == 1 || across == 1) {
-    if (rows == 1) return matrix{false, columns};
-    if (down >= columns && down <= INT_MAX) return matrix{false, down};
+    if (rows == 1) return matrix{false, columns, step};
+    if (down >= columns && down <= INT_MAX) return matrix{false, down, step};
   }
   if (rows == 1 || down == 1) {
-    if (columns == 1) return matrix{true, rows};
-    if (across >= rows && across <= INT_MAX) return matrix{true, across};
+    if (columns == 1) return matrix{true, rows, step};
+    if (across >= rows && across <= INT_MAX) return matrix{true, across, step};
   }
   return {};
 }
 
-struct readable { tensor t; matrix as; };  // a view if a BLAS can read it, otherwise a copy
+struct readable {
+  tensor t;
+  matrix as;
+};  // a view if a BLAS can read it, otherwise a copy
 readable readable_of(tensor const& t, source_location at) {
   if (auto const as = as_matrix(t)) return {t, *as};
   tensor const copy = t.clone(at);
@@ -34,7 +41,10 @@ readable readable_of(tensor const& t, source_location at) {
 
 bool has_product(dtype type) { return type == float32 || type == float16 || type == bfloat16; }
 
-struct extents { std::int64_t m, n, k; };
+struct extents {
+  std::int64_t m, n, k, count;
+  shape of_out;
+};
 
 extents check(tensor const& a, tensor const& b, transposed how, source_location at) {
   tensors::require_defined(a, "matmul", "left", at);
@@ -45,19 +55,23 @@ extents check(tensor const& a, tensor const& b, transposed how, source_location 
     return "left " + a.shape().str() + (left ? " transposed" : "") + ", right " + b.shape().str() +
            (right ? " transposed" : "");
   };
-  if (a.dim() != 2 || b.dim() != 2)
-    throw invalid_use("matmul", operands(), "View both with two dimensions", at, error_id{345});
+  int const first = a.dim() - 2;
+  if ((first != 0 && first != 1) || b.dim() != a.dim() || (first && a.shape()[0] != b.shape()[0]))
+    throw invalid_use("matmul", operands(), "View both with two dimensions, or with three and as many matrices", at,
+                      error_id{345});
   if (!has_product(a.dtype()) || a.dtype() != b.dtype())
     throw not_supported("matmul", std::string(name_of(a.dtype())) + " times " + std::string(name_of(b.dtype())),
                         "Convert both to float32, float16 or bfloat16 with to(dtype)", at, error_id{346});
   tensors::require_same_device(a, b, "matmul", "left", "right", at);
-  extents const e{a.shape()[left ? 1 : 0], b.shape()[right ? 0 : 1], a.shape()[left ? 0 : 1]};
-  std::int64_t const of_right = b.shape()[right ? 1 : 0];
+  auto const rows = [first](tensor const& t, bool turned) { return t.shape()[first + (turned ? 1 : 0)]; };
+  extents e{rows(a, left), rows(b, !right), rows(a, !left), first ? a.shape()[0] : 1, {}};
+  e.of_out = first ? weir::shape{e.count, e.m, e.n} : weir::shape{e.m, e.n};
+  std::int64_t const of_right = rows(b, right);
   if (e.k != of_right)
     throw invalid_use("matmul",
                       operands() + ": " + std::to_string(e.k) + " columns meet " + std::to_string(of_right) + " rows",
                       "Pass operands where the left has as many columns as the right has rows", at, error_id{347});
-  if (e.m > INT_MAX || e.n > INT_MAX || e.k > INT_MAX)
+  if (std::max({e.m, e.n, e.k, e.count}) > INT_MAX)
     throw not_supported("matmul", operands(), "Divide the product: extents are at most 2^31 - 1", at, error_id{348});
   return e;
 }
@@ -73,11 +87,11 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
         "out " + std::string(name_of(out.dtype())) + " for operands of " + std::string(name_of(left.dtype())),
         "Pass an out of their dtype, or of float32", at, error_id{349});
   tensors::require_same_device(out, left, "matmul_out", "out", "left", at);
-  if (out.shape() != weir::shape{e.m, e.n})
+  if (out.shape() != e.of_out)
     throw invalid_use("matmul_out",
                       "out " + out.shape().str() + " for left " + left.shape().str() + ", right " + right.shape().str(),
-                      "out must be " + weir::shape{e.m, e.n}.str(), at, error_id{350});
-  if (e.m == 0 || e.n == 0) return;
+                      "out must be " + e.of_out.str(), at, error_id{350});
+  if (e.m == 0 || e.n == 0 || e.count == 0) return;
   if (e.k == 0) {
     if (beta == 0) out.zero_(at);
     else if (out.dtype() == float32) out.mul_(beta, at);
@@ -88,7 +102,7 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
     throw invalid_use("matmul_out", "out " + out.shape().str() + " shares memory with an operand",
                       "Pass an out with memory of its own", at, error_id{351});
   std::optional<matrix> const c = as_matrix(out);
-  if (!c) {  // no BLAS writes a result with gaps in both dimensions
+  if (!c || (e.count > 1 && c->step == 0)) {  // no BLAS writes a result with gaps in both dimensions
     tensor whole = tensors::empty_at(out, out.shape(), out.dtype(), at);
     if (beta != 0) whole.copy_(out, blocking::yes, at);
     matmul_out(whole, left, right, how, beta, at);
@@ -104,10 +118,11 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
   dtype const in = left.dtype(), to = out.dtype();
   auto const scale = static_cast<float>(beta);
   // If the columns of `out` are contiguous, its transpose, right' x left', has contiguous rows.
-  ops::product const p =
-      c->transposed
-          ? ops::product{e.n, e.m, e.k, in, pb, b.as.ld, !b_turned, pa, a.as.ld, !a_turned, to, pc, c->ld, scale}
-          : ops::product{e.m, e.n, e.k, in, pa, a.as.ld, a_turned, pb, b.as.ld, b_turned, to, pc, c->ld, scale};
+  ops::product const p = c->transposed
+                             ? ops::product{e.n,       e.m, e.k, in,    pb,    b.as.ld, !b_turned, pa,        a.as.ld,
+                                            !a_turned, to,  pc,  c->ld, scale, e.count, b.as.step, a.as.step, c->step}
+                             : ops::product{e.m,      e.n, e.k, in,    pa,    a.as.ld, a_turned,  pb,        b.as.ld,
+                                            b_turned, to,  pc,  c->ld, scale, e.count, a.as.step, b.as.step, c->step};
   ops::place const where = tensors::place_of(out, at);
   tensor workspace;
   if (size_t const bytes = ops::product_workspace(where)) {
@@ -122,7 +137,7 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
 
 tensor matmul(tensor const& left, tensor const& right, transposed how, source_location at) {
   extents const e = check(left, right, how, at);
-  tensor out = tensors::empty_at(left, {e.m, e.n}, left.dtype(), at);
+  tensor out = tensors::empty_at(left, e.of_out, left.dtype(), at);
   matmul_out(out, left, right, how, 0, at);
   return out;
 }

@@ -27,6 +27,8 @@ struct cublas_functions {
   int (*set_math_mode)(handle, int) = nullptr;
   int (*gemm)(handle, int, int, int, int, int, void const*, void const*, int, int, void const*, int, int, void const*,
               void*, int, int, int, int) = nullptr;
+  int (*gemms)(handle, int, int, int, int, int, void const*, void const*, int, int, long long, void const*, int, int,
+               long long, void const*, void*, int, int, long long, int, int, int) = nullptr;
   char const* missing = nullptr;
 
   cublas_functions() {
@@ -47,15 +49,16 @@ struct cublas_functions {
     find(set_workspace, "cublasSetWorkspace_v2");
     find(set_math_mode, "cublasSetMathMode");
     find(gemm, "cublasGemmEx");
+    find(gemms, "cublasGemmStridedBatchedEx");
   }
 };
 constexpr int not_turned = 0, turned = 1;  // CUBLAS_OP_N, CUBLAS_OP_T
-constexpr int compute_float32 = 68;         // CUBLAS_COMPUTE_32F
-constexpr int compute_tf32 = 77;            // CUBLAS_COMPUTE_32F_FAST_TF32
+constexpr int compute_float32 = 68;        // CUBLAS_COMPUTE_32F
+constexpr int compute_tf32 = 77;           // CUBLAS_COMPUTE_32F_FAST_TF32
 constinit base::atomic<bool> tf32{false};
 // CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: otherwise partial sums may be rounded to 16 bits.
 constexpr int sums_in_full = 16;
-constexpr int any_algorithm = -1;           // CUBLAS_GEMM_DEFAULT
+constexpr int any_algorithm = -1;  // CUBLAS_GEMM_DEFAULT
 // CUDA_R_16F, CUDA_R_16BF, CUDA_R_32F
 constexpr int code_of(dtype t) { return t == float16 ? 2 : t == bfloat16 ? 14 : 0; }
 
@@ -101,11 +104,17 @@ class cublas {  // a part of the runtime: one handle a GPU, created at first use
     // cuBLAS matrices are column-major: computes the transpose of c, op(b)' x op(a)'.
     int const in = code_of(p.in);
     bool const by_tf32 = p.in == float32 && p.out == float32 && tf32.load(base::memory_order_relaxed);
-    require(functions_.gemm(its.made, p.b_transposed ? turned : not_turned, p.a_transposed ? turned : not_turned,
-                            static_cast<int>(p.n), static_cast<int>(p.m), static_cast<int>(p.k), &one, p.b, in,
-                            static_cast<int>(p.ldb), p.a, in, static_cast<int>(p.lda), &p.beta, p.c, code_of(p.out),
-                            static_cast<int>(p.ldc), by_tf32 ? compute_tf32 : compute_float32, any_algorithm),
-            "cublasGemmEx");
+    int const turn_b = p.b_transposed ? turned : not_turned, turn_a = p.a_transposed ? turned : not_turned;
+    int const m = static_cast<int>(p.m), n = static_cast<int>(p.n), k = static_cast<int>(p.k);
+    int const lda = static_cast<int>(p.lda), ldb = static_cast<int>(p.ldb), ldc = static_cast<int>(p.ldc);
+    int const out = code_of(p.out), compute = by_tf32 ? compute_tf32 : compute_float32;
+    if (p.count == 1)
+      return require(functions_.gemm(its.made, turn_b, turn_a, n, m, k, &one, p.b, in, ldb, p.a, in, lda, &p.beta, p.c,
+                                     out, ldc, compute, any_algorithm),
+                     "cublasGemmEx");
+    require(functions_.gemms(its.made, turn_b, turn_a, n, m, k, &one, p.b, in, ldb, p.step_b, p.a, in, lda, p.step_a,
+                             &p.beta, p.c, out, ldc, p.step_c, static_cast<int>(p.count), compute, any_algorithm),
+            "cublasGemmStridedBatchedEx");
   }
 
  private:
@@ -183,8 +192,17 @@ void multiply_on_host(gemm_function gemm, product const& p) {
     for (std::int64_t j = 0; j < p.n; ++j) store(p.out, p.c, i * p.ldc + j, c[static_cast<size_t>(i * p.n + j)]);
 }
 
-size_t bytes_of(dtype type, std::int64_t rows, std::int64_t columns, std::int64_t ld) {
-  return static_cast<size_t>((rows - 1) * ld + columns) * size_of(type);
+// The i-th of the products that a product stands for.
+product nth(product p, std::int64_t i) {
+  auto const past = [i](void const* from, std::int64_t step, dtype type) {
+    return static_cast<std::byte const*>(from) + static_cast<size_t>(i * step) * size_of(type);
+  };
+  p.a = past(p.a, p.step_a, p.in), p.b = past(p.b, p.step_b, p.in);
+  p.c = static_cast<std::byte*>(p.c) + static_cast<size_t>(i * p.step_c) * size_of(p.out);
+  return p;
+}
+void multiply_all_on_host(gemm_function gemm, product const& p) {
+  for (std::int64_t i = 0; i < p.count; ++i) multiply_on_host(gemm, nth(p, i));
 }
 
 }  // namespace
@@ -197,20 +215,25 @@ size_t product_workspace(place const& where) {
 }
 
 void multiply(place const& where, product const& p, void* workspace, size_t workspace_bytes, source_location at) {
+  auto const bytes_of = [&p](dtype type, bool turned, std::int64_t rows, std::int64_t columns, std::int64_t ld,
+                             std::int64_t step) {
+    if (turned) std::swap(rows, columns);
+    return static_cast<size_t>((p.count - 1) * step + (rows - 1) * ld + columns) * size_of(type);
+  };
   memory_use const all[] = {
-      {p.c, p.beta == 0 ? access_mode::write : access_mode::update, bytes_of(p.out, p.m, p.n, p.ldc)},
-      reads(p.a, p.a_transposed ? bytes_of(p.in, p.k, p.m, p.lda) : bytes_of(p.in, p.m, p.k, p.lda)),
-      reads(p.b, p.b_transposed ? bytes_of(p.in, p.n, p.k, p.ldb) : bytes_of(p.in, p.k, p.n, p.ldb)),
+      {p.c, p.beta == 0 ? access_mode::write : access_mode::update, bytes_of(p.out, false, p.m, p.n, p.ldc, p.step_c)},
+      reads(p.a, bytes_of(p.in, p.a_transposed, p.m, p.k, p.lda, p.step_a)),
+      reads(p.b, bytes_of(p.in, p.b_transposed, p.k, p.n, p.ldb, p.step_b)),
       writes(workspace, workspace_bytes)};
   // Only the calling thread multiplies.
-  if (!where) return on_host(all, at), multiply_on_host(host_gemm(os::usable_processors(), at), p);
+  if (!where) return on_host(all, at), multiply_all_on_host(host_gemm(os::usable_processors(), at), p);
   clock::stream_clock const& stream = streams::clock_of(*where);
   runtime::impl& r = stream.owner();
   gemm_function const gemm = r.machine().simulated() ? host_gemm(r.device_count(), at) : nullptr;
   launch(
       *where, all,
       [&](CUstream_st* s) { r.part<cublas>().multiply(stream.device(), s, p, workspace, workspace_bytes, at); },
-      [p, gemm] { multiply_on_host(gemm, p); }, at);
+      [p, gemm] { multiply_all_on_host(gemm, p); }, at);
 }
 
 }  // namespace weir::ops

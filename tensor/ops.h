@@ -50,7 +50,8 @@ void apply(place const&, elementwise, operand const& out, operand const& a, oper
 std::int64_t sum_workspace(std::int64_t n) noexcept;
 void sum(place const&, operand const& out, operand const& in, void* workspace, double divisor, source_location);
 
-// c (m x n) = op(a) (m x k) * op(b) (k x n) + beta * c. Row-major, ld in elements, m, n, k > 0.
+// c (m x n) = op(a) (m x k) * op(b) (k x n) + beta * c. Row-major, ld in elements, m, n, k > 0. The operands of
+// the next product of `count` lie `step` elements further.
 struct product {
   std::int64_t m, n, k;
   dtype in;   // of a and b: float32, float16, bfloat16
@@ -59,6 +60,7 @@ struct product {
   dtype out;  // of c: the same, or float32
   void* c; std::int64_t ldc;
   float beta;
+  std::int64_t count = 1, step_a = 0, step_b = 0, step_c = 0;
 };
 size_t product_workspace(place const&);  // bytes for the GPU's library; 0 on the simulated machine
 void multiply(place const&, product const&, void* workspace, size_t workspace_bytes, source_location);

@@ -344,9 +344,9 @@ tensor mean(tensor const&, source_location = source_location::current());
 void allow_tf32(bool) noexcept;
 bool tf32_is_allowed() noexcept;
 
-// Products of two dimensions: float32 in full precision, unless TF32 is allowed; float16 by float16 and
-// bfloat16 by bfloat16, summed in float32. `transposed` names the operands read transposed. A t() view is
-// read without a copy, too.
+// Products of two dimensions, or of three: one for each index of the first, at once. float32 in full
+// precision, unless TF32 is allowed; float16 by float16 and bfloat16 by bfloat16, summed in float32.
+// `transposed` names the operands read transposed. A t() view is read without a copy, too.
 enum class transposed : std::uint8_t { none, left, right, both };
 tensor matmul(tensor const&, tensor const&, transposed = transposed::none,
               source_location = source_location::current());

@@ -165,6 +165,47 @@ TEST_F(tensor_matmul, halves_are_summed_in_float32_and_rounded_once) {
   EXPECT_EQ(sum(other.to(float32)).item<float>(), 4);
 }
 
+// The matrices of three dimensions may lie side by side, as the heads of an attention do.
+TEST_F(tensor_matmul, three_dimensions_are_a_product_for_each_index) {
+  for (int round = 0; round < 100; ++round) {
+    auto const place = random.one_of(places);
+    auto const count = random.between(0, 5), m = random.between(1, 9), n = random.between(1, 9),
+               k = random.between(1, 9);
+    auto const how = static_cast<transposed>(random.between(0, 3));
+    bool const left = how == transposed::left || how == transposed::both,
+               right = how == transposed::right || how == transposed::both;
+    dtype const type = random.between(0, 1) ? float32 : bfloat16;
+    auto const matrices = [&](std::int64_t rows, std::int64_t columns) {
+      tensor const all =
+          random.between(0, 1)
+              ? empty({count, rows, columns}, options_at(place))
+              : empty({rows, count, 2 * columns}, options_at(place)).slice(2, columns, 2 * columns).transpose(0, 1);
+      std::vector<float> values(static_cast<size_t>(count * rows * columns));
+      for (float& v : values) v = static_cast<float>(random.between(-3, 3));
+      if (count) tensor(all).copy_(tensor::from_blob(values.data(), {count, rows, columns}, float32, cpu));
+      return all.to(type);
+    };
+    tensor const a = left ? matrices(k, m) : matrices(m, k), b = right ? matrices(n, k) : matrices(k, n);
+    tensor out = matrices(m, n);
+    double const beta = random.between(0, 1);
+    std::vector<tensor> should;
+    for (std::int64_t i = 0; i < count; ++i) {
+      should.push_back(out[i].clone());
+      matmul_out(should.back(), a[i], b[i], how, beta);
+    }
+    matmul_out(out, a, b, how, beta);
+    for (std::int64_t i = 0; i < count; ++i) {
+      tensor const is = out[i].to(float32).contiguous().cpu(),
+                   one = should[static_cast<size_t>(i)].to(float32).contiguous().cpu();
+      for (size_t j = 0; j < static_cast<size_t>(m * n); ++j)
+        ASSERT_EQ(is.host<float>()[j], one.host<float>()[j]) << "round " << round << ", product " << i;
+    }
+  }
+  tensor const two = ones({2, 3, 3}), three = ones({3, 3, 3});
+  expect_refusal([&] { (void)matmul(two, three); }, {"left [2, 3, 3]", "right [3, 3, 3]", "as many matrices"});
+  expect_refusal([&] { (void)matmul(two, ones({3, 3})); }, {"right [3, 3]"});
+}
+
 // TF32 has 10 bits of fraction: 1 + 2^-20 is read as 1 then. Simulated devices multiply in float32.
 TEST_F(tensor_matmul, tf32_is_used_on_gpus_when_allowed) {
   ASSERT_FALSE(tf32_is_allowed());
