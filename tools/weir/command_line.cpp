@@ -48,7 +48,8 @@ constexpr examples known_examples[] = {
     {"weir bench copy", "  weir bench copy pinned_h2d pinned_d2h\n  weir bench copy 'stage_*' --json\n", usual_status},
     {"weir bench pipeline", "  weir bench pipeline --equal\n", usual_status},
     {"weir bench share", "  weir bench share read_large ring_large\n", usual_status},
-    {"weir bench train", "  weir bench train --json\n  weir bench train --width 512 --layers 4 --rows 256\n",
+    {"weir bench train",
+     "  weir bench train --json small --graph\n  weir bench train transformer --bucket 4MiB --bucket 25MiB\n",
      usual_status},
 };
 
@@ -81,11 +82,10 @@ std::string left_column(po::option_description const& o) {
   std::string left = name == "help" ? "-h, --help" : "--" + name;
   if (o.semantic()->max_tokens() == 0) return left;
   static constexpr std::pair<std::string_view, std::string_view> words[] = {
-      {"rounds", "N"},  {"batches", "N"},     {"depth", "N"},      {"reader", "N"},    {"work", "PART"},
-      {"steps", "N"},   {"warm", "N"},        {"more", "N"},       {"width", "N"},     {"layers", "N"},
-      {"rows", "N"},
-
-      {"html", "FILE"}, {"snapshot", "FILE"}, {"epsilon", "PART"}, {"limit", "BYTES"}, {"batch", "BYTES"}};
+      {"rounds", "N"},      {"batches", "N"},    {"depth", "N"},     {"reader", "N"},     {"work", "PART"},
+      {"steps", "N"},       {"warm", "N"},       {"more", "N"},      {"width", "N"},      {"layers", "N"},
+      {"rows", "N"},        {"heads", "N"},      {"context", "N"},   {"bucket", "BYTES"}, {"html", "FILE"},
+      {"snapshot", "FILE"}, {"epsilon", "PART"}, {"limit", "BYTES"}, {"batch", "BYTES"}};
   auto const* const word = std::find_if(std::begin(words), std::end(words), [&](auto& w) { return w.first == name; });
   if (word != std::end(words)) return left + " " + std::string(word->second);
   return left + (name.ends_with("bytes") ? " BYTES" : name == "devices" ? " DEVICES" : " VALUE");
