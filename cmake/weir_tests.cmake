@@ -304,9 +304,10 @@ weir_test_of_program(examples_trainer_ranks_test trainer main.cpp progress.cpp)
 weir_test_of_program(examples_seeds_test seeds main.cpp)
 weir_test_of_program(examples_pipeline_test pipeline main.cpp)
 
-# The tool's GPU sizes, topology matrix and snapshot reader, without its main.
+# The tool's GPU sizes, topology matrix, snapshot reader and models, without its main.
 if(TARGET tools_test)
   target_sources(tools_test PRIVATE tools/weir/gpu_sizes.cpp tools/weir/topology.cpp tools/weir/unpickle.cpp)
+  weir_kernels(tools_test tools/weir/bench_train_model.cu tools/weir/bench_train_transformer.cu)
 endif()
 
 # The code rules, and the tests of scripts and documents. A sanitizer does not change them.

@@ -20,6 +20,14 @@ namespace {
 constexpr std::size_t gap = 512;  // alignment of each parameter and gradient, bytes
 constexpr std::size_t least_bucket = std::size_t{1} << 20, most_bucket = std::size_t{25} << 20;
 
+// Orders the stream behind `s`; inside a capture behind all work of its stream so far.
+driver::status wait_behind(clock::stream_clock& stream, clock::stamp s) {
+  driver::status const is = stream.wait(s);
+  if (is.what != driver::code::not_permitted) return is;
+  driver::status const joined = stream.join(*clock::find(s.stream));
+  return joined.ok() ? joined : is;
+}
+
 }  // namespace
 
 struct WEIR_LOCAL gradient_buckets::state {
@@ -59,8 +67,7 @@ struct WEIR_LOCAL gradient_buckets::state {
     if (!block || all->ended() || process_is_ending() || process_was_forked()) return;
     // If host memory is short, a free waits for the users of the block. That could be a rank that this thread
     // must serve, so abort first.
-    if (std::uncaught_exceptions() > 0 && all->waits(rank))
-      all->abort(rank, "an exception ended its gradient_buckets");
+    if (std::uncaught_exceptions() > 0 && all->waits(rank)) all->abort(rank, "an exception ended its gradient_buckets");
     try {
       observe::note(observe::action::free, block, 0, 0, 0, 0, source_location::current());
       memory(source_location::current()).deallocate(block, nullptr, source_location::current());
@@ -103,7 +110,8 @@ void gradient_buckets::state::start_full_buckets(source_location at) {
   while (started < buckets.size() && buckets[started].missing == 0) {
     bucket& b = buckets[started];
     for (clock::stamp const s : b.written)
-      require(on.wait(s), "gradient_buckets::mark_ready", base::text("bucket ", started, " of rank ", rank), "", at);
+      require(wait_behind(on, s), "gradient_buckets::mark_ready", base::text("bucket ", started, " of rank ", rank), "",
+              at);
     std::byte* const data = block + half + b.begin;
     std::int64_t const count = static_cast<std::int64_t>((b.end - b.begin) / size_of(b.type));
     peer::use_on(on, {data, count, b.type}, "gradient_buckets::mark_ready", "bucket " + std::to_string(started), at);
@@ -253,7 +261,7 @@ void gradient_buckets::finish(stream_ref reader, source_location at) {
         "Call mark_ready for each gradient in each step, also for a zero gradient", at, error_id{282});
   s.start_full_buckets(at);  // again, if a start was refused before
   clock::stream_clock& side = streams::clock_of(*s.side);
-  require(stream.wait(side.now()), "gradient_buckets::finish", "rank " + std::to_string(s.rank), "", at);
+  require(wait_behind(stream, side.now()), "gradient_buckets::finish", "rank " + std::to_string(s.rank), "", at);
   for (state::one& o : s.ones) o.was_ready = false;
   for (state::bucket& b : s.buckets) {
     b.missing = b.members;

@@ -5,6 +5,7 @@
 //   share    after all arrived: computes this rank's share of the elements, for all ranks
 //   depart   after all shares are done or cancelled: this rank's stream continues
 //
+// A graph runs them at each launch: the n-th arrive of a rank meets the n-th of the others.
 // Invariant: other ranks access a rank's buffers only between its arrive and its depart.
 #include <algorithm>
 #include <cstring>
@@ -20,9 +21,9 @@ namespace {
 
 // State shared by all collectives of a communicator and their parts, which may outlive it.
 struct failure_state {
-  base::atomic<bool> over{false};        // aborted, or a part was lost: unstarted parts never run
-  base::atomic<int> lost_rank{-1};       // rank whose part was dropped before it ran
-  base::atomic<int> failed_rank{-1};     // rank whose part was only partly enqueued
+  base::atomic<bool> over{false};     // aborted, or a part was lost: unstarted parts never run
+  base::atomic<int> lost_rank{-1};    // rank whose part was dropped before it ran
+  base::atomic<int> failed_rank{-1};  // rank whose part was only partly enqueued
 };
 
 struct rendezvous {
@@ -33,7 +34,9 @@ struct rendezvous {
         dropped(in.size()),
         given(in.size()),
         at(in.size()),
-        over(std::move(f)) {}
+        over(std::move(f)),
+        arrived(in.size()),
+        done(in.size()) {}
   collective_request const what;
   std::vector<void const*> in;  // by rank, written before its arrive is enqueued
   std::vector<void*> out;
@@ -43,11 +46,17 @@ struct rendezvous {
   std::vector<base::atomic<bool>> given;
   std::vector<source_location> at;  // by rank: the call, written before its arrive is enqueued
   std::shared_ptr<failure_state> const over;
-  base::atomic<int> arrived{0}, working{0}, done{0};
+  std::vector<base::atomic<std::uint64_t>> arrived, done;  // by rank: how often
+  base::atomic<int> working{0};
 
   int ranks() const noexcept { return static_cast<int>(in.size()); }
-  bool all_arrived() const noexcept { return arrived.load() == ranks() || over->over.load(); }
-  bool all_done() const noexcept { return done.load() == ranks() || (over->over.load() && working.load() == 0); }
+  bool all_arrived(int rank) const noexcept { return as_often(arrived, rank) || over->over.load(); }
+  bool all_done(int rank) const noexcept { return as_often(done, rank) || (over->over.load() && working.load() == 0); }
+  // Whether each rank has done it as often as this rank has arrived.
+  bool as_often(std::vector<base::atomic<std::uint64_t>> const& times, int rank) const noexcept {
+    std::uint64_t const mine = arrived[static_cast<std::size_t>(rank)].load();
+    return std::all_of(times.begin(), times.end(), [&](auto const& t) { return t.load() >= mine; });
+  }
   void do_share(int rank) const noexcept;
   void lose(int rank) noexcept {
     if (over->over.load()) return;
@@ -101,17 +110,18 @@ struct rank_task {
   bool ran = false;
 
   bool ready() const noexcept {
-    return does == step::arrive || (does == step::share ? where->all_arrived() : where->all_done());
+    return does == step::arrive || (does == step::share ? where->all_arrived(rank) : where->all_done(rank));
   }
   void run() noexcept {
     ran = true;
-    if (does == step::arrive) where->arrived.fetch_add(1);
+    auto const mine = static_cast<std::size_t>(rank);
+    if (does == step::arrive) where->arrived[mine].fetch_add(1);
     if (does != step::share) return;
     // Before reading `over`: otherwise a depart could see `over` and no worker while a share starts.
     where->working.fetch_add(1);
     if (!where->over->over.load()) {
       where->do_share(rank);
-      where->done.fetch_add(1);
+      where->done[mine].fetch_add(1);
     }
     where->working.fetch_sub(1);
   }

@@ -160,6 +160,10 @@ class sockets_backend final : public collective_backend {
 
   void issue(int, clock::stream_clock& on, std::uint64_t sequence, collective_request const& r,
              source_location at) override {
+    if (auto const captured = on.captured(); captured.ok() && captured.value)
+      throw not_supported(std::string(name_of(r.what)), base::text("rank ", rank_, " of ", ranks(), ", in a capture"),
+                          "Simulated devices of several processes exchange once a call: enqueue it at each step", at,
+                          error_id{432});
     auto const what = std::make_shared<exchange>(r, sequence, rank_, ranks(), at);
     auto arrive = std::make_unique<arrival>(what, all_);
     auto depart = std::make_unique<departure>(what, all_);

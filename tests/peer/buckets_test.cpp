@@ -6,6 +6,7 @@
 #include "streams/stream/context.h"
 #include "tests/peer/ranks.h"
 #include "tests/support/on_purpose.h"
+#include "weir/graph.h"
 #include "weir/launch.h"
 #include "weir/sim.h"
 
@@ -70,6 +71,41 @@ TEST(gradient_buckets, every_step_ends_with_the_mean_on_all_ranks) {
       }
     });
   }
+}
+
+// Each launch reduces what its own gradients hold then.
+TEST(gradient_buckets, a_captured_step_reduces_at_each_launch) {
+  runtime own(simulated{.devices = 3, .memory = 16_MiB});
+  runtime_guard const in(own);
+  auto ranks = communicator::create_all(first_devices(3));
+  on_each(own, ranks, [&](communicator& c) {
+    stream const s;
+    stream_guard const here(s);
+    gradient_buckets g(c, {.bucket_bytes = 4096});
+    add_all(g);
+    g.build();
+    auto const enqueue = [&] {  // the gradients are the parameters
+      for (int i = parameters - 1; i >= 0; --i) {
+        auto const bytes = static_cast<std::size_t>(counts[i]) * 4;
+        copy(s, g.gradient(i).data, g.parameter(i).data, bytes);
+        g.mark_ready(i, s);
+      }
+      g.finish(s);
+    };
+    graph step = graph::capture(s, enqueue);
+    for (int turn = 0; turn < 4; ++turn) {
+      if (turn == 2) enqueue();
+      for (int i = 0; i < parameters; ++i) write(s, g.parameter(i), c.rank(), turn, i);
+      step.launch(s);
+      for (int i = 0; i < parameters; ++i) {
+        elements const got = to_host(g.gradient(i).data, static_cast<std::size_t>(counts[i]) * 4);
+        for (std::int64_t at = 0; at < counts[i]; ++at) {
+          double const sum = written(0, turn, i, at) + written(1, turn, i, at) + written(2, turn, i, at);
+          ASSERT_NEAR(decode(float32, got.data() + at * 4), sum / 3, 1e-5) << "launch " << turn << " gradient " << i;
+        }
+      }
+    }
+  });
 }
 
 // A step is abandoned: its gradient's bucket is not full, so no reduction follows it. The memory serves again
@@ -342,7 +378,6 @@ TEST_F(simulated_buckets, a_build_without_memory_can_be_tried_again) {
   small.add("small", 1 << 20);
   small.build();
 }
-
 
 TEST_F(simulated_buckets, a_second_build_cuts_the_same_buckets) {
   gradient_buckets g(ranks_[0], {.bucket_bytes = 1});

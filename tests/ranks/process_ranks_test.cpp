@@ -6,7 +6,9 @@
 
 #include "runtime/base/os_tcp.h"
 #include "tests/ranks/rank_threads.h"
+#include "tests/support/refused.h"
 #include "tests/support/seeds.h"
+#include "weir/graph.h"
 #include "weir/sim.h"
 
 namespace {
@@ -78,6 +80,22 @@ std::vector<elements> play(communicator& c, std::vector<step> const& all, std::u
     results.push_back(holds ? to_host(result.data(), result.size()) : elements{});
   }
   return results;
+}
+
+// The bytes cross a socket once a call, so that a graph could not repeat them.
+TEST(process_ranks, refuse_a_collective_in_a_capture) {
+  as_ranks(2, [](communicator& c) {
+    device_guard const at(c.device());
+    stream const s(c.device());
+    stream_guard const in(s);
+    buffer const b = to_device(elements(64));
+    device_span const all{b.data(), 16, float32};
+    c.all_reduce(all);
+    std::string const said = refusal<not_supported>([&] { (void)graph::capture(s, [&] { c.all_reduce(all); }); });
+    EXPECT_NE(said.find("exchange once a call"), std::string::npos) << said;
+    c.all_reduce(all);
+    s.synchronize();
+  });
 }
 
 TEST(process_ranks, hold_the_bits_that_threads_hold) {

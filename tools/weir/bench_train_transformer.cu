@@ -329,7 +329,7 @@ std::unique_ptr<trained_model> make_transformer(model_shape const& s, communicat
                       base::text(s.heads, " heads in a width of ", s.width, ", a context of ", s.context, ", ",
                                  s.vocabulary, " tokens"),
                       base::text("Use multiples of ", pack, ", and a width that the heads divide"),
-                      source_location::current(), error_id{432});
+                      source_location::current());
   if (s.type == float32) return std::make_unique<transformer<float>>(s, ranks, bucket_bytes);
   return std::make_unique<transformer<bfloat16_t>>(s, ranks, bucket_bytes);
 }
