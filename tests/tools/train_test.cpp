@@ -17,7 +17,7 @@ namespace weir::tool {
 namespace {
 
 constexpr model_shape tiny{
-    .width = 16, .layers = 2, .rows = 2, .heads = 2, .context = 8, .vocabulary = 16, .type = float32};
+    .width = 16, .layers = 2, .rows = 2, .heads = 2, .context = 24, .vocabulary = 16, .type = float32};
 
 std::vector<communicator> ranks_of(int n) {
   std::vector<device> on;

@@ -297,15 +297,31 @@ expect 2 '"1" is not a multiple of 4 KiB. Write whole pages'
 run bench copy --devices sim:1 --rounds 0
 expect 2 'at least one'
 
-# Training: a line for one device, and one for all.
+# Training: a line for one device, and one for all; a transformer, bucket sizes, graphs, wrong values.
 small=(--steps 3 --warm 1 --width 32 --layers 2 --rows 16)
 run bench train --json "${small[@]}" --devices sim:2:1
-expect 0 '"ranks": 2, "mlp": [32, 2, 16], "ms_a_step":'
+expect 0 '"ranks": 2, "graph": false, "mlp": [32, 2, 16], "ms_a_step":'
 expect 0 '"efficiency":'
 run bench train "${small[@]}" --devices sim:1:1
 expect 0 '2 x 32, 16 rows, 1 rank:'
+run bench train --json "${small[@]}" --devices sim:1:1 --graph
+expect 0 '"graph": true, "mlp"'
+[[ $out != *exposed_ms* ]] || { echo "FAILED: nothing is timed inside a graph: $out"; failed=1; }
+run bench train "${small[@]}" --devices sim:2:1 --graph
+expect 2 '--graph with 2 devices in one process. Start a process for each'
+few=(--steps 1 --warm 0 --width 32 --layers 2 --rows 2 --heads 4 --context 16)
+run bench train --json "${few[@]}" --devices sim:2:1 --bucket 4KiB --bucket 1MiB
+expect 0 '"transformer": [32, 2, 4, 16, 2], "type": "bfloat16"'
+expect 0 '"buckets": 1,'
+[ "$(grep -c '^{.*}$' <<< "$out")" = 4 ] || { echo "FAILED: a line for each size and number of ranks: $out"; failed=1; }
+run bench train --width 32 --heads 5 --devices sim:1:1
+expect 2 'a width that the heads divide'
 run bench train --steps 0 --devices sim:1:1
 expect 2 'Use 1 or more'
+run bench train huge --devices sim:1:1
+expect 2 'Choose among large, small and transformer'
+run bench train --bucket none --devices sim:1:1
+expect 2 'is not a size'
 
 # A pipeline: correct results, every key.
 run bench pipeline --json --rounds 1 --batches 12 --batch 64KiB --equal --devices sim:1:1

@@ -245,15 +245,14 @@ struct gelu_backward {  // y = gelu(u) again; u = d * gelu'(u)
   }
 };
 
-// Row t of a head: softmax of the first t + 1 scores, times scale; the others become 0.
+// Row: the scores of place `first` + row % rows; softmax of those up to its own place, the others become 0.
 template <class T>
 struct causal_softmax {
   T* s;
   float scale;
-  int packs;
+  int first, rows, packs;
   WEIR_HOST_DEVICE void operator()(std::size_t r, team t) const {
-    int const columns = packs * static_cast<int>(per_pack);
-    int const last = static_cast<int>(r % static_cast<std::size_t>(columns));
+    int const last = first + static_cast<int>(r % static_cast<std::size_t>(rows));
     std::size_t const row = r * static_cast<std::size_t>(packs);
     float most = -INFINITY;
     for (int q = t.lane; q * static_cast<int>(per_pack) <= last; q += t.size) {
@@ -282,10 +281,9 @@ struct causal_softmax_backward {  // d: by the probabilities p, then by the scor
   T* d;
   T const* p;
   float scale;
-  int packs;
+  int first, rows, packs;
   WEIR_HOST_DEVICE void operator()(std::size_t r, team t) const {
-    int const columns = packs * static_cast<int>(per_pack);
-    int const last = static_cast<int>(r % static_cast<std::size_t>(columns));
+    int const last = first + static_cast<int>(r % static_cast<std::size_t>(rows));
     std::size_t const row = r * static_cast<std::size_t>(packs);
     float product = 0;
     for (int q = t.lane; q * static_cast<int>(per_pack) <= last; q += t.size) {

@@ -1,6 +1,6 @@
 // The order of a transformer's kernels: layers of attention and of two linear layers with gelu, each behind a
 // normalization and added to what it read. Residuals and their gradients are float32, as with PyTorch's autocast.
-// Attention keeps its probabilities: rows x context of them for each head and layer bound its speed and its memory.
+// Attention is products and a softmax, and keeps its probabilities: their traffic bounds its speed and its memory.
 // Threads: see bench_train.h.
 //
 // Rows R = context x sequences, width C, heads of D = C / heads, S = sequences x heads of them:
@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "bench_train.h"
@@ -57,7 +58,8 @@ class transformer final : public trained_model {
   };
   struct kept {  // of a layer, for its backward pass
     normed before, between;
-    tensor qkv, p, o, u;
+    tensor qkv, o, u;
+    std::vector<tensor> p;  // probabilities, by part
   };
 
   parameter const& of_layer(int layer, int at) const {
@@ -69,13 +71,16 @@ class transformer final : public trained_model {
 
   normed normalize(tensor x, tensor const& more, parameter const* bias, parameter const& weight,
                    parameter const& shift) const;
+  template <class F>
+  void each_part(F) const;  // f(from, to)
+  float score_scale() const { return 1 / std::sqrt(static_cast<float>(shape_.width / shape_.heads)); }
   tensor attend(kept&) const;
   void ready(parameter const& p) { buckets_.mark_ready(p.number, current_stream()); }
   void linear_backward(parameter const& weight, tensor const& in, tensor const& d);
   void sum_rows(tensor const& d, parameter const& of, normed const* n = nullptr, parameter const* scaled = nullptr);
   void normalize_back(tensor& d, tensor& half, bool first, tensor const& dy, normed const&, parameter const& weight,
                       parameter const& shift);
-  tensor attend_backward(kept const&, tensor const& d) const;
+  tensor attend_backward(kept&, tensor const& d) const;
 
   model_shape shape_;
   int rows_, packs_;
@@ -161,36 +166,51 @@ typename transformer<T>::normed transformer<T>::normalize(tensor x, tensor const
   return n;
 }
 
+// Places [from, to) attend to the places before `to` alone: four such parts need 10 of 16 scores.
+template <class T>
+template <class F>
+void transformer<T>::each_part(F f) const {
+  int const most = std::max((shape_.context / 4 + 7) / 8 * 8, 8);
+  for (int from = 0; from < shape_.context; from += most) f(from, std::min(from + most, shape_.context));
+}
+
 template <class T>
 tensor transformer<T>::attend(kept& k) const {
   tensor const q = head_views(k.qkv, 0, 3), keys = head_views(k.qkv, 1, 3), v = head_views(k.qkv, 2, 3);
-  int64_t const heads = q.size(0), context = shape_.context;
-  k.p = activation({heads, context, context});
-  matmul_out(k.p, q, keys, transposed::right);
-  float const scale = 1 / std::sqrt(static_cast<float>(q.size(2)));
-  int const packs = shape_.context / static_cast<int>(per_pack);
-  run_rows(heads * context, {updates(k.p)}, causal_softmax<T>{k.p.template data<T>(), scale, packs});
-  tensor o = activation({rows_, shape_.width}), out = head_views(o, 0, 1);
-  matmul_out(out, k.p, v);
+  tensor const o = activation({rows_, shape_.width}), all = head_views(o, 0, 1);
+  each_part([&](int from, int to) {
+    tensor p = activation({q.size(0), to - from, to}), out = all.slice(1, from, to);
+    matmul_out(p, q.slice(1, from, to), keys.slice(1, 0, to), transposed::right);
+    run_rows(p.size(0) * p.size(1), {updates(p)},
+             causal_softmax<T>{p.template data<T>(), score_scale(), from, to - from, to / static_cast<int>(per_pack)});
+    matmul_out(out, p, v.slice(1, 0, to));
+    k.p.push_back(std::move(p));
+  });
   return o;
 }
 
 // Returns: the gradient by qkv.
 template <class T>
-tensor transformer<T>::attend_backward(kept const& k, tensor const& d) const {
+tensor transformer<T>::attend_backward(kept& k, tensor const& d) const {
   tensor const q = head_views(k.qkv, 0, 3), keys = head_views(k.qkv, 1, 3), v = head_views(k.qkv, 2, 3);
-  tensor const d_heads = head_views(d, 0, 1);
-  tensor all = activation({rows_, 3 * int64_t{shape_.width}});
-  tensor dq = head_views(all, 0, 3), dk = head_views(all, 1, 3), dv = head_views(all, 2, 3);
-  matmul_out(dv, k.p, d_heads, transposed::left);
-  tensor s = activation(k.p.shape());
-  matmul_out(s, d_heads, v, transposed::right);
-  float const scale = 1 / std::sqrt(static_cast<float>(q.size(2)));
-  run_rows(q.size(0) * shape_.context, {updates(s), reads(k.p)},
-           causal_softmax_backward<T>{s.template data<T>(), k.p.template data<T>(), scale,
-                                      shape_.context / static_cast<int>(per_pack)});
-  matmul_out(dq, s, keys);
-  matmul_out(dk, s, q, transposed::left);
+  tensor const d_heads = head_views(d, 0, 1), all = activation({rows_, 3 * int64_t{shape_.width}});
+  tensor const dq = head_views(all, 0, 3), dk = head_views(all, 1, 3), dv = head_views(all, 2, 3);
+  std::vector<std::pair<int, int>> parts;
+  each_part([&](int from, int to) { parts.emplace_back(from, to); });
+  for (bool first = true; !parts.empty(); parts.pop_back(), first = false) {  // the last part writes all of dk and dv
+    auto const [from, to] = parts.back();
+    tensor const p = std::move(k.p.back()), d_part = d_heads.slice(1, from, to), q_part = q.slice(1, from, to);
+    k.p.pop_back();
+    tensor s = activation(p.shape()), dq_part = dq.slice(1, from, to), dk_part = dk.slice(1, 0, to),
+           dv_part = dv.slice(1, 0, to);
+    matmul_out(dv_part, p, d_part, transposed::left, first ? 0 : 1);
+    matmul_out(s, d_part, v.slice(1, 0, to), transposed::right);
+    run_rows(p.size(0) * p.size(1), {updates(s), reads(p)},
+             causal_softmax_backward<T>{s.template data<T>(), p.template data<T>(), score_scale(), from, to - from,
+                                        to / static_cast<int>(per_pack)});
+    matmul_out(dq_part, s, keys.slice(1, 0, to));
+    matmul_out(dk_part, s, q_part, transposed::left, first ? 0 : 1);
+  }
   return all;
 }
 
