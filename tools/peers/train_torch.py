@@ -71,10 +71,9 @@ class Transformer(nn.Module):
         self.of_token, self.of_place = nn.Embedding(VOCABULARY, width), nn.Embedding(context, width)
         self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
-        self.register_buffer("places", torch.arange(context), persistent=False)
 
     def forward(self, tokens):
-        x = self.of_token(tokens) + self.of_place(self.places)
+        x = self.of_token(tokens) + self.of_place.weight
         for layer in self.layers:
             x = layer(x)
         return self.head(self.norm(x))
