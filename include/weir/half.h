@@ -14,9 +14,15 @@ WEIR_HOST_DEVICE inline float float_of_bfloat16(std::uint16_t bits) noexcept {
 }
 
 WEIR_HOST_DEVICE inline std::uint16_t bfloat16_of_float(float f) noexcept {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  std::uint16_t rounded;  // by one instruction: kernels that move few bytes an element are bound by arithmetic
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(f));
+  return rounded;
+#else
   auto const bits = std::bit_cast<std::uint32_t>(f);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>(bits >> 16 | 0x40u);  // NaN stays one
   return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+#endif
 }
 
 WEIR_HOST_DEVICE inline float float_of_float16(std::uint16_t bits) noexcept {
