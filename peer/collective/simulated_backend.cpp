@@ -107,6 +107,7 @@ struct rank_task {
   std::shared_ptr<rendezvous> where;
   int rank;
   step does;
+  bool captured;  // a graph may end without a launch
   bool ran = false;
 
   bool ready() const noexcept {
@@ -126,7 +127,7 @@ struct rank_task {
     where->working.fetch_sub(1);
   }
   void drop() noexcept {
-    if (!ran) {
+    if (!ran && !captured) {
       where->dropped[static_cast<std::size_t>(rank)].fetch_add(1);
       if (where->given[static_cast<std::size_t>(rank)].load()) where->lose(rank);
     }
@@ -173,7 +174,7 @@ class streams_backend final : public collective_backend {
     std::size_t const mine = static_cast<std::size_t>(rank);
     std::unique_ptr<rank_task> parts[3];  // all or none, so that a part enqueued implies memory for the last
     for (auto const does : {rank_task::step::arrive, rank_task::step::share, rank_task::step::depart})
-      parts[static_cast<int>(does)] = std::make_unique<rank_task>(rank_task{nullptr, rank, does});
+      parts[static_cast<int>(does)] = std::make_unique<rank_task>(rank_task{nullptr, rank, does, on.seen_captured()});
     std::shared_ptr<rendezvous> where;
     {
       auto open = open_.lock();

@@ -160,7 +160,7 @@ class sockets_backend final : public collective_backend {
 
   void issue(int, clock::stream_clock& on, std::uint64_t sequence, collective_request const& r,
              source_location at) override {
-    if (auto const captured = on.captured(); captured.ok() && captured.value)
+    if (on.seen_captured())
       throw not_supported(std::string(name_of(r.what)), base::text("rank ", rank_, " of ", ranks(), ", in a capture"),
                           "Simulated devices of several processes exchange once a call: enqueue it at each step", at,
                           error_id{432});
