@@ -122,6 +122,7 @@ struct bucket_options {
 
 // Keeps all parameters and gradients of one rank in one block. Gradients are reduced in place, a bucket at a
 // time and the last added first, while the backward pass still runs.
+// A graph of a step reduces at each launch. Between processes it needs GPUs: simulated ones throw not_supported.
 // Threads: as the communicator. All ranks add the same items in the same order.
 class gradient_buckets {
  public:
