@@ -55,7 +55,7 @@ graph_pools::one graph_pools::known(clock::stream_clock const& lane) const noexc
 
 memory_pool const* graph_pools::of_hold(graph_hold const& h) const noexcept {
   auto const all = contents_.lock();
-  auto const found = std::ranges::find(all->all, &h, &entry::hold);
+  auto const found = std::ranges::find(all->all, h.over(), &entry::over);
   return found == all->all.end() ? nullptr : found->its.pool;
 }
 
@@ -80,10 +80,10 @@ graph_pools::one graph_pools::of(clock::stream_clock const& lane, source_locatio
       auto all = contents_.lock();
       auto const before = all->by_capture.find(lane.capture());
       if (before != all->by_capture.end()) break;  // another thread was first
-      auto known = std::ranges::find(all->all, hold.get(), &entry::hold);
+      auto known = std::ranges::find(all->all, hold->over(), &entry::over);
       if (known == all->all.end() && fresh.pool) {
         base::make_room(all->all);
-        all->all.push_back({hold.get(), hold->over(), std::exchange(fresh, {}), {}});
+        all->all.push_back({hold->over(), std::exchange(fresh, {}), {}});
         known = all->all.end() - 1;
       }
       if (known != all->all.end()) {

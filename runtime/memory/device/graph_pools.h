@@ -35,8 +35,7 @@ class graph_pools {
 
  private:
   struct entry {
-    graph_hold const* hold;  // compared alone
-    std::shared_ptr<base::atomic<bool> const> over;
+    std::shared_ptr<base::atomic<bool> const> over;  // names the hold: a later one may have its address
     one its;
     std::vector<std::uint64_t> captures;
   };
