@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/memory/device/free_path.h"
+#include "runtime/memory/device/graph_hold.h"
 #include "runtime/memory/device/memory_audit.h"
 #include "runtime/memory/device/oom_ladder.h"
 #include "tests/memory/names.h"
@@ -295,6 +296,45 @@ TEST(free_path, frees_at_once_or_defers) {
   free.deallocate(q, &user, d.at);
   EXPECT_EQ(m.pending.size(), 1u);
   EXPECT_TRUE(has(refusal_of([&] { free.deallocate(q, nullptr, d.at); }), "was freed already"));
+}
+
+// A hold may end on another thread between the look for ended ones and the choice of the next, and the next may
+// then have its address.
+TEST(graph_pools, a_hold_at_an_ended_ones_address_is_another) {
+  one_device d;
+  driver::driver& machine = d.bench.machine();
+  auto& choices = d.bench.core.part<memory::graph_choices>();
+  alignas(memory::graph_hold) std::byte place[sizeof(memory::graph_hold)];
+  auto const made_there = [&] {
+    return memory::graph_holder(new (place) memory::graph_hold, [](memory::graph_hold const* h) { h->~graph_hold(); });
+  };
+  auto const begun = [&](clock::stream_clock& s) {
+    EXPECT_TRUE(machine.begin_capture(0, s.handle(), driver::capture_mode::relaxed).ok());
+    return s.lane().value;
+  };
+  clock::stream_clock &a = d.bench.stream(0), &b = d.bench.stream(0);
+  clock::stream_clock& first = *begun(a);
+  choices.declare(first.capture(), made_there());
+  memory::memory_pool const* const ended = d.graphs.of(first, d.at).pool;
+  choices.forget(first.capture());
+  auto const graph = machine.end_capture(0, a.handle());
+  ASSERT_TRUE(graph.ok());
+  memory::graph_holder next;
+  auto const number = choices.add(
+      0,
+      [&](CUstream_st*) {
+        EXPECT_TRUE(machine.destroy_graph(graph.value).ok());
+        next = made_there();
+        return true;
+      },
+      memory::graph_holder(memory::graph_holder(), reinterpret_cast<memory::graph_hold const*>(place)));
+  memory::memory_pool const* const pool = d.graphs.of(*begun(b), d.at).pool;
+  EXPECT_NE(pool, ended);
+  d.graphs.end_those_over();
+  EXPECT_EQ(d.graphs.of_hold(*next), pool);
+  choices.remove(number);
+  auto const second = machine.end_capture(0, b.handle());
+  EXPECT_TRUE(second.ok() && machine.destroy_graph(second.value).ok());
 }
 
 TEST(memory_audit, sums_what_is_there_and_tells_a_wrong_book) {
