@@ -62,7 +62,11 @@ train_figures measure_rank(model_shape const& shape, std::size_t bucket, train_s
   };
   for (int i = 0; i < s.warm; ++i) enqueue(nullptr);
   std::optional<graph> captured;
-  if (s.graph) captured = graph::capture(own, [&] { enqueue(nullptr); });
+  if (s.graph) {
+    current_stream().synchronize();
+    empty_cache(device);  // of the first steps: a graph has memory of its own
+    captured = graph::capture(own, [&] { enqueue(nullptr); });
+  }
   auto const step = [&](marks* m) {
     if (m) m->begun.record();
     captured ? captured->launch() : enqueue(m);
