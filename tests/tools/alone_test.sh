@@ -13,7 +13,7 @@ compiles() {  # compiles FILE
   "$compiler" -std=c++20 -x c++ -fsyntax-only -I. -Iinclude -isystem "$cuda" "$1" 2> "$work/err"
 }
 mapfile -t files < <({ git log -40 --diff-filter=AM --name-only --format= -- "${rooms[@]}" 2> /dev/null || true; git ls-files "${rooms[@]}" 2> /dev/null || find "${rooms[@]}" -type f; } |
-  grep -E '\.(h|cpp)$' | awk '!seen[$0]++' | while read -r file; do [ ! -f "$file" ] || echo "$file"; done | head -n "${WEIR_ALONE_FILES:-6}")
+  grep -E '\.(h|cpp)$' | awk '!seen[$0]++' | while read -r file; do [ ! -f "$file" ] || echo "$file"; done | head -n 6)
 [ "${#files[@]}" -gt 0 ] || { echo "FAILED: no file to check"; exit 1; }
 failed=0
 for file in "${files[@]}"; do
