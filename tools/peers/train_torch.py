@@ -106,7 +106,7 @@ def linear_layers(width, layers):
 
 def run(width, layers, rows, heads, context, a, rank, ranks):
     if heads:
-        model, rate = Transformer(width, layers, heads, context).cuda(), 0.01
+        model, rate = Transformer(width, layers, heads, context).cuda(), 0.003
         model.draw()
         tokens = text(rows, context, rank)
         x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

@@ -90,7 +90,7 @@ class transformer final : public trained_model {
 
 template <class T>
 transformer<T>::transformer(model_shape const& s, communicator& ranks, std::size_t bucket_bytes)
-    : trained_model(ranks, bucket_bytes, 0.01f),
+    : trained_model(ranks, bucket_bytes, 0.003f),
       shape_(s),
       rows_(s.context * s.rows),
       packs_(s.width / static_cast<int>(per_pack)) {
