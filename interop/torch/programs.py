@@ -130,17 +130,18 @@ def gather(steps, layers=32, width=8192, parts=8, rows=2048):
 
 
 def copies_to_second_device():
-    """Copies of 256 MiB: the first, which opens memory to the device, and the median rates of later ones, from memory
-    of before and from memory that was open when it was allocated. Asserts the bytes."""
-    def rate(y, x):
+    """Copies of 256 MiB to a second device. The first opens memory to it. Later ones, median GB/s: x.to() and copy_()
+    of memory of before, copy_() of memory allocated since, and twenty copies without a wait. Asserts the bytes."""
+    def rate(act, x, turns=1):
         taken = []
         for _ in range(30):
             torch.cuda.synchronize(0)
             began = time.perf_counter()
-            y.copy_(x)
+            for _ in range(turns):
+                y = act()
             torch.cuda.synchronize(0)
             torch.cuda.synchronize(1)
-            taken.append(time.perf_counter() - began)
+            taken.append((time.perf_counter() - began) / turns)
         assert torch.equal(x.cpu(), y.cpu()), "the copy differs"
         return round(x.numel() * 4 / statistics.median(taken) / 1e9, 1)
 
@@ -150,4 +151,7 @@ def copies_to_second_device():
     y = x.to("cuda:1")
     torch.cuda.synchronize(1)
     first = time.perf_counter() - began
-    return {"first_ms": round(first * 1e3, 2), "GB_s": rate(y, x), "open_GB_s": rate(y, x + 1)}
+    later = x + 1
+    return {"first_ms": round(first * 1e3, 2), "to_GB_s": rate(lambda: x.to("cuda:1"), x),
+            "GB_s": rate(lambda: y.copy_(x), x), "open_GB_s": rate(lambda: y.copy_(later), later),
+            "row_GB_s": rate(lambda: y.copy_(x), x, 20)}
