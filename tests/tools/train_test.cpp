@@ -136,5 +136,20 @@ TEST(bench_train, a_graph_is_the_same_step) {
   }
 }
 
+TEST(bench_train, only_the_models_that_are_named_are_measured) {
+  auto const widths = [](std::vector<std::string> const& names, int own) {
+    std::vector<int> all;
+    for (model_shape const& m : chosen_models(names, {.width = own})) all.push_back(m.width);
+    return all;
+  };
+  EXPECT_EQ(widths({}, 0), (std::vector{4096, 1024, 768}));
+  EXPECT_EQ(widths({"large"}, 0), std::vector{4096});
+  EXPECT_EQ(widths({"small"}, 0), std::vector{1024});
+  EXPECT_EQ(widths({"transformer", "large"}, 0), (std::vector{4096, 768}));
+  EXPECT_EQ(widths({}, 5), std::vector{5});
+  EXPECT_EQ(widths({"small"}, 5), (std::vector{5, 1024}));
+  EXPECT_THROW(chosen_models({"small", "huge"}, {}), invalid_use);
+}
+
 }  // namespace
 }  // namespace weir::tool

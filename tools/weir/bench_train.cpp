@@ -170,14 +170,6 @@ void print(model_shape const& m, train_settings const& s, int ranks, train_figur
               static_cast<double>(f.peak_reserved) / 1_MiB, f.loss);
 }
 
-struct known_model {
-  char const* name;
-  model_shape shape;
-};
-constexpr known_model known_models[] = {{"large", {4096, 8, 2048}},
-                                        {"small", {1024, 8, 1024}},
-                                        {"transformer", {.width = 768, .layers = 12, .rows = 12, .heads = 12}}};
-
 }  // namespace
 
 int bench_train(std::vector<std::string> const& arguments) {
@@ -222,14 +214,7 @@ int bench_train(std::vector<std::string> const& arguments) {
     buckets.push_back(*size);
   }
   if (buckets.empty()) buckets.push_back(0);
-  std::vector<model_shape> models;
-  if (own.width > 0) models.push_back(own);
-  for (known_model const& m : known_models) {
-    bool const named = std::find(names.begin(), names.end(), m.name) != names.end();
-    if (named || (names.empty() && own.width == 0)) models.push_back(m.shape);
-    std::erase(names, m.name);
-  }
-  if (!names.empty()) refuse_value("no model \"" + names[0] + "\"", "Choose among large, small and transformer");
+  std::vector<model_shape> models = chosen_models(names, own);
   use_devices(devices);
   allow_tf32(!full);
   for (model_shape& m : models)

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "weir/collective.h"
 #include "weir/tensor.h"
@@ -39,6 +40,10 @@ class trained_model {
   float rate_;
   tensor velocity_{}, copies_{};  // of all parameters; copies: in bfloat16, or undefined
 };
+
+// `own` if it has a width, then the known models of those names; all of them if there is neither.
+// Throws: invalid_use (an unknown name)
+std::vector<model_shape> chosen_models(std::vector<std::string> const& names, model_shape const& own);
 
 // bucket_bytes: as in bucket_options. Throws: invalid_use (a shape that the kernels cannot carry)
 std::unique_ptr<trained_model> make_model(model_shape const&, communicator&, std::size_t bucket_bytes = 0);

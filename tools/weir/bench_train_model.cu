@@ -1,7 +1,9 @@
 // Linear layers with relu and a squared error, and what all models share.
 // Threads: see bench_train.h.
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "bench_train.h"
@@ -138,6 +140,24 @@ void trained_model::update() {
 void trained_model::reduce_alone() {
   for (int i = buckets_.size() - 1; i >= 0; --i) buckets_.mark_ready(i, current_stream());
   finish();
+}
+
+std::vector<model_shape> chosen_models(std::vector<std::string> const& names, model_shape const& own) {
+  constexpr std::array<std::pair<char const*, model_shape>, 3> known{
+      {{"large", {4096, 8, 2048}},
+       {"small", {1024, 8, 1024}},
+       {"transformer", {.width = 768, .layers = 12, .rows = 12, .heads = 12}}}};
+  for (std::string const& name : names) {
+    if (std::ranges::find(known, name, [](auto const& k) { return std::string(k.first); }) == known.end())
+      throw invalid_use("bench train", "no model \"" + name + "\"", "Choose among large, small and transformer",
+                        source_location::current());
+  }
+  std::vector<model_shape> chosen;
+  if (own.width > 0) chosen.push_back(own);
+  for (auto const& [name, shape] : known) {
+    if (names.empty() ? own.width == 0 : std::ranges::find(names, name) != names.end()) chosen.push_back(shape);
+  }
+  return chosen;
 }
 
 std::unique_ptr<trained_model> make_model(model_shape const& s, communicator& ranks, std::size_t bucket_bytes) {
