@@ -81,7 +81,7 @@ peak=$(sed -n 's/.*"peak_allocated": \([0-9]*\),.*/\1/p' <<< "$out")
 [ "${peak:-0}" -ge 83886192 ] && [ "${peak:-0}" -le $((83886192 + (16 << 20))) ] || { echo "FAILED: peak_allocated is $peak"; failed=1; }
 expect 0 '"devices": "1 simulated device of 141 GiB; driver time modelled"'
 expect 0 '"ooms": 0, "recovery_attempts": 0, "opened_early": 0, "recovered_by": {}}'
-wanted="trace devices epsilon ops peak_requested peak_allocated peak_reserved ratio first_ns_per_op warm_ns_per_op first_driver_ns_per_op warm_driver_ns_per_op handles_created handles_moved warm_handles_moved ooms recovery_attempts opened_early recovered_by"
+wanted="trace devices epsilon ops peak_requested peak_allocated peak_reserved ratio torch_reserved first_ns_per_op warm_ns_per_op first_driver_ns_per_op warm_driver_ns_per_op handles_created handles_moved warm_handles_moved ooms recovery_attempts opened_early recovered_by"
 keys=$(grep -o '"[a-z_]*":' <<< "$out" | tr -d '":' | xargs)
 [ "$keys" = "$wanted" ] || { echo "FAILED: the keys are $keys"; failed=1; }
 gzip -c "$work/small" > "$work/small.gz"
@@ -97,11 +97,16 @@ run replay --devices sim:1:1 --limit 128MiB "$work/small"
 expect 0 "FITS a limit of 128 MiB: $work/small"
 run replay --devices sim:1:1 --limit 64MiB "$work/small"
 expect 3 "DOES NOT FIT a limit of 64 MiB: $work/small"
+expect 3 'needs 80.0 MiB at once: no allocator fits it into that limit.'
+[[ $out != *"The memory limit is reached"* ]] || { echo "FAILED: the steps of a search that nothing could help: $out"; failed=1; }
+run replay --devices sim:1:1 --limit 7.4GiB "$work/small"
+expect 2 'a whole number and KiB, MiB, GiB or TiB: 7577MiB'
 run replay --json --devices sim --limit 64MiB "$work/small"
 expect 1 '"ooms": '
 expect 1 'The memory limit is reached'
 printf 'a 0 2097153 0\n' > "$work/page"
 run replay --devices sim --limit 3MiB "$work/page"
+expect 3 'The smallest limit that fits: weir replay --fit'
 expect 3 'larger than the memory limit'  # two pages do not fit, though the bytes would
 # A block in use on another stream until its c: short of memory, the replay waits for it, as a program would.
 printf 'a 0 8388608 0\nf 0\na 1 8388608 1\nc 0\nf 1\n' > "$work/later"
@@ -117,8 +122,8 @@ expect 0 '4 GB and up'
 [ "$(grep -c '^FITS IN' <<< "$out")" = 2 ] || { echo "FAILED: a line for each trace: $out"; failed=1; }
 [[ $out != *$'\r'* ]] || { echo "FAILED: progress is told where no terminal is: $(cat -v <<< "$out")"; failed=1; }
 run replay --fit --json --devices sim "$work/page"
-expect 0 '"fits": true, "ops": 1, "peak_requested": 2097153, "gpu_gb": 4, "epsilon": 0.0270, "limit": 4194304, '
-wanted="trace devices fits ops peak_requested gpu_gb epsilon limit ratio warm_ns_per_op warm_driver_ns_per_op opened_early careful_limit careful_ratio careful_warm_ns_per_op careful_warm_driver_ns_per_op careful_opened_early unlimited_peak_reserved unlimited_warm_ns_per_op unlimited_warm_driver_ns_per_op recorded_refusal needs_more_than"
+expect 0 '"fits": true, "ops": 1, "peak_requested": 2097153, "torch_reserved": null, "gpu_gb": 4, "epsilon": 0.0270, "limit": 4194304, '
+wanted="trace devices fits ops peak_requested torch_reserved gpu_gb epsilon limit ratio warm_ns_per_op warm_driver_ns_per_op opened_early careful_limit careful_ratio careful_warm_ns_per_op careful_warm_driver_ns_per_op careful_opened_early unlimited_peak_reserved unlimited_warm_ns_per_op unlimited_warm_driver_ns_per_op recorded_refusal needs_more_than"
 keys=$(grep -o '"[a-z_]*":' <<< "$out" | tr -d '":' | xargs)
 [ "$keys" = "$wanted" ] || { echo "FAILED: the keys are $keys"; failed=1; }
 run replay --json --devices sim --limit 4194304 "$work/page"
@@ -133,7 +138,15 @@ run replay --fit --devices sim:1:1 "$work/large" "$work/small"
 expect 3 'DOES NOT FIT'
 expect 3 'FITS IN'
 run replay --fit --json --devices sim:1:1 "$work/large"
-expect 1 '"fits": false, "ops": 1, "peak_requested": 2147483648, "gpu_gb": null, "epsilon": 0.0270, "limit": null, '
+expect 1 '"fits": false, "ops": 1, "peak_requested": 2147483648, "torch_reserved": null, "gpu_gb": null, "epsilon": 0.0270, "limit": null, '
+# The first line of a recording has what PyTorch reserved.
+{ echo '# PyTorch 2.11.0 on NVIDIA H100, reserved 188743680 bytes'; cat "$work/small"; } > "$work/recorded"
+run replay --devices sim "$work/recorded"
+expect 0 "PyTorch's       180.0 MiB   1.5000 times that (PyTorch 2.11.0 on NVIDIA H100)"
+run replay --json --devices sim "$work/recorded"
+expect 0 '"torch_reserved": 188743680, '
+run replay --devices sim "$work/small"
+[[ $out != *PyTorch* ]] || { echo "FAILED: a trace by hand knows nothing of PyTorch: $out"; failed=1; }
 # A recording that ends out of memory is a part of the program: no limit is known to be enough.
 printf '# a comment\na 0 1048576 0\n# refused 104857600\nf 0\n# refused 104857600\n' > "$work/part"
 run replay --fit --devices sim "$work/part"

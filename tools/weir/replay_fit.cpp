@@ -106,12 +106,13 @@ bool fits_whole(trace const& t, found const& f) { return f.usual.limit && !t.ref
 void print_json(std::string const& path, trace const& t, found const& f) {
   gpu_size const* const gpu = f.usual.limit ? smallest_gpu(*f.usual.limit) : nullptr;
   std::printf(
-      "{\"trace\": %s, \"devices\": %s, \"fits\": %s, \"ops\": %zu, \"peak_requested\": %zu, \"gpu_gb\": %s, "
+      "{\"trace\": %s, \"devices\": %s, \"fits\": %s, \"ops\": %zu, \"peak_requested\": %zu, \"torch_reserved\": %s, \"gpu_gb\": %s, "
       "\"epsilon\": %s, %s, %s, "
       "\"unlimited_peak_reserved\": %lld, \"unlimited_warm_ns_per_op\": %s, \"unlimited_warm_driver_ns_per_op\": "
       "%s, \"recorded_refusal\": %zu, \"needs_more_than\": %zu}\n",
       base::json_text(path).c_str(), base::json_text(f.unlimited.devices).c_str(), fits_whole(t, f) ? "true" : "false",
-      t.operations.size(), t.peak_requested, gpu ? std::to_string(gpu->gb).c_str() : "null",
+      t.operations.size(), t.peak_requested, t.of_torch ? std::to_string(t.of_torch).c_str() : "null",
+      gpu ? std::to_string(gpu->gb).c_str() : "null",
       base::json_number(f.unlimited.epsilon, 4).c_str(), json_of("", t, f.usual).c_str(),
       json_of("careful_", t, f.careful).c_str(), static_cast<long long>(f.unlimited.memory.reserved_bytes.all.peak),
       base::json_number(f.unlimited.warm_ns, 1).c_str(), base::json_number(f.unlimited.warm_driver_ns, 1).c_str(),
@@ -119,10 +120,10 @@ void print_json(std::string const& path, trace const& t, found const& f) {
 }
 
 void print_head() {
-  std::printf("%-14s %-12s %-12s %-26s %-26s %-12s %-14s\n", "", "smallest", "of the peak", "a later pass,",
-              "the same", "with CUDA's", "");
-  std::printf("%-14s %-12s %-12s %-26s %-26s %-12s %-14s trace\n", "VERDICT", "limit", "requested",
-              "at that limit", "without a limit", "1 GiB", "GPU");
+  std::printf("%-14s %-12s %-12s %-26s %-26s %-12s %-14s\n", "", "", "times", "a later replay,", "the same,",
+              "and 1 GiB", "");
+  std::printf("%-14s %-12s %-12s %-26s %-26s %-12s %-14s trace\n", "VERDICT", "least limit", "requested",
+              "at that limit", "without a limit", "for CUDA", "GPU");
 }
 
 std::string milliseconds(trace const& t, double ns_per_op) {

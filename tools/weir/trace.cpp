@@ -102,6 +102,7 @@ class reader {
 
   void line(std::string_view text) {
     ++number_;
+    if (number_ == 1 && text.starts_with("# ")) of_torch(text.substr(2));
     words w(text);
     std::string_view const kind = w.word();
     if (kind.empty()) return;
@@ -135,6 +136,17 @@ class reader {
     refuse(path_ + " line " + std::to_string(number_) + " " + std::move(what), std::move(remedy));
   }
 
+  // "WHERE, reserved BYTES bytes", perhaps with more behind; else a comment
+  void of_torch(std::string_view text) {
+    constexpr std::string_view before = ", reserved ";
+    auto const at = text.find(before);
+    if (at == text.npos) return;
+    words w(text.substr(at + before.size()));
+    auto const bytes = w.number();
+    if (!bytes || !w.word().starts_with("bytes")) return;
+    out_.of_torch = *bytes;
+    out_.where = base::visible(text.substr(0, at));
+  }
   void comment(std::string_view kind, words& w) {
     if (kind != "#" || w.word() != "refused") return;
     auto const bytes = w.number();

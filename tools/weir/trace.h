@@ -4,6 +4,7 @@
 //   f ID                gives it back: reusable in stream order, at once
 //   c ID                after its f: another stream had used it too, and was done with it only here
 //   # refused BYTES     an allocation that found no memory while the program was recorded
+//   # WHERE, reserved BYTES bytes   a first line of tools/record_trace: PyTorch's own peak
 //   # ...               a comment
 // Threads: one.
 #pragma once
@@ -30,6 +31,8 @@ struct trace {
   std::uint32_t blocks = 0, streams = 0;
   std::size_t peak_requested = 0;  // bytes in use at once, as asked; in use until its c where a block has one
   std::size_t peak_held = 0;       // the same, until its f: a program that waits for its other streams needs no less
+  std::size_t of_torch = 0;        // bytes that PyTorch reserved at its peak; 0: the trace does not tell
+  std::string where{};             // "PyTorch 2.11.0 on NVIDIA H100"
   std::size_t refused = 0;         // bytes of the refused allocation that needed most; 0: none was refused
   std::size_t needed = 0;          // with these, bytes in use at once until their f: the program needs more than this
 };
