@@ -70,9 +70,14 @@ if(TARGET weir_shared)
   target_link_libraries(c_rows PRIVATE weir::shared)
 endif()
 
-weir_program(weir_tool tools/weir/*.cpp tools/weir/*.cu)
+# The models of `weir bench train`, which the tool and a test share.
+add_library(bench_train_models OBJECT)
+weir_program_files(bench_train_models tools/weir/bench_train_model.cu tools/weir/bench_train_transformer.cu)
+
+weir_program(weir_tool tools/weir/*.cpp)
 if(TARGET weir_tool)
   weir_options(weir_tool)
+  target_link_libraries(weir_tool PRIVATE bench_train_models)
   set_target_properties(weir_tool PROPERTIES OUTPUT_NAME weir)
   target_compile_definitions(weir_tool PRIVATE WEIR_VERSION="${PROJECT_VERSION}")
   if(WEIR_WITH_CUDA)

@@ -307,7 +307,11 @@ weir_test_of_program(examples_pipeline_test pipeline main.cpp)
 # The tool's GPU sizes, topology matrix, snapshot reader and models, without its main.
 if(TARGET tools_test)
   target_sources(tools_test PRIVATE tools/weir/gpu_sizes.cpp tools/weir/topology.cpp tools/weir/unpickle.cpp)
-  weir_kernels(tools_test tools/weir/bench_train_model.cu tools/weir/bench_train_transformer.cu)
+  if(TARGET bench_train_models)
+    target_link_libraries(tools_test PRIVATE bench_train_models)
+  else()
+    weir_kernels(tools_test tools/weir/bench_train_model.cu tools/weir/bench_train_transformer.cu)
+  endif()
 endif()
 
 # The code rules, and the tests of scripts and documents. A sanitizer does not change them.
