@@ -127,9 +127,9 @@ weir::tests::verdict made(stated const& s, std::uint64_t number, found& out) {
       if (std::string const wrong = one.run(number, time_in_threads); !wrong.empty()) v.note(check::invariants, wrong);
       return v;
     }
-    for (auto const& one : weir::tests::programs_by_name()) {
-      if (s.of == one.name) return one.run(number);
-    }
+    for (auto const all : {weir::tests::programs_by_name(), weir::tests::programs()})
+      for (auto const& one : all)
+        if (s.of == one.name) return one.run(number);
     tape t(number);
     return judged_run(weir::tests::explored_program(s.of), t);
   }
