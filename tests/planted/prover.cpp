@@ -1,8 +1,7 @@
 // Runs random programs against a library, sound or with a planted defect, until a check finds a failure.
 // Usage: planted_NAME --check CHECK --within N [--only] [--first RUN] [--of PROGRAM] [--tape FILE]...
 //                     a defect: found by CHECK within N runs, with --only by no other; CHECK may be several:
-//                     bytes,stray. --of: all runs are of that program, explored or of real threads. Tapes run
-//                     first, and each must find it
+//                     bytes,stray. --of: all runs are of that program. Tapes run first, and each must find it
 //        planted_none --within N [--first RUN] [--tape FILE]...   sound: nothing is found in N runs, nor by a
 //                                                                 tape
 //        planted_NAME --check CHECK --within N [--first SEED] --keep FOLDER PROGRAM NAME
