@@ -157,10 +157,17 @@ expect 1 '"fits": false, "ops": 2'
 expect 1 '"recorded_refusal": 104857600, "needs_more_than": 105906176}'
 run replay --devices sim --limit 100MiB "$work/part"
 expect 3 'DOES NOT FIT a limit of 100 MiB'
+[[ $out != *"weir replay --fit"* ]] || { echo "FAILED: a part of a program has no smallest limit: $out"; failed=1; }
 run replay --devices sim --limit 3000MiB "$work/part"
 expect 3 'MAY NOT FIT a limit of 3000 MiB'
 run replay --devices sim "$work/part"
 expect 0 'ran out of memory while it was recorded'
+# A refusal after the peak: the program needs more than the peak.
+printf 'a 0 8388608 0\nf 0\n# refused 1048576\n' > "$work/after"
+run replay --devices sim "$work/after"
+expect 0 '1 MiB was refused. It needs more than 8 MiB.'
+run replay --fit --json --devices sim "$work/after"
+expect 1 '"recorded_refusal": 1048576, "needs_more_than": 8388608}'
 printf 'a 0 1 0\n# refused\n' > "$work/wrong"
 run replay --devices sim "$work/wrong"
 expect 1 'line 2 is no "# refused BYTES"'

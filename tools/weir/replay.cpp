@@ -30,8 +30,6 @@ std::string part_text(double part) {  // finite: it was read as one
   return text;
 }
 
-std::string count_text(std::uint64_t n) { return std::to_string(n); }
-
 void print_json(std::string const& path, trace const& t, replay_outcome const& o) {
   std::printf(
       "{\"trace\": %s, \"devices\": %s, \"epsilon\": %s, \"ops\": %zu, \"peak_requested\": %zu, \"peak_allocated\": "
@@ -42,7 +40,8 @@ void print_json(std::string const& path, trace const& t, replay_outcome const& o
       base::json_text(path).c_str(), base::json_text(o.devices).c_str(), part_text(o.epsilon).c_str(),
       t.operations.size(), t.peak_requested, static_cast<long long>(o.memory.allocated_bytes.all.peak),
       static_cast<long long>(o.memory.reserved_bytes.all.peak), base::json_number(ratio(t, o), 4).c_str(),
-      t.of_torch ? count_text(t.of_torch).c_str() : "null", base::json_number(o.first_ns, 1).c_str(), base::json_number(o.warm_ns, 1).c_str(),
+      number_or_null(t.of_torch).c_str(), base::json_number(o.first_ns, 1).c_str(),
+      base::json_number(o.warm_ns, 1).c_str(),
       base::json_number(o.first_driver_ns, 1).c_str(), base::json_number(o.warm_driver_ns, 1).c_str(),
       static_cast<unsigned long long>(o.created), static_cast<unsigned long long>(o.moved),
       static_cast<unsigned long long>(o.warm_moved), static_cast<unsigned long long>(o.memory.num_ooms),
@@ -51,6 +50,8 @@ void print_json(std::string const& path, trace const& t, replay_outcome const& o
         return base::json_text(std::string(rung)) + ": " + times;
       }).c_str());
 }
+
+std::string count_text(std::uint64_t n) { return std::to_string(n); }
 
 // To a MiB: limits that differ by a page must not read the same.
 std::string exact_text(std::size_t bytes) {
@@ -76,11 +77,12 @@ void print_text(std::string const& path, trace const& t, replay_outcome const& o
   std::printf("  memory at the peak\n    requested    %12s\n    reserved     %12s   %.4f times that\n",
               mib_text(t.peak_requested).c_str(), mib_text(reserved).c_str(), ratio(t, o));
   if (t.of_torch && t.peak_requested)
-    std::printf("    PyTorch's    %12s   %.4f times that (%s)\n", mib_text(t.of_torch).c_str(),
-                static_cast<double>(t.of_torch) / static_cast<double>(t.peak_requested), t.where.c_str());
+    std::printf("    PyTorch's    %12s   %.4f times that (%s)\n", mib_text(*t.of_torch).c_str(),
+                static_cast<double>(*t.of_torch) / static_cast<double>(t.peak_requested), t.where.c_str());
   if (beyond_any(t, s))
-    std::printf("  The program needs %s at once: no allocator fits it into that limit.\n", mib_text(t.peak_held).c_str());
-  else if (too_small && s.limit)
+    std::printf("  The program needs %s at once: no allocator fits it into that limit.\n",
+                mib_text(t.peak_held).c_str());
+  else if (too_small && s.limit && !t.refused)
     std::printf("  The smallest limit that fits: weir replay --fit\n");
   if (t.refused) std::printf("  %s\n", refusal_text(t).c_str());
   std::printf("  an operation           host         driver\n    first replay %9.1f ns %11.1f ns\n    %-12s %9.1f ns "
@@ -165,7 +167,8 @@ int replay(std::vector<std::string> const& arguments) {
     trace const t = read_trace(path);
     replay_outcome const o = replay_one(path, t, s);
     s.json ? print_json(path, t, o) : print_text(path, t, o, s);
-    if (!o.ladder.empty() && (s.json || !beyond_any(t, s))) std::fprintf(s.json ? stderr : stdout, "%s\n", o.ladder.c_str());
+    if (!o.ladder.empty() && (s.json || !beyond_any(t, s)))
+      std::fprintf(s.json ? stderr : stdout, "%s\n", o.ladder.c_str());
     std::fflush(stdout);
     fits &= o.memory.num_ooms == 0 && !(s.limit && t.refused);
   }

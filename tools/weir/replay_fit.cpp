@@ -89,8 +89,6 @@ double of_peak(trace const& t, std::size_t limit) {
 
 std::string limit_text(std::size_t limit) { return std::to_string(limit >> 20) + "MiB"; }  // as --limit takes it
 
-std::string number_or_null(std::optional<std::size_t> n) { return n ? std::to_string(*n) : "null"; }
-
 std::string json_of(char const* prefix, trace const& t, fitted const& f) {
   std::string const is = std::string("\"") + prefix;
   return is + "limit\": " + number_or_null(f.limit) + ", " + is +
@@ -106,12 +104,12 @@ bool fits_whole(trace const& t, found const& f) { return f.usual.limit && !t.ref
 void print_json(std::string const& path, trace const& t, found const& f) {
   gpu_size const* const gpu = f.usual.limit ? smallest_gpu(*f.usual.limit) : nullptr;
   std::printf(
-      "{\"trace\": %s, \"devices\": %s, \"fits\": %s, \"ops\": %zu, \"peak_requested\": %zu, \"torch_reserved\": %s, \"gpu_gb\": %s, "
-      "\"epsilon\": %s, %s, %s, "
+      "{\"trace\": %s, \"devices\": %s, \"fits\": %s, \"ops\": %zu, \"peak_requested\": %zu, "
+      "\"torch_reserved\": %s, \"gpu_gb\": %s, \"epsilon\": %s, %s, %s, "
       "\"unlimited_peak_reserved\": %lld, \"unlimited_warm_ns_per_op\": %s, \"unlimited_warm_driver_ns_per_op\": "
       "%s, \"recorded_refusal\": %zu, \"needs_more_than\": %zu}\n",
       base::json_text(path).c_str(), base::json_text(f.unlimited.devices).c_str(), fits_whole(t, f) ? "true" : "false",
-      t.operations.size(), t.peak_requested, t.of_torch ? std::to_string(t.of_torch).c_str() : "null",
+      t.operations.size(), t.peak_requested, number_or_null(t.of_torch).c_str(),
       gpu ? std::to_string(gpu->gb).c_str() : "null",
       base::json_number(f.unlimited.epsilon, 4).c_str(), json_of("", t, f.usual).c_str(),
       json_of("careful_", t, f.careful).c_str(), static_cast<long long>(f.unlimited.memory.reserved_bytes.all.peak),

@@ -222,8 +222,10 @@ replay_outcome replay_one(std::string const& path, trace const& t, replay_settin
 
 std::string refusal_text(trace const& t) {
   return "The program ran out of memory while it was recorded: " + bytes_text(t.refused) + " was refused. It needs more than " +
-         bytes_text(std::max(t.needed, t.peak_held)) + ". Record it with a smaller batch or on a larger GPU.";
+         bytes_text(t.needed) + ". Record it with a smaller batch or on a larger GPU.";
 }
+
+std::string number_or_null(std::optional<std::size_t> n) { return n ? std::to_string(*n) : "null"; }
 
 double ratio(trace const& t, replay_outcome const& o) {
   return t.peak_requested

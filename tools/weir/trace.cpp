@@ -102,11 +102,13 @@ class reader {
 
   void line(std::string_view text) {
     ++number_;
-    if (number_ == 1 && text.starts_with("# ")) of_torch(text.substr(2));
     words w(text);
     std::string_view const kind = w.word();
     if (kind.empty()) return;
-    if (kind.front() == '#') return comment(kind, w);
+    if (kind.front() == '#') {
+      if (number_ == 1) read_torch_peak(text);
+      return comment(kind, w);
+    }
     if (kind != "a" && kind != "f" && kind != "c") wrong("begins with " + shown(kind), "Begin a line with a, f, c or #");
     auto const id = w.number();
     if (!id) wrong("has no ID after \"" + std::string(kind) + "\"", "Write a whole number there");
@@ -123,6 +125,7 @@ class reader {
     }
     number_streams();
     count_peak();
+    if (out_.refused) out_.needed = std::max(out_.needed, out_.peak_held);
     return std::move(out_);
   }
 
@@ -136,16 +139,16 @@ class reader {
     refuse(path_ + " line " + std::to_string(number_) + " " + std::move(what), std::move(remedy));
   }
 
-  // "WHERE, reserved BYTES bytes", perhaps with more behind; else a comment
-  void of_torch(std::string_view text) {
-    constexpr std::string_view before = ", reserved ";
+  // "# WHERE, reserved BYTES bytes", and perhaps ", failed". Any other text is a comment.
+  void read_torch_peak(std::string_view text) {
+    constexpr std::string_view before = ", reserved ", mark = "# ";
     auto const at = text.find(before);
-    if (at == text.npos) return;
+    if (at == text.npos || !text.starts_with(mark)) return;
     words w(text.substr(at + before.size()));
     auto const bytes = w.number();
     if (!bytes || !w.word().starts_with("bytes")) return;
     out_.of_torch = *bytes;
-    out_.where = base::visible(text.substr(0, at));
+    out_.where = base::visible(text.substr(mark.size(), at - mark.size()));
   }
   void comment(std::string_view kind, words& w) {
     if (kind != "#" || w.word() != "refused") return;

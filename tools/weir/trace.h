@@ -4,11 +4,12 @@
 //   f ID                gives it back: reusable in stream order, at once
 //   c ID                after its f: another stream had used it too, and was done with it only here
 //   # refused BYTES     an allocation that found no memory while the program was recorded
-//   # WHERE, reserved BYTES bytes   a first line of tools/record_trace: PyTorch's own peak
+//   # WHERE, reserved BYTES bytes   PyTorch's own peak: the first line that tools/record_trace writes
 //   # ...               a comment
 // Threads: one.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,10 +32,10 @@ struct trace {
   std::uint32_t blocks = 0, streams = 0;
   std::size_t peak_requested = 0;  // bytes in use at once, as asked; in use until its c where a block has one
   std::size_t peak_held = 0;       // the same, until its f: a program that waits for its other streams needs no less
-  std::size_t of_torch = 0;        // bytes that PyTorch reserved at its peak; 0: the trace does not tell
-  std::string where{};             // "PyTorch 2.11.0 on NVIDIA H100"
+  std::optional<std::size_t> of_torch{};  // bytes that PyTorch reserved at its peak, if the trace has them
+  std::string where{};                    // "PyTorch 2.11.0 on NVIDIA H100", with them
   std::size_t refused = 0;         // bytes of the refused allocation that needed most; 0: none was refused
-  std::size_t needed = 0;          // with these, bytes in use at once until their f: the program needs more than this
+  std::size_t needed = 0;          // then the most in use at once until its f, with these: the program needs more
 };
 
 inline constexpr std::uint32_t most_streams = 65536;  // an operation has room for no more
