@@ -25,7 +25,7 @@ import time
 here = os.path.dirname(os.path.abspath(__file__))
 allocators = ("native", "expandable", "weir")
 steps = {"gpt2": 13, "prefetch": 23, "gather": 23}
-most_turns = 43  # of a FILE.py: as many under each allocator, for turns of one program differ
+most_turns = 43  # of a FILE.py: turns differ in length, so every allocator gets the same ones
 
 
 def begin(allocator):
@@ -70,7 +70,7 @@ def one(program, allocator):
 
     if program.endswith(".py"):
         sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
-        os.environ["STEP_FACTOR"] = "20"  # no limit by seconds
+        os.environ["STEP_FACTOR"] = "20"  # so that no limit by seconds ends it
         import parts
 
         of_program = parts.steps

@@ -130,8 +130,9 @@ def gather(steps, layers=32, width=8192, parts=8, rows=2048):
 
 
 def copies_to_second_device():
-    """Copies of 256 MiB to a second device. The first opens memory to it. Later ones, median GB/s: x.to() and copy_()
-    of memory of before, copy_() of memory allocated since, and twenty copies without a wait. Asserts the bytes."""
+    """Copies of 256 MiB to a second device. The first opens memory to it. Rates of later copies are
+    medians in GB/s: x.to() and copy_() of memory allocated before, copy_() of memory allocated since, and twenty
+    copies without a wait. Asserts the bytes."""
     def rate(act, x, turns=1):
         taken = []
         for _ in range(30):

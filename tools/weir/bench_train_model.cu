@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -143,12 +144,12 @@ void trained_model::reduce_alone() {
 }
 
 std::vector<model_shape> chosen_models(std::vector<std::string> const& names, model_shape const& own) {
-  constexpr std::array<std::pair<char const*, model_shape>, 3> known{
+  constexpr std::array<std::pair<std::string_view, model_shape>, 3> known{
       {{"large", {4096, 8, 2048}},
        {"small", {1024, 8, 1024}},
        {"transformer", {.width = 768, .layers = 12, .rows = 12, .heads = 12}}}};
   for (std::string const& name : names) {
-    if (std::ranges::find(known, name, [](auto const& k) { return std::string(k.first); }) == known.end())
+    if (std::ranges::find(known, name, [](auto const& k) { return k.first; }) == known.end())
       throw invalid_use("bench train", "no model \"" + name + "\"", "Choose among large, small and transformer",
                         source_location::current());
   }
