@@ -34,8 +34,7 @@ set(alone bytes order stray stuck invariants census answers race lifetime host o
 set(quick -O1 -g0 -Wno-unused)  # short compile time; the defect may leave names unused
 file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/planted_headers.cpp CONTENT "int main() {}\n")
 add_executable(weir_planted_headers ${PROJECT_BINARY_DIR}/planted_headers.cpp)
-target_precompile_headers(weir_planted_headers PRIVATE <algorithm> <array> <atomic> <chrono> <condition_variable> <deque> <functional> <map> <memory>
-  <mutex> <optional> <span> <string> <thread> <unordered_map> <vector>)
+target_precompile_headers(weir_planted_headers PRIVATE ${weir_precompiled})
 target_link_libraries(weir_planted_headers PRIVATE weir_test_support GTest::gtest)
 weir_own_code(weir_planted_headers)
 target_compile_options(weir_planted_headers PRIVATE ${quick})

@@ -1,10 +1,10 @@
-# weir_unity(target source...): compiles about ten sources of a folder as one, to parse headers once.
+# weir_unity(target source...): compiles the sources of one room as one file, to parse headers once. The folders
+# of the allocator are apart: in a larger file the compiler inlines less of the path of each allocation.
 #
-# Exceptions: files that define a name that another one of the folder defines. A file that a planted defect
-# replaces is another exception: it must be its own library member.
+# A file that a planted defect replaces is an exception: it must be its own library member. So are the files of
+# this list, which define a name that another file of their room defines.
 set(weir_alone
-  peer/collective/simulated_backend.cpp peer/link/nvlinks.cpp runtime/base/os_socket.cpp simulator/checker/checking_memory.cpp runtime/memory/blocks/arena_plan.cpp
-  runtime/report/snapshot.cpp runtime/report/trace_events.cpp streams/stream/context.cpp streams/pinned/pages.cpp streams/copy/staging.cpp
+  interop/c/c.cpp runtime/base/os_socket.cpp streams/stream/context.cpp streams/copy/staging.cpp
   tools/weir/bench_alloc.cpp tools/weir/bench_share.cpp tools/weir/bench_staged.cpp tools/weir/trace.cpp)
 
 function(weir_unity target)
@@ -13,13 +13,13 @@ function(weir_unity target)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
   endif()
   foreach(source ${ARGN})
-    get_filename_component(folder ${source} DIRECTORY)
-    string(REPLACE "/" "_" group ${folder})
     if(source IN_LIST weir_alone OR IS_ABSOLUTE ${source})
       continue()
     endif()
-    math(EXPR weir_unity_${group} "0${weir_unity_${group}} + 1")
-    math(EXPR part "(${weir_unity_${group}} - 1) / 10")
-    set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group}_${part})
+    if(NOT source MATCHES "^(runtime/memory/[a-z]+|runtime/driver|streams/api|[a-z]+)/")
+      continue()
+    endif()
+    string(REPLACE "/" "_" group ${CMAKE_MATCH_1})
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
   endforeach()
 endfunction()

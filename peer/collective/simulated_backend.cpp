@@ -26,8 +26,8 @@ struct failure_state {
   base::atomic<int> failed_rank{-1};  // rank whose part was only partly enqueued
 };
 
-struct rendezvous {
-  rendezvous(collective_request const& r, int ranks, std::shared_ptr<failure_state> f)
+struct joint_call {
+  joint_call(collective_request const& r, int ranks, std::shared_ptr<failure_state> f)
       : what(r),
         in(static_cast<std::size_t>(ranks)),
         out(in.size()),
@@ -65,7 +65,7 @@ struct rendezvous {
   }
 };
 
-void rendezvous::do_share(int rank) const noexcept {
+void joint_call::do_share(int rank) const noexcept {
   std::size_t const r = static_cast<std::size_t>(rank), size = size_of(what.type),
                     part = static_cast<std::size_t>(what.count) * size;
   if (what.count == 0 || (ranks() == 1 && in[0] == out[0])) return;
@@ -104,7 +104,7 @@ void rendezvous::do_share(int rank) const noexcept {
 
 struct rank_task {
   enum class step : std::uint8_t { arrive, share, depart };
-  std::shared_ptr<rendezvous> where;
+  std::shared_ptr<joint_call> where;
   int rank;
   step does;
   bool captured;  // a graph may end without a launch
@@ -175,11 +175,11 @@ class streams_backend final : public collective_backend {
     std::unique_ptr<rank_task> parts[3];  // all or none, so that a part enqueued implies memory for the last
     for (auto const does : {rank_task::step::arrive, rank_task::step::share, rank_task::step::depart})
       parts[static_cast<int>(does)] = std::make_unique<rank_task>(rank_task{nullptr, rank, does, on.seen_captured()});
-    std::shared_ptr<rendezvous> where;
+    std::shared_ptr<joint_call> where;
     {
       auto open = open_.lock();
       entry& e = (*open)[sequence];
-      if (!e.where) e.where = std::make_shared<rendezvous>(r, ranks(), failure_);
+      if (!e.where) e.where = std::make_shared<joint_call>(r, ranks(), failure_);
       where = e.where;
       where->in[mine] = r.in;
       where->out[mine] = r.out;
@@ -234,13 +234,13 @@ class streams_backend final : public collective_backend {
 
  private:
   struct entry {
-    std::shared_ptr<rendezvous> where;
+    std::shared_ptr<joint_call> where;
     int issued = 0;
   };
   int ranks() const noexcept { return static_cast<int>(devices_.size()); }
 
   // Undoes the rank's part of a turn that was refused before anything was enqueued.
-  void take_back(int rank, std::uint64_t sequence, std::shared_ptr<rendezvous> const& where) {
+  void take_back(int rank, std::uint64_t sequence, std::shared_ptr<joint_call> const& where) {
     auto open = open_.lock();
     entry& e = (*open)[sequence];
     if (!e.where) e = {where, ranks()};  // it was the last

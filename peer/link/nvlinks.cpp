@@ -17,7 +17,7 @@ struct pci_info {  // nvmlPciInfo_t
   unsigned domain, bus, device, pci_device, pci_subsystem;
   std::array<char, 32> bus_id;
 };
-struct library {
+struct nvml_library {
   using handle = void*;
   int (*init)() = nullptr;
   int (*by_bus)(char const*, handle*) = nullptr;
@@ -28,9 +28,9 @@ struct library {
 };
 constexpr unsigned most_links = 36, kind_gpu = 0, kind_switch = 2;
 
-library const& nvml() {
-  static library const* const once = [] {
-    auto* const found = new library;  // never destroyed: threads may call it while the process ends
+nvml_library const& nvml() {
+  static nvml_library const* const once = [] {
+    auto* const found = new nvml_library;  // never destroyed: threads may call it while the process ends
     void* const so = os::load_library("libnvidia-ml.so.1");
     auto const find = [&](auto& function, char const* name) {
       function = reinterpret_cast<std::decay_t<decltype(function)>>(so ? os::find_symbol(so, name) : nullptr);
@@ -74,7 +74,7 @@ int nvlinks_between(std::vector<nvlink_end> const& of_first, std::string const& 
 std::vector<nvlink_end> nvlink_ends(std::string const& pci_bus_id) {
   std::vector<nvlink_end> ends;
   auto const& api = nvml();
-  library::handle device = nullptr;
+  nvml_library::handle device = nullptr;
   if (!api.works || api.by_bus(pci_bus_id.c_str(), &device) != 0) return ends;
   for (unsigned link = 0; link < most_links; ++link) {
     unsigned active = 0;

@@ -12,18 +12,18 @@
 namespace weir::peer {
 namespace {
 
-constexpr char const* operation = "share_channel::receive";
+constexpr char const* receiving = "share_channel::receive";
 
 [[noreturn]] void refuse(std::string what, source_location at) {
-  throw invalid_use(operation, std::move(what),
+  throw invalid_use(receiving, std::move(what),
                     "Let the other process send its buffer again, with the same version of weir", at, error_id{297});
 }
 [[noreturn]] void is_gone(std::string const& name, source_location at) {
-  throw peer_disconnected(operation, name + ": its owner has ended or withdrawn it",
+  throw peer_disconnected(receiving, name + ": its owner has ended or withdrawn it",
                           "Let a running process send the buffer", at, error_id{298});
 }
 [[noreturn]] void cannot_talk(std::string const& name, source_location at) {
-  throw driver_error(0, operation, name + ": the socket between this process and its owner failed", "Try again", at,
+  throw driver_error(0, receiving, name + ": the socket between this process and its owner failed", "Try again", at,
                      error_id{299});
 }
 
@@ -60,12 +60,12 @@ int imports::device_named(std::string const& uuid, source_location at) {
   while (uuids_.size() < static_cast<std::size_t>(runtime_.device_count())) {
     int const d = static_cast<int>(uuids_.size());
     auto info = runtime_.machine().info(d);
-    require(info.is, operation, base::gpu_name(d), "Try again", at);
+    require(info.is, receiving, base::gpu_name(d), "Try again", at);
     uuids_.push_back(std::move(info.value.uuid));
   }
   auto const found = std::find(uuids_.begin(), uuids_.end(), uuid);
   if (found != uuids_.end()) return static_cast<int>(found - uuids_.begin());
-  throw not_supported(operation, "memory of " + uuid + ", a device that is not visible to this process",
+  throw not_supported(receiving, "memory of " + uuid + ", a device that is not visible to this process",
                       "List it in CUDA_VISIBLE_DEVICES of both processes", at, error_id{300});
 }
 
@@ -122,7 +122,7 @@ std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& 
   auto const text = base::text(m.handle_bytes, " B of gpu:", device);
   auto& machine = runtime_.machine();
   auto const info = machine.info(device);
-  require(info.is, operation, text, "Try again", at);
+  require(info.is, receiving, text, "Try again", at);
   if (m.handle_bytes > info.value.total_memory)
     refuse(base::text(text, ": that device has ", info.value.total_memory, " B"), at);
   auto made = std::make_shared<imported>();
@@ -144,7 +144,7 @@ std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& 
     char const* const why = machine.simulated() ? os::unfit_to_map(memory.get(), m.handle_bytes) : nullptr;
     refuse(text + ": the descriptor that came with it is " + (why ? why : "not shared memory of a device"), at);
   }
-  if (is.what != driver::code::out_of_memory) throw_refusal(is, operation, text, "Try again", at);
+  if (is.what != driver::code::out_of_memory) throw_refusal(is, receiving, text, "Try again", at);
   memory_report r{};
   r.on = weir::device(device);
   r.requested = m.bytes;
@@ -155,13 +155,13 @@ std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& 
 void imports::make_reachable(imported& b, int reader, source_location at) {
   if (b.pages.granted(reader)) return;
   std::string const pair = base::pair_text(reader, b.device);
-  runtime_.open(reader, operation, at);
+  runtime_.open(reader, receiving, at);
   auto const is = runtime_.part<links>().prove(reader, b.device, at);
   if (is != links::link_state::proven)
-    throw not_supported(operation,
+    throw not_supported(receiving,
                         pair + (is == links::link_state::wrong ? ": this link failed its test" : ": no link"),
                         "Open it for " + base::gpu_name(b.device) + " and copy", at, error_id{301});
-  require(b.pages.grant(reader), operation, pair,
+  require(b.pages.grant(reader), receiving, pair,
           "Open it for " + base::gpu_name(b.device) + " and copy, or repeat the call", at);
 }
 
@@ -170,7 +170,7 @@ std::unique_ptr<opened_import> imports::open(message const& m, loaned& with, std
   auto &memory = with.memory, &life = with.life;
   base::lock_guard const alone(opening_);
   int const device = device_named(uuid_of(m), at);
-  runtime_.open(device, operation, at);
+  runtime_.open(device, receiving, at);
   auto made = std::make_unique<opened_import>();
   std::string const name = base::text("a buffer in handle ", m.serial, " of its owner");
   if (!os::is_message_socket(life.get()))
@@ -193,7 +193,7 @@ std::unique_ptr<opened_import> imports::open(message const& m, loaned& with, std
     make_reachable(*b, reader, at);
     auto const opened = grant_all(*b, runtime_.part<links>().readers(device));
     if (opened.what != driver::code::not_supported)
-      require(opened, operation, name, "Repeat the call: the buffer is still the next message", at);
+      require(opened, receiving, name, "Repeat the call: the buffer is still the next message", at);
   } catch (std::exception const& e) {
     if (dynamic_cast<std::logic_error const*>(&e) || dynamic_cast<not_supported const*>(&e))
       static_cast<void>(say(life, importer_signal::released));  // at once: no work has used it

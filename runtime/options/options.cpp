@@ -83,12 +83,14 @@ using base::all_of;
 using base::did_you_mean;
 using base::in_quotes;
 
-std::optional<size_t> whole_number(std::string_view text) {
-  size_t n = 0;
+template <class T>
+std::optional<T> number_from(std::string_view text) {
+  T n{};
   auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), n);
   if (text.empty() || failed != std::errc{} || end != text.data() + text.size()) return {};
   return n;
 }
+std::optional<size_t> whole_number(std::string_view text) { return number_from<size_t>(text); }
 
 std::size_t word_of(std::span<std::string_view const> words, std::string_view key, std::string_view value,
                     std::string_view where, source_location at) {
@@ -178,30 +180,26 @@ char const* variable(char const* name) {
 }  // namespace
 
 std::optional<size_t> size_from_text(std::string_view text) {
-  struct unit {
-    std::string_view name;
-    int shift;
-  };
-  for (unit const u : {unit{"KiB", 10}, unit{"MiB", 20}, unit{"GiB", 30}, unit{"TiB", 40}}) {
-    if (!text.ends_with(u.name)) continue;
-    auto const n = whole_number(text.substr(0, text.size() - u.name.size()));
-    if (!n || *n > (std::numeric_limits<size_t>::max() >> u.shift)) return {};
-    return *n << u.shift;
+  using unit = std::pair<std::string_view, int>;
+  for (auto const& [name, shift] : {unit{"KiB", 10}, unit{"MiB", 20}, unit{"GiB", 30}, unit{"TiB", 40}}) {
+    if (!text.ends_with(name)) continue;
+    text.remove_suffix(name.size());
+    size_t const most = std::numeric_limits<size_t>::max() >> shift;
+    if (auto const n = whole_number(text)) return *n <= most ? std::optional(*n << shift) : std::nullopt;
+    auto const decimal = number_from<double>(text);
+    if (!decimal || !(*decimal >= 0 && *decimal < static_cast<double>(most))) return {};
+    return static_cast<size_t>(*decimal * static_cast<double>(size_t{1} << shift));
   }
   return whole_number(text);
 }
 
 std::optional<std::chrono::milliseconds> time_from_text(std::string_view text) {
-  struct unit {
-    std::string_view name;
-    size_t ms;
-  };
+  using unit = std::pair<std::string_view, size_t>;
   if (text == "0") return std::chrono::milliseconds(0);
-  for (unit const u : {unit{"ms", 1}, unit{"s", 1000}, unit{"min", 60'000}}) {
-    auto const n = text.ends_with(u.name) ? whole_number(text.substr(0, text.size() - u.name.size())) : std::nullopt;
-    if (n)
-      return *n <= static_cast<size_t>(longest.count()) / u.ms ? std::optional(std::chrono::milliseconds(*n * u.ms))
-                                                               : std::nullopt;
+  for (auto const& [name, ms] : {unit{"ms", 1}, unit{"s", 1000}, unit{"min", 60'000}}) {
+    auto const n = text.ends_with(name) ? whole_number(text.substr(0, text.size() - name.size())) : std::nullopt;
+    if (n && *n > static_cast<size_t>(longest.count()) / ms) return {};
+    if (n) return std::chrono::milliseconds(*n * ms);
   }
   return {};
 }
@@ -213,10 +211,8 @@ std::string time_text(std::chrono::milliseconds t) {
 }
 
 std::optional<double> part_from_text(std::string_view text) {
-  double part = 0;
-  auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), part);
-  if (text.empty() || failed != std::errc{} || end != text.data() + text.size() || !is_part(part)) return {};
-  return part;
+  auto const part = number_from<double>(text);
+  return part && is_part(*part) ? part : std::nullopt;
 }
 
 std::optional<bool> switch_from_text(std::string_view text) {
@@ -372,10 +368,21 @@ machine_choice parse_devices(std::string_view text, std::string const& where, so
   }
   if (word != "sim")
     refuse(where, in_quotes(text) + " is not a machine",
-           did_you_mean(word, machines) + "Write auto, cuda or sim[:devices[:size]]", at, error_id{177});
+           did_you_mean(word, machines) + "Write auto, cuda or sim[:devices[:size]][:seed=N]", at, error_id{177});
   choice.which = machine_choice::kind::simulated;
-  if (word.size() == text.size()) return choice;
-  std::string_view rest = text.substr(word.size() + 1);
+  std::string_view rest = text.substr(word.size());
+  if (auto const end = rest.rfind(":seed="); end != rest.npos) {
+    std::string_view const digits = rest.substr(end + 6);
+    auto const seed = whole_number(digits);
+    if (!seed)
+      refuse(where, in_quotes(text) + ": " + in_quotes(digits) + " is not a seed",
+             "Write a number, as in sim:2:seed=7; seed=0 chooses one and prints it", at, error_id{433});
+    choice.sim.schedule = simulated::scheduling::seeded;
+    choice.sim.seed = *seed;
+    rest = rest.substr(0, end);
+  }
+  if (rest.empty()) return choice;
+  rest.remove_prefix(1);
   std::string_view const count = rest.substr(0, rest.find(':'));
   auto const devices = whole_number(count);
   if (!devices || *devices < 1 || *devices > 64)

@@ -68,7 +68,7 @@ race_check races_of_process(source_location = source_location::current());  // T
 bool races_wanted(options const&, source_location = source_location::current());
 // One sentence for each unknown environment variable WEIR_*, with the nearest right name.
 std::vector<std::string> unknown_variables();
-// "512MiB", "2GiB", "4096": bytes. None: not a size.
+// "512MiB", "1.5GiB", "4096": bytes. None: not a size.
 std::optional<size_t> size_from_text(std::string_view);
 // true, on, yes, 1, or false, off, no, 0, in any case. None: not a switch.
 std::optional<bool> switch_from_text(std::string_view);

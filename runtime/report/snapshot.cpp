@@ -12,9 +12,9 @@
 namespace weir::report {
 namespace {
 
-class writer {
+class snapshot_writer {
  public:
-  explicit writer(std::span<stack_of const> stacks) {
+  explicit snapshot_writer(std::span<stack_of const> stacks) {
     for (stack_of const& s : stacks) stacks_[s.number] = &s;
   }
 
@@ -144,7 +144,7 @@ class writer {
 
 std::string snapshot(std::span<device_snapshot const> all, std::span<stack_of const> stacks,
                      std::string_view settings) {
-  return writer(stacks).write(all, settings);
+  return snapshot_writer(stacks).write(all, settings);
 }
 
 }  // namespace weir::report

@@ -15,9 +15,9 @@ namespace {
 
 using base::json_text;
 
-class writer {
+class events_writer {
  public:
-  explicit writer(std::int64_t origin) : origin_(origin) {}
+  explicit events_writer(std::int64_t origin) : origin_(origin) {}
 
   void name(char const* what, int process, std::uint64_t track, std::string const& text) {
     begin(what, "M", process, track);
@@ -85,7 +85,7 @@ std::int64_t first_time(std::span<observe::span const> spans, std::span<device_m
 }  // namespace
 
 std::string trace_events(std::span<observe::span const> spans, std::span<device_memory_events const> memory) {
-  writer out(first_time(spans, memory));
+  events_writer out(first_time(spans, memory));
   std::set<int> devices;
   std::map<std::pair<int, std::uint64_t>, std::int64_t> ends;  // of streams: their spans do not overlap
   std::set<std::uint64_t> threads;

@@ -23,6 +23,7 @@ base::guarded<std::vector<checking_driver*>>& alive() {
   return *all;
 }
 base::atomic<bool> any_printed{false};
+base::atomic<std::uint64_t> uses_seen{0};  // by checkers that have ended or printed
 constexpr int status_of_reports = 66;  // as in other sanitizers
 
 void print_at_exit() {
@@ -32,7 +33,17 @@ void print_at_exit() {
     for (checking_driver* c : *all) c->print_findings();
   }
   try {
-    if (any_printed.load() && races_of_process() == race_check::fail) os::end_process(status_of_reports);
+    race_check const wanted = races_of_process();
+    if (wanted == race_check::off) return;
+    if (!any_printed.load()) {
+      std::uint64_t const n = uses_seen.load();
+      os::print_error("weir-434: the race checker found no error" +
+                      (n ? " in " + std::to_string(n) + " uses of memory"
+                         : std::string(", but no work declared a use of memory")) +
+                      "\n");
+    } else if (wanted == race_check::fail) {
+      os::end_process(status_of_reports);
+    }
   } catch (invalid_use const&) {}  // the variable changed to an invalid word after the checker was made
 }
 
@@ -100,9 +111,11 @@ checking_driver::~checking_driver() {
 }
 
 void checking_driver::print(knowledge& known) {
+  uses_seen.fetch_add(std::exchange(known.uses, 0));
   if (known.found.empty() || std::exchange(known.taken, true)) return;
   any_printed.store(true);
-  os::print_error("weir-108: the checker found " + std::to_string(known.found.size()) + ":\n");
+  std::size_t const n = known.found.size();
+  os::print_error("weir-108: the race checker found " + std::to_string(n) + (n == 1 ? " error:\n" : " errors:\n"));
   for (finding const& f : known.found)
     os::print_error("weir: " + f.text +
                     (f.times > 1 ? " (" + std::to_string(f.times) + " times at these two lines)" : "") + "\n");

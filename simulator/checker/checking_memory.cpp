@@ -6,7 +6,6 @@
 
 namespace weir::driver::check {
 namespace {
-bool away() noexcept { return process_was_forked(); }
 using as = places::as;
 }  // namespace
 
@@ -17,7 +16,7 @@ result<address> checking_driver::reserve(std::size_t bytes, std::size_t alignmen
 }
 
 status checking_driver::unreserve(address at, std::size_t bytes) {
-  if (away()) return inner_->unreserve(at, bytes);
+  if (process_was_forked()) return inner_->unreserve(at, bytes);
   judge_.lock()->memory.unreserve(at);
   status const is = inner_->unreserve(at, bytes);
   if (!is.ok()) judge_.lock()->memory.reserve(at, bytes);
@@ -35,7 +34,7 @@ result<memory_handle> checking_driver::create(int device, std::size_t bytes) {
 }
 
 status checking_driver::release(memory_handle h) {
-  if (away()) return inner_->release(h);
+  if (process_was_forked()) return inner_->release(h);
   auto p = judge_.lock()->memory.release(h);
   status const is = inner_->release(h);
   if (!is.ok() && p) judge_.lock()->memory.put_back(h, std::move(p));
@@ -49,7 +48,7 @@ status checking_driver::map(address at, std::size_t bytes, memory_handle h) {
 }
 
 status checking_driver::unmap(address at, std::size_t bytes) {
-  if (away()) return inner_->unmap(at, bytes);
+  if (process_was_forked()) return inner_->unmap(at, bytes);
   std::optional<places::region> gone = judge_.lock()->memory.take(at);
   status const is = inner_->unmap(at, bytes);
   if (!gone) return is;
@@ -77,7 +76,7 @@ result<address> checking_driver::create_segment(int device, std::size_t bytes) {
 }
 
 status checking_driver::release_segment(int device, address at) {
-  if (away()) return inner_->release_segment(device, at);
+  if (process_was_forked()) return inner_->release_segment(device, at);
   auto gone = judge_.lock()->memory.take(at);
   std::size_t const bytes = gone ? gone->bytes : 0;
   status const is = inner_->release_segment(device, at);
@@ -94,7 +93,7 @@ status checking_driver::pin(void* host, std::size_t bytes) {
 }
 
 status checking_driver::unpin(void* host) {
-  if (away()) return inner_->unpin(host);
+  if (process_was_forked()) return inner_->unpin(host);
   auto const at = reinterpret_cast<address>(host);
   std::optional<places::region> gone = judge_.lock()->memory.take(at);
   std::size_t const bytes = gone ? gone->bytes : 0;
@@ -109,7 +108,7 @@ status checking_driver::unpin(void* host) {
 
 // Only a simulated machine, which guards blocks, may hear of a free while work still uses the block.
 void checking_driver::allocated(user home, address at, std::size_t bytes, source_location where) {
-  if (away()) return;
+  if (process_was_forked()) return;
   if (sim::bytes_are_guarded && simulated()) inner_->block_taken(at, bytes);
   auto const known = judge_.lock();
   bool const without_stream = home.stream == stream_handle::none;
@@ -122,7 +121,7 @@ void checking_driver::allocated(user home, address at, std::size_t bytes, source
 }
 
 void checking_driver::freed(address at, std::size_t bytes, waits_for r, source_location where) {
-  if (away()) return;
+  if (process_was_forked()) return;
   boost::container::small_vector<stream_id, 4> behind, counted;
   bool stays = false;  // with a graph, whose launches use it still
   {
@@ -138,26 +137,26 @@ void checking_driver::freed(address at, std::size_t bytes, waits_for r, source_l
 }
 
 void checking_driver::stream_made(user s, source_location where) {
-  if (away()) return;
+  if (process_was_forked()) return;
   auto const known = judge_.lock();
   known->order.set_made(known->order.find(s.device, s.stream), where);
 }
 
 void checking_driver::handed_over(user to, address at, std::size_t bytes, source_location where) {
-  if (away()) return;
+  if (process_was_forked()) return;
   auto const known = judge_.lock();
   known->handed_over(known->order.find(to.device, to.stream), at, bytes, where);
 }
 
 void checking_driver::wait_inserted(user waiter, user other, address at, std::size_t bytes) {
-  if (away()) return;
+  if (process_was_forked()) return;
   auto const known = judge_.lock();
   known->wait_inserted(known->order.find(waiter.device, waiter.stream), known->order.find(other.device, other.stream),
                        at, bytes);
 }
 
 void checking_driver::relied_on(user waiter, user other) {
-  if (away() || base::this_call().internal_ordering) return;
+  if (process_was_forked() || base::this_call().internal_ordering) return;
   auto const known = judge_.lock();
   known->relied_on(waiter.device < 0 ? 0 : known->order.find(waiter.device, waiter.stream),
                    known->order.find(other.device, other.stream));

@@ -21,6 +21,7 @@ epoch knowledge::used(stream_id s, moment const& before, std::span<range const> 
   epoch const now = order.enqueued(s);
   for (range const& r : ranges) {
     if (r.bytes == 0) continue;
+    ++uses;
     access_ref const a = made(r.writes ? action::writes : action::reads, now, site, r.at, r.bytes);
     if (of) a->of_launch = true, a->over = of->over;
     a->moves_a_pool = base::this_call().moves_a_pool;

@@ -35,6 +35,7 @@ struct knowledge {
   control::late_waits over;
   bool taken = false;                           // findings() was called
   std::size_t added = 0, sweep_at = 4096;       // accesses since the last sweep
+  std::uint64_t uses = 0;                       // of memory, that work declared
 
   // of: the graph whose launch it is; null: no launch
   epoch used(stream_id, moment const& before, std::span<range const>, base::site, trust,

@@ -1,5 +1,6 @@
 // The checker's report texts: the bytes, the uses with their places, and the remedy.
 // Threads: as race_judge.h says.
+#include <map>
 #include <set>
 
 #include "runtime/base/text.h"
@@ -80,9 +81,15 @@ void knowledge::note(finding::kind what, std::string key, std::string text, sour
     ++found[known->second].times;
     return;
   }
+  std::map<std::string, std::string> numbers;  // of the streams, by the place that made them
   for (stream_id const s : std::set<stream_id>(streams))
-    if (s && order.made_at(s).file_name())
-      text += " Stream " + number(order.number_of(s)) + " was made at " + text_of(order.made_at(s)) + ".";
+    if (s && order.made_at(s).file_name()) {
+      std::string& all = numbers[text_of(order.made_at(s))];
+      all += (all.empty() ? "" : " and ") + number(order.number_of(s));
+    }
+  for (auto const& [place, all] : numbers)
+    text += (all.find(' ') == std::string::npos ? " Stream " + all + " was" : " Streams " + all + " were") +
+            " made at " + place + ".";
   by_sites[std::move(key)] = found.size();
   found.push_back({what, std::string(name_of(what)) + ": " + std::move(text), first, second, 1});
   to_tell.push_back(found.back());
@@ -96,6 +103,10 @@ void knowledge::report_race(access const& before, access const& now, address fro
   std::string const wait = "let " + stream(now.stream) + " wait for " + stream(before.stream) +
                            " (stream_ref::wait, or an event recorded there) before " +
                            (now.site.at.file_name() ? text_of(now.site.at) : "the second") + ".";
+  bool const reversed = order.so_far(before.stream).seen.promised->of(now.stream) != 0;
+  std::string const missing =
+      reversed ? ". " + stream(before.stream) + " waits for " + stream(now.stream) + ", but not the reverse"
+               : ". No wait orders the two";
   std::string text;
   if (before.how == action::allocates)
     text = which + ": " + b + " " + does(now.how) + " them on " + stream(now.stream) +
@@ -105,7 +116,7 @@ void knowledge::report_race(access const& before, access const& now, address fro
   else
     text = which + ": " + a + " " + does(before.how) + " them on " + stream(before.stream) + ", " + b + " " +
            does(now.how) + " them on " + stream(now.stream) + (alias ? ", through another mapping" : "") +
-           (now.captured ? ", both in one graph" : "") + ". No wait orders the two. Remedy: " + wait;
+           (now.captured ? ", both in one graph" : "") + missing + ". Remedy: " + wait;
   note(finding::kind::race, key_of(before.site, before.stream) + '|' + key_of(now.site, now.stream), std::move(text),
        before.site.at, now.site.at, {before.stream, now.stream});
 }

@@ -14,7 +14,7 @@ namespace weir::streams {
 namespace {
 
 constexpr std::size_t worth_a_thread = std::size_t{32} << 20;
-constexpr int most_threads = 32;  // more threads gain nothing
+constexpr int most_pinning_threads = 32;  // more threads gain nothing
 
 void touch(std::byte* from, std::byte* to, std::size_t page) {
   for (std::byte* at = from; at < to; at += page) *const_cast<std::byte volatile*>(at) = std::byte{0};
@@ -25,7 +25,7 @@ class touching {
  public:
   touching(std::byte* base, std::size_t bytes) : base_(base), bytes_(bytes) {
     int const threads = static_cast<int>(std::min<std::size_t>(
-        {bytes / worth_a_thread, most_threads, static_cast<std::size_t>(os::usable_processors())}));
+        {bytes / worth_a_thread, most_pinning_threads, static_cast<std::size_t>(os::usable_processors())}));
     try {
       while (static_cast<int>(workers_.size()) + 1 < threads) workers_.emplace_back([this] { run(bytes_); });
     } catch (...) {}  // fewer threads are slower

@@ -45,10 +45,29 @@ TEST(races, a_write_and_a_read_on_two_streams_that_nothing_orders) {
       {"bytes 0-4095 of block 1 of gpu:0 (4096 B, allocated at " + line(made) + ")",
        "launch at " + line(wrote) + " writes them on stream 1",
        "launch at " + line(read_at) + " reads them on stream 2", "let stream 2 of gpu:0 wait for stream 1 of gpu:0",
-       "Stream 1 was made at " + line(streams) + ". Stream 2 was made at " + line(streams) + "."});
+       "No wait orders the two.", "Streams 1 and 2 were made at " + line(streams) + "."});
   ASSERT_EQ(all.size(), 1u);
   EXPECT_EQ(all[0].first.line(), static_cast<unsigned>(wrote));
   EXPECT_EQ(all[0].second.line(), static_cast<unsigned>(read_at));
+  expect_none(found([&] { run(true); }));
+}
+
+TEST(races, a_wait_in_the_other_direction_is_named) {
+  auto const run = [](bool right) {
+    stream a, b;
+    stream_guard const home{a.ref()};
+    buffer x(size);
+    for (int round = 0; round < 2; ++round) {  // b reads what a writes, and a does not wait for that
+      if (right && round) a.ref().wait(b);
+      write(a, x.data(), size);
+      b.ref().wait(a);
+      read(b, x.data(), size);
+    }
+    synchronize();
+  };
+  expect_one(found([&] { run(false); }), "race",
+             {"stream 2 of gpu:0 waits for stream 1 of gpu:0, but not the reverse. Remedy: let stream 1 of gpu:0 wait "
+              "for stream 2 of gpu:0"});
   expect_none(found([&] { run(true); }));
 }
 

@@ -313,6 +313,32 @@ TEST(options, devices_have_a_size_in_any_unit) {
     EXPECT_TRUE(has(refused([&] { parse_devices(wrong); }), "is not a size")) << wrong;
 }
 
+TEST(options, devices_with_a_seed_are_seeded) {
+  for (char const* const text : {"sim:seed=7", "sim:4:seed=7", "sim:4:16:seed=7"}) {
+    machine_choice const c = parse_devices(text);
+    EXPECT_EQ(c.sim.schedule, simulated::scheduling::seeded) << text;
+    EXPECT_EQ(c.sim.seed, 7u) << text;
+    EXPECT_EQ(c.sim.devices, 4) << text;
+    EXPECT_EQ(c.sim.memory, 16_GiB) << text;
+  }
+  EXPECT_EQ(parse_devices("sim:2").sim.schedule, simulated::scheduling::threads);
+  EXPECT_EQ(parse_devices("sim:2:seed=0").sim.seed, 0u);
+  for (char const* const wrong : {"sim:seed=", "sim:2:seed=x", "sim:2:seed=-1", "sim:2:16:seed=7 ", "sim:seed=7:2"})
+    EXPECT_TRUE(has(refused([&] { parse_devices(wrong); }), "is not a seed")) << wrong;
+  EXPECT_TRUE(has(refused([] { parse_devices("sim::seed=7"); }), "\"\" is not a number of devices"));
+  EXPECT_TRUE(has(refused([] { parse_devices("sim:2::seed=7"); }), "\"\" is not a size"));
+  EXPECT_TRUE(has(refused([] { parse_devices("cuda:seed=7"); }), "CUDA_VISIBLE_DEVICES"));
+}
+
+TEST(options, sizes_may_have_decimals) {
+  EXPECT_EQ(size_from_text("1.5GiB"), 1536_MiB);
+  EXPECT_EQ(size_from_text("0.25MiB"), 256_KiB);
+  EXPECT_EQ(size_from_text("16777215TiB"), size_t{16777215} << 40);
+  for (char const* const wrong : {"1.5", "1.GiBs", "-0.5GiB", "infGiB", "nanGiB", "1,5GiB", "GiB", ".GiB",
+                                  "16777216TiB", "16777216.5TiB"})
+    EXPECT_FALSE(size_from_text(wrong)) << wrong;
+}
+
 TEST(options, an_unknown_machine_names_the_nearest_one) {
   EXPECT_TRUE(has(refused([] { parse_devices("cdua"); }), "Did you mean cuda?"));
   EXPECT_TRUE(has(refused([] { parse_devices("sim:0"); }), "\"0\" is not a number of devices"));

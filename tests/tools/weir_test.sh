@@ -99,8 +99,10 @@ run replay --devices sim:1:1 --limit 64MiB "$work/small"
 expect 3 "DOES NOT FIT a limit of 64 MiB: $work/small"
 expect 3 'needs 80.0 MiB at once: no allocator fits it into that limit.'
 [[ $out != *"The memory limit is reached"* ]] || { echo "FAILED: the steps of a search that nothing could help: $out"; failed=1; }
-run replay --devices sim:1:1 --limit 7.4GiB "$work/small"
-expect 2 'a whole number and KiB, MiB, GiB or TiB: 7577MiB'
+run replay --devices sim:1:1 --limit 7,4GiB "$work/small"
+expect 2 'a number and KiB, MiB, GiB or TiB: 7.4GiB'
+run replay --devices sim:1:1 --limit 0.0625GiB "$work/small"
+expect 3 "DOES NOT FIT a limit of 64 MiB: $work/small"
 run replay --json --devices sim --limit 64MiB "$work/small"
 expect 1 '"ooms": '
 expect 1 'The memory limit is reached'

@@ -108,7 +108,7 @@ void libraries(findings& to) {
          "built with " + std::to_string(BOOST_VERSION / 100000) + "." + std::to_string(BOOST_VERSION / 100 % 1000));
 }
 
-std::string limit_text(rlim_t l) { return l == RLIM_INFINITY ? "unlimited" : bytes_text(l); }
+std::string rlimit_text(rlim_t l) { return l == RLIM_INFINITY ? "unlimited" : bytes_text(l); }
 
 std::string first_line(char const* path) {
   std::ifstream file(path);
@@ -125,12 +125,12 @@ void limits(findings& to) {
   to.begin("host");
   to.say("processors", std::to_string(os::usable_processors()) + " for this process, " +
                            bytes_text(os::memory_of_host()) + " of memory");
-  to.check("address space", limit_text(addresses.rlim_cur),
+  to.check("address space", rlimit_text(addresses.rlim_cur),
            addresses.rlim_cur == RLIM_INFINITY
                ? ""
                : "Addresses are limited (ulimit -v), and weir reserves them by the TiB: lift the limit, or set "
                  "address_space to what a device's blocks need.");
-  to.say("locked memory", limit_text(locked.rlim_cur) + " (CUDA's page-locked memory does not count)");
+  to.say("locked memory", rlimit_text(locked.rlim_cur) + " (CUDA's page-locked memory does not count)");
   to.check("open files", std::to_string(files.rlim_cur),
            files.rlim_cur >= 1024 ? "" : "Many GPUs and processes need more open files: `ulimit -n 4096`.");
   std::string const maps = first_line("/proc/sys/vm/max_map_count");

@@ -113,7 +113,7 @@ size_t size_or_throw(std::string const& text) {
   auto const bytes = size_from_text(text);
   if (!bytes || !*bytes)
     throw invalid_use("replay", "--limit \"" + text + "\" is not a size",
-                      "Write bytes, or a whole number and KiB, MiB, GiB or TiB: 7577MiB", source_location::current());
+                      "Write bytes, or a number and KiB, MiB, GiB or TiB: 7.4GiB", source_location::current());
   return *bytes;
 }
 

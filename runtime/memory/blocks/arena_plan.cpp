@@ -2,7 +2,7 @@
 // Threads: as arena.h.
 //
 // The search looks around the largest free blocks that are too small, and around unmapped blocks that are
-// large enough: at most `looks` of each, `reach` blocks to each side, and some `alias_looks` aliases. If it
+// large enough: at most `most_looks` of each, `reach` blocks to each side, and some `alias_looks` aliases. If it
 // finds none, a thorough search tries all unmapped blocks. An alias whose handle is switched back costs
 // almost nothing. A range with an alias that must stay is not used.
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace weir::memory {
 namespace {
-constexpr int looks = 64, reach = 16, alias_looks = 4096;
+constexpr int most_looks = 64, reach = 16, alias_looks = 4096;
 constexpr int most_openings = 32;
 constexpr std::size_t hardly_an_end = 32;  // part of a page
 constexpr std::size_t most_runs = 32;  // ranges of aliases to switch back, tried as plans
@@ -150,18 +150,18 @@ arena::candidate arena::best_candidate(search& s, zone in) const {
       s.consider(p);
     return false;
   };
-  int left = looks;
+  int left = most_looks;
   if (in == zone::blocks) {
     for (heap_block* p : large_by_size(
-             looks, [&](heap_block const&q) { return bins::bin_of(q.bytes) <= bins::bin_of(s.bytes); },
+             most_looks, [&](heap_block const&q) { return bins::bin_of(q.bytes) <= bins::bin_of(s.bytes); },
              [](heap_block const*a, heap_block const*b) { return a->bytes > b->bytes; })) {
       around(*p);
       --left;
     }
   }
   (in == zone::runs ? runs_ : free_).look_down(s.bytes, around, left);
-  unmapped.look(s.bytes, around, looks);
-  if (!s.best.first) unmapped.look(s.bytes + s.alignment, around, looks);
+  unmapped.look(s.bytes, around, most_looks);
+  if (!s.best.first) unmapped.look(s.bytes + s.alignment, around, most_looks);
   if (!s.best.first && s.thorough) unmapped.each(around);
   return s.best;
 }
