@@ -92,6 +92,10 @@ class communicator {
   stamp reduce_scatter(device_span out, device_span in, reduce_op = reduce_op::sum,
                        source_location = source_location::current());
 
+  // Sends the k-th part of `in` to rank k, and collects the parts for this rank, in order of rank, in `out`.
+  // Both hold size() parts of equal size, and must not overlap.
+  stamp all_to_all(device_span out, device_span in, source_location = source_location::current());
+
   // Returns the path of this rank's last broadcast, scatter or gather, and why: "copies: 3 hops, 42 chunks of
   // 25600 KiB". Empty if there was none.
   std::string explain_last() const;

@@ -24,7 +24,8 @@ std::string_view name_of(reduce_op how) noexcept {
 namespace peer {
 
 std::string_view name_of(collective what) noexcept {
-  return base::name_in({"all_reduce", "broadcast", "all_gather", "reduce_scatter", "scatter", "gather"}, what);
+  return base::name_in({"all_reduce", "broadcast", "all_gather", "reduce_scatter", "scatter", "gather", "all_to_all"},
+                       what);
 }
 
 bool collective_request::matches(collective_request const& other) const noexcept {
@@ -41,8 +42,10 @@ std::string collective_request::text() const {
 
 collective_request::own_touches collective_request::touches(std::size_t ranks) const noexcept {
   std::size_t const part = part_bytes(), all = part * ranks;
-  bool const reads_all = what == collective::reduce_scatter || what == collective::scatter,
-             writes_all = what == collective::all_gather || what == collective::gather;
+  bool const reads_all = what == collective::reduce_scatter || what == collective::scatter ||
+                         what == collective::all_to_all,
+             writes_all = what == collective::all_gather || what == collective::gather ||
+                          what == collective::all_to_all;
   own_touches t{{{{reinterpret_cast<driver::address>(in), reads_all ? all : part, false},
                   {reinterpret_cast<driver::address>(out), writes_all ? all : part, true}}},
                 in ? 0u : 1u,
@@ -348,24 +351,31 @@ void require_rank(int root, int ranks, std::string_view operation, source_locati
                       "Ranks count from 0 to " + std::to_string(ranks - 1), at, error_id{265});
 }
 
+void require_one_type(device_span out, device_span in, std::string_view operation, source_location at) {
+  if (out.dtype != in.dtype)
+    throw invalid_use(std::string(operation),
+                      base::text("out and in are of ", name_of(out.dtype), " and ", name_of(in.dtype)),
+                      "Use one element type for both", at, error_id{266});
+}
+
+std::uintptr_t first_byte(device_span s) { return reinterpret_cast<std::uintptr_t>(s.data); }
+std::uintptr_t byte_count(device_span s) { return static_cast<std::uintptr_t>(s.count) * size_of(s.dtype); }
+bool lie_apart(device_span a, device_span b) {
+  return first_byte(a) + byte_count(a) <= first_byte(b) || first_byte(b) + byte_count(b) <= first_byte(a);
+}
+
 // Requires: `part` is the rank's slice of `whole`, or does not overlap it.
 void require_slice_or_apart(device_span whole, device_span part, int rank, int ranks, std::string_view operation,
                             source_location at) {
   std::string const op(operation);
-  if (whole.dtype != part.dtype)
-    throw invalid_use(
-        op, "out and in are of " + std::string(name_of(whole.dtype)) + " and " + std::string(name_of(part.dtype)),
-        "Use one element type for both", at, error_id{266});
+  require_one_type(whole, part, operation, at);
   std::int64_t product = 0;
   if (__builtin_mul_overflow(part.count, static_cast<std::int64_t>(ranks), &product) || product != whole.count)
     throw invalid_use(op,
                       base::text("parts of ", part.count, " elements from ", ranks, " ranks do not make ", whole.count),
                       "Pass one part for each rank", at, error_id{267});
-  auto const begin = [](device_span s) { return reinterpret_cast<std::uintptr_t>(s.data); };
-  auto const bytes = [](device_span s) { return static_cast<std::uintptr_t>(s.count) * size_of(s.dtype); };
-  bool const apart = begin(part) + bytes(part) <= begin(whole) || begin(whole) + bytes(whole) <= begin(part);
-  bool const slice = begin(part) == begin(whole) + static_cast<std::uintptr_t>(rank) * bytes(part);
-  if (!apart && !slice)
+  bool const slice = first_byte(part) == first_byte(whole) + static_cast<std::uintptr_t>(rank) * byte_count(part);
+  if (!slice && !lie_apart(whole, part))
     throw invalid_use(op,
                       base::text("the part at ", base::address_text(part.data), " overlaps the whole at ",
                                  base::address_text(whole.data), ", and is not rank ", rank, "'s slice of it"),
@@ -432,6 +442,24 @@ stamp communicator::reduce_scatter(device_span out, device_span in, reduce_op ho
   peer::use_on(on, in, "reduce_scatter", "in", at);
   peer::use_on(on, out, "reduce_scatter", "out", at);
   return state_->issue(on, {peer::collective::reduce_scatter, in.dtype, how, 0, out.count, in.data, out.data}, at);
+}
+
+stamp communicator::all_to_all(device_span out, device_span in, source_location at) {
+  clock::stream_clock& on = state_->stream("all_to_all", at);
+  require_one_type(out, in, "all_to_all", at);
+  if (out.count != in.count || in.count % size() != 0)
+    throw invalid_use("all_to_all",
+                      base::text("in of ", in.count, " and out of ", out.count, " elements for ", size(), " ranks"),
+                      "Pass as many in both: a part for each rank", at, error_id{435});
+  peer::use_on(on, in, "all_to_all", "in", at);
+  peer::use_on(on, out, "all_to_all", "out", at);
+  if (in.count != 0 && !lie_apart(out, in))
+    throw invalid_use("all_to_all",
+                      base::text("out at ", base::address_text(out.data), " overlaps in at ",
+                                 base::address_text(in.data)),
+                      "Pass memory that does not overlap", at, error_id{436});
+  return state_->issue(
+      on, {peer::collective::all_to_all, in.dtype, reduce_op::sum, 0, in.count / size(), in.data, out.data}, at);
 }
 
 void communicator::barrier(std::chrono::milliseconds limit, source_location at) {

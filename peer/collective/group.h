@@ -15,7 +15,7 @@
 
 namespace weir::peer {
 
-enum class collective : std::uint8_t { all_reduce, broadcast, all_gather, reduce_scatter, scatter, gather };
+enum class collective : std::uint8_t { all_reduce, broadcast, all_gather, reduce_scatter, scatter, gather, all_to_all };
 std::string_view name_of(collective) noexcept;
 
 struct collective_request {
@@ -23,7 +23,8 @@ struct collective_request {
   dtype type = float32;
   reduce_op how = reduce_op::sum;
   int root = 0;
-  // elements of one part: the buffer; `in` of all_gather and gather; `out` of reduce_scatter and scatter
+  // elements of one part: the buffer; `in` of all_gather and gather; `out` of reduce_scatter and scatter; what one
+  // rank sends to another in all_to_all
   std::int64_t count = 0;
   void const* in = nullptr;  // equal to out for all_reduce and broadcast. Null: scatter, on a rank that is not its root
   void* out = nullptr;       // null: gather, on a rank that is not its root

@@ -175,6 +175,7 @@ class nccl_backend final : public collective_backend {
           break;
         case collective::scatter:
         case collective::gather: answer = spread(rank, r, count, mine.comm, native.value); break;
+        case collective::all_to_all: answer = exchange(r, count, mine.comm, native.value); break;
       }
       answer = settled(answer, mine.comm);
       if (answer != ncclSuccess) {
@@ -255,29 +256,49 @@ class nccl_backend final : public collective_backend {
   }
 
  private:
-  // Sends or receives the ranks' parts as one NCCL group, the root's own too unless it is in place.
-  ncclResult_t spread(int rank, collective_request const& r, std::size_t bytes, ncclComm_t comm,
-                      CUstream_st* on) const {
-    bool const scatters = r.what == collective::scatter;
+  static std::byte* part_of(void const* whole, std::size_t rank, std::size_t bytes) noexcept {
+    return static_cast<std::byte*>(const_cast<void*>(whole)) + rank * bytes;
+  }
+
+  // Makes the calls one NCCL group. Returns: the first answer that is no success
+  template <class Calls>
+  static ncclResult_t in_a_group(Calls calls) {
     ncclResult_t worst = nccl().GroupStart();
     if (worst != ncclSuccess) return worst;
     auto const note = [&](ncclResult_t answer) { worst = worst == ncclSuccess ? answer : worst; };
-    auto const place = [&](void const* whole, std::size_t of) {
-      return static_cast<std::byte*>(const_cast<void*>(whole)) + of * bytes;
-    };
-    bool const in_place = rank == r.root && (scatters ? place(r.in, static_cast<std::size_t>(rank)) == r.out
-                                                      : place(r.out, static_cast<std::size_t>(rank)) == r.in);
-    for (std::size_t other = 0; rank == r.root && other < devices_.size(); ++other) {
-      int const peer = static_cast<int>(other);
-      if (peer == rank && in_place) continue;
-      note(scatters ? nccl().Send(place(r.in, other), bytes, ncclUint8, peer, comm, on)
-                    : nccl().Recv(place(r.out, other), bytes, ncclUint8, peer, comm, on));
-    }
-    if (!in_place)
-      note(scatters ? nccl().Recv(r.out, bytes, ncclUint8, r.root, comm, on)
-                    : nccl().Send(r.in, bytes, ncclUint8, r.root, comm, on));
+    calls(note);
     note(nccl().GroupEnd());
     return worst;
+  }
+
+  // Sends or receives the ranks' parts, the root's own too unless it is in place.
+  ncclResult_t spread(int rank, collective_request const& r, std::size_t bytes, ncclComm_t comm,
+                      CUstream_st* on) const {
+    bool const scatters = r.what == collective::scatter;
+    auto const mine = static_cast<std::size_t>(rank);
+    bool const in_place = rank == r.root && (scatters ? part_of(r.in, mine, bytes) == r.out
+                                                      : part_of(r.out, mine, bytes) == r.in);
+    return in_a_group([&](auto const& note) {
+      for (std::size_t other = 0; rank == r.root && other < devices_.size(); ++other) {
+        int const peer = static_cast<int>(other);
+        if (peer == rank && in_place) continue;
+        note(scatters ? nccl().Send(part_of(r.in, other, bytes), bytes, ncclUint8, peer, comm, on)
+                      : nccl().Recv(part_of(r.out, other, bytes), bytes, ncclUint8, peer, comm, on));
+      }
+      if (!in_place)
+        note(scatters ? nccl().Recv(r.out, bytes, ncclUint8, r.root, comm, on)
+                      : nccl().Send(r.in, bytes, ncclUint8, r.root, comm, on));
+    });
+  }
+
+  ncclResult_t exchange(collective_request const& r, std::size_t bytes, ncclComm_t comm, CUstream_st* on) const {
+    return in_a_group([&](auto const& note) {
+      for (std::size_t other = 0; other < devices_.size(); ++other) {
+        int const peer = static_cast<int>(other);
+        note(nccl().Send(part_of(r.in, other, bytes), bytes, ncclUint8, peer, comm, on));
+        note(nccl().Recv(part_of(r.out, other, bytes), bytes, ncclUint8, peer, comm, on));
+      }
+    });
   }
 
   // A call that does not block has only begun. Blocks: until NCCL has done it, or abort()

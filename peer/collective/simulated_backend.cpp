@@ -99,6 +99,11 @@ void joint_call::do_share(int rank) const noexcept {
         if (to != in[r]) std::memcpy(to, in[r], part);
       }
       return;
+    case collective::all_to_all:
+      for (std::size_t to = 0; to < out.size(); ++to)
+        std::memcpy(static_cast<std::byte*>(out[to]) + r * part, static_cast<std::byte const*>(in[r]) + to * part,
+                    part);
+      return;
   }
 }
 

@@ -44,7 +44,8 @@ std::size_t brought(collective_request const& r, int rank, int ranks) {
     case collective::all_reduce:
     case collective::all_gather:
     case collective::gather: return part;
-    case collective::reduce_scatter: return part * static_cast<std::size_t>(ranks);
+    case collective::reduce_scatter:
+    case collective::all_to_all: return part * static_cast<std::size_t>(ranks);
     case collective::broadcast: return rank == r.root ? part : 0;
     case collective::scatter: return rank == r.root ? part * static_cast<std::size_t>(ranks) : 0;
   }
@@ -57,7 +58,8 @@ std::size_t gotten(collective_request const& r, int rank, int ranks) {
     case collective::reduce_scatter:
     case collective::scatter: return part;
     case collective::broadcast: return rank == r.root ? 0 : part;
-    case collective::all_gather: return part * static_cast<std::size_t>(ranks);
+    case collective::all_gather:
+    case collective::all_to_all: return part * static_cast<std::size_t>(ranks);
     case collective::gather: return rank == r.root ? part * static_cast<std::size_t>(ranks) : 0;
   }
   return 0;
@@ -323,6 +325,14 @@ class sockets_backend final : public collective_backend {
         for (bytes const& p : parts) all.insert(all.end(), p.begin(), p.end());
         return all;
       }
+      case collective::all_to_all: {
+        bytes all;
+        std::size_t const one = r.part_bytes();
+        for (std::size_t at = 0; at < size() * one; at += one)
+          for (bytes const& p : parts)
+            all.insert(all.end(), p.data() + at, p.data() + at + one);
+        return all;
+      }
       case collective::all_reduce:
       case collective::reduce_scatter: break;
     }
@@ -335,12 +345,13 @@ class sockets_backend final : public collective_backend {
   }
   std::span<std::byte const> result(collective_request const& r, bytes const& whole, int rank) const {
     std::size_t const n = gotten(r, rank, ranks());
-    bool const sliced = r.what == collective::reduce_scatter || r.what == collective::scatter;
+    bool const sliced = r.what == collective::reduce_scatter || r.what == collective::scatter ||
+                        r.what == collective::all_to_all;
     return std::span(whole).subspan(sliced ? n * static_cast<std::size_t>(rank) : 0, n);
   }
 
   static bool known(part_head const& h) noexcept {
-    return h.what <= collective::gather && h.type <= boolean && h.how <= reduce_op::max && h.count >= 0;
+    return h.what <= collective::all_to_all && h.type <= boolean && h.how <= reduce_op::max && h.count >= 0;
   }
   static bool sent(int line, part_head const& h, std::span<std::byte const> part) noexcept {
     return os::send_bytes(line, std::as_bytes(std::span(&h, 1)), os::no_limit) == os::heard::message &&

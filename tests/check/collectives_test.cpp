@@ -104,14 +104,32 @@ TEST(collectives, every_kind_on_every_ranks_own_stream_is_right) {
   expect_none(found([] {
     two p;
     buffer all[2] = {buffer(2 * bytes, {.on = device(0)}), buffer(2 * bytes, {.on = device(1)})};
+    buffer sent[2] = {buffer(2 * bytes, {.on = device(0)}), buffer(2 * bytes, {.on = device(1)})};
     for (int step = 0; step < 2; ++step) {
       for (int r : {0, 1}) p.ranks[r].all_gather({all[r].data(), 2 * count}, {p.in[r].data(), count});
       for (int r : {0, 1}) p.ranks[r].reduce_scatter({p.in[r].data(), count}, {all[r].data(), 2 * count});
       for (int r : {0, 1}) p.ranks[r].broadcast({all[r].data(), 2 * count}, step);
+      for (int r : {0, 1}) p.ranks[r].all_to_all({sent[r].data(), 2 * count}, {all[r].data(), 2 * count});
       for (int r : {0, 1}) p.ranks[r].all_gather({all[r].data(), 2 * count}, {all[r].data<float>() + r * count, count});
     }
     p.done();
   }));
+}
+
+TEST(collectives, all_to_all_uses_both_buffers_up_to_their_last_byte) {
+  for (int const wrong : {0, 1, 2}) {  // nothing; the last byte of `in` is written beside it; that of `out` is read
+    auto const all = found([&] {
+      two p;
+      buffer out[2] = {buffer(bytes, {.on = device(0)}), buffer(bytes, {.on = device(1)})};
+      p.other.wait(line(0));
+      for (int r : {0, 1}) p.ranks[r].all_to_all({out[r].data(), count}, {p.in[r].data(), count});
+      if (wrong == 1) write(p.other, p.in[0].data<std::byte>() + bytes - 1, 1);
+      if (wrong == 2) read(p.other, out[0].data<std::byte>() + bytes - 1, 1);
+      p.done();
+      p.other.synchronize();
+    });
+    EXPECT_EQ(all.size(), wrong ? 1u : 0u) << wrong;
+  }
 }
 
 TEST(collectives, buckets_reduced_during_backward_are_right) {

@@ -49,8 +49,17 @@ std::string all_collectives() {
   each([](auto& rank, device_span all, device_span one) { rank.all_gather(all, one); });
   each([](auto& rank, device_span all, device_span one) { rank.scatter(one, all, 1); });
   each([](auto& rank, device_span all, device_span one) { rank.gather(all, one, 3); });
+  std::vector<buffer> got;
+  for (int d = 0; d < n; ++d) {
+    device_guard const on(d);
+    got.emplace_back(whole.back().size());
+  }
+  each([&](auto& rank, device_span all, device_span) {
+    rank.all_to_all({got[static_cast<std::size_t>(rank.rank())].data(), all.count, all.dtype}, all);
+  });
   std::string seen;
   for (auto const& b : whole) seen += bytes_of(b.data(), b.size());
+  for (auto const& b : got) seen += bytes_of(b.data(), b.size());
   return seen;
 }
 

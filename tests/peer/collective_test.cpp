@@ -131,6 +131,54 @@ TEST(collective, reduce_scatter_gives_each_rank_its_part) {
   }
 }
 
+// Element i of the part from rank a to rank b is brought(type, a, b * count + i).
+TEST(collective, all_to_all_sends_each_part_to_its_rank) {
+  for (int n = 1; n <= ranks_here(); ++n) {
+    auto ranks = communicator::create_all(first_devices(n));
+    for (dtype const type : {int32, boolean, float64}) {
+      for (std::int64_t const count : {0, 1, 77, 4099}) {
+        on_each(runtime::current(), ranks, [&](communicator& c) {
+          std::mt19937 random(static_cast<unsigned>(c.rank() + count));
+          elements const mine =
+              encode(type, values_of(count * n, [&](std::int64_t i) { return brought(type, c.rank(), i); }));
+          buffer const in = to_device(mine), out(mine.size());
+          pause_at_random(random);
+          c.all_to_all({out.data(), count * n, type}, {in.data(), count * n, type});
+          EXPECT_EQ(to_host(out.data(), out.size()), encode(type, values_of(count * n, [&](std::int64_t i) {
+                                                              return brought(type, static_cast<int>(i / count),
+                                                                             c.rank() * count + i % count);
+                                                            })))
+              << name_of(type) << " of " << count << " on " << n;
+          EXPECT_EQ(to_host(in.data(), in.size()), mine) << "the input is only read";
+        });
+      }
+    }
+  }
+}
+
+TEST(collective, all_to_all_of_unequal_or_shared_memory_is_refused) {
+  int const n = std::min(2, ranks_here());
+  auto ranks = communicator::create_all(first_devices(n));
+  communicator& c = ranks[0];
+  device_guard const on(0);
+  buffer const in = to_device(elements(64)), out = to_device(elements(64));
+  auto const text_of = [&](device_span to, device_span from) {
+    return refusal<invalid_use>([&] { c.all_to_all(to, from); });
+  };
+  auto const at = [](buffer const& b, std::size_t byte, std::int64_t count, dtype type = int32) {
+    return device_span{b.data<std::byte>() + byte, count, type};
+  };
+  EXPECT_NE(text_of(at(out, 0, 8), at(in, 0, 4)).find("in of 4 and out of 8 elements for"), std::string::npos);
+  if (n == 2) {
+    EXPECT_NE(text_of(at(out, 0, 3), at(in, 0, 3)).find("a part for each rank"), std::string::npos);
+  }
+  EXPECT_NE(text_of(at(out, 0, 4), at(in, 0, 4, float32)).find("one element type"), std::string::npos);
+  EXPECT_NE(text_of(at(out, 0, 18), at(in, 0, 18)).find("holds 64 B"), std::string::npos);
+  EXPECT_NE(text_of(at(in, 12, 4), at(in, 0, 4)).find("overlaps"), std::string::npos);
+  EXPECT_NE(text_of(at(in, 0, 4), at(in, 0, 4)).find("overlaps"), std::string::npos);
+  EXPECT_NE(text_of(at(out, 0, -4), at(in, 0, -4)).find("negative"), std::string::npos);
+}
+
 TEST(collective, many_in_a_row_keep_their_order) {
   int const n = ranks_here();
   auto ranks = communicator::create_all(first_devices(n));

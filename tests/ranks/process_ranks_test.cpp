@@ -29,7 +29,7 @@ std::vector<step> draw(std::uint64_t seed, int ranks) {
   std::mt19937 random(static_cast<unsigned>(seed));
   std::vector<step> all(4 + random() % 12);
   for (step& s : all) {
-    s = {static_cast<int>(random() % 6),
+    s = {static_cast<int>(random() % 7),
          static_cast<int>(random() % static_cast<unsigned>(ranks)),
          reducible_types[random() % std::size(reducible_types)],
          all_reductions[random() % 4],
@@ -55,7 +55,8 @@ std::vector<elements> play(communicator& c, std::vector<step> const& all, std::u
     };
     auto const of = [&](buffer const& b, std::int64_t count) { return device_span{b.data(), count, s.type}; };
     buffer in, out;
-    bool const brings_all = s.call == 3 || s.call == 4, gets_all = s.call == 2 || s.call == 5;
+    bool const brings_all = s.call == 3 || s.call == 4 || s.call == 6,
+               gets_all = s.call == 2 || s.call == 5 || s.call == 6;
     in = bring(brings_all ? whole : n);
     out = empty(gets_all ? whole : n);
     pause_at_random(random);
@@ -72,6 +73,7 @@ std::vector<elements> play(communicator& c, std::vector<step> const& all, std::u
         case 3: c.reduce_scatter(of(out, n), of(in, whole), s.how); break;
         case 4: c.scatter(of(out, n), of(in, whole), s.root); break;
         case 5: c.gather(of(out, whole), of(in, n), s.root); break;
+        case 6: c.all_to_all(of(out, whole), of(in, whole)); break;
       }
     }
     if (s.on_side) side.synchronize();
