@@ -116,7 +116,7 @@ TEST(collectives, every_kind_on_every_ranks_own_stream_is_right) {
   }));
 }
 
-TEST(collectives, all_to_all_uses_both_buffers_up_to_their_last_byte) {
+TEST(collectives, all_to_all_uses_both_buffers_to_the_last_byte) {
   for (int const wrong : {0, 1, 2}) {  // nothing; the last byte of `in` is written beside it; that of `out` is read
     auto const all = found([&] {
       two p;
