@@ -8,7 +8,8 @@ allocator held. The last lines have the medians over the starts.
   gpt2, prefetch, gather   see programs.py
   pairs                    raw_alloc and raw_delete by PyTorch's own functions; a call of Python takes `call_ns`.
                            The allocator floor is malloc as a pluggable one: nothing on PyTorch's table is quicker
-  FILE.py                  a program of tools/peers/programs: the turns of its steps() are its steps
+  FILE.py                  a program of tools/peers/programs: the turns of its steps() are its steps. `device_ms` is
+                           the device's own time a turn, by the profiler in 7 more turns: the host does not disturb it
   ddp, peer                need two GPUs: data-parallel training of two models, by rank; copies of 256 MiB to cuda:1
 """
 import argparse
@@ -25,7 +26,7 @@ import time
 here = os.path.dirname(os.path.abspath(__file__))
 allocators = ("native", "expandable", "weir")
 steps = {"gpt2": 13, "prefetch": 23, "gather": 23}
-most_turns = 43  # of a FILE.py: turns differ in length, so every allocator gets the same ones
+most_turns, profiled_turns = 23, 7  # of a FILE.py: turns differ in length, so every allocator gets the same ones
 
 
 def begin(allocator):
@@ -68,13 +69,32 @@ def one(program, allocator):
             times.append((now - last) * 1e3)
             last = now
 
+    device_ms = {}
+
+    def profiled(turns):
+        count = 0
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+            for turn in turns:
+                yield turn
+                count += 1
+            torch.cuda.synchronize()
+        if count:
+            total_us = sum(each.self_device_time_total for each in seen.key_averages())
+            device_ms["device_ms"] = round(total_us / 1e3 / count, 3)
+
     if program.endswith(".py"):
         sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
         os.environ["STEP_FACTOR"] = "20"  # so that no limit by seconds ends it
         import parts
 
         of_program = parts.steps
-        parts.steps = lambda *how: timed(itertools.islice(of_program(*how), most_turns))
+
+        def steps_of(*how):
+            turns = iter(of_program(*how))
+            yield from timed(itertools.islice(turns, most_turns))
+            yield from profiled(itertools.islice(turns, profiled_turns))
+
+        parts.steps = steps_of
         runpy.run_path(program, run_name="__main__")
         if len(times) < 5:
             raise SystemExit(f"{program} has {len(times)} turns of parts.steps(): time it as a whole")
@@ -88,6 +108,7 @@ def one(program, allocator):
     found = {"later_ms": round(statistics.median(later), 3), "least_ms": round(later[0], 3),
              "most_ms": round(later[-1], 3), "first_ms": round(times[0], 1), "turns": len(times),
              "peak_reserved": stats["reserved_bytes.all.peak"], "peak_requested": stats["requested_bytes.all.peak"]}
+    found |= device_ms
     if allocator == "weir":
         found |= {key: stats[key] for key in ("fences", "waits_inserted", "num_device_alloc", "num_alloc_retries")}
     else:
@@ -217,9 +238,10 @@ def main():
             keys = [k for k, v in (runs[0] if runs else {}).items() if isinstance(v, (int, float)) and k != "start"]
             medians[allocator] = {k: statistics.median(r[k] for r in runs) for k in keys} | {"starts": len(runs)}
         line = {"median": program, **medians}
-        theirs = [medians[a]["later_ms"] for a in allocators[:2] if "later_ms" in medians[a]]
-        if theirs and "later_ms" in medians["weir"]:
-            line["weir_to_the_better"] = round(medians["weir"]["later_ms"] / min(theirs), 4)
+        for key in ("later_ms", "device_ms"):
+            theirs = [medians[a][key] for a in allocators[:2] if key in medians[a]]
+            if theirs and key in medians["weir"]:
+                line[f"{key}_weir_to_the_better"] = round(medians["weir"][key] / min(theirs), 4)
         for allocator in ("weir", "floor") * (program == "pairs"):
             mine, native = medians[allocator], medians["native"]
             if mine["starts"] and native["starts"]:
