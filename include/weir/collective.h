@@ -43,7 +43,8 @@ struct rank_options {  // of ranks in several processes
 };
 
 // Every collective is enqueued on the thread's current stream of this rank's device. The work starts when all
-// ranks have called; the returned stamp completes with it. Afterwards all ranks hold the same bits.
+// ranks have called; the returned stamp completes with it. After all_reduce, broadcast and
+// all_gather all ranks hold the same bits.
 // Blocks: NCCL may make a first call wait for the other ranks. On GPUs, large broadcasts, scatters and
 // gathers wait until all ranks have called (docs/reference/collectives.md).
 // Throws: invalid_use (memory of another device or too small; a rank calls something else: both are named,

@@ -9,7 +9,8 @@ allocator held. The last lines have the medians over the starts.
   pairs                    raw_alloc and raw_delete by PyTorch's own functions; a call of Python takes `call_ns`.
                            The allocator floor is malloc as a pluggable one: nothing on PyTorch's table is quicker
   FILE.py                  a program of tools/peers/programs: the turns of its steps() are its steps. `device_ms` is
-                           the device's own time a turn, by the profiler in 7 more turns: the host does not disturb it
+                           the sum of the times of kernels and copies a turn, by the profiler in 7 more turns. It has
+                           no waits, and the host does not disturb it
   ddp, peer                need two GPUs: data-parallel training of two models, by rank; copies of 256 MiB to cuda:1
 """
 import argparse
@@ -57,17 +58,20 @@ def one(program, allocator):
         return programs.copies_to_second_device()
     torch.manual_seed(0)
     random.seed(0)
-    times = []
+    times, stats = [], {}
 
     def timed(turns):
         torch.cuda.synchronize()
         last = time.perf_counter()
-        for turn in turns:
-            yield turn
-            torch.cuda.synchronize()
-            now = time.perf_counter()
-            times.append((now - last) * 1e3)
-            last = now
+        try:
+            for turn in turns:
+                yield turn
+                torch.cuda.synchronize()
+                now = time.perf_counter()
+                times.append((now - last) * 1e3)
+                last = now
+        finally:  # a program may leave its loop earlier
+            stats.update(torch.cuda.memory_stats())
 
     device_ms = {}
 
@@ -104,7 +108,6 @@ def one(program, allocator):
         for _ in timed(getattr(programs, program)(steps[program])):
             pass
     later = sorted(times[3:])
-    stats = torch.cuda.memory_stats()
     found = {"later_ms": round(statistics.median(later), 3), "least_ms": round(later[0], 3),
              "most_ms": round(later[-1], 3), "first_ms": round(times[0], 1), "turns": len(times),
              "peak_reserved": stats["reserved_bytes.all.peak"], "peak_requested": stats["requested_bytes.all.peak"]}
@@ -235,7 +238,8 @@ def main():
         medians = {}
         for allocator in allocators + ("floor",) * (program == "pairs"):
             runs = all_runs.get((program, allocator), [])
-            keys = [k for k, v in (runs[0] if runs else {}).items() if isinstance(v, (int, float)) and k != "start"]
+            keys = [k for k, v in (runs[0] if runs else {}).items()
+                    if isinstance(v, (int, float)) and k != "start" and all(k in r for r in runs)]
             medians[allocator] = {k: statistics.median(r[k] for r in runs) for k in keys} | {"starts": len(runs)}
         line = {"median": program, **medians}
         for key in ("later_ms", "device_ms"):

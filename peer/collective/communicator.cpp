@@ -450,7 +450,7 @@ stamp communicator::all_to_all(device_span out, device_span in, source_location 
   if (out.count != in.count || in.count % size() != 0)
     throw invalid_use("all_to_all",
                       base::text("in of ", in.count, " and out of ", out.count, " elements for ", size(), " ranks"),
-                      "Pass as many in both: a part for each rank", at, error_id{435});
+                      "Pass equal counts, a multiple of the number of ranks", at, error_id{435});
   peer::use_on(on, in, "all_to_all", "in", at);
   peer::use_on(on, out, "all_to_all", "out", at);
   if (in.count != 0 && !lie_apart(out, in))

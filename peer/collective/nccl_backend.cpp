@@ -260,7 +260,7 @@ class nccl_backend final : public collective_backend {
     return static_cast<std::byte*>(const_cast<void*>(whole)) + rank * bytes;
   }
 
-  // Makes the calls one NCCL group. Returns: the first answer that is no success
+  // Makes the calls in one NCCL group. Returns: the first result other than ncclSuccess
   template <class Calls>
   static ncclResult_t in_a_group(Calls calls) {
     ncclResult_t worst = nccl().GroupStart();

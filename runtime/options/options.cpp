@@ -187,8 +187,10 @@ std::optional<size_t> size_from_text(std::string_view text) {
     size_t const most = std::numeric_limits<size_t>::max() >> shift;
     if (auto const n = whole_number(text)) return *n <= most ? std::optional(*n << shift) : std::nullopt;
     auto const decimal = number_from<double>(text);
-    if (!decimal || !(*decimal >= 0 && *decimal < static_cast<double>(most))) return {};
-    return static_cast<size_t>(*decimal * static_cast<double>(size_t{1} << shift));
+    bool const plain = text.find_first_not_of("0123456789.") == text.npos;
+    if (!decimal || !plain || *decimal >= static_cast<double>(most)) return {};
+    auto const bytes = static_cast<size_t>(*decimal * static_cast<double>(size_t{1} << shift));
+    return bytes || *decimal == 0 ? std::optional(bytes) : std::nullopt;  // 0 would mean that there is no limit
   }
   return whole_number(text);
 }
@@ -368,7 +370,7 @@ machine_choice parse_devices(std::string_view text, std::string const& where, so
   }
   if (word != "sim")
     refuse(where, in_quotes(text) + " is not a machine",
-           did_you_mean(word, machines) + "Write auto, cuda or sim[:devices[:size]][:seed=N]", at, error_id{177});
+           did_you_mean(word, machines) + "Write auto, cuda or sim[:devices[:size]][:seed=S]", at, error_id{177});
   choice.which = machine_choice::kind::simulated;
   std::string_view rest = text.substr(word.size());
   if (auto const end = rest.rfind(":seed="); end != rest.npos) {
@@ -392,7 +394,7 @@ machine_choice parse_devices(std::string_view text, std::string const& where, so
   if (count.size() == rest.size()) return choice;
   rest.remove_prefix(count.size() + 1);
   std::string const size(rest);
-  auto const bytes = size_from_text(whole_number(rest) ? size + "GiB" : size);
+  auto const bytes = size_from_text(number_from<double>(rest) ? size + "GiB" : size);
   if (!bytes || *bytes < 2_MiB || *bytes > 1024_GiB)
     refuse(where, in_quotes(text) + ": " + in_quotes(rest) + " is not a size",
            "Write a number of GiB, or a size from 2MiB to 1TiB: sim:N:16, sim:N:640MiB", at, error_id{179});

@@ -22,7 +22,7 @@ base::guarded<std::vector<checking_driver*>>& alive() {
   static auto* const all = new base::guarded<std::vector<checking_driver*>>;
   return *all;
 }
-base::atomic<bool> any_printed{false};
+base::atomic<bool> any_found{false}, any_printed{false};
 base::atomic<std::uint64_t> uses_seen{0};  // by checkers that have ended or printed
 constexpr int status_of_reports = 66;  // as in other sanitizers
 
@@ -35,13 +35,13 @@ void print_at_exit() {
   try {
     race_check const wanted = races_of_process();
     if (wanted == race_check::off) return;
-    if (!any_printed.load()) {
+    if (!any_found.load()) {
       std::uint64_t const n = uses_seen.load();
       os::print_error("weir-434: the race checker found no error" +
                       (n ? " in " + std::to_string(n) + " uses of memory"
-                         : std::string(", but no work declared a use of memory")) +
+                         : std::string(", and saw no use of memory")) +
                       "\n");
-    } else if (wanted == race_check::fail) {
+    } else if (any_printed.load() && wanted == race_check::fail) {
       os::end_process(status_of_reports);
     }
   } catch (invalid_use const&) {}  // the variable changed to an invalid word after the checker was made
@@ -112,7 +112,9 @@ checking_driver::~checking_driver() {
 
 void checking_driver::print(knowledge& known) {
   uses_seen.fetch_add(std::exchange(known.uses, 0));
-  if (known.found.empty() || std::exchange(known.taken, true)) return;
+  if (known.found.empty()) return;
+  any_found.store(true);
+  if (std::exchange(known.taken, true)) return;
   any_printed.store(true);
   std::size_t const n = known.found.size();
   os::print_error("weir-108: the race checker found " + std::to_string(n) + (n == 1 ? " error:\n" : " errors:\n"));

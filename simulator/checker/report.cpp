@@ -1,6 +1,6 @@
 // The checker's report texts: the bytes, the uses with their places, and the remedy.
 // Threads: as race_judge.h says.
-#include <map>
+#include <algorithm>
 #include <set>
 
 #include "runtime/base/text.h"
@@ -81,15 +81,18 @@ void knowledge::note(finding::kind what, std::string key, std::string text, sour
     ++found[known->second].times;
     return;
   }
-  std::map<std::string, std::string> numbers;  // of the streams, by the place that made them
-  for (stream_id const s : std::set<stream_id>(streams))
-    if (s && order.made_at(s).file_name()) {
-      std::string& all = numbers[text_of(order.made_at(s))];
-      all += (all.empty() ? "" : " and ") + number(order.number_of(s));
-    }
-  for (auto const& [place, all] : numbers)
+  std::vector<std::pair<source_location, std::string>> made;  // a place, and the numbers of the streams made there
+  for (stream_id const s : std::set<stream_id>(streams)) {
+    source_location const here = s ? order.made_at(s) : source_location{nullptr, nullptr, 0};
+    if (!here.file_name()) continue;
+    auto const known =
+        std::find_if(made.begin(), made.end(), [&](auto const& m) { return key_of(m.first) == key_of(here); });
+    if (known == made.end()) made.emplace_back(here, number(order.number_of(s)));
+    else known->second += " and " + number(order.number_of(s));
+  }
+  for (auto const& [place, all] : made)
     text += (all.find(' ') == std::string::npos ? " Stream " + all + " was" : " Streams " + all + " were") +
-            " made at " + place + ".";
+            " made at " + text_of(place) + ".";
   by_sites[std::move(key)] = found.size();
   found.push_back({what, std::string(name_of(what)) + ": " + std::move(text), first, second, 1});
   to_tell.push_back(found.back());
@@ -103,9 +106,10 @@ void knowledge::report_race(access const& before, access const& now, address fro
   std::string const wait = "let " + stream(now.stream) + " wait for " + stream(before.stream) +
                            " (stream_ref::wait, or an event recorded there) before " +
                            (now.site.at.file_name() ? text_of(now.site.at) : "the second") + ".";
-  bool const reversed = order.so_far(before.stream).seen.promised->of(now.stream) != 0;
+  auto const after = [&](stream_id later, stream_id s) { return order.so_far(later).seen.promised->of(s) != 0; };
+  bool const reversed = !now.captured && after(before.stream, now.stream) && !after(now.stream, before.stream);
   std::string const missing =
-      reversed ? ". " + stream(before.stream) + " waits for " + stream(now.stream) + ", but not the reverse"
+      reversed ? ". " + stream(before.stream) + " comes after " + stream(now.stream) + ", but not the reverse"
                : ". No wait orders the two";
   std::string text;
   if (before.how == action::allocates)

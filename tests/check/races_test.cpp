@@ -66,9 +66,26 @@ TEST(races, a_wait_in_the_other_direction_is_named) {
     synchronize();
   };
   expect_one(found([&] { run(false); }), "race",
-             {"stream 2 of gpu:0 waits for stream 1 of gpu:0, but not the reverse. Remedy: let stream 1 of gpu:0 wait "
+             {"stream 2 of gpu:0 comes after stream 1 of gpu:0, but not the reverse. Remedy: let stream 1 of gpu:0 wait "
               "for stream 2 of gpu:0"});
   expect_none(found([&] { run(true); }));
+}
+
+TEST(races, earlier_waits_in_both_directions_name_neither) {
+  auto const all = found([] {
+    stream a, b;
+    stream_guard const home{a.ref()};
+    buffer x(size);
+    a.ref().wait(b);
+    write(a, x.data(), size);
+    b.ref().wait(a);
+    read(b, x.data(), size);
+    a.ref().wait(b);
+    read(b, x.data(), size);
+    write(a, x.data(), size);
+    synchronize();
+  });
+  expect_one(all, "race", {"No wait orders the two. Remedy: let stream 1 of gpu:0 wait for stream 2 of gpu:0"});
 }
 
 TEST(races, reads_do_not_race_and_ranges_that_do_not_meet_neither) {

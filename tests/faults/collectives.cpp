@@ -54,6 +54,10 @@ std::string all_collectives() {
     device_guard const on(d);
     got.emplace_back(whole.back().size());
   }
+  for (int d = 0; d < n; ++d)
+    for (int part_of = 0; part_of < n; ++part_of)
+      fill(whole[static_cast<std::size_t>(d)].data<std::byte>() + 4 * part * part_of, std::byte(10 + 4 * d + part_of),
+           4 * part);
   each([&](auto& rank, device_span all, device_span) {
     rank.all_to_all({got[static_cast<std::size_t>(rank.rank())].data(), all.count, all.dtype}, all);
   });

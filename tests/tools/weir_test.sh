@@ -17,6 +17,15 @@ expect 0 'gpu:2'
 expect 0 'of 2 GiB'
 expect 0 'gpu:0 '
 [ "$(grep -c '^gpu:.* free of' <<< "$out")" = 3 ] || { echo "FAILED: three devices: $out"; failed=1; }
+# With the race checker a program without a report says what was checked; one that has taken its reports does not.
+out=$(WEIR_CHECK_RACES=1 WEIR_DEVICES=sim:1 "$2/bin/hello" 2>&1)
+expect 0 'weir-434: the race checker found no error in 12 uses of memory'
+out=$(WEIR_CHECK_RACES=1 "$weir" info --devices sim:1 2>&1)
+expect 0 'weir-434: the race checker found no error, and saw no use of memory'
+out=$(WEIR_CHECK_RACES=1 "$2/bin/seeds" streams 2>&1)
+[[ $out == *'race: '* && $out != *weir-434* ]] || { echo "FAILED: a program that took its reports: $out"; failed=1; }
+out=$(WEIR_DEVICES=sim:1 "$2/bin/hello" 2>&1)
+[[ $out != *weir-434* ]] || { echo "FAILED: the checker is off: $out"; failed=1; }
 run info --devices sim:1
 [[ $out != *links* ]] || { echo "FAILED: one device has no links: $out"; failed=1; }
 run info --devices sim:2
