@@ -5,6 +5,7 @@
 #include "runtime/clock/stream_clock.h"
 #include "runtime/core/parts.h"
 #include "streams/stream/context.h"
+#include "weir/graph.h"
 #include "weir/observe.h"
 #include "weir/sim.h"
 
@@ -154,6 +155,35 @@ TEST(collective, all_to_all_sends_each_part_to_its_rank) {
       }
     }
   }
+}
+
+TEST(collective, a_captured_all_to_all_exchanges_at_each_launch) {
+  constexpr int n = 3;
+  constexpr std::int64_t count = 65;
+  runtime own(simulated{.devices = n, .memory = 16_MiB});
+  runtime_guard const here{own};
+  auto ranks = communicator::create_all(first_devices(n));
+  on_each(own, ranks, [&](communicator& c) {
+    stream const s;
+    stream_guard const on(s);
+    auto const of = [&](int rank, int turn) {  // what a rank sends at a launch
+      return encode(int32, values_of(n * count, [&](std::int64_t i) { return brought(int32, rank, i + turn); }));
+    };
+    buffer const in(n * count * 4), out(in.size());
+    graph step = graph::capture(
+        s, [&] { c.all_to_all({out.data(), n * count, int32}, {in.data(), n * count, int32}); });
+    for (int turn = 0; turn < 3; ++turn) {
+      copy(in.data(), of(c.rank(), turn).data(), in.size());
+      step.launch(s);
+      elements want;
+      for (int from = 0; from < n; ++from) {
+        elements const all = of(from, turn);
+        auto const part = all.begin() + c.rank() * count * 4;
+        want.insert(want.end(), part, part + count * 4);
+      }
+      EXPECT_EQ(to_host(out.data(), out.size()), want) << turn;
+    }
+  });
 }
 
 TEST(collective, all_to_all_of_unequal_or_shared_memory_is_refused) {

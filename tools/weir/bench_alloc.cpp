@@ -321,7 +321,7 @@ int bench_alloc(std::vector<std::string> const& arguments) {
       "weir bench alloc [PATTERN…]: nanoseconds of an allocation and its free (medians), million pairs a second of all "
       "threads");
   all.add_options()("help,h", "this text")("devices", po::value(&devices),
-                                           "auto | cuda | sim[:N[:SIZE]]; WEIR_DEVICES, else auto")(
+                                           "auto | cuda | sim[:N[:SIZE]][:seed=S]; WEIR_DEVICES, else auto")(
       "rounds", po::value(&rounds)->default_value(rounds), "rounds of about 20 ms, the allocators in turn")(
       "json", po::bool_switch(&json), "print a line of JSON for each pattern and allocator")(
       "history", po::bool_switch(&history), "with weir's history on")("pattern", po::value(&names), "only these");

@@ -382,7 +382,7 @@ int bench_copy(std::vector<std::string> const& arguments) {
   bool json = false;
   po::options_description all("weir bench copy [ROW…]: copies through weir and by the driver's own call, medians");
   all.add_options()("help,h", "this text")("devices", po::value(&devices),
-                                           "auto | cuda | sim[:N[:SIZE]]; WEIR_DEVICES, else auto")(
+                                           "auto | cuda | sim[:N[:SIZE]][:seed=S]; WEIR_DEVICES, else auto")(
       "rounds", po::value(&rounds)->default_value(rounds), "rounds, weir and the raw call in turn")(
       "json", po::bool_switch(&json), "print a line of JSON for each row")(
       "bytes", po::value(&bytes), "size of a large copy; 256MiB, 16MiB on simulated devices")(

@@ -239,7 +239,7 @@ int bench_pipeline(std::vector<std::string> const& arguments) {
   po::options_description all(
       "weir bench pipeline: copy in, work, copy out on three streams; a batch against its slowest stage");
   all.add_options()("help,h", "this text")("devices", po::value(&devices),
-                                           "auto | cuda | sim[:N[:SIZE]]; WEIR_DEVICES, else auto")(
+                                           "auto | cuda | sim[:N[:SIZE]][:seed=S]; WEIR_DEVICES, else auto")(
       "json", po::bool_switch(&json), "print a line of JSON")("batch", po::value(&batch),
                                                               "size of a batch; 64MiB, 1MiB on simulated devices")(
       "batches", po::value(&s.batches)->default_value(s.batches), "a round")(

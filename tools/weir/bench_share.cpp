@@ -142,7 +142,7 @@ int bench_share(std::vector<std::string> const& arguments) {
       "medians";
   po::options_description all(caption);
   all.add_options()("help,h", "this text")("devices", po::value(&devices),
-                                           "auto | cuda | sim[:N[:SIZE]]; WEIR_DEVICES, else auto")(
+                                           "auto | cuda | sim[:N[:SIZE]][:seed=S]; WEIR_DEVICES, else auto")(
       "rounds", po::value(&w.rounds)->default_value(w.rounds), "rounds, weir and the raw calls in turn")(
       "json", po::bool_switch(&w.json), "print a line of JSON for each row")(
       "bytes", po::value(&bytes), "size of a large buffer; 256MiB, 16MiB on simulated devices")(

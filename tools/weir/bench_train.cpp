@@ -183,7 +183,7 @@ int bench_train(std::vector<std::string> const& arguments) {
       "weir bench train [MODEL…]: steps of data-parallel models, on one device and on all. Models: large (8 layers of "
       "4096), small (8 of 1024), transformer (12 of 768, 12 heads, 12 sequences of 512 a rank, bfloat16); default all");
   all.add_options()("help,h", "this text")("model", po::value(&names), "")(
-      "devices", po::value(&devices), "auto | cuda | sim[:N[:SIZE]]; WEIR_DEVICES, else auto")(
+      "devices", po::value(&devices), "auto | cuda | sim[:N[:SIZE]][:seed=S]; WEIR_DEVICES, else auto")(
       "json", po::bool_switch(&json), "print lines of JSON")(
       "graph", po::bool_switch(&s.graph), "launch each step as a CUDA graph; needs a process for each device")(
       "bucket", po::value(&bucket_texts)->composing(), "gradients of one reduction; more than once: each in turn")(

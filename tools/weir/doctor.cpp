@@ -255,7 +255,8 @@ int doctor(std::vector<std::string> const& arguments) {
   po::options_description all("weir doctor: checks this machine, prints the options in force, and says what to do");
   std::string on;
   bool document = false, json = false, whole = false;
-  all.add_options()("devices", po::value(&on), "auto | cuda | sim[:N[:SIZE]] (default: WEIR_DEVICES, else auto)")(
+  all.add_options()("devices", po::value(&on),
+                    "auto | cuda | sim[:N[:SIZE]][:seed=S] (default: WEIR_DEVICES, else auto)")(
       "all", po::bool_switch(&whole), "also options that have their default")("json", po::bool_switch(&json),
                                                                               "one line of JSON")(
       "options", po::bool_switch(&document), "the options as a document: docs/reference/options.md")("help,h",

@@ -45,7 +45,7 @@ int info(std::vector<std::string> const& arguments) {
   bool json = false;
   po::options_description known("weir info: the machine that a program gets here");
   known.add_options()("devices", po::value(&devices),
-                      "auto | cuda | sim[:N[:SIZE]] (default: WEIR_DEVICES, else auto)")(
+                      "auto | cuda | sim[:N[:SIZE]][:seed=S] (default: WEIR_DEVICES, else auto)")(
       "json", po::bool_switch(&json), "one line of JSON")("help,h", "this text");
   if (!understood(arguments, known)) return 0;
   use_devices(devices);

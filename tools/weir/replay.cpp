@@ -130,7 +130,7 @@ int replay(std::vector<std::string> const& arguments) {
       "the driver's time is modelled on an H200's. Exit status: 0: all fit; 3: one does not (1 with --json); 1: an "
       "error");
   all.add_options()("help,h", "this text")("devices", po::value(&devices),
-                                           "auto | cuda | sim[:N[:SIZE]]; WEIR_DEVICES, else auto")(
+                                           "auto | cuda | sim[:N[:SIZE]][:seed=S]; WEIR_DEVICES, else auto")(
       "epsilon", po::value(&epsilon), "the fraction by which reserved memory may exceed the most that was in use: 0.02, …")(
       "rounds", po::value(&s.rounds),
       "number of replays, 2 by default; the medians are of those after the first")(
