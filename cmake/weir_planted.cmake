@@ -3,8 +3,8 @@
 # all defined.
 #
 # A patch begins with the lines `hazard:`, `check:` (one or several, as in bytes,race) and `runs:`.
-# `only: yes` states that no other check may find the defect. `program:` names the program that all runs are
-# of. The diff follows. Each check of tests/model/verdict.h finds a defect that no other one finds.
+# `only: yes` states that no other check may find the defect. `program:` names the program of all runs.
+# The diff follows. Each check of tests/model/verdict.h finds a defect that no other one finds.
 #
 # The prover must find each defect within its stated runs, and none in the unchanged library.
 find_program(WEIR_PATCH patch)

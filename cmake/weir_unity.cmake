@@ -1,10 +1,10 @@
-# weir_unity(target source...): compiles the sources of one room as one file, to parse headers once. The folders
-# of the allocator are apart: in a larger file the compiler inlines less of the path of each allocation.
+# weir_unity(target source...): compiles the sources of a top-level folder as one file, to parse headers once. The
+# folders of the allocator are apart: in a larger file the compiler inlines less of the path of each allocation.
 #
 # A file that a planted defect replaces is an exception: it must be its own library member. So are the files of
-# this list, which define a name that another file of their room defines.
+# this list, which define a name that another file of their folder defines.
 set(weir_alone
-  interop/c/c.cpp runtime/base/os_socket.cpp streams/stream/context.cpp streams/copy/staging.cpp
+  runtime/base/os_socket.cpp streams/stream/context.cpp streams/copy/staging.cpp
   tools/weir/bench_alloc.cpp tools/weir/bench_share.cpp tools/weir/bench_staged.cpp tools/weir/trace.cpp)
 
 function(weir_unity target)
@@ -16,10 +16,8 @@ function(weir_unity target)
     if(source IN_LIST weir_alone OR IS_ABSOLUTE ${source})
       continue()
     endif()
-    if(NOT source MATCHES "^(runtime/memory/[a-z]+|runtime/driver|streams/api|[a-z]+)/")
-      continue()
-    endif()
-    string(REPLACE "/" "_" group ${CMAKE_MATCH_1})
+    string(REGEX MATCH "^(runtime/memory/[a-z]+|runtime/driver|streams/api|[a-z]+)" group ${source})
+    string(REPLACE "/" "_" group ${group})
     set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
   endforeach()
 endfunction()

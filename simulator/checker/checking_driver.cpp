@@ -15,7 +15,6 @@ base::site site_of(char const* operation) {
   return s;
 }
 trust trust_here() { return base::this_call().internal_ordering ? trust::known : trust::promised; }
-bool away() noexcept { return process_was_forked(); }  // a thread that is not in this child process may hold the lock
 
 // All live checkers. The default runtime's is never destroyed.
 base::guarded<std::vector<checking_driver*>>& alive() {
@@ -26,8 +25,9 @@ base::atomic<bool> any_found{false}, any_printed{false};
 base::atomic<std::uint64_t> uses_seen{0};  // by checkers that have ended or printed
 constexpr int status_of_reports = 66;  // as in other sanitizers
 
+// A call in a forked child returns early: a thread that is not in the child may hold the lock.
 void print_at_exit() {
-  if (away()) return;
+  if (process_was_forked()) return;
   {
     auto const all = alive().lock();
     for (checking_driver* c : *all) c->print_findings();
@@ -68,7 +68,7 @@ void print_at_a_fault() {
 constinit base::atomic<int> detail::checkers{0};
 
 void detail::tell_host_use(void const* at, std::size_t bytes, host_use how, base::site site) noexcept {
-  if (away() || base::this_call().running) return;  // work on a stream is no host use
+  if (process_was_forked() || base::this_call().running) return;  // work on a stream is no host use
   try {
     auto const all = alive().lock();
     for (checking_driver* c : *all) c->host_uses(reinterpret_cast<address>(at), bytes, how, site);
@@ -104,7 +104,7 @@ checking_driver::checking_driver(std::unique_ptr<driver> inner)
 }
 
 checking_driver::~checking_driver() {
-  if (away()) return;
+  if (process_was_forked()) return;
   detail::checkers.fetch_sub(1);
   std::erase(*alive().lock(), this);
   print_findings();
@@ -138,13 +138,13 @@ void checking_driver::print_findings_at_a_fault() noexcept {
 // Effects of a call -----------------------------------------------------------------------------------------
 
 moment checking_driver::before(int device, stream_handle s) {
-  if (away()) return {};
+  if (process_was_forked()) return {};
   auto const known = judge_.lock();
   return known->order.now(known->order.find(device, s));
 }
 
 status checking_driver::note(status is, int device) {
-  if (is.what != code::lost || away()) return is;
+  if (is.what != code::lost || process_was_forked()) return is;
   {
     auto m = made_.lock();
     m->lost.resize(std::max(m->lost.size(), static_cast<std::size_t>(device) + 1));
@@ -183,7 +183,7 @@ void checking_driver::saw_complete(moment const& what) {
 
 // If a wait on the machine answers failed, the machine's last finding names the circle.
 status checking_driver::note_stuck(status is) {
-  auto* const machine = is.what == code::failed && !away() ? sim::controls_of(*inner_) : nullptr;
+  auto* const machine = is.what == code::failed && !process_was_forked() ? sim::controls_of(*inner_) : nullptr;
   if (!machine) return is;
   auto const said = machine->findings();
   constexpr std::string_view word = "stuck: ";
@@ -208,13 +208,13 @@ result<stream_handle> checking_driver::create_stream(int device, stream_kind kin
 
 void checking_driver::number_stream(int device, stream_handle s, std::uint64_t number) {
   inner_->number_stream(device, s, number);
-  if (away()) return;
+  if (process_was_forked()) return;
   auto const known = judge_.lock();
   known->order.set_number(known->order.find(device, s), number);
 }
 
 status checking_driver::destroy_stream(int device, stream_handle s) {
-  if (away()) return inner_->destroy_stream(device, s);
+  if (process_was_forked()) return inner_->destroy_stream(device, s);
   // Removed first: the driver may give the same handle to another thread at once.
   bool const was_made = made_.lock()->streams.erase({device, s}) != 0;
   stream_id const id = judge_.lock()->order.unlink(device, s);
@@ -227,7 +227,7 @@ status checking_driver::destroy_stream(int device, stream_handle s) {
 
 result<stream_handle> checking_driver::adopt(int device, CUstream_st* native) {
   auto const r = noted(inner_->adopt(device, native), device);
-  if (!r.ok() || away()) return r;
+  if (!r.ok() || process_was_forked()) return r;
   auto const known = judge_.lock();
   if (!known->order.knows(device, r.value))
     known->order.add(device, r.value,
@@ -243,7 +243,7 @@ result<event_handle> checking_driver::create_event(int device, event_kind kind) 
 }
 
 status checking_driver::destroy_event(int device, event_handle e) {
-  if (away()) return inner_->destroy_event(device, e);
+  if (process_was_forked()) return inner_->destroy_event(device, e);
   bool const was_made = made_.lock()->events.erase(static_cast<std::uintptr_t>(e)) != 0;
   moment const last = judge_.lock()->order.forget(e);
   judge_.lock()->captured.forget(e);
@@ -271,7 +271,7 @@ status checking_driver::record(int device, stream_handle s, event_handle e) {
 }
 
 status checking_driver::wait(int device, stream_handle s, event_handle e) {
-  if (away()) return inner_->wait(device, s, e);
+  if (process_was_forked()) return inner_->wait(device, s, e);
   moment const what = judge_.lock()->order.record_of(e);
   status const is = inner_->wait(device, s, e);
   if (!is.ok()) return is;  // other calls report which device is lost
@@ -283,7 +283,7 @@ status checking_driver::wait(int device, stream_handle s, event_handle e) {
 
 // so_far(), not now(): completion of one of a blocking and the legacy stream says nothing about the other.
 moment checking_driver::given(int device, stream_handle s) {
-  if (away()) return {};
+  if (process_was_forked()) return {};
   auto const known = judge_.lock();
   return known->order.so_far(known->order.find(device, s));
 }
@@ -300,7 +300,7 @@ status checking_driver::synchronize_stream(int device, stream_handle s) {
 
 status checking_driver::synchronize_device(int device) {
   std::vector<moment> all;
-  if (!away()) {
+  if (!process_was_forked()) {
     auto const known = judge_.lock();
     for (stream_id s = 1; s <= known->order.streams(); ++s)
       if (known->order.device_of(s) == device) all.push_back(known->order.now(s));
@@ -321,7 +321,7 @@ status checking_driver::note_of_recorder(status is, moment const& what) {
 // If the event was recorded again meanwhile, the answer may concern either record.
 template <class Ask>
 status checking_driver::of_event(event_handle e, Ask ask) {
-  if (away()) return ask();
+  if (process_was_forked()) return ask();
   moment const what = judge_.lock()->order.record_of(e);
   status const is = ask();
   if (!what.at.stream) return is;

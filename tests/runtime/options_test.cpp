@@ -336,7 +336,8 @@ TEST(options, sizes_may_have_decimals) {
   EXPECT_EQ(size_from_text("16777215TiB"), size_t{16777215} << 40);
   EXPECT_EQ(size_from_text("0.0GiB"), size_t{0});
   EXPECT_EQ(parse_devices("sim:1:1.5").sim.memory, 1536_MiB);
-  for (char const* const wrong : {"1.5", "-0.5GiB", "-0GiB", "1e3MiB", "0.0000000001GiB", "1.2.3GiB", "infGiB", "nanGiB", "1,5GiB", "GiB", ".GiB",
+  for (char const* const wrong : {"1.5", "-0.5GiB", "-0GiB", "1e3MiB", "0.0000000001GiB", "1.2.3GiB",
+                                  "infGiB", "nanGiB", "1,5GiB", "GiB", ".GiB",
                                   "16777216TiB", "16777216.5TiB"})
     EXPECT_FALSE(size_from_text(wrong)) << wrong;
 }
