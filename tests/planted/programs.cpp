@@ -2,6 +2,7 @@
 // Threads: as prover.h.
 #include "tests/explore/programs.h"
 #include "tests/model/bound_program.h"
+#include "tests/model/buckets_program.h"
 #include "tests/model/chain_program.h"
 #include "tests/model/clock_program.h"
 #include "tests/model/copy_program.h"
@@ -48,6 +49,7 @@ std::span<kind_of_program const> programs() {
 
 std::span<kind_of_program const> programs_by_name() {
   static constexpr kind_of_program all[] = {
+      {"buckets", [](std::uint64_t seed) { return buckets_program(seed).run(); }},
       {"pools", [](std::uint64_t seed) { return pools_program(seed).run(); }},
       {"idle", [](std::uint64_t seed) { return idle_program(seed).run(); }},
       {"spill", [](std::uint64_t seed) { return by_seed(seed, "spill"); }},
