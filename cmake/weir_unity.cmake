@@ -4,7 +4,6 @@
 # A file that a planted defect replaces is an exception: it must be its own library member. So are the files of
 # this list, which define a name that another file of their folder defines.
 set(weir_alone
-  runtime/base/os_socket.cpp streams/stream/context.cpp streams/copy/staging.cpp
   tools/weir/bench_alloc.cpp tools/weir/bench_share.cpp tools/weir/bench_staged.cpp tools/weir/trace.cpp)
 
 function(weir_unity target)
