@@ -1,6 +1,7 @@
 // What the files of libweir_torch share: the streams of other libraries, and texts of errors.
 // Threads: any.
 #pragma once
+#include <atomic>
 #include <exception>
 #include <optional>
 #include <string>
@@ -20,22 +21,39 @@ constexpr std::size_t rounded(std::size_t bytes) noexcept {
   return bytes > 32_KiB ? bytes : bytes ? (bytes + alignment - 1) & ~(alignment - 1) : alignment;
 }
 
+// What every allocation and free reads: one cache line.
+struct alignas(64) state_at_hand {
+  std::atomic<retained_streams const*> streams{nullptr};  // null: not made yet
+  std::atomic<bool> forked{false}, recording{false};
+  std::atomic<int> open_pools{0};
+};
+extern constinit state_at_hand at_hand;
+
 retained_streams& streams() noexcept;
 pools_of_torch& pools() noexcept;
 // Whether this process is a fork of one that used a device: its blocks are copies, which nothing gives back.
-bool is_forked() noexcept;
+inline bool is_forked() noexcept { return at_hand.forked.load(std::memory_order_relaxed); }
 // Where the Python program is, when a history records it; else the name of the door.
 source_location line_of_program() noexcept;
-extern std::atomic<bool> recording;
 void name_library(std::string path_prefix);  // frames of files below it are not told
 
+// Null: allocate_rounded() has more to do.
+[[gnu::always_inline]] inline void* allocate_quickly(std::size_t bytes, int device, CUstream_st* handle) noexcept {
+  retained_streams const* const all = at_hand.streams.load(std::memory_order_acquire);
+  if (!all || is_forked() || at_hand.recording.load(std::memory_order_relaxed) ||
+      at_hand.open_pools.load(std::memory_order_relaxed)) [[unlikely]]
+    return nullptr;
+  external_stream const* const home = all->registered(device, handle);
+  return home ? detail::allocate_quickly(*home, rounded(bytes), alignment) : nullptr;
+}
 // Throws: as allocate() and retained_streams::of()
 inline void* allocate_rounded(std::size_t bytes, int device, CUstream_st* handle) {
   constexpr source_location unknown;  // a line of Python
   stream_ref const home = streams().of(device, handle);
-  auto const entered = pools().any_open() ? pools().entered(device, handle, home) : nullptr;
+  bool const any_open = at_hand.open_pools.load(std::memory_order_relaxed);
+  auto const entered = any_open ? pools().entered(device, handle, home) : nullptr;
   std::optional<pool_guard> const inside = entered ? std::make_optional<pool_guard>(*entered) : std::nullopt;
-  if (!recording.load(std::memory_order_relaxed)) [[likely]]
+  if (!at_hand.recording.load(std::memory_order_relaxed)) [[likely]]
     return allocate(home, rounded(bytes), alignment, unknown);
   return allocate(home, rounded(bytes), alignment, line_of_program());
 }

@@ -104,12 +104,12 @@ WEIR_HOOK int weir_torch_record(std::size_t events, int stacks, char const* libr
   return done([&] {
     name_library(library ? library : "");
     weir::record_memory_history({.events = events, .stacks = stacks != 0}, of_python);
-    recording = library != nullptr;
+    at_hand.recording = library != nullptr;
   });
 }
 WEIR_HOOK int weir_torch_stop_recording() noexcept {
   return done([] {
-    recording = false;
+    at_hand.recording = false;
     weir::stop_memory_history();
   });
 }

@@ -13,7 +13,6 @@
 namespace weir::interop {
 namespace {
 
-constinit std::atomic<bool> forked{false};
 using observer = void (*)(int device, std::size_t requested, std::size_t allocated, std::size_t free);
 constinit std::atomic<observer> on_out_of_memory{nullptr};
 constexpr source_location of_torch;  // a line of Python, which errors do not know
@@ -23,15 +22,6 @@ std::string of_bytes(std::size_t n) {
   double const mib = static_cast<double>(n) / (1 << 20);
   std::snprintf(text, sizeof text, mib >= 1024 ? "%.2f GiB" : "%.2f MiB", mib >= 1024 ? mib / 1024 : mib);
   return text;
-}
-
-void* allocate_or_throw(std::size_t bytes, int device, CUstream_st* handle) {
-  if (is_forked()) {
-    throw std::runtime_error(
-        "weir-115: this process is a fork of one that used a device, and cannot use one itself. Start it with "
-        "the method spawn (torch.multiprocessing.set_start_method('spawn'))");
-  }
-  return allocate_rounded(bytes, device, handle);
 }
 
 [[noreturn]] void throw_for_torch(int device, std::size_t bytes) {
@@ -51,27 +41,45 @@ void* allocate_or_throw(std::size_t bytes, int device, CUstream_st* handle) {
   throw_out_of_memory(std::move(text));
 }
 
+[[gnu::noinline]] void* allocate_or_throw(std::size_t bytes, int device, CUstream_st* handle) try {
+  if (is_forked()) {
+    throw std::runtime_error(
+        "weir-115: this process is a fork of one that used a device, and cannot use one itself. Start it with "
+        "the method spawn (torch.multiprocessing.set_start_method('spawn'))");
+  }
+  return allocate_rounded(bytes, device, handle);
+} catch (...) {
+  throw_for_torch(device, bytes);
+}
+
 void complain(char const* what) noexcept {
   std::fprintf(stderr, "weir: %s: %s\n", what, text_of(std::current_exception()).c_str());
 }
 
+[[gnu::noinline]] void free_or_complain(void* p) noexcept try {
+  weir::detail::deallocate_slowly(p, of_torch);
+} catch (...) {
+  complain("a block of PyTorch is not freed");
+}
+
 }  // namespace
 
-constinit std::atomic<bool> recording{false};
+constinit state_at_hand at_hand;
 
 // Never destroyed: PyTorch frees blocks after the destructors of statics.
 retained_streams& streams() noexcept {
   static retained_streams& all = []() -> retained_streams& {
-    ::pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); });
-    return *new retained_streams;
+    ::pthread_atfork(nullptr, nullptr, [] { at_hand.forked.store(true, std::memory_order_relaxed); });
+    auto* const made = new retained_streams;
+    at_hand.streams.store(made, std::memory_order_release);
+    return *made;
   }();
   return all;
 }
 pools_of_torch& pools() noexcept {
-  static pools_of_torch& all = *new pools_of_torch;
+  static pools_of_torch& all = *new pools_of_torch(at_hand.open_pools);
   return all;
 }
-bool is_forked() noexcept { return forked.load(std::memory_order_relaxed); }
 
 std::string text_of(std::exception_ptr thrown) {
   try {
@@ -88,21 +96,13 @@ std::string text_of(std::exception_ptr thrown) {
 using namespace weir::interop;
 
 WEIR_HOOK void* weir_torch_alloc(std::size_t bytes, int device, CUstream_st* stream) {
-  try {
-    return allocate_or_throw(bytes, device, stream);
-  } catch (...) {
-    throw_for_torch(device, bytes);
-  }
+  void* const p = allocate_quickly(bytes, device, stream);
+  return p ? p : allocate_or_throw(bytes, device, stream);
 }
 
 // The stream may have ended, so the free does not name it.
 WEIR_HOOK void weir_torch_free(void* p, std::size_t, int, CUstream_st*) noexcept {
-  if (is_forked()) return;
-  try {
-    weir::deallocate(p, of_torch);
-  } catch (...) {
-    complain("a block of PyTorch is not freed");
-  }
+  if (!is_forked() && !weir::detail::deallocate_quickly(p)) free_or_complain(p);
 }
 
 // Memory of others (from_blob, DLPack) is none of weir's, and its owner keeps it.

@@ -18,6 +18,7 @@ namespace weir::interop {
 
 class pools_of_torch {
  public:
+  explicit pools_of_torch(std::atomic<int>& open) noexcept : open_(open) {}  // open: counts begin() less end()
   using id = std::pair<unsigned long long, unsigned long long>;  // c10::MempoolId_t
   using filter = std::function<bool(CUstream_st*)>;
 
@@ -25,7 +26,6 @@ class pools_of_torch {
   void end(int device, id) noexcept;         // the newest begin() of that pool
   void hold(int device, id);                 // Throws: bad_alloc, as pool
   void release(int device, id) noexcept;     // the last one for each hold() gives the pool up
-  bool any_open() const noexcept { return open_.load(std::memory_order_relaxed) != 0; }
   // Of an allocation on this stream: the pool that its thread has entered. Null: none, or the stream is captured
   std::shared_ptr<pool const> entered(int device, CUstream_st*, stream_ref);
 
@@ -44,7 +44,7 @@ class pools_of_torch {
   std::mutex lock_;
   std::map<place, one> all_;
   std::vector<route> routes_;  // the newest last
-  std::atomic<int> open_{0};
+  std::atomic<int>& open_;
 };
 
 }  // namespace weir::interop

@@ -1,6 +1,7 @@
 #include "interop/torch/retained_streams.h"
 
 #include <cstdio>
+#include <memory>
 
 #include "weir/error.h"
 #include "weir/peer.h"
@@ -51,19 +52,21 @@ stream_ref retained_streams::enrol(int device, CUstream_st* handle) {
     return borrow_stream(weir::device(device), handle, unknown);
   }
   if (!known) {
-    auto const* const stream = new external_stream(weir::device(device), key < 4096 ? nullptr : handle, unknown);
-    bool const fits = used_ < most;
-    std::size_t i = place_of(key);
-    while (fits && table_[i].key.load(std::memory_order_relaxed)) i = (i + 1) % places;
-    entry& e = fits ? table_[i] : beyond_[key];
-    e.device = device;
-    e.stream = stream;
-    e.key.store(key, std::memory_order_release);
-    used_ += fits;
-    known = &e;
+    CUstream_st* const own = key < 4096 ? nullptr : handle;
+    if (used_ < most) {
+      std::size_t i = place_of(key);
+      while (table_[i].key.load(std::memory_order_relaxed)) i = (i + 1) % places;
+      table_[i].device = device;
+      std::construct_at(&table_[i].stream, weir::device(device), own, unknown);
+      table_[i].key.store(key, std::memory_order_release);
+      ++used_;
+      known = &table_[i];
+    } else {
+      known = &beyond_.try_emplace(key, device, own).first->second;
+    }
     open_to_others(device);
   }
-  return *known->stream;
+  return known->stream;
 }
 
 void retained_streams::lend(CUstream_st* handle) {
@@ -73,10 +76,10 @@ void retained_streams::lend(CUstream_st* handle) {
 }
 
 stream_ref retained_streams::of_any_device(int guess, CUstream_st* handle) {
-  if (entry const* const e = find(key_of(guess, handle))) return *e->stream;
+  if (entry const* const e = find(key_of(guess, handle))) return e->stream;
   {
     std::lock_guard const hold(lock_);
-    if (auto const found = beyond_.find(key_of(guess, handle)); found != beyond_.end()) return *found->second.stream;
+    if (auto const found = beyond_.find(key_of(guess, handle)); found != beyond_.end()) return found->second.stream;
   }
   try {
     return enrol(guess, handle);

@@ -17,18 +17,26 @@ namespace weir::interop {
 
 class retained_streams {
  public:
-  struct entry {
+  struct alignas(32) entry {  // half a cache line
+    entry() noexcept {}
+    entry(int on, CUstream_st* handle) : device(on), stream(weir::device(on), handle, source_location()) {}
+    ~entry() {}
     std::atomic<std::uintptr_t> key{0};  // 0: not used yet; written last
     int device = 0;
-    external_stream const* stream = nullptr;  // kept for good: PyTorch frees blocks until the process ends
+    union {
+      external_stream stream;  // never destroyed: PyTorch frees blocks until the process ends
+    };
   };
   // Null is CUDA's legacy stream of that device.
   // Throws: invalid_use (a stream of another device), device_lost, driver_error
   stream_ref of(int device, CUstream_st* handle) {
+    external_stream const* const known = registered(device, handle);
+    return known ? *known : enrol(device, handle);
+  }
+  // Null: of() has more to do.
+  external_stream const* registered(int device, CUstream_st* handle) const noexcept {
     entry const* const e = find(key_of(device, handle));
-    if (e && e->device == device) [[likely]]
-      return *e->stream;
-    return enrol(device, handle);
+    return e && e->device == device ? &e->stream : nullptr;
   }
   // The stream of that handle on whatever device. The device of a new one is guessed first.
   // Throws: invalid_use (a stream of no device), and as of()
