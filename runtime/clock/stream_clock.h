@@ -76,7 +76,8 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   void end_tenure() noexcept { tenure_.store(tenure_word::next(tenure()), base::memory_order_release); }
 
   // The stamp of all work so far. No driver call. Ensures: read after the caller's earlier actions (acquire).
-  stamp now() const noexcept { return {id(), next_.load(base::memory_order_acquire)}; }
+  stamp now() const noexcept { return {id(), number()}; }
+  std::uint64_t number() const noexcept { return next_.load(base::memory_order_acquire); }  // of that stamp
   // The registration has ended and all work is complete: records about this stream have no meaning any more.
   bool is_over() const noexcept {
     return alive() == life::retired && is_complete_up_to(last_.load(base::memory_order_acquire));

@@ -67,7 +67,7 @@ bool deallocate_large(thread_table const& mine, region const& in, address at) no
   if (m.index.size() > 1 && m.freed_since_fence + p->bytes >= m.fence_at_home_after()) return false;
   m.freed_since_fence += p->bytes;
   m.counts.freed(observe::size_pool::large, p->bytes, p->requested);
-  m.blocks.give(*p, home->now().n);
+  m.blocks.give(*p, home->number());
   return true;
 }
 

@@ -69,7 +69,7 @@ class thread_cache {
       unused_given_.add(unused);
       cost -= unused;
     }
-    m.freed.set(static_cast<std::uint32_t>(home->now().n));
+    m.freed.set(static_cast<std::uint32_t>(home->number()));
     state.set(static_cast<std::uint8_t>(slot::cached));
     m.slots[n] = {at, &state};
     if (unpublished_.gave(cost)) [[unlikely]] return publish_and_end(m.head, head + magazine::one_given + 1, at) != 0;
