@@ -4,6 +4,7 @@
 file(GLOB door CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} interop/torch/*.cpp)
 add_library(weir_torch MODULE ${door})
 weir_own_code(weir_torch)
+target_compile_options(weir_torch PRIVATE -fno-plt)
 target_include_directories(weir_torch PRIVATE ${PROJECT_SOURCE_DIR})
 target_compile_definitions(weir_torch PRIVATE WEIR_VERSION="${PROJECT_VERSION}")
 # With libweir.so a C++ extension in the process shares the pool; without it the library has a copy of weir in it.
