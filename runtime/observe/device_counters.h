@@ -259,24 +259,6 @@ class heap_counters {
     most_credit_ = 2 * published_.slack, most_drift_ = published_.slack / 4;
   }
 
-  pools taken_{}, given_{}, pending_{}, reclaimed_{}, drawn_{}, returned_{};
-  sums sent_{};                             // small: deferred frees that became pending; the caches counted them before
-  sums out_{}, deferred_{};                   // small: as in told()
-  base::single_writer<bool> alone_{true};  // read without the lock by the sum over all tallies
-  struct left_now {  // small and all: how far to each peak, and how far cached bytes may rise
-    bool known = false;  // exact, and nothing has changed since
-    std::array<std::array<std::int64_t, 2>, levels> up{};
-    std::array<std::int64_t, 2> down{};
-    grant least() const noexcept;
-  } left_;
-  grant aside_;
-  std::int64_t large_seen_ = 0;  // count of large allocations and frees at the last grant
-  bool set_aside_ = false;       // aside_, in all rooms. Invariant: no room is used up at the end of an owner's call
-  std::array<value, 2> mapped_{};
-  std::array<std::array<value, 3>, levels> peaks_{};
-  std::array<value, 3> pending_peak_{}, cached_peak_{};
-  value free_blocks_made_, free_blocks_gone_, free_blocks_peak_;
-  bool rising_ = false;          // the last change was an allocation: peaks may be higher than noted
   // How far the levels of small, large and all may rise before one exceeds its noted peak. least() < 0: one
   // has, since set(). Large blocks change one number, the lower of large's and all's, as both move alike.
   class headroom {
@@ -305,10 +287,32 @@ class heap_counters {
     std::int64_t small_ = 0, beyond_ = 0;         // beyond_: what is left of all, less what is left of large
     std::int64_t small_passed_ = 0;
   };
-  headroom bytes_left_, requested_left_, blocks_left_, cached_left_;
+  // What every call for a large block reads comes first, in few cache lines.
+  alignas(64) headroom bytes_left_;
+  headroom requested_left_, blocks_left_, cached_left_;
+  pools taken_{};
+  shared_levels* shared_ = nullptr;
+  bool rising_ = false;          // the last change was an allocation: peaks may be higher than noted
+  bool set_aside_ = false;       // aside_, in all rooms. Invariant: no room is used up at the end of an owner's call
+  base::single_writer<bool> alone_{true};  // read without the lock by the sum over all tallies
+  pools given_{};
+  value free_blocks_made_, free_blocks_gone_, free_blocks_peak_;
+  pools pending_{}, reclaimed_{}, drawn_{}, returned_{};
+  sums sent_{};                             // small: deferred frees that became pending; the caches counted them before
+  sums out_{}, deferred_{};                   // small: as in told()
+  struct left_now {  // small and all: how far to each peak, and how far cached bytes may rise
+    bool known = false;  // exact, and nothing has changed since
+    std::array<std::array<std::int64_t, 2>, levels> up{};
+    std::array<std::int64_t, 2> down{};
+    grant least() const noexcept;
+  } left_;
+  grant aside_;
+  std::int64_t large_seen_ = 0;  // count of large allocations and frees at the last grant
+  std::array<value, 2> mapped_{};
+  std::array<std::array<value, 3>, levels> peaks_{};
+  std::array<value, 3> pending_peak_{}, cached_peak_{};
   // how far the level may rise before the next report
   std::int64_t credit_ = 0, credit_blocks_ = 0, most_credit_ = 0, drifted_ = 0, most_drift_ = 0;
-  shared_levels* shared_ = nullptr;
   shared_levels::published_levels published_;
 };
 

@@ -407,20 +407,20 @@ class arena {
   bins& list_of(heap_block const& p) noexcept { return p.at >= p.in->runs ? runs_ : free_; }
   bins& unmapped_of(heap_block const& p) noexcept { return p.at >= p.in->runs ? unmapped_runs_ : unmapped_; }
 
-  bins free_, runs_;        // without those in a region's `large`
-  std::size_t listed_ = 0;  // all free blocks
+  alignas(64) std::size_t listed_ = 0;  // all free blocks
   bool has_runs_ = false;
   bool by_openings_ = false;
   lowest_fit* first_large_ = nullptr;  // the first region's; null: no block gets the lowest fit
   std::size_t large_from_ = std::numeric_limits<std::size_t>::max();  // bytes of the smallest block that gets it
+  std::uint64_t newest_given_ = 0;
+  std::vector<region*> regions_;
+  std::vector<heap_block*> spare_;  // here begins the second of the lines that most calls read
+  bins free_, runs_;                // without those in a region's `large`
   whole_handle_index whole_handles_;                // the free blocks with whole handles
   bins unmapped_, unmapped_runs_;           // by part
   blocks_by_address unmapped_by_address_;
   std::uint64_t looked_at_ = 0;
-  std::vector<region*> regions_;
-  std::uint64_t newest_given_ = 0;
   std::deque<heap_block> blocks_;       // a deque: addresses are stable
-  std::vector<heap_block*> spare_;
 };
 
 }  // namespace weir::memory

@@ -236,10 +236,10 @@ class bins_by {
     int const w = 31 - std::countl_zero(below);
     return w * 64 + 63 - std::countl_zero(bits_[at(w)]);
   }
-  std::array<heap_block*, count> heads_{};
-  std::array<std::uint64_t, 16> bits_{};
   std::uint32_t words_ = 0;
   std::size_t size_ = 0;
+  std::array<std::uint64_t, 16> bits_{};
+  std::array<heap_block*, count> heads_{};
 };
 using bins = bins_by<by_bytes>;
 

@@ -114,7 +114,7 @@ class lowest_by {
     heap_block* best = nullptr;
     std::size_t const v = (bytes + unit - 1) / unit;
     for (std::size_t r = 0; r < std::min(count_, some_leaves); ++r) {
-      leaf const& l = at(r);
+      leaf const& l = r ? at(r) : leaves_[0];  // rank 0 is always leaf 0
       if (count_ == 1) [[likely]] {  // first the blocks of the smallest sufficient size
         std::int32_t const least = v < most_units - 1 ? least_in(l, static_cast<std::int32_t>(v)) : none;
         if (least == none && v < most_units - 1) return nullptr;

@@ -109,7 +109,7 @@ class granule_table {
 };
 
 // A contiguous range of addresses whose blocks all belong to one arena.
-class region {
+class alignas(64) region {
  public:
   region(address base, std::size_t bytes, std::size_t page_bytes, stream_heap* owner);
   ~region();

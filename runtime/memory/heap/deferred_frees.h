@@ -67,9 +67,10 @@ class deferred_frees {
     ++published_.slots, published_.bytes += bytes, ++published_here_.slots, published_here_.bytes += bytes;
   }
   // since forget()
-  sums unpublished() const noexcept {
-    return {static_cast<std::int64_t>(head_.get() / one_given) - published_.slots, bytes_.get() - published_.bytes};
+  std::int64_t unpublished_slots() const noexcept {
+    return static_cast<std::int64_t>(head_.get() / one_given) - published_.slots;
   }
+  sums unpublished() const noexcept { return {unpublished_slots(), bytes_.get() - published_.bytes}; }
   sums unpublished_here() const noexcept {
     return {static_cast<std::int64_t>(count()) - published_here_.slots, held_bytes() - published_here_.bytes};
   }
@@ -82,6 +83,7 @@ class deferred_frees {
  private:
   static constexpr std::uint64_t count_bits = 0x7f, one_given = 0x100;
   base::bias_word head_;  // its count of slots, and from bit 8 on how many were ever put in
+  sums published_;        // put in with the lock: ever
   base::atomic<std::uint8_t> most_{0};           // the sign: a put needs fewer slots than this
   std::uint8_t limit_ = first_limit;             // `most_` while it is open
   bool taken_ = false;                           // slots() are gone: the owner sets the count to 0 when it opens
@@ -90,7 +92,7 @@ class deferred_frees {
   std::uint64_t since_ = 0;                      // the home's number at the last put
   base::single_writer<std::int64_t> bytes_;      // ever put in
   std::int64_t gone_bytes_ = 0;  // of these, gone; written with the lock and the owner kept out
-  sums published_, published_here_;                        // put in with the lock: ever, and still here
+  sums published_here_;          // put in with the lock, and still here
   pending_queue::spare_node spare_;                    // so that its slots can always become pending
   std::array<slabs::taken, most_slots> slots_{}; // the first count() of them
 };

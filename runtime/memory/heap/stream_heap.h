@@ -20,7 +20,7 @@
 
 namespace weir::memory {
 
-class stream_heap {
+class alignas(64) stream_heap {
  public:
   stream_heap(device_context& d, heap_index& all, clock::stream_clock& t, memory_pool& p)
       : of(d), index(all), number(all.size()), bucket(bucket_of(t, p)), home(&t), home_lifetime(t.hold()), pool(&p) {}
@@ -89,17 +89,20 @@ class stream_heap {
   heap_index& index;         // of all heaps of the device
   std::size_t const number;  // its number there
   std::size_t const bucket;  // the thread_table entry of a thread's cache for it
-  // guards all below, and changes of `home`: stamp numbers belong to the home that was read with it
-  mutable base::biased_mutex lock;
   base::atomic<clock::stream_clock*> home;
-  std::shared_ptr<void const> home_lifetime;  // so that no other stream gets that object
+  // The only cache, if this is its device's only heap. Its thread may write `counts` inside its own calls.
+  // Every other thread shuts it first, which section does.
+  thread_cache* sole = nullptr;
+  std::size_t freed_since_fence = 0;   // bytes freed that only the home has used
+  // guards all below, both above, and changes of `home`: stamp numbers belong to the home that was read with it
+  mutable base::biased_mutex lock;
   arena blocks;
+  std::shared_ptr<void const> home_lifetime;  // so that no other stream gets that object
   slabs slots;
   pending_queue pending;
   std::map<address, aliased_handle> handles;  // by address
   // mapped without access, because the driver refused all else; tried again when memory is released
   std::vector<released> unusable;
-  std::size_t freed_since_fence = 0;   // bytes freed that only the home has used
   base::atomic<unsigned> borrowed{0};  // blocks of other heaps since it last got pages, or was refused some, for that
   int wanted = 0;                      // fences of the home that still come early: another stream looked here
   int unwanted = 0;                       // fences of the home since another stream looked here
@@ -107,9 +110,6 @@ class stream_heap {
   clock::stamp came_unstamped;            // the home's, when a block last came free that has no stamp of the home
   observe::heap_counters counts;
   std::vector<thread_cache*> caches;
-  // The only cache, if this is its device's only heap. Its thread may write `counts` inside its own calls.
-  // Every other thread shuts it first, which section does.
-  thread_cache* sole = nullptr;
   void hear() noexcept;                          // counts what `sole` has not reported. Requires: sole, the lock
   void caches_changed() noexcept;                // Requires: the lock
   void share(observe::shared_levels&) noexcept;  // Requires: the lock
@@ -154,8 +154,8 @@ class stream_heap {
 };
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Winvalid-offsetof"
-static_assert(sizeof(base::biased_mutex) == 72 && offsetof(stream_heap, lock) == 32 &&
-              offsetof(stream_heap, home) == 104);
+// The lock begins with its owner's word: a call on its thread reads one line here.
+static_assert(sizeof(base::biased_mutex) == 72 && offsetof(stream_heap, lock) == 56);
 static_assert(offsetof(stream_heap, blocks) == 128);
 #pragma GCC diagnostic pop
 

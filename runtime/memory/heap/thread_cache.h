@@ -112,7 +112,7 @@ class thread_cache {
   void publish(observe::heap_counters&) noexcept;
   void publish_freely() noexcept { unpublished_.allow_all(); }  // no report until the next tell(). Requires: likewise
   bool has_unpublished() const noexcept {
-    return unpublished_.granted() || out.unpublished().slots != published_deferred_.blocks;
+    return unpublished_.granted() || out.unpublished_slots() != published_deferred_.blocks;
   }
   // A slot was freed here at that number of the home. The owner may be about to free another.
   bool has_freed_at(std::uint64_t now) const noexcept;
@@ -124,6 +124,7 @@ class thread_cache {
 
  private:
   observe::unpublished unpublished_;
+  observe::change published_deferred_;         // deferred frees that publish() has reported
 
  public:
   deferred_frees out;                                // shut and opened with the cache
@@ -167,7 +168,6 @@ class thread_cache {
 
   // bytes ever: size - requested of what was taken, freed here, deferred
   base::single_writer<std::int64_t> unused_taken_, unused_given_, unused_deferred_;
-  observe::change published_deferred_;                                    // deferred frees that tell() has reported
   bool revoked_ = true, emptied_ = true;
   std::array<std::uint64_t, (size_classes::count + 63) / 64> used_{};  // a bit a size that has been used
   std::array<std::uint8_t, size_classes::count> limits_{};
