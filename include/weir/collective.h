@@ -1,6 +1,6 @@
 // weir/collective.h: collectives over the GPUs of one process or of many, by NCCL, or by weir if simulated.
 // Threads: a communicator is one rank, used by one thread at a time (abort: any). All ranks make the same
-// calls in the same order.
+// calls in the same order, except for sends and receives.
 #pragma once
 #include <chrono>
 #include <memory>
@@ -96,6 +96,16 @@ class communicator {
   // Sends the k-th part of `in` to rank k, and collects the parts for this rank, in order of rank, in `out`.
   // Both hold size() parts of equal size, and must not overlap.
   stamp all_to_all(device_span out, device_span in, source_location = source_location::current());
+
+  // Sends `in` to one rank, which receives it in `out`. The k-th send of a rank to another meets that rank's k-th
+  // receive from it; only the two call. Both enqueue; a send completes only after its receiver has arrived.
+  // Throws: invalid_use too if the rank is this one, or the other side has another count or type. Between GPUs of
+  // several processes NCCL does not check them: the ranks may hang or hold undefined values.
+  stamp send(device_span in, int to, source_location = source_location::current());
+  stamp receive(device_span out, int from, source_location = source_location::current());
+  // Does both, and neither waits for the other: rings and exchanges complete. `in` and `out` must not overlap.
+  stamp send_receive(device_span in, int to, device_span out, int from,
+                     source_location = source_location::current());
 
   // Returns the path of this rank's last broadcast, scatter or gather, and why: "copies: 3 hops, 42 chunks of
   // 25600 KiB". Empty if there was none.

@@ -11,12 +11,6 @@
 #include "streams/stream/timed_work.h"
 
 namespace weir {
-namespace {
-
-constexpr char const* make_anew = "Create a new communicator";
-
-}  // namespace
-
 std::string_view name_of(reduce_op how) noexcept {
   return base::name_in({"sum", "average", "min", "max"}, how);
 }
@@ -24,8 +18,17 @@ std::string_view name_of(reduce_op how) noexcept {
 namespace peer {
 
 std::string_view name_of(collective what) noexcept {
-  return base::name_in({"all_reduce", "broadcast", "all_gather", "reduce_scatter", "scatter", "gather", "all_to_all"},
+  return base::name_in({"all_reduce", "broadcast", "all_gather", "reduce_scatter", "scatter", "gather", "all_to_all",
+                        "send", "receive"},
                        what);
+}
+
+std::string_view name_of(requests all) noexcept { return all.size() > 1 ? "send_receive" : name_of(all[0].what); }
+
+std::string text_of(requests all) {
+  std::string text;
+  for (collective_request const& r : all) text += (text.empty() ? "" : " and ") + r.text();
+  return text;
 }
 
 bool collective_request::matches(collective_request const& other) const noexcept {
@@ -36,7 +39,8 @@ bool collective_request::matches(collective_request const& other) const noexcept
 std::string collective_request::text() const {
   std::string s = base::text(name_of(what), " of ", count, " ", weir::name_of(type));
   if (reduces()) s += " (" + std::string(weir::name_of(how)) + ")";
-  if (has_root()) s += (what == collective::gather ? " to rank " : " from rank ") + std::to_string(root);
+  if (has_root() || between_two())
+    s += (what == collective::gather || what == collective::send ? " to rank " : " from rank ") + std::to_string(root);
   return s;
 }
 
@@ -59,12 +63,10 @@ bool reducible(dtype type) noexcept { return type != int16 && type != boolean; }
 group::group(runtime::impl& owner, std::vector<int> devices, std::unique_ptr<collective_backend> by)
     : runtime_(owner), devices_(std::move(devices)), backend_(std::move(by)) {}
 
-thread_group::thread_group(runtime::impl& owner, std::vector<int> devices, std::unique_ptr<collective_backend> by)
-    : group(owner, std::move(devices), std::move(by)) {
-  auto s = shared_.lock();
-  s->next.resize(devices_.size());
-  s->gone.resize(devices_.size());
-  s->at_barrier.resize(devices_.size());
+bool needs(requests what, int rank) noexcept {
+  return what.empty() || std::any_of(what.begin(), what.end(), [&](collective_request const& r) {
+    return !r.between_two() || r.root == rank;
+  });
 }
 
 runtime::impl& group::owner(std::string_view operation, source_location at) const {
@@ -74,162 +76,31 @@ runtime::impl& group::owner(std::string_view operation, source_location at) cons
   return runtime_;
 }
 
-void thread_group::refuse_if_over(int rank, std::string const& operation, source_location at) const {
-  auto s = shared_.lock();
-  refuse_if_over(*s, rank, operation, at);
-}
-
-std::string thread_group::failure() const {
-  auto s = shared_.lock();
-  return s->aborted_by < 0 ? std::string() : base::text("rank ", s->aborted_by, " aborted this communicator");
-}
-
-void thread_group::refuse_if_over(shared const& s, int rank, std::string const& operation, source_location at) const {
-  std::string const subject = base::text("rank ", rank, " of ", size());
-  if (s.aborted_by >= 0)
-    throw driver_error(0, operation, base::text(subject, ": rank ", s.aborted_by, " aborted this communicator"),
-                       make_anew, at, error_id{254});
-  for (std::size_t other = 0; other < s.gone.size(); ++other)
-    if (s.gone[other])
-      throw invalid_use(operation, base::text(subject, ": rank ", other, "'s communicator is destroyed"),
-                        "Keep all ranks' communicators until the last collective call", at, error_id{255});
-}
-
-std::uint64_t thread_group::agree(int rank, collective_request const& r, source_location at) {
-  auto s = shared_.lock();
-  refuse_if_over(*s, rank, std::string(name_of(r.what)), at);
-  // room for this collective, and for one that withdraw() reopens
-  if (s->open.capacity() < s->open.size() + 2) s->open.reserve(2 * s->open.size() + 2);
-  std::uint64_t& next = s->next[static_cast<std::size_t>(rank)];
-  std::size_t const place = static_cast<std::size_t>(next - s->closed);
-  if (place == s->open.size()) {
-    s->open.push_back({r, rank, at, 0});
-  } else if (asked const& first = s->open[place]; !r.matches(first.first)) {
-    std::string const there =
-        first.at.file_name() ? base::text(" at ", first.at.file_name(), ":", first.at.line()) : "";
-    throw invalid_use(std::string(name_of(r.what)),
-                      base::text("rank ", rank, " calls ", r.text(), " where rank ", first.first_rank, " called ",
-                                 first.first.text(), there),
-                      "Call the same collectives in the same order on all ranks", at, error_id{256});
+stamp group::issue(int rank, clock::stream_clock& on, std::span<collective_request> all, source_location at) {
+  std::string_view const name = name_of(all);
+  std::string const operation(name);
+  refuse_if_over(rank, operation, all, at);
+  if (std::string const why = backend_->broken(rank); !why.empty()) {
+    end_broken(rank, why, operation, at);
+    throw driver_error(0, operation, base::text("rank ", rank, " of ", size(), ": ", why), "Create a new communicator", at,
+                       error_id{257});
   }
-  ++s->open[place].ranks;
-  std::uint64_t const sequence = next++;
-  if (s->open.front().ranks == size()) {  // only the front can be complete; this rank was its last
-    s->open.erase(s->open.begin());
-    ++s->closed;
-  }
-  return sequence;
-}
-
-void thread_group::withdraw(int rank, collective_request const& r, source_location at) noexcept {
-  auto s = shared_.lock();
-  std::uint64_t const sequence = --s->next[static_cast<std::size_t>(rank)];
-  if (sequence < s->closed) {  // this rank completed it: reopen it for the retry
-    s->open.insert(s->open.begin(), {r, rank == 0 ? size() - 1 : 0, at, size() - 1});
-    --s->closed;
-    return;
-  }
-  std::size_t const place = static_cast<std::size_t>(sequence - s->closed);
-  if (--s->open[place].ranks == 0) s->open.pop_back();  // no other rank got this far, so it is the last entry
-}
-
-stamp group::issue(int rank, clock::stream_clock& on, collective_request const& r, source_location at) {
-  auto const refuse_if_broken = [&] {
-    if (std::string why = backend_->broken(rank); !why.empty()) {
-      end_broken(rank, why, std::string(name_of(r.what)), at);
-      throw driver_error(0, std::string(name_of(r.what)), base::text("rank ", rank, " of ", size(), ": ", why),
-                         make_anew, at, error_id{257});
-    }
-  };
-  refuse_if_over(rank, std::string(name_of(r.what)), at);
-  refuse_if_broken();
   on.set_carries_collectives(true);
   if (auto* const memory = runtime_.part<memory::device_memory>().if_made(on.device()))
     memory->fence_what_came_free(on);
   on.count_collective();
-  std::uint64_t const sequence = agree(rank, r, at);
+  agree(rank, all, at);
   try {
-    streams::timed_work const timed(on, name_of(r.what), static_cast<std::size_t>(r.count) * size_of(r.type), at);
-    backend_->issue(rank, on, sequence, r, at);
+    std::size_t bytes = 0;
+    for (collective_request const& r : all) bytes += r.part_bytes();
+    streams::timed_work const timed(on, name, bytes, at);
+    backend_->issue(rank, on, all, at);
   } catch (...) {
-    if (std::string const why = backend_->broken(rank); why.empty()) withdraw(rank, r, at);
-    else end_broken(rank, why, std::string(name_of(r.what)), at);
+    if (std::string const why = backend_->broken(rank); why.empty()) withdraw(rank, all, at);
+    else end_broken(rank, why, operation, at);
     throw;
   }
   return streams::public_stamp(on.now());
-}
-
-void thread_group::barrier(int rank, base::time_limit limit, source_location at) {
-  auto s = shared_.lock();
-  refuse_if_over(*s, rank, "barrier", at);
-  s->at_barrier[static_cast<std::size_t>(rank)] = true;
-  if (std::count(s->at_barrier.begin(), s->at_barrier.end(), true) == size()) {
-    std::fill(s->at_barrier.begin(), s->at_barrier.end(), false);
-    ++s->barriers;
-    changed_.notify_all();
-    return;
-  }
-  std::uint64_t const mine = s->barriers;
-  auto const over = [&] {
-    return s->barriers != mine || s->aborted_by >= 0 ||
-           std::find(s->gone.begin(), s->gone.end(), true) != s->gone.end();
-  };
-  changed_.wait_for(s.lock(), limit, over);
-  if (s->barriers != mine) return;
-  std::string missing;
-  for (int other = 0; other < size(); ++other)
-    if (!s->at_barrier[static_cast<std::size_t>(other)])
-      missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(other) +
-                 " (gpu:" + std::to_string(device(other)) + ")";
-  s->at_barrier[static_cast<std::size_t>(rank)] = false;
-  refuse_if_over(*s, rank, "barrier", at);
-  throw timed_out("barrier", base::text("rank ", rank, " waited ", limit.ns() / 1'000'000, " ms for ", missing),
-                  "Check why the thread of that rank did not call, or use a longer limit", at, error_id{258});
-}
-
-void thread_group::abort(int rank, std::string_view) noexcept {
-  {
-    auto s = shared_.lock();
-    if (s->aborted_by < 0) s->aborted_by = rank;
-  }
-  changed_.notify_all();
-  if (!ended()) backend_->abort();
-}
-
-bool thread_group::waits(int rank) const noexcept {
-  auto s = shared_.lock();
-  return s->aborted_by < 0 && s->next[static_cast<std::size_t>(rank)] > s->closed;
-}
-
-void thread_group::leave(int rank) noexcept {
-  bool waits = false, over = false;
-  {
-    auto s = shared_.lock();
-    waits = !s->open.empty();  // for this rank, or for ranks that are refused from now on
-    over = s->aborted_by >= 0;
-    s->gone[static_cast<std::size_t>(rank)] = true;
-  }
-  changed_.notify_all();
-  if (waits && !over) abort(rank, {});
-  if (!ended()) backend_->leave(rank);
-}
-
-void thread_group::runtime_ends() noexcept {
-  auto const first_to_leave = [&](int rank, bool& waits) {
-    auto s = shared_.lock();
-    waits = !s->open.empty() && s->aborted_by < 0;
-    bool const already = s->gone[static_cast<std::size_t>(rank)];
-    s->gone[static_cast<std::size_t>(rank)] = true;
-    return !already;
-  };
-  for (int rank = 0; rank < size(); ++rank) {
-    bool waits = false;
-    if (!first_to_leave(rank, waits)) continue;
-    if (waits) abort(rank, {});
-    backend_->leave(rank);
-  }
-  changed_.notify_all();
-  ended_.store(true, base::memory_order_release);
 }
 
 namespace {
@@ -345,10 +216,18 @@ void require_reducible(dtype type, std::string_view operation, source_location a
                         "Reduce float32, float64, float16, bfloat16, int8, uint8, int32 or int64", at, error_id{264});
 }
 
-void require_rank(int root, int ranks, std::string_view operation, source_location at) {
-  if (root < 0 || root >= ranks)
-    throw invalid_use(std::string(operation), base::text("root ", root, " of ", ranks, " ranks"),
+void require_rank(int rank, int ranks, std::string_view operation, source_location at,
+                  std::string_view role = "root") {
+  if (rank < 0 || rank >= ranks)
+    throw invalid_use(std::string(operation), base::text(role, " ", rank, " of ", ranks, " ranks"),
                       "Ranks count from 0 to " + std::to_string(ranks - 1), at, error_id{265});
+}
+
+void require_other_rank(int other, int own, int ranks, std::string_view operation, source_location at) {
+  require_rank(other, ranks, operation, at, "rank");
+  if (other == own)
+    throw invalid_use(std::string(operation), base::text("rank ", own, " names itself"),
+                      "Pass another rank, or use weir::copy", at, error_id{438});
 }
 
 void require_one_type(device_span out, device_span in, std::string_view operation, source_location at) {
@@ -362,6 +241,14 @@ std::uintptr_t first_byte(device_span s) { return reinterpret_cast<std::uintptr_
 std::uintptr_t byte_count(device_span s) { return static_cast<std::uintptr_t>(s.count) * size_of(s.dtype); }
 bool lie_apart(device_span a, device_span b) {
   return first_byte(a) + byte_count(a) <= first_byte(b) || first_byte(b) + byte_count(b) <= first_byte(a);
+}
+
+void require_apart(device_span out, device_span in, std::string_view operation, source_location at) {
+  if (byte_count(in) != 0 && byte_count(out) != 0 && !lie_apart(out, in))
+    throw invalid_use(std::string(operation),
+                      base::text("out at ", base::address_text(out.data), " overlaps in at ",
+                                 base::address_text(in.data)),
+                      "Pass memory that does not overlap", at, error_id{436});
 }
 
 // Requires: `part` is the rank's slice of `whole`, or does not overlap it.
@@ -453,13 +340,36 @@ stamp communicator::all_to_all(device_span out, device_span in, source_location 
                       "Pass equal counts, a multiple of the number of ranks", at, error_id{435});
   peer::use_on(on, in, "all_to_all", "in", at);
   peer::use_on(on, out, "all_to_all", "out", at);
-  if (in.count != 0 && !lie_apart(out, in))
-    throw invalid_use("all_to_all",
-                      base::text("out at ", base::address_text(out.data), " overlaps in at ",
-                                 base::address_text(in.data)),
-                      "Pass memory that does not overlap", at, error_id{436});
+  require_apart(out, in, "all_to_all", at);
   return state_->issue(
       on, {peer::collective::all_to_all, in.dtype, reduce_op::sum, 0, in.count / size(), in.data, out.data}, at);
+}
+
+stamp communicator::send(device_span in, int to, source_location at) {
+  require_other_rank(to, rank(), size(), "send", at);
+  clock::stream_clock& on = state_->stream("send", at);
+  peer::use_on(on, in, "send", "in", at);
+  return state_->issue(on, {peer::collective::send, in.dtype, reduce_op::sum, to, in.count, in.data, nullptr}, at);
+}
+
+stamp communicator::receive(device_span out, int from, source_location at) {
+  require_other_rank(from, rank(), size(), "receive", at);
+  clock::stream_clock& on = state_->stream("receive", at);
+  peer::use_on(on, out, "receive", "out", at);
+  return state_->issue(on, {peer::collective::receive, out.dtype, reduce_op::sum, from, out.count, nullptr, out.data},
+                       at);
+}
+
+stamp communicator::send_receive(device_span in, int to, device_span out, int from, source_location at) {
+  for (int const other : {to, from}) require_other_rank(other, rank(), size(), "send_receive", at);
+  clock::stream_clock& on = state_->stream("send_receive", at);
+  peer::use_on(on, in, "send_receive", "in", at);
+  peer::use_on(on, out, "send_receive", "out", at);
+  require_apart(out, in, "send_receive", at);
+  peer::collective_request both[] = {
+      {peer::collective::send, in.dtype, reduce_op::sum, to, in.count, in.data, nullptr},
+      {peer::collective::receive, out.dtype, reduce_op::sum, from, out.count, nullptr, out.data}};
+  return state_->all->issue(rank(), on, both, at);
 }
 
 void communicator::barrier(std::chrono::milliseconds limit, source_location at) {

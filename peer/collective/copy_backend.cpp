@@ -42,23 +42,23 @@ class chained_backend final : public collective_backend {
     lanes_ = chains_.lease(devices_, at);
   }
 
-  void issue(int rank, clock::stream_clock& on, std::uint64_t sequence, collective_request const& r,
-             source_location at) override {
+  void issue(int rank, clock::stream_clock& on, requests all, source_location at) override {
+    collective_request const& r = all[0];
     auto& said = said_[static_cast<std::size_t>(rank)];
-    if (!r.has_root()) return others_->issue(rank, on, sequence, r, at);
+    if (!r.has_root()) return others_->issue(rank, on, all, at);
     std::size_t const bytes = r.part_bytes() * (r.what == collective::broadcast ? 1 : devices_.size()),
                       from = chains_.from(r.what, devices_.size());
     if (bytes < from || !lanes_ || bytes == 0) {
       said = by_others(from == chains::never || !lanes_ ? "chain copies are not enabled"
                                                         : size_text(bytes) + " are less than " + size_text(from));
-      return others_->issue(rank, on, sequence, r, at);
+      return others_->issue(rank, on, all, at);
     }
-    auto const met = meet(rank, {&on, r, on.captured().value}, sequence, at);
+    auto const met = meet(rank, {&on, r, on.captured().value}, at);
     if (!met)
       throw driver_error(0, std::string(name_of(r.what)), operands(rank, r) + ": the communicator was aborted",
                          "Create a new one with communicator::create_all", at, error_id{269});
     said = met->way;
-    if (!met->carried) return others_->issue(rank, on, sequence, r, at);
+    if (!met->carried) return others_->issue(rank, on, all, at);
     if (!met->refused.ok())
       throw_refusal(met->refused, name_of(r.what), operands(rank, r) + ", by copies", "Repeat the call on all ranks",
                     at);
@@ -92,13 +92,12 @@ class chained_backend final : public collective_backend {
   }
 
   // Blocks: until all ranks are here and the last has processed it. Returns: null if aborted before.
-  std::shared_ptr<rendezvous const> meet(int rank, rank_request const& mine, std::uint64_t sequence,
-                                         source_location at) {
+  std::shared_ptr<rendezvous const> meet(int rank, rank_request const& mine, source_location at) {
     std::shared_ptr<rendezvous> here_is;
     {
       auto s = shared_.lock();
       if (s->aborted) return nullptr;
-      auto& open = s->open[sequence];
+      auto& open = s->open[mine.what.turn];
       if (!open) {  // if host memory runs out here, the next rank makes it
         auto made = std::make_shared<rendezvous>();
         made->parts.resize(devices_.size());
@@ -112,7 +111,7 @@ class chained_backend final : public collective_backend {
         });
         return here_is->over ? here_is : nullptr;
       }
-      s->open.erase(sequence);
+      s->open.erase(mine.what.turn);
     }
     see_to(*here_is, at);
     {

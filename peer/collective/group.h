@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -15,26 +16,45 @@
 
 namespace weir::peer {
 
-enum class collective : std::uint8_t { all_reduce, broadcast, all_gather, reduce_scatter, scatter, gather, all_to_all };
+enum class collective : std::uint8_t {
+  all_reduce, broadcast, all_gather, reduce_scatter, scatter, gather, all_to_all,
+  send, receive  // between two ranks
+};
 std::string_view name_of(collective) noexcept;
 
 struct collective_request {
   collective what = collective::all_reduce;
   dtype type = float32;
   reduce_op how = reduce_op::sum;
-  int root = 0;
+  int root = 0;  // send, receive: the other rank
   // elements of one part: the buffer; `in` of all_gather and gather; `out` of reduce_scatter and scatter; what one
   // rank sends to another in all_to_all
   std::int64_t count = 0;
   void const* in = nullptr;  // equal to out for all_reduce and broadcast. Null: scatter, on a rank that is not its root
-  void* out = nullptr;       // null: gather, on a rank that is not its root
+  void* out = nullptr;       // null: gather, on a rank that is not its root; send
+  // 0, 1, 2, …: equal on all ranks, or on the sender and the receiver; set by group::agree
+  std::uint64_t turn = 0;
 
   bool reduces() const noexcept { return what == collective::all_reduce || what == collective::reduce_scatter; }
   bool has_root() const noexcept {
     return what == collective::broadcast || what == collective::scatter || what == collective::gather;
   }
+  bool between_two() const noexcept { return what == collective::send || what == collective::receive; }
   std::size_t part_bytes() const noexcept { return static_cast<std::size_t>(count) * size_of(type); }
   bool matches(collective_request const& other) const noexcept;  // ignores the addresses
+  bool fits(collective_request const& other) const noexcept {  // of a send and a receive
+    return type == other.type && count == other.count;
+  }
+  collective_request seen_from(int rank) const noexcept {  // the other rank's side of this rank's send or receive
+    return {what == collective::send ? collective::receive : collective::send, type, how, rank, count, nullptr,
+            nullptr, turn};
+  }
+  // Of a rank's request; equal for all requests of one call: sender and receiver, both 0 for collectives; turn.
+  using key = std::array<std::uint64_t, 3>;
+  key key_of(int rank) const noexcept {
+    auto const mine = static_cast<std::uint64_t>(rank), other = static_cast<std::uint64_t>(root);
+    return !between_two() ? key{0, 0, turn} : what == collective::send ? key{mine, other, turn} : key{other, mine, turn};
+  }
   std::string text() const;                           // "all_reduce of 12 float32 (sum)"
   struct own_touches {
     std::array<driver::touch, 2> all{};
@@ -44,17 +64,22 @@ struct collective_request {
   own_touches touches(std::size_t ranks) const noexcept;  // own memory that one rank's part reads and writes
 };
 
+// What one call enqueues: a collective, a send, a receive, or a send and a receive that do not wait for each other.
+using requests = std::span<collective_request const>;
+std::string_view name_of(requests) noexcept;
+std::string text_of(requests);
+bool needs(requests, int rank) noexcept;  // whether the call needs that rank. No request: the operation needs all
+
 bool reducible(dtype) noexcept;  // all but int16 and boolean, which NCCL lacks
 
 // Carries out a collective that all ranks agreed on: by NCCL, simulated streams, or copies if large.
 class collective_backend {
  public:
   virtual ~collective_backend() = default;
-  // Enqueues this rank's part of collective `turn` (0, 1, 2, …, equal on all ranks).
+  // Enqueues this rank's part.
   // Blocks: only as NCCL does. Throws: device_lost, driver_error. After a throw nothing is under way, or
   // broken() tells why no rank can continue.
-  virtual void issue(int rank, clock::stream_clock& on, std::uint64_t sequence, collective_request const&,
-                     source_location) = 0;
+  virtual void issue(int rank, clock::stream_clock& on, requests, source_location) = 0;
   // Why the ranks cannot continue; empty if they can. Checked before each collective. Threads: any
   virtual std::string broken(int rank) = 0;
   // Whether all collectives of a rank are complete. Of ranks in several processes. Threads: any
@@ -86,7 +111,8 @@ std::unique_ptr<collective_backend> carried_by_sockets(runtime::impl&, std::vect
                                                        source_location);
 
 // What the host knows of a communicator.
-// Invariant: the i-th collective of every rank is the same, except for its addresses.
+// Invariant: the i-th collective of every rank is the same, except for its addresses. The i-th send of a rank to
+// another fits the other's i-th receive from it.
 class group {
  public:
   group(runtime::impl&, std::vector<int> devices, std::unique_ptr<collective_backend>);
@@ -97,7 +123,10 @@ class group {
   int size() const noexcept { return static_cast<int>(devices_.size()); }
   int device(int rank) const noexcept { return devices_[static_cast<std::size_t>(rank)]; }  // of a rank of this process
 
-  stamp issue(int rank, clock::stream_clock& on, collective_request const&, source_location);
+  stamp issue(int rank, clock::stream_clock& on, std::span<collective_request>, source_location);
+  stamp issue(int rank, clock::stream_clock& on, collective_request r, source_location at) {
+    return issue(rank, on, std::span(&r, 1), at);
+  }
   std::string said(int rank) const { return backend_->said(rank); }
   virtual void barrier(int rank, base::time_limit, source_location) = 0;
   virtual void abort(int rank, std::string_view why) noexcept = 0;
@@ -107,15 +136,16 @@ class group {
   virtual std::string failure() const = 0;   // why no rank can continue; empty while they can
 
  protected:
-  virtual void refuse_if_over(int rank, std::string const& operation, source_location) const = 0;
-  // Returns: the turn of the rank's next collective. Throws: invalid_use if another rank calls another one
-  virtual std::uint64_t agree(int rank, collective_request const&, source_location) = 0;
+  // `what`: empty if the operation needs all ranks.
+  virtual void refuse_if_over(int rank, std::string const& operation, requests what, source_location) const = 0;
+  // Sets the turns. Throws: invalid_use if another rank calls something else; nothing has changed
+  virtual void agree(int rank, std::span<collective_request>, source_location) = 0;
   // The carrier says why no rank can continue. Ends all ranks. Throws: driver_error, if another rank did it
   virtual void end_broken(int rank, std::string const& why, std::string const& /*operation*/, source_location) {
     abort(rank, why);
   }
   // the rank's last agreement, whose issue failed
-  virtual void withdraw(int rank, collective_request const&, source_location) noexcept = 0;
+  virtual void withdraw(int rank, requests, source_location) noexcept = 0;
 
   runtime::impl& runtime_;           // invalid once ended_
   base::atomic<bool> ended_{false};
@@ -141,18 +171,26 @@ class thread_group final : public group {
     source_location at;
     int ranks = 0;     // number of ranks that called it
   };
+  struct pair {  // what one rank sends to another
+    std::uint64_t sent = 0, received = 0;  // turns that were called
+    std::vector<asked> open;               // called by one of the two
+  };
   struct shared {
     std::vector<asked> open;             // open[i] is turn closed + i
     std::uint64_t closed = 0;            // turns that all ranks have called
     std::vector<std::uint64_t> next;     // by rank: its next turn
-    std::vector<bool> gone, at_barrier;  // by rank
+    std::map<std::array<int, 2>, pair> pairs;  // by sender and receiver
+    std::vector<bool> gone, at_barrier;        // by rank
     std::uint64_t barriers = 0;          // completed
     int aborted_by = -1;
+    bool has_open(int rank) const noexcept;  // a collective, or a transfer of the rank, that others have not called
   };
-  void refuse_if_over(int rank, std::string const& operation, source_location) const override;
-  std::uint64_t agree(int rank, collective_request const&, source_location) override;
-  void withdraw(int rank, collective_request const&, source_location) noexcept override;
-  void refuse_if_over(shared const& s, int rank, std::string const& operation, source_location at) const;
+  void refuse_if_over(int rank, std::string const& operation, requests, source_location) const override;
+  void agree(int rank, std::span<collective_request>, source_location) override;
+  void withdraw(int rank, requests, source_location) noexcept override;
+  void refuse_if_over(shared const& s, int rank, std::string const& operation, requests, source_location at) const;
+  static pair& pair_of(shared& s, int rank, collective_request const&);
+  [[noreturn]] void refuse_other(int rank, collective_request const&, asked const& first, source_location) const;
 
   base::guarded<shared> shared_;
   base::condition changed_;

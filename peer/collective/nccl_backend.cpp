@@ -10,6 +10,7 @@
 
 #include <nccl.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "runtime/base/os_library.h"
@@ -139,23 +140,23 @@ class nccl_backend final : public collective_backend {
 
   ~nccl_backend() override { abort(); }  // ranks that have not left
 
-  void issue(int rank, clock::stream_clock& on, std::uint64_t, collective_request const& r,
-             source_location at) override {
-    if (r.count == 0) return;
+  void issue(int rank, clock::stream_clock& on, requests all, source_location at) override {
+    if (std::all_of(all.begin(), all.end(), [](auto const& r) { return r.count == 0; })) return;
+    collective_request const& r = all[0];
     one& mine = ranks_[static_cast<std::size_t>(rank)];
     driver::driver& machine = runtime_.machine();
     auto const operands = [&] {
-      return base::text("rank ", rank, " of ", devices_.size(), ", ", r.text(), " on gpu:", on.device());
+      return base::text("rank ", rank, " of ", devices_.size(), ", ", text_of(all), " on gpu:", on.device());
     };
-    require(machine.make_current(on.device()), name_of(r.what), operands(), "", at);
+    require(machine.make_current(on.device()), name_of(all), operands(), "", at);
     auto const native = machine.native(on.device(), on.handle());
-    require(native.is, name_of(r.what), operands(), "", at);
+    require(native.is, name_of(all), operands(), "", at);
     ncclResult_t answer = ncclSuccess;
     std::string text;
     {
       base::lock_guard const lock(mine.calls);
       if (!mine.comm)
-        throw driver_error(0, std::string(name_of(r.what)), operands() + ": the communicator was aborted",
+        throw driver_error(0, std::string(name_of(all)), operands() + ": the communicator was aborted",
                            "Create a new one with communicator::create_all", at, error_id{284});
       bool const bytes = !r.reduces();  // no arithmetic: element types do not matter
       std::size_t const count = static_cast<std::size_t>(r.count) * (bytes ? size_of(r.type) : 1);
@@ -176,6 +177,8 @@ class nccl_backend final : public collective_backend {
         case collective::scatter:
         case collective::gather: answer = spread(rank, r, count, mine.comm, native.value); break;
         case collective::all_to_all: answer = exchange(r, count, mine.comm, native.value); break;
+        case collective::send:
+        case collective::receive: answer = transfer(all, mine.comm, native.value); break;
       }
       answer = settled(answer, mine.comm);
       if (answer != ncclSuccess) {
@@ -185,15 +188,16 @@ class nccl_backend final : public collective_backend {
       }
     }
     if (answer == ncclSuccess) {
-      base::call_site const in(runtime_.observer(), name_of(r.what).data(), at);
-      machine.touched(on.device(), on.handle(), r.touches(devices_.size()));
+      base::call_site const in(runtime_.observer(), name_of(all).data(), at);
+      for (collective_request const& one : all)
+        machine.touched(on.device(), on.handle(), one.touches(devices_.size()));
       mine.last.store(on.now().n, base::memory_order_relaxed);
       mine.last_stream.store(on.id(), base::memory_order_relaxed);
       return;
     }
     if (auto const s = on.captured().is; s.what == driver::code::lost)
-      throw_refusal(s, name_of(r.what), operands(), "", at);
-    throw driver_error(static_cast<int>(answer), std::string(name_of(r.what)), operands() + ": NCCL answers " + text,
+      throw_refusal(s, name_of(all), operands(), "", at);
+    throw driver_error(static_cast<int>(answer), std::string(name_of(all)), operands() + ": NCCL answers " + text,
                        "Set NCCL_DEBUG=INFO for NCCL's own messages", at, error_id{285});
   }
 
@@ -297,6 +301,16 @@ class nccl_backend final : public collective_backend {
         int const peer = static_cast<int>(other);
         note(nccl().Send(part_of(r.in, other, bytes), bytes, ncclUint8, peer, comm, on));
         note(nccl().Recv(part_of(r.out, other, bytes), bytes, ncclUint8, peer, comm, on));
+      }
+    });
+  }
+
+  static ncclResult_t transfer(requests all, ncclComm_t comm, CUstream_st* on) {
+    return in_a_group([&](auto const& note) {
+      for (collective_request const& r : all) {
+        if (r.count == 0) continue;
+        note(r.what == collective::send ? nccl().Send(r.in, r.part_bytes(), ncclUint8, r.root, comm, on)
+                                        : nccl().Recv(r.out, r.part_bytes(), ncclUint8, r.root, comm, on));
       }
     });
   }

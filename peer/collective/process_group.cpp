@@ -42,17 +42,21 @@ class process_group final : public group {
  public:
   process_group(runtime::impl& owner, std::vector<int> devices, int rank, std::unique_ptr<collective_backend> by,
                 std::shared_ptr<bond> to_others)
-      : group(owner, std::move(devices), std::move(by)), rank_(rank), bond_(std::move(to_others)) {
+      : group(owner, std::move(devices), std::move(by)),
+        rank_(rank),
+        simulated_(owner.machine().simulated()),
+        bond_(std::move(to_others)) {
+    transfers_.lock()->resize(devices_.size());
     bond_->of.store(this);
     if (watch().failed()) backend_->abort();
   }
   ~process_group() override { leave(rank_); }
 
   void barrier(int, base::time_limit limit, source_location at) override {
-    refuse_if_over(rank_, "barrier", at);
+    refuse_if_over(rank_, "barrier", {}, at);
     auto const end = watch().barrier(limit);
     if (end.is == rank_watch::at_barrier::end::all_came) return;
-    refuse_if_over(rank_, "barrier", at);
+    refuse_if_over(rank_, "barrier", {}, at);
     std::string missing;
     for (int const r : end.missing) missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(r);
     throw timed_out("barrier", base::text(subject(), " waited ", limit.ns() / 1'000'000, " ms for ", missing),
@@ -74,7 +78,9 @@ class process_group final : public group {
     if (left_.exchange(true)) return;
     if (std::uncaught_exceptions() > 0 && waits(rank_)) abort(rank_, "an exception ended its communicator");
     if (!ended()) backend_->leave(rank_);
-    watch().end();
+    std::vector<rank_watch::transfers> called;
+    called.swap(*transfers_.lock());  // the watch's thread may need the lock while it ends
+    watch().end(called);
   }
 
   void runtime_ends() noexcept override {
@@ -88,11 +94,18 @@ class process_group final : public group {
   void others_changed() noexcept {
     if (watch().failed()) return backend_->abort();
     std::uint64_t const called = next_.load();
-    int const other = watch().left_before(called);
+    int other = watch().left_before(called);
+    bool const in_collective = other >= 0;
+    {
+      auto const with = transfers_.lock();
+      for (std::size_t r = 0; other < 0 && r < with->size(); ++r)
+        if (watch().left_with_less(static_cast<int>(r), (*with)[r])) other = static_cast<int>(r);
+    }
     if (other < 0 || backend_->idle(rank_)) return;
     try {
-      watch().accuse(other, base::text("rank ", other, " has destroyed its communicator, and rank ", rank_,
-                                       " waits for it in collective ", called));
+      watch().accuse(other,
+                     base::text("rank ", other, " has destroyed its communicator, and rank ", rank_,
+                                " waits for it in ", in_collective ? base::text("collective ", called) : "a transfer"));
     } catch (...) {  // no host memory for the text
       watch().accuse(other, "a rank has destroyed its communicator");
     }
@@ -103,8 +116,10 @@ class process_group final : public group {
   std::string subject() const { return base::text("rank ", rank_, " of ", size()); }
 
   // Ranks that leave after a verdict send the verdict first. So the verdict is read last.
-  void refuse_if_over(int, std::string const& operation, source_location at) const override {
-    int const left = left_.load() ? rank_ : watch().left();
+  void refuse_if_over(int, std::string const& operation, requests what, source_location at) const override {
+    int left = left_.load() ? rank_ : -1;
+    for (int r = 0; left < 0 && r < size(); ++r)  // rank 0 carries what simulated devices transfer
+      if ((needs(what, r) || (r == 0 && simulated_)) && watch().has_left(r)) left = r;
     if (watch().failed())
       throw driver_error(0, operation, base::text(subject(), ": ", watch().failure()), restart, at, error_id{403});
     if (left >= 0)
@@ -119,30 +134,45 @@ class process_group final : public group {
     while (!runtime_.machine().simulated() && !watch().failed() && base::now_ns() < until) base::sleep_ns(pause_ns);
     bool const is_others = watch().failed();
     abort(rank_, why);
-    if (is_others) refuse_if_over(rank_, operation, at);
+    if (is_others) refuse_if_over(rank_, operation, {}, at);
   }
 
-  std::uint64_t agree(int, collective_request const& r, source_location at) override {
-    std::uint64_t const turn = next_.fetch_add(1);
-    before_ = trace_;
-    trace_ = next_trace(trace_, r);
-    watch().counts(turn + 1, trace_);
+  void agree(int, std::span<collective_request> all, source_location at) override {
+    if (all[0].between_two()) {
+      auto counts = transfers_.lock();
+      for (collective_request& r : all) r.turn = count_of(*counts, r)++;
+    } else {
+      all[0].turn = next_.fetch_add(1);
+      before_ = trace_;
+      trace_ = next_trace(trace_, all[0]);
+      watch().counts(all[0].turn + 1, trace_);
+    }
     try {  // after it has been counted: a rank that leaves later is judged by the count
-      refuse_if_over(rank_, std::string(name_of(r.what)), at);
+      refuse_if_over(rank_, std::string(name_of(all)), all, at);
     } catch (...) {
-      withdraw(rank_, r, at);
+      withdraw(rank_, all, at);
       throw;
     }
-    return turn;
   }
-  void withdraw(int, collective_request const&, source_location) noexcept override {
+  void withdraw(int, requests all, source_location) noexcept override {
+    if (all[0].between_two()) {
+      auto counts = transfers_.lock();
+      for (collective_request const& r : all) --count_of(*counts, r);
+      return;
+    }
     trace_ = before_;
     watch().counts(next_.fetch_sub(1) - 1, trace_);
+  }
+  static std::uint64_t& count_of(std::vector<rank_watch::transfers>& all, collective_request const& r) noexcept {
+    auto& with = all[static_cast<std::size_t>(r.root)];
+    return r.what == collective::send ? with.sent : with.received;
   }
 
   int const rank_;
   base::atomic<std::uint64_t> next_{0};
   std::uint64_t trace_ = 0, before_ = 0;  // of all calls; and without the last. By the rank's thread
+  base::guarded<std::vector<rank_watch::transfers>> transfers_;  // called, by the other rank
+  bool const simulated_;
   base::atomic<bool> left_{false};
   std::shared_ptr<bond> const bond_;
 };

@@ -5,11 +5,13 @@
 //   share    after all arrived: computes this rank's share of the elements, for all ranks
 //   depart   after all shares are done or cancelled: this rank's stream continues
 //
+// A send and a receive are such a call of two: place 0 sends, place 1 receives.
 // A graph runs them at each launch: the n-th arrive of a rank meets the n-th of the others.
 // Invariant: other ranks access a rank's buffers only between its arrive and its depart.
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <numeric>
 
 #include "peer/collective/group.h"
 #include "peer/collective/host_reduce.h"
@@ -27,9 +29,10 @@ struct failure_state {
 };
 
 struct joint_call {
-  joint_call(collective_request const& r, int ranks, std::shared_ptr<failure_state> f)
+  joint_call(collective_request const& r, std::vector<int> members, std::shared_ptr<failure_state> f)
       : what(r),
-        in(static_cast<std::size_t>(ranks)),
+        rank_of(std::move(members)),
+        in(rank_of.size()),
         out(in.size()),
         dropped(in.size()),
         given(in.size()),
@@ -38,36 +41,39 @@ struct joint_call {
         arrived(in.size()),
         done(in.size()) {}
   collective_request const what;
-  std::vector<void const*> in;  // by rank, written before its arrive is enqueued
+  std::vector<int> const rank_of;  // by place; all that follows is by place too
+  std::vector<void const*> in;     // written before its arrive is enqueued
   std::vector<void*> out;
-  // A part dropped before it ran was refused (its enqueue reports it) or lost. By rank: the number of dropped
+  // A part dropped before it ran was refused (its enqueue reports it) or lost. The number of dropped
   // parts, and whether all are enqueued, after which a dropped part is a lost one.
   std::vector<base::atomic<int>> dropped;
   std::vector<base::atomic<bool>> given;
-  std::vector<source_location> at;  // by rank: the call, written before its arrive is enqueued
+  std::vector<source_location> at;  // the call, written before its arrive is enqueued
   std::shared_ptr<failure_state> const over;
-  std::vector<base::atomic<std::uint64_t>> arrived, done;  // by rank: how often
+  std::vector<base::atomic<std::uint64_t>> arrived, done;  // how often
   base::atomic<int> working{0};
 
   int ranks() const noexcept { return static_cast<int>(in.size()); }
-  bool all_arrived(int rank) const noexcept { return as_often(arrived, rank) || over->over.load(); }
-  bool all_done(int rank) const noexcept { return as_often(done, rank) || (over->over.load() && working.load() == 0); }
-  // Whether each rank has done it as often as this rank has arrived.
-  bool as_often(std::vector<base::atomic<std::uint64_t>> const& times, int rank) const noexcept {
-    std::uint64_t const mine = arrived[static_cast<std::size_t>(rank)].load();
+  bool all_arrived(std::size_t place) const noexcept { return as_often(arrived, place) || over->over.load(); }
+  bool all_done(std::size_t place) const noexcept {
+    return as_often(done, place) || (over->over.load() && working.load() == 0);
+  }
+  // Whether each rank has done it as often as this one has arrived.
+  bool as_often(std::vector<base::atomic<std::uint64_t>> const& times, std::size_t place) const noexcept {
+    std::uint64_t const mine = arrived[place].load();
     return std::all_of(times.begin(), times.end(), [&](auto const& t) { return t.load() >= mine; });
   }
-  void do_share(int rank) const noexcept;
-  void lose(int rank) noexcept {
+  void do_share(std::size_t place) const noexcept;
+  void lose(std::size_t place) noexcept {
     if (over->over.load()) return;
-    over->lost_rank.store(rank);
+    over->lost_rank.store(rank_of[place]);
     over->over.store(true);
   }
 };
 
-void joint_call::do_share(int rank) const noexcept {
-  std::size_t const r = static_cast<std::size_t>(rank), size = size_of(what.type),
-                    part = static_cast<std::size_t>(what.count) * size;
+void joint_call::do_share(std::size_t r) const noexcept {
+  std::size_t const part = what.part_bytes();
+  int const rank = rank_of[r];
   if (what.count == 0 || (ranks() == 1 && in[0] == out[0])) return;
   switch (what.what) {
     case collective::all_reduce: {
@@ -104,56 +110,64 @@ void joint_call::do_share(int rank) const noexcept {
         std::memcpy(static_cast<std::byte*>(out[to]) + r * part, static_cast<std::byte const*>(in[r]) + to * part,
                     part);
       return;
+    case collective::send:
+    case collective::receive:
+      if (r == 1) std::memcpy(out[1], in[0], part);
+      return;
   }
 }
 
 struct rank_task {
   enum class step : std::uint8_t { arrive, share, depart };
   std::shared_ptr<joint_call> where;
-  int rank;
+  std::size_t mine;  // place
   step does;
   bool captured;  // a graph may end without a launch
   bool ran = false;
 
   bool ready() const noexcept {
-    return does == step::arrive || (does == step::share ? where->all_arrived(rank) : where->all_done(rank));
+    return does == step::arrive || (does == step::share ? where->all_arrived(mine) : where->all_done(mine));
   }
   void run() noexcept {
     ran = true;
-    auto const mine = static_cast<std::size_t>(rank);
     if (does == step::arrive) where->arrived[mine].fetch_add(1);
     if (does != step::share) return;
     // Before reading `over`: otherwise a depart could see `over` and no worker while a share starts.
     where->working.fetch_add(1);
     if (!where->over->over.load()) {
-      where->do_share(rank);
+      where->do_share(mine);
       where->done[mine].fetch_add(1);
     }
     where->working.fetch_sub(1);
   }
   void drop() noexcept {
     if (!ran && !captured) {
-      where->dropped[static_cast<std::size_t>(rank)].fetch_add(1);
-      if (where->given[static_cast<std::size_t>(rank)].load()) where->lose(rank);
+      where->dropped[mine].fetch_add(1);
+      if (where->given[mine].load()) where->lose(mine);
     }
     delete this;
   }
 
   std::string name() const {
-    source_location const& at = where->at[static_cast<std::size_t>(rank)];
+    source_location const& at = where->at[mine];
     std::string_view const file = at.file_name() ? at.file_name() : "?";
-    return base::text("rank ", rank, "'s part of ", where->what.text(), " (", file.substr(file.rfind('/') + 1), ":",
-                      at.line(), ")");
+    collective_request asks = where->what;
+    if (asks.between_two()) {
+      asks.what = mine == 0 ? collective::send : collective::receive;
+      asks.root = where->rank_of[1 - mine];
+    }
+    return base::text("rank ", where->rank_of[mine], "'s part of ", asks.text(), " (",
+                      file.substr(file.rfind('/') + 1), ":", at.line(), ")");
   }
   bool needs(rank_task const& other) const noexcept {
-    if (other.where != where || other.rank == rank || other.ran) return false;
+    if (other.where != where || other.mine == mine || other.ran) return false;
     return does == step::share ? other.does == step::arrive : does == step::depart && other.does == step::share;
   }
   std::string missing() const {
     std::string none;
-    for (int r = 0; r < where->ranks(); ++r)
-      if (!where->given[static_cast<std::size_t>(r)].load())
-        none += (none.empty() ? "rank " : ", rank ") + std::to_string(r);
+    for (std::size_t place = 0; place < where->given.size(); ++place)
+      if (!where->given[place].load())
+        none += (none.empty() ? "rank " : ", rank ") + std::to_string(where->rank_of[place]);
     return none.empty() ? none : none + "'s part";
   }
 };
@@ -174,51 +188,60 @@ class streams_backend final : public collective_backend {
  public:
   streams_backend(runtime::impl& r, std::vector<int> devices) : runtime_(r), devices_(std::move(devices)) {}
 
-  void issue(int rank, clock::stream_clock& on, std::uint64_t sequence, collective_request const& r,
-             source_location at) override {
-    std::size_t const mine = static_cast<std::size_t>(rank);
-    std::unique_ptr<rank_task> parts[3];  // all or none, so that a part enqueued implies memory for the last
-    for (auto const does : {rank_task::step::arrive, rank_task::step::share, rank_task::step::depart})
-      parts[static_cast<int>(does)] = std::make_unique<rank_task>(rank_task{nullptr, rank, does, on.seen_captured()});
-    std::shared_ptr<joint_call> where;
-    {
-      auto open = open_.lock();
-      entry& e = (*open)[sequence];
-      if (!e.where) e.where = std::make_shared<joint_call>(r, ranks(), failure_);
-      where = e.where;
-      where->in[mine] = r.in;
-      where->out[mine] = r.out;
-      where->at[mine] = at;
-      if (++e.issued == ranks()) open->erase(sequence);
+  void issue(int rank, clock::stream_clock& on, requests all, source_location at) override {
+    // all parts or none, so that a part enqueued implies memory for the last
+    std::vector<part> parts;
+    parts.reserve(all.size());
+    for (collective_request const& r : all) parts.push_back({&r, place_of(rank, r), {}, {}});
+    for (part& p : parts) {
+      for (auto const does : steps)
+        p.tasks[static_cast<std::size_t>(does)] =
+            std::make_unique<rank_task>(rank_task{nullptr, p.mine, does, on.seen_captured()});
     }
-    for (auto& p : parts) p->where = where;
-    auto const touches = r.touches(devices_.size());
-    auto const enqueue = [&](rank_task::step does, std::span<driver::touch const> uses) {
-      return runtime_.machine().enqueue(on.device(), on.handle(), uses,
-                                        work_of(std::move(parts[static_cast<int>(does)])));
-    };
+    std::size_t joined = 0;
+    try {
+      for (; joined < parts.size(); ++joined) join(parts[joined], rank, at);
+    } catch (...) {  // no host memory
+      while (joined > 0) take_back(parts[--joined], rank);
+      throw;
+    }
     auto const operands = [&] {
-      return base::text("rank ", rank, " of ", ranks(), ", ", r.text(), " on gpu:", on.device());
+      return base::text("rank ", rank, " of ", devices_.size(), ", ", text_of(all), " on gpu:", on.device());
     };
     // arrive declares the buffers: no other rank accesses them before it has run, and until then the machine
     // may fill them with poison.
-    base::call_site const in(runtime_.observer(), name_of(r.what).data(), at);
-    driver::status s = enqueue(rank_task::step::arrive, touches);
-    if (!s.ok()) {
-      take_back(rank, sequence, where);
-      throw_refusal(s, name_of(r.what), operands(), "Create a new communicator with communicator::create_all", at);
+    base::call_site const in(runtime_.observer(), name_of(all).data(), at);
+    driver::status s;
+    bool first = true;
+    for (auto const does : steps) {
+      for (part& p : parts) {
+        if (!s.ok()) break;
+        auto const touches = p.what->touches(devices_.size());
+        s = runtime_.machine().enqueue(
+            on.device(), on.handle(),
+            does == rank_task::step::arrive ? std::span<driver::touch const>(touches) : std::span<driver::touch const>(),
+            work_of(std::move(p.tasks[static_cast<std::size_t>(does)])));
+        if (!s.ok() && first) {
+          for (part& each : parts) take_back(each, rank);
+          throw_refusal(s, name_of(all), operands(), "Create a new communicator with communicator::create_all", at);
+        }
+        first = false;
+      }
     }
-    s = enqueue(rank_task::step::share, {});
-    if (s.ok()) s = enqueue(rank_task::step::depart, {});
     if (s.ok()) {
-      where->given[mine].store(true);
-      if (where->dropped[mine].load() == 0) return;
-      where->lose(rank);  // its device was lost meanwhile
-      return runtime_.machine().recheck();
+      bool lost = false;
+      for (part& p : parts) {
+        p.where->given[p.mine].store(true);
+        if (p.where->dropped[p.mine].load() == 0) continue;
+        p.where->lose(p.mine);  // its device was lost meanwhile
+        lost = true;
+      }
+      if (lost) runtime_.machine().recheck();
+      return;
     }
     failure_->failed_rank.store(rank);
     abort();
-    throw_refusal(s, name_of(r.what), operands(), "Create a new communicator with communicator::create_all", at);
+    throw_refusal(s, name_of(all), operands(), "Create a new communicator with communicator::create_all", at);
   }
 
   std::string broken(int) override {
@@ -238,27 +261,57 @@ class streams_backend final : public collective_backend {
   void leave(int) noexcept override {}
 
  private:
+  static constexpr rank_task::step steps[] = {rank_task::step::arrive, rank_task::step::share,
+                                              rank_task::step::depart};
   struct entry {
     std::shared_ptr<joint_call> where;
-    int issued = 0;
+    std::size_t issued = 0;
   };
-  int ranks() const noexcept { return static_cast<int>(devices_.size()); }
+  struct part {  // of this rank in one joint call
+    collective_request const* what;
+    std::size_t mine;  // place
+    std::unique_ptr<rank_task> tasks[3];
+    std::shared_ptr<joint_call> where;
+  };
+  static std::size_t place_of(int rank, collective_request const& r) noexcept {
+    return r.between_two() ? r.what == collective::receive : static_cast<std::size_t>(rank);
+  }
+  std::vector<int> members(int rank, collective_request const& r) const {
+    if (r.what == collective::send) return {rank, r.root};
+    if (r.what == collective::receive) return {r.root, rank};
+    std::vector<int> all(devices_.size());
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+  }
+  void join(part& p, int rank, source_location at) {
+    auto open = open_.lock();
+    auto const k = p.what->key_of(rank);
+    entry& e = (*open)[k];
+    if (!e.where) e.where = std::make_shared<joint_call>(*p.what, members(rank, *p.what), failure_);
+    p.where = e.where;
+    p.where->in[p.mine] = p.what->in;
+    p.where->out[p.mine] = p.what->out;
+    p.where->at[p.mine] = at;
+    for (auto& t : p.tasks) t->where = p.where;
+    if (++e.issued == p.where->rank_of.size()) open->erase(k);
+  }
 
   // Undoes the rank's part of a turn that was refused before anything was enqueued.
-  void take_back(int rank, std::uint64_t sequence, std::shared_ptr<joint_call> const& where) {
+  void take_back(part const& p, int rank) {
     auto open = open_.lock();
-    entry& e = (*open)[sequence];
-    if (!e.where) e = {where, ranks()};  // it was the last
-    where->in[static_cast<std::size_t>(rank)] = nullptr;
-    where->out[static_cast<std::size_t>(rank)] = nullptr;
-    where->dropped[static_cast<std::size_t>(rank)].store(0);
-    if (--e.issued == 0) open->erase(sequence);
+    auto const k = p.what->key_of(rank);
+    entry& e = (*open)[k];
+    if (!e.where) e = {p.where, p.where->rank_of.size()};  // it was the last
+    p.where->in[p.mine] = nullptr;
+    p.where->out[p.mine] = nullptr;
+    p.where->dropped[p.mine].store(0);
+    if (--e.issued == 0) open->erase(k);
   }
 
   runtime::impl& runtime_;
   std::vector<int> const devices_;
   std::shared_ptr<failure_state> const failure_ = std::make_shared<failure_state>();
-  base::guarded<std::map<std::uint64_t, entry>> open_;
+  base::guarded<std::map<collective_request::key, entry>> open_;
 };
 
 }  // namespace

@@ -1,91 +1,61 @@
 // Collectives of simulated devices of several processes: a rank's part is two operations on its stream, and
-// one thread exchanges the bytes over sockets, in the order of the calls.
+// two threads exchange the bytes over sockets.
 // Threads: the rank's; abort by any. The operations run on the machine's workers.
 //
 //   arrive   copies what this rank brings to host memory
 //   depart   after the exchange: copies what this rank gets to its buffer
 //
-// Rank 0 receives what each rank brings, in order of rank, reduces as one process does, and sends results.
-// Invariant: the thread reads what a rank brings after its arrive has run.
+// A rank that has arrived sends what it brings to rank 0. Rank 0 joins the parts of one call, reduces as one process
+// does, and sends each rank its result. A send and its receive are such a call of two ranks: place 0 sends.
+// One thread only reads, so that every send ends; the other sends in order.
+// Invariant: what a rank brings is sent after its arrive has run. A rank says that it leaves before its line ends.
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <deque>
+#include <map>
+#include <optional>
 
-#include "peer/collective/group.h"
-#include "peer/collective/host_reduce.h"
+#include "peer/collective/frames.h"
 #include "runtime/base/call_site.h"
 #include "runtime/core/parts.h"
 
 namespace weir::peer {
 namespace {
 
-using bytes = std::vector<std::byte>;
-
-// What precedes the bytes of each rank's part, and of its result.
-struct part_head {
-  std::uint64_t sequence = 0, bytes = 0;
-  std::int64_t count = 0;
-  std::int32_t root = 0;
-  collective what{};
-  dtype type{};
-  reduce_op how{};
-  std::uint8_t zero = 0;
-};
-static_assert(sizeof(part_head) == 32);
-
-part_head head_of(collective_request const& r, std::uint64_t sequence, std::size_t bytes) {
-  return {sequence, bytes, r.count, r.root, r.what, r.type, r.how, 0};
-}
-collective_request request_of(part_head const& h) { return {h.what, h.type, h.how, h.root, h.count, nullptr, nullptr}; }
-
-std::size_t brought(collective_request const& r, int rank, int ranks) {
-  std::size_t const part = r.part_bytes();
-  switch (r.what) {
-    case collective::all_reduce:
-    case collective::all_gather:
-    case collective::gather: return part;
-    case collective::reduce_scatter:
-    case collective::all_to_all: return part * static_cast<std::size_t>(ranks);
-    case collective::broadcast: return rank == r.root ? part : 0;
-    case collective::scatter: return rank == r.root ? part * static_cast<std::size_t>(ranks) : 0;
-  }
-  return 0;
-}
-std::size_t gotten(collective_request const& r, int rank, int ranks) {
-  std::size_t const part = r.part_bytes();
-  switch (r.what) {
-    case collective::all_reduce:
-    case collective::reduce_scatter:
-    case collective::scatter: return part;
-    case collective::broadcast: return rank == r.root ? 0 : part;
-    case collective::all_gather:
-    case collective::all_to_all: return part * static_cast<std::size_t>(ranks);
-    case collective::gather: return rank == r.root ? part * static_cast<std::size_t>(ranks) : 0;
-  }
-  return 0;
-}
-
-// One collective of this rank, from its call to its depart.
+// One call of this rank, from its enqueue to its depart.
 struct exchange {
   collective_request const what;
-  std::uint64_t const sequence;
   int const rank, ranks;
   source_location const at;
   bytes in{}, out{};
-  base::atomic<bool> arrived{false}, done{false};
+  base::atomic<bool> done{false};
+};
+
+struct job {  // of the sending thread
+  std::shared_ptr<exchange> own{};  // has arrived; else rank 0 sends a result:
+  int to = 0;
+  frame_head head{};
+  std::shared_ptr<bytes const> whole{};
+  std::span<std::byte const> part{};
 };
 
 struct shared_state {
-  base::guarded<std::deque<std::shared_ptr<exchange>>> queue;  // not exchanged yet, in order
+  struct lists {
+    std::deque<job> jobs;
+    std::map<collective_request::key, std::shared_ptr<exchange>> waiting;  // enqueued, and without a result
+    bool leaves = false;                               // no more jobs come
+  };
+  base::guarded<lists> all;
   base::condition changed;
   base::atomic<bool> over{false};       // no more is exchanged; parts that wait go on
   base::atomic<bool> lost{false};       // a part was dropped before it ran: the device is lost
   base::atomic<bool> given{true};       // the last call enqueued all of its parts, or nothing
-  base::atomic<std::uint64_t> open{0};  // collectives whose depart has not run
+  base::atomic<std::uint64_t> open{0};  // exchanges whose depart has not run
 
   void stop() noexcept {
     {
-      auto q = queue.lock();
+      auto q = all.lock();
       over.store(true);
     }
     changed.notify_all();
@@ -101,12 +71,10 @@ struct arrival {
     try {
       auto const* const from = static_cast<std::byte const*>(what->what.in);
       if (std::size_t const n = brought(what->what, what->rank, what->ranks); n > 0) what->in.assign(from, from + n);
+      auto q = all->all.lock();
+      q->jobs.push_back({.own = what});
     } catch (...) {  // no host memory
       return all->stop();
-    }
-    {
-      auto q = all->queue.lock();
-      what->arrived.store(true);
     }
     all->changed.notify_all();
   }
@@ -122,7 +90,7 @@ struct departure {
     ran = true;
     if (what->done.load() && !what->out.empty()) std::memcpy(what->what.out, what->out.data(), what->out.size());
     {
-      auto q = all->queue.lock();
+      auto q = all->all.lock();
       all->open.fetch_sub(1);
     }
     all->changed.notify_all();
@@ -149,57 +117,72 @@ class sockets_backend final : public collective_backend {
                   std::function<void(int, std::string const&)> blame, source_location at)
       : runtime_(r), devices_(std::move(devices)), rank_(rank), lines_(std::move(lines)), blame_(std::move(blame)) {
     try {
-      thread_ = base::thread([this] { labour(); });
+      sender_ = base::thread([this] { labour(&sockets_backend::send_all); });
+      reader_ = base::thread([this] { labour(&sockets_backend::read_all); });
     } catch (...) {
+      abort();
+      end_threads();
       throw driver_error(0, "communicator", base::text("rank ", rank, " of ", ranks(), ": no thread is left"),
                          "Raise the limit of threads (ulimit -u)", at, error_id{412});
     }
   }
   ~sockets_backend() override {
     abort();
-    end_thread();
+    end_threads();
   }
 
-  void issue(int, clock::stream_clock& on, std::uint64_t sequence, collective_request const& r,
-             source_location at) override {
+  void issue(int, clock::stream_clock& on, requests all, source_location at) override {
+    auto const operands = [&] { return base::text("rank ", rank_, " of ", ranks(), ", ", text_of(all)); };
     if (on.seen_captured())
-      throw not_supported(std::string(name_of(r.what)), base::text("rank ", rank_, " of ", ranks(), ", in a capture"),
+      throw not_supported(std::string(name_of(all)), base::text("rank ", rank_, " of ", ranks(), ", in a capture"),
                           "Simulated devices of several processes exchange once a call: enqueue it at each step", at,
                           error_id{432});
-    auto const what = std::make_shared<exchange>(r, sequence, rank_, ranks(), at);
-    auto arrive = std::make_unique<arrival>(what, all_);
-    auto depart = std::make_unique<departure>(what, all_);
-    auto const touches = r.touches(devices_.size());
-    std::vector<driver::touch> reads, writes;
-    for (driver::touch const& t : std::span<driver::touch const>(touches)) (t.writes ? writes : reads).push_back(t);
-    if (brought(r, rank_, ranks()) == 0) reads.clear();
-    if (gotten(r, rank_, ranks()) == 0) writes.clear();
-    auto const operands = [&] {
-      return base::text("rank ", rank_, " of ", ranks(), ", ", r.text(), " on gpu:", on.device());
+    std::vector<part> parts;
+    for (collective_request const& r : all) {
+      auto const what = std::make_shared<exchange>(r, rank_, ranks(), at);
+      parts.push_back(
+          {what, std::make_unique<arrival>(what, all_), std::make_unique<departure>(what, all_), {}, {}});
+      auto const touches = r.touches(devices_.size());
+      for (driver::touch const& t : std::span<driver::touch const>(touches))
+        (t.writes ? parts.back().writes : parts.back().reads).push_back(t);
+      if (brought(r, rank_, ranks()) == 0) parts.back().reads.clear();
+      if (gotten(r, rank_, ranks()) == 0) parts.back().writes.clear();
+    }
+    auto const take_back = [&] {
+      auto q = all_->all.lock();
+      for (part const& p : parts) all_->open.fetch_sub(q->waiting.erase(p.what->what.key_of(rank_)));
     };
-    {
-      auto q = all_->queue.lock();
-      q->push_back(what);
-      all_->open.fetch_add(1);
-    }
-    base::call_site const in(runtime_.observer(), name_of(r.what).data(), at);
-    all_->given.store(false);
-    driver::status s = runtime_.machine().enqueue(on.device(), on.handle(), reads, work_of(std::move(arrive)));
-    if (!s.ok()) {
-      {
-        auto q = all_->queue.lock();  // the thread waits for its arrive, and has not taken it
-        q->pop_back();
-        all_->open.fetch_sub(1);
+    try {
+      auto q = all_->all.lock();
+      for (part const& p : parts) {
+        q->waiting.emplace(p.what->what.key_of(rank_), p.what);
+        all_->open.fetch_add(1);
       }
-      all_->given.store(true);
-      throw_refusal(s, name_of(r.what), operands(), "Create a new communicator", at);
+    } catch (...) {  // no host memory
+      take_back();
+      throw;
     }
-    s = runtime_.machine().enqueue(on.device(), on.handle(), writes, work_of(std::move(depart)));
+    base::call_site const in(runtime_.observer(), name_of(all).data(), at);
+    all_->given.store(false);
+    driver::status s;
+    for (part& p : parts) {
+      s = runtime_.machine().enqueue(on.device(), on.handle(), p.reads, work_of(std::move(p.arrive)));
+      if (s.ok()) continue;
+      if (&p != &parts[0]) break;
+      take_back();
+      all_->given.store(true);
+      throw_refusal(s, name_of(all), base::text(operands(), " on gpu:", on.device()), "Create a new communicator", at);
+    }
+    for (part& p : parts)
+      if (s.ok()) s = runtime_.machine().enqueue(on.device(), on.handle(), p.writes, work_of(std::move(p.depart)));
     all_->given.store(true);
-    if (s.ok()) return;
+    if (s.ok()) {
+      if (hub_left_.load()) blame_hub();
+      return;
+    }
     refused_.store(true);
     abort();
-    throw_refusal(s, name_of(r.what), operands(), "Create a new communicator", at);
+    throw_refusal(s, name_of(all), base::text(operands(), " on gpu:", on.device()), "Create a new communicator", at);
   }
 
   std::string broken(int) override {
@@ -213,157 +196,221 @@ class sockets_backend final : public collective_backend {
   bool idle(int) override { return all_->open.load() == 0; }
 
   void abort() noexcept override {
-    if (all_->over.load()) return;
     all_->stop();
+    if (hung_up_.exchange(true)) return;  // the runtime may have ended
     for (os::owned_file const& line : lines_)
       if (line.is_open()) os::shut_down(line.get());
     runtime_.machine().recheck();
   }
 
-  // Blocks: until this rank's collectives are complete. Ranks that never call them leave or fail.
+  // Blocks: until this rank's calls are complete. Ranks that never make them leave or fail.
   void leave(int) noexcept override {
     {
-      auto q = all_->queue.lock();
+      auto q = all_->all.lock();
       all_->changed.wait(q.lock(), [&] { return all_->over.load() || all_->open.load() == 0; });
+      q->leaves = true;
     }
+    all_->changed.notify_all();
+    end(sender_);  // it says farewell
     abort();
-    end_thread();
+    end_threads();
   }
 
  private:
+  struct part {  // of one call
+    std::shared_ptr<exchange> what;
+    std::unique_ptr<arrival> arrive;
+    std::unique_ptr<departure> depart;
+    std::vector<driver::touch> reads, writes;
+  };
+  struct joined {  // the parts of one call, on rank 0
+    struct one {
+      collective_request asks;
+      source_location at;
+      bytes brings;
+      bool came = false;
+    };
+    std::vector<one> parts;  // by place
+    std::size_t came = 0;
+  };
+  struct fault {  // why the ranks cannot continue, and which rank is to blame
+    int about;
+    std::string why;
+  };
+
   int ranks() const noexcept { return static_cast<int>(devices_.size()); }
   std::size_t size() const noexcept { return devices_.size(); }
 
-  void end_thread() noexcept {
-    if (!thread_.joinable()) return;
-    if (process_was_forked()) return (void)new base::thread(std::move(thread_));
-    thread_.join();
+  void end(base::thread& t) noexcept {
+    if (!t.joinable()) return;
+    if (process_was_forked()) return (void)new base::thread(std::move(t));
+    t.join();
+  }
+  void end_threads() noexcept { end(sender_), end(reader_); }
+  void blame_hub() const {
+    blame_(0, base::text("rank 0 has destroyed its communicator, which carries all transfers, and rank ", rank_,
+                         " waits"));
   }
 
-  void labour() noexcept {
-    int about = rank_;
-    std::string why;
+  void labour(void (sockets_backend::*does)()) noexcept {
+    fault f{rank_, {}};
     try {
-      while (why.empty()) {
-        std::shared_ptr<exchange> next;
-        {
-          auto q = all_->queue.lock();
-          all_->changed.wait(q.lock(),
-                             [&] { return all_->over.load() || (!q->empty() && q->front()->arrived.load()); });
-          if (all_->over.load()) break;
-          next = q->front();
-          q->pop_front();
-        }
-        why = rank_ == 0 ? carry_as_hub(*next, about) : carry(*next, about);
-        if (!why.empty()) break;
-        next->done.store(true);
-        runtime_.machine().recheck();
-      }
+      (this->*does)();
+    } catch (fault& found) {
+      f = std::move(found);
     } catch (std::exception const& e) {
-      why = e.what();
+      f.why = e.what();
     }
-    if (all_->lost.load()) why = broken(rank_);
+    if (all_->lost.load()) f = {rank_, broken(rank_)};
     // The watch knows better why a line ends: the other process ended, or follows a coming verdict.
-    if (why == hung_up) {
-      auto q = all_->queue.lock();
+    if (f.why == hung_up) {
+      auto q = all_->all.lock();
       all_->changed.wait_for(q.lock(), std::chrono::seconds(5), [&] { return all_->over.load(); });
     }
-    if (!why.empty() && (!all_->over.load() || all_->lost.load())) blame_(about, base::text("rank ", about, " ", why));
+    if (!f.why.empty() && (!all_->over.load() || all_->lost.load()))
+      blame_(f.about, base::text("rank ", f.about, " ", f.why));
   }
 
-  // Both return why the rank `about` cannot continue; empty: the exchange is done.
-  std::string carry(exchange& e, int& about) {
-    about = 0;
-    int const line = lines_[0].get();
-    part_head h = head_of(e.what, e.sequence, e.in.size());
-    if (!sent(line, h, e.in)) return hung_up;
-    if (!received(line, h)) return hung_up;
-    std::size_t const expected = gotten(e.what, rank_, ranks());
-    if (h.sequence != e.sequence || h.bytes != expected) return nonsense;
-    e.out.resize(expected);
-    return received(line, e.out) ? std::string() : hung_up;
-  }
-
-  std::string carry_as_hub(exchange& e, int& about) {
-    std::vector<bytes> parts(size());
-    parts[0] = std::move(e.in);
-    for (int r = 1; r < ranks(); ++r) {
-      about = r;
-      part_head h;
-      int const line = lines_[static_cast<std::size_t>(r)].get();
-      if (!received(line, h)) return hung_up;
-      if (auto const asked = request_of(h); h.sequence != e.sequence || !known(h)) return nonsense;
-      else if (!asked.matches(e.what))
-        return base::text("calls ", asked.text(), " where rank 0 called ", e.what.text(),
-                          e.at.file_name() ? base::text(" at ", e.at.file_name(), ":", e.at.line()) : "",
-                          " (collective ", e.sequence + 1, ")");
-      if (h.bytes != brought(e.what, r, ranks())) return nonsense;
-      parts[static_cast<std::size_t>(r)].resize(h.bytes);
-      if (!received(line, parts[static_cast<std::size_t>(r)])) return hung_up;
+  // The two threads. Both throw a fault.
+  void send_all() {
+    while (true) {
+      job next;
+      {
+        auto q = all_->all.lock();
+        all_->changed.wait(q.lock(), [&] { return all_->over.load() || q->leaves || !q->jobs.empty(); });
+        if (all_->over.load()) return;
+        if (q->jobs.empty()) break;
+        next = std::move(q->jobs.front());
+        q->jobs.pop_front();
+      }
+      if (exchange* const e = next.own.get()) {
+        if (rank_ == 0) take(0, e->what, e->at, std::move(e->in));
+        else send(0, head_of(e->what, e->in.size()), e->in);
+      } else {
+        send(next.to, next.head, next.part);
+      }
     }
-    bytes const whole = combine(e.what, parts);
-    for (int r = 0; r < ranks(); ++r) {
-      about = r;
-      std::span<std::byte const> const mine = result(e.what, whole, r);
-      if (r == 0) {
-        e.out.assign(mine.begin(), mine.end());
+    frame_head farewell;
+    farewell.leaves = 1;
+    for (os::owned_file const& line : lines_)
+      if (line.is_open()) (void)sent(line.get(), farewell, {});
+  }
+
+  void read_all() {
+    std::vector<int> open;
+    for (os::owned_file const& line : lines_) open.push_back(line.is_open() ? line.get() : -1);
+    std::vector<bool> ready;
+    while (std::any_of(open.begin(), open.end(), [](int line) { return line >= 0; })) {
+      os::wait_readable(open, ready, os::no_limit);
+      if (all_->over.load()) return;
+      for (std::size_t i = 0; i < open.size(); ++i) {
+        if (open[i] < 0 || !ready[i]) continue;
+        int const from = static_cast<int>(i);
+        frame_head h;
+        if (!received(open[i], h)) throw fault{from, hung_up};
+        if (h.leaves) {
+          open[i] = -1;
+          if (rank_ != 0) return hub_leaves();
+          continue;
+        }
+        collective_request const asks = request_of(h);
+        if (!known(h, ranks())) throw fault{from, nonsense};
+        if (h.bytes != (rank_ == 0 ? brought(asks, from, ranks()) : gotten(asks, rank_, ranks())))
+          throw fault{from, nonsense};
+        bytes part;
+        if (!received(open[i], part, h.bytes)) throw fault{from, hung_up};
+        if (rank_ == 0) take(from, asks, {}, std::move(part));
+        else finish(asks, std::move(part));
+      }
+    }
+  }
+
+  // All results came before. What still waits gets none.
+  void hub_leaves() {
+    hub_left_.store(true);
+    if (!all_->all.lock()->waiting.empty()) blame_hub();
+  }
+
+  // Rank 0: a rank's part of a call.
+  void take(int from, collective_request const& asks, source_location at, bytes brings) {
+    if (asks.between_two() && asks.root == from) throw fault{from, nonsense};
+    joined complete;
+    {
+      auto all = joining_.lock();
+      auto const [place_of_call, is_new] = all->try_emplace(asks.key_of(from));
+      joined& j = place_of_call->second;
+      if (is_new) j.parts.resize(asks.between_two() ? 2 : size());
+      auto& mine = j.parts[asks.between_two() ? asks.what == collective::receive : static_cast<std::size_t>(from)];
+      if (mine.came) throw fault{from, nonsense};
+      mine = {asks, at, std::move(brings), true};
+      ++j.came;
+      compare(j, from);
+      if (j.came < j.parts.size()) return;
+      complete = std::move(j);
+      all->erase(place_of_call);
+    }
+    std::vector<bytes> parts;
+    for (auto& p : complete.parts) parts.push_back(std::move(p.brings));
+    auto const whole = std::make_shared<bytes const>(combine(asks, parts));
+    std::optional<collective_request> own;  // its result comes last: then this rank may leave
+    for (std::size_t place = 0; place < complete.parts.size(); ++place) {
+      collective_request const& r = complete.parts[place].asks;
+      int const rank = r.between_two() ? complete.parts[1 - place].asks.root : static_cast<int>(place);
+      std::span<std::byte const> const part = result(r, *whole, rank, ranks());
+      if (rank == 0) {
+        own = r;
         continue;
       }
-      if (!sent(lines_[static_cast<std::size_t>(r)].get(), head_of(e.what, e.sequence, mine.size()), mine))
-        return hung_up;
-    }
-    return {};
-  }
-
-  bytes combine(collective_request const& r, std::vector<bytes>& parts) const {
-    switch (r.what) {
-      case collective::broadcast:
-      case collective::scatter: return std::move(parts[static_cast<std::size_t>(r.root)]);
-      case collective::all_gather:
-      case collective::gather: {
-        bytes all;
-        for (bytes const& p : parts) all.insert(all.end(), p.begin(), p.end());
-        return all;
+      {
+        auto q = all_->all.lock();
+        q->jobs.push_back({{}, rank, head_of(r, part.size()), whole, part});
       }
-      case collective::all_to_all: {
-        bytes all;
-        std::size_t const one = r.part_bytes();
-        for (std::size_t at = 0; at < size() * one; at += one)
-          for (bytes const& p : parts)
-            all.insert(all.end(), p.data() + at, p.data() + at + one);
-        return all;
-      }
-      case collective::all_reduce:
-      case collective::reduce_scatter: break;
+      all_->changed.notify_all();
     }
-    bytes all(parts[0].size());
-    std::vector<void const*> in;
-    for (bytes const& p : parts) in.push_back(p.data());
-    void* const out = all.data();
-    reduce(r.type, r.how, in, {&out, 1}, 0, static_cast<std::int64_t>(all.size() / size_of(r.type)));
-    return all;
-  }
-  std::span<std::byte const> result(collective_request const& r, bytes const& whole, int rank) const {
-    std::size_t const n = gotten(r, rank, ranks());
-    bool const sliced = r.what == collective::reduce_scatter || r.what == collective::scatter ||
-                        r.what == collective::all_to_all;
-    return std::span(whole).subspan(sliced ? n * static_cast<std::size_t>(rank) : 0, n);
+    if (!own) return;
+    auto const part = result(*own, *whole, 0, ranks());
+    finish(*own, {part.begin(), part.end()});
   }
 
-  static bool known(part_head const& h) noexcept {
-    return h.what <= collective::all_to_all && h.type <= boolean && h.how <= reduce_op::max && h.count >= 0;
-  }
-  static bool sent(int line, part_head const& h, std::span<std::byte const> part) noexcept {
-    return os::send_bytes(line, std::as_bytes(std::span(&h, 1)), os::no_limit) == os::heard::message &&
-           os::send_bytes(line, part, os::no_limit) == os::heard::message;
-  }
-  static bool received(int line, part_head& h) noexcept {
-    return os::receive_bytes(line, std::as_writable_bytes(std::span(&h, 1)), os::no_limit) == os::heard::message;
-  }
-  static bool received(int line, bytes& part) noexcept {
-    return os::receive_bytes(line, part, os::no_limit) == os::heard::message;
+  static void compare(joined const& j, int from) {
+    auto const differs = [](int rank, joined::one const& b, int first, joined::one const& a, std::string const& which) {
+      throw fault{rank, base::text("calls ", b.asks.text(), " where rank ", first, " called ", a.asks.text(),
+                                   a.at.file_name() ? base::text(" at ", a.at.file_name(), ":", a.at.line()) : "",
+                                   " (", which, " ", a.asks.turn + 1, ")")};
+    };
+    if (j.parts.size() == 2 && j.parts[0].asks.between_two()) {
+      auto const &sends = j.parts[0], &receives = j.parts[1];
+      if (!sends.came || !receives.came || sends.asks.fits(receives.asks)) return;
+      bool const by_sender = from == receives.asks.root;
+      differs(from, by_sender ? sends : receives, by_sender ? sends.asks.root : receives.asks.root,
+              by_sender ? receives : sends, "transfer");
+    }
+    if (!j.parts[0].came) return;
+    for (std::size_t r = 1; r < j.parts.size(); ++r)
+      if (j.parts[r].came && !j.parts[r].asks.matches(j.parts[0].asks))
+        differs(static_cast<int>(r), j.parts[r], 0, j.parts[0], "collective");
   }
 
+  // This rank has its result.
+  void finish(collective_request const& asks, bytes result) {
+    std::shared_ptr<exchange> e;
+    {
+      auto q = all_->all.lock();
+      auto const found = q->waiting.find(asks.key_of(rank_));
+      if (found != q->waiting.end()) {
+        e = found->second;
+        q->waiting.erase(found);
+      }
+    }
+    if (!e || !asks.matches(e->what)) throw fault{0, nonsense};
+    e->out = std::move(result);
+    e->done.store(true);
+    runtime_.machine().recheck();
+  }
+
+  void send(int to, frame_head const& h, std::span<std::byte const> part) const {
+    if (!sent(lines_[static_cast<std::size_t>(to)].get(), h, part) && !hub_left_.load()) throw fault{to, hung_up};
+  }
   static constexpr char const *hung_up = "has ended, or its connection is broken",
                               *nonsense = "sends what does not fit this rank's collective";
   runtime::impl& runtime_;
@@ -372,8 +419,9 @@ class sockets_backend final : public collective_backend {
   std::vector<os::owned_file> const lines_;
   std::function<void(int, std::string const&)> const blame_;
   std::shared_ptr<shared_state> const all_ = std::make_shared<shared_state>();
-  base::atomic<bool> refused_{false};
-  base::thread thread_;
+  base::guarded<std::map<collective_request::key, joined>> joining_;
+  base::atomic<bool> refused_{false}, hung_up_{false}, hub_left_{false};
+  base::thread sender_, reader_;
 };
 
 }  // namespace

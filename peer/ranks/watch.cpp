@@ -50,6 +50,8 @@ struct rank_watch::state {
     std::vector<std::string> unsent;  // by rank
     std::vector<bool> gone;
     std::vector<std::uint64_t> gone_count;  // collectives that a rank had called when it left
+    std::vector<transfers> gone_transfers;  // with this rank
+    std::vector<transfers> own_transfers;   // set when this rank ends
     std::uint64_t barriers = 0;             // completed
     std::vector<place> places;              // at the current one: as rank 0 knows them, or has told
     bool withdrawn = false;                 // rank 0 has answered a withdrawal
@@ -65,10 +67,12 @@ struct rank_watch::state {
   explicit state(rank_watch& w) : of(w), lines(static_cast<std::size_t>(w.size_)) {
     auto s = all.lock();
     s->unsent.resize(lines.size()), s->gone.resize(lines.size()), s->gone_count.resize(lines.size());
+    s->gone_transfers.resize(lines.size());
     s->places.resize(lines.size());
   }
 
   bool is_hub() const noexcept { return of.rank_ == 0; }
+  std::size_t all_transfers() const noexcept { return lines.size() * sizeof(transfers); }
 
   void send(shared& s, int to, kind is, int about, std::span<char const> bytes) {
     std::string& out = s.unsent[static_cast<std::size_t>(to)];
@@ -180,7 +184,9 @@ struct rank_watch::state {
     bool const of_hub = from == 0;
     switch (h.is) {
       case kind::beat: return h.bytes == sizeof(called) && h.about >= 0 && h.about < of.size_;
-      case kind::gone: return h.bytes == sizeof(std::uint64_t) && h.about >= 0 && h.about < of.size_;
+      case kind::gone:
+        return (h.bytes == sizeof(std::uint64_t) || h.bytes == sizeof(std::uint64_t) + all_transfers()) && h.about >= 0 &&
+               h.about < of.size_;
       case kind::arrive:
       case kind::withdraw: return !of_hub && h.bytes == sizeof(std::uint64_t);
       case kind::accuse: return !of_hub && h.about >= 0 && h.about < of.size_ && h.bytes > 0;
@@ -211,6 +217,11 @@ struct rank_watch::state {
           auto s = all.lock();
           s->gone[static_cast<std::size_t>(about)] = true;
           s->gone_count[static_cast<std::size_t>(about)] = number;
+          transfers& with = s->gone_transfers[static_cast<std::size_t>(about)];
+          with = {~std::uint64_t{0}, ~std::uint64_t{0}};  // not told
+          if (bytes.size() > sizeof number)
+            std::memcpy(&with, bytes.data() + sizeof number + static_cast<std::size_t>(of.rank_) * sizeof with,
+                        sizeof with);
           if (is_hub()) send_all(*s, from, kind::gone, from, bytes);
         }
         changed.notify_all();
@@ -303,7 +314,10 @@ struct rank_watch::state {
       if (end == 0 && of.ending_.load(base::memory_order_acquire)) {
         end = now + flush_ns;
         auto s = all.lock();
-        send_all(*s, -1, kind::gone, of.rank_, chars_of(s->own.count));
+        std::string called(chars_of(s->own.count).data(), sizeof s->own.count);
+        if (s->own_transfers.size() == lines.size() && called.size() + all_transfers() <= most_bytes)
+          called.append(reinterpret_cast<char const*>(s->own_transfers.data()), all_transfers());
+        send_all(*s, -1, kind::gone, of.rank_, called);
       }
       write_out();
       if (end == 0) judge(now);
@@ -330,8 +344,12 @@ void rank_watch::start(source_location at) {
   }
 }
 
-void rank_watch::end() noexcept {
+void rank_watch::end(std::span<transfers const> by_rank) noexcept {
   if (!thread_.joinable()) return;
+  try {
+    auto s = state_->all.lock();
+    s->own_transfers.assign(by_rank.begin(), by_rank.end());
+  } catch (...) {}  // no host memory: the others are not told
   if (process_was_forked()) {  // the thread is the parent's
     (void)new base::thread(std::move(thread_));
     return;
@@ -367,7 +385,16 @@ void rank_watch::accuse(int rank, std::string_view why) noexcept {
   on_change_();
 }
 
-int rank_watch::left() const { return left_before(~std::uint64_t{0}); }
+bool rank_watch::has_left(int rank) const {
+  auto s = state_->all.lock();
+  return s->gone[static_cast<std::size_t>(rank)];
+}
+
+bool rank_watch::left_with_less(int rank, transfers own) const {
+  auto s = state_->all.lock();
+  auto const& with = s->gone_transfers[static_cast<std::size_t>(rank)];
+  return s->gone[static_cast<std::size_t>(rank)] && (own.sent > with.received || own.received > with.sent);
+}
 
 int rank_watch::left_before(std::uint64_t collectives) const {
   auto s = state_->all.lock();

@@ -30,7 +30,11 @@ class rank_watch {
   rank_watch(int rank, int size, std::vector<os::owned_file> by_rank, limits, std::function<void()> on_change);
   ~rank_watch();
   void start(source_location);  // Throws: driver_error (no thread or file left)
-  void end() noexcept;          // tells the others that this rank has gone. Blocks: up to a second. Idempotent
+  struct transfers {  // with one other rank
+    std::uint64_t sent = 0, received = 0;
+  };
+  // Tells the others that this rank has gone, and what it had called. Blocks: up to a second. Idempotent
+  void end(std::span<transfers const> by_rank = {}) noexcept;
   rank_watch(rank_watch const&) = delete;
   rank_watch& operator=(rank_watch const&) = delete;
 
@@ -40,8 +44,10 @@ class rank_watch {
   bool failed() const noexcept { return failed_.load(base::memory_order_acquire); }
   // Tells all that they cannot continue because of that rank. Without host memory only this rank knows why.
   void accuse(int rank, std::string_view why) noexcept;
-  int left() const;                                  // a rank whose communicator is destroyed; -1: none
+  bool has_left(int rank) const;                     // its communicator is destroyed
   int left_before(std::uint64_t collectives) const;  // such a rank that had not called that many; -1: none
+  // Whether it has left, and this rank has called more transfers with it than it had with this rank.
+  bool left_with_less(int rank, transfers own) const;
 
   // Waits until all ranks have come. Blocks: up to the limit
   struct at_barrier {

@@ -132,6 +132,33 @@ TEST(collectives, all_to_all_uses_both_buffers_to_the_last_byte) {
   }
 }
 
+TEST(collectives, transfers_use_their_memory_to_the_last_byte) {
+  // nothing; the last byte sent is written beside it; read, which is right; the last byte received is read
+  for (int const wrong : {0, 1, 2, 3}) {
+    for (bool const both : {false, true}) {
+      auto const all = found([&] {
+        two p;
+        buffer out[2] = {buffer(bytes, {.on = device(0)}), buffer(bytes, {.on = device(1)})};
+        p.other.wait(line(0));
+        auto const in_of = [&](int r) { return device_span{p.in[r].data(), count}; };
+        auto const out_of = [&](int r) { return device_span{out[r].data(), count}; };
+        if (both) {
+          for (int r : {0, 1}) p.ranks[r].send_receive(in_of(r), 1 - r, out_of(r), 1 - r);
+        } else {
+          p.ranks[0].send(in_of(0), 1), p.ranks[1].receive(out_of(1), 0);
+          p.ranks[1].send(in_of(1), 0), p.ranks[0].receive(out_of(0), 1);
+        }
+        if (wrong == 1) write(p.other, p.in[0].data<std::byte>() + bytes - 1, 1);
+        if (wrong == 2) read(p.other, p.in[0].data<std::byte>() + bytes - 1, 1);
+        if (wrong == 3) read(p.other, out[0].data<std::byte>() + bytes - 1, 1);
+        p.done();
+        p.other.synchronize();
+      });
+      EXPECT_EQ(all.size(), wrong % 2 ? 1u : 0u) << wrong << both;
+    }
+  }
+}
+
 TEST(collectives, buckets_reduced_during_backward_are_right) {
   expect_none(found([] {
     auto ranks = two_ranks();

@@ -61,6 +61,11 @@ std::string all_collectives() {
   each([&](auto& rank, device_span all, device_span) {
     rank.all_to_all({got[static_cast<std::size_t>(rank.rank())].data(), all.count, all.dtype}, all);
   });
+  each([&](auto& rank, device_span all, device_span one) {  // to the next, from the one before
+    rank.send_receive(one, (rank.rank() + 1) % n, {all.data, part, all.dtype}, (rank.rank() + n - 1) % n);
+  });
+  ranks[1].send({parts[1].data(), part, int32}, 3);
+  ranks[3].receive({got[3].data(), part, int32}, 1);
   std::string seen;
   for (auto const& b : whole) seen += bytes_of(b.data(), b.size());
   for (auto const& b : got) seen += bytes_of(b.data(), b.size());

@@ -157,7 +157,7 @@ TEST(chains, a_device_lost_between_copies_is_named) {
     auto const mine = r.mine(c);
     peer::collective_request const what{
         peer::collective::broadcast, uint8, reduce_op::sum, 0, part, mine.data, mine.data};
-    EXPECT_THROW(carrier->issue(c.rank(), streams::clock_of(current_stream()), 0, what, source_location::current()),
+    EXPECT_THROW(carrier->issue(c.rank(), streams::clock_of(current_stream()), {&what, 1}, source_location::current()),
                  device_lost);
   });
   for (int const rank : devices) EXPECT_EQ(carrier->broken(rank), "gpu:1 is lost");

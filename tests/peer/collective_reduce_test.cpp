@@ -184,7 +184,7 @@ TEST_F(refused_collective, names_rank_0_when_its_half_was_refused) {
   EXPECT_EQ(carrier->broken(1), "");
   simulation::of(machine_).fail_call("enqueue", 2);
   peer::collective_request const what{peer::collective::all_reduce, int32, reduce_op::sum, 0, 1, a.data(), a.data()};
-  EXPECT_THROW(carrier->issue(0, streams::clock_of(current_stream(device(0))), 0, what, source_location::current()),
+  EXPECT_THROW(carrier->issue(0, streams::clock_of(current_stream(device(0))), {&what, 1}, source_location::current()),
                driver_error);
   EXPECT_EQ(carrier->broken(1), "a part of rank 0 was refused by gpu:0");
 }

@@ -304,7 +304,7 @@ TEST(collective, memory_of_another_device_is_refused_naming_both) {
 TEST(collective, every_rank_leaves_the_carrier_once) {
   struct noting final : peer::collective_backend {
     explicit noting(std::vector<int>& l) : left(l) {}
-    void issue(int, clock::stream_clock&, std::uint64_t, peer::collective_request const&, source_location) override {}
+    void issue(int, clock::stream_clock&, peer::requests, source_location) override {}
     std::string broken(int) override { return {}; }
     void abort() noexcept override {}
     void leave(int rank) noexcept override { left.push_back(rank); }

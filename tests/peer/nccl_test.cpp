@@ -106,6 +106,28 @@ TEST_F(nccl_on_gpus, parts_go_from_and_to_every_root) {
   }
 }
 
+TEST_F(nccl_on_gpus, megabytes_go_between_two_ranks_and_in_rings) {
+  int const n = std::min(4, device_count());
+  auto ranks = communicator::create_all(first_devices(n));
+  std::int64_t const count = (std::int64_t{1} << 22) + 3;
+  auto const of = [&](int rank) {
+    return encode(int32, values_of(count, [&](std::int64_t i) { return brought(int32, rank, i); }));
+  };
+  on_each(runtime::current(), ranks, [&](communicator& c) {
+    int const next = (c.rank() + 1) % n, last = (c.rank() + n - 1) % n;
+    buffer const mine = to_device(of(c.rank())), got(mine.size());
+    for (int round = 0; round < 3; ++round)
+      c.send_receive({mine.data(), count, int32}, next, {got.data(), count, int32}, last);
+    EXPECT_TRUE(to_host(got.data(), got.size()) == of(last));
+    if (c.rank() == 0) c.send({got.data(), count, int32}, 1);
+    if (c.rank() == 1) c.receive({got.data(), count, int32}, 0);
+    if (c.rank() == 1) {
+      EXPECT_TRUE(to_host(got.data(), got.size()) == of(n - 1));
+    }
+    current_stream().synchronize();
+  });
+}
+
 // Broadcast, scatter and gather of opened memory: every byte arrives.
 TEST_F(nccl_on_gpus, large_collectives_go_by_copies) {
   auto& chains = runtime::current().get().part<peer::chains>();

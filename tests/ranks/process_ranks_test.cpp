@@ -29,7 +29,7 @@ std::vector<step> draw(std::uint64_t seed, int ranks) {
   std::mt19937 random(static_cast<unsigned>(seed));
   std::vector<step> all(4 + random() % 12);
   for (step& s : all) {
-    s = {static_cast<int>(random() % 7),
+    s = {static_cast<int>(random() % 9),
          static_cast<int>(random() % static_cast<unsigned>(ranks)),
          reducible_types[random() % std::size(reducible_types)],
          all_reductions[random() % 4],
@@ -55,6 +55,8 @@ std::vector<elements> play(communicator& c, std::vector<step> const& all, std::u
     };
     auto const of = [&](buffer const& b, std::int64_t count) { return device_span{b.data(), count, s.type}; };
     buffer in, out;
+    int const next = (c.rank() + 1) % c.size(), last = (c.rank() + c.size() - 1) % c.size();
+    bool const transfers = s.call == 7 && (c.rank() == s.root || last == s.root);
     bool const brings_all = s.call == 3 || s.call == 4 || s.call == 6,
                gets_all = s.call == 2 || s.call == 5 || s.call == 6;
     in = bring(brings_all ? whole : n);
@@ -74,6 +76,11 @@ std::vector<elements> play(communicator& c, std::vector<step> const& all, std::u
         case 4: c.scatter(of(out, n), of(in, whole), s.root); break;
         case 5: c.gather(of(out, whole), of(in, n), s.root); break;
         case 6: c.all_to_all(of(out, whole), of(in, whole)); break;
+        case 7:
+          if (!transfers) break;
+          c.rank() == s.root ? c.send(of(in, n), next) : c.receive(of(out, n), last);
+          break;
+        case 8: c.send_receive(of(in, n), next, of(out, n), last); break;
       }
     }
     if (s.on_side) side.synchronize();
@@ -81,6 +88,7 @@ std::vector<elements> play(communicator& c, std::vector<step> const& all, std::u
     buffer const& result = s.call < 2 ? in : out;
     results.push_back(holds ? to_host(result.data(), result.size()) : elements{});
   }
+  c.barrier();  // rank 0 carries the others' transfers
   return results;
 }
 
@@ -114,7 +122,10 @@ TEST(process_ranks, hold_the_bits_that_threads_hold) {
               [&](communicator& c) { here[static_cast<std::size_t>(c.rank())] = play(c, program, seed); });
     }
     as_ranks(ranks, [&](communicator& c) { there[static_cast<std::size_t>(c.rank())] = play(c, program, seed); });
-    ASSERT_EQ(here, there);
+    for (std::size_t r = 0; r < here.size(); ++r)
+      for (std::size_t i = 0; i < program.size(); ++i)
+        ASSERT_TRUE(here[r][i] == there[r][i]) << "rank " << r << ", step " << i << ": " << program[i].call << " of "
+                                               << program[i].count << " " << name_of(program[i].type);
   }
 }
 
@@ -126,6 +137,19 @@ TEST(process_ranks, one_alone_needs_no_other) {
     EXPECT_EQ(to_host(b.data(), b.size()), encode(int32, {1, 2, 3}));
     EXPECT_EQ(c.failure(), "");
   });
+}
+
+TEST(process_ranks, outlive_their_runtime) {
+  std::optional<communicator> kept;
+  {
+    runtime machine(simulated{.devices = 1, .memory = 64_MiB});
+    runtime_guard const in(machine);
+    kept = communicator::create(communicator::unique_id(), 0, 1, device(0));
+    buffer const b = to_device(encode(int32, {1}));
+    kept->all_reduce({b.data(), 1, int32});
+  }
+  EXPECT_NE(refusal<invalid_use>([&] { kept->barrier(); }).find("has ended"), std::string::npos);
+  kept->abort();
 }
 
 // Both requests are named on every rank, and no rank hangs.

@@ -128,11 +128,16 @@ TEST_F(watched, a_rank_that_calls_no_collective_is_named) {
 TEST_F(watched, a_rank_that_leaves_is_told_to_all_and_is_no_failure) {
   make_all(3);
   all[1]->counts(9);
-  all[1]->end();
+  rank_watch::transfers const called[] = {{2, 3}, {}, {0, 7}};  // with each rank
+  all[1]->end(called);
   for (std::size_t const r : {0u, 2u}) {
     auto const until = std::chrono::steady_clock::now() + 20s;
-    while (all[r]->left() < 0 && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
-    EXPECT_EQ(all[r]->left(), 1);
+    while (!all[r]->has_left(1) && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
+    EXPECT_FALSE(all[r]->has_left(r ? 0 : 2));
+    EXPECT_FALSE(all[r]->left_with_less(1, {called[r].received, called[r].sent}));
+    EXPECT_TRUE(all[r]->left_with_less(1, {called[r].received + 1, 0}));
+    EXPECT_TRUE(all[r]->left_with_less(1, {0, called[r].sent + 1}));
+    EXPECT_FALSE(all[r]->left_with_less(r ? 0 : 2, {9, 9})) << "it has not left";
     EXPECT_EQ(all[r]->left_before(9), -1);
     EXPECT_EQ(all[r]->left_before(10), 1);
     EXPECT_EQ(all[r]->failure(), "");
@@ -213,9 +218,9 @@ TEST_F(watched, random_bytes_end_in_a_verdict_or_nothing) {
     }
     other.hang_up();
     auto const until = std::chrono::steady_clock::now() + 20s;
-    while (!all[0]->failed() && all[0]->left() < 0 && std::chrono::steady_clock::now() < until)
+    while (!all[0]->failed() && !all[0]->has_left(1) && std::chrono::steady_clock::now() < until)
       std::this_thread::sleep_for(1ms);
-    ASSERT_TRUE(all[0]->failed() || all[0]->left() >= 0);
+    ASSERT_TRUE(all[0]->failed() || all[0]->has_left(1));
   }
 }
 

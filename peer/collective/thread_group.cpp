@@ -1,0 +1,196 @@
+// Ranks that are threads of this process: what they have called, and who waits for whom.
+// Threads: each rank by one thread at a time; abort by any.
+#include <algorithm>
+
+#include "peer/collective/group.h"
+
+namespace weir::peer {
+
+thread_group::thread_group(runtime::impl& owner, std::vector<int> devices, std::unique_ptr<collective_backend> by)
+    : group(owner, std::move(devices), std::move(by)) {
+  auto s = shared_.lock();
+  s->next.resize(devices_.size());
+  s->gone.resize(devices_.size());
+  s->at_barrier.resize(devices_.size());
+}
+
+void thread_group::refuse_if_over(int rank, std::string const& operation, requests what, source_location at) const {
+  auto s = shared_.lock();
+  refuse_if_over(*s, rank, operation, what, at);
+}
+
+std::string thread_group::failure() const {
+  auto s = shared_.lock();
+  return s->aborted_by < 0 ? std::string() : base::text("rank ", s->aborted_by, " aborted this communicator");
+}
+
+void thread_group::refuse_if_over(shared const& s, int rank, std::string const& operation, requests what,
+                                  source_location at) const {
+  std::string const subject = base::text("rank ", rank, " of ", size());
+  if (s.aborted_by >= 0)
+    throw driver_error(0, operation, base::text(subject, ": rank ", s.aborted_by, " aborted this communicator"),
+                       "Create a new communicator", at, error_id{254});
+  for (std::size_t other = 0; other < s.gone.size(); ++other)
+    if (s.gone[other] && needs(what, static_cast<int>(other)))
+      throw invalid_use(operation, base::text(subject, ": rank ", other, "'s communicator is destroyed"),
+                        "Keep all ranks' communicators until the last collective call", at, error_id{255});
+}
+
+bool thread_group::shared::has_open(int rank) const noexcept {
+  return !open.empty() || std::any_of(pairs.begin(), pairs.end(), [&](auto const& p) {
+    return (p.first[0] == rank || p.first[1] == rank) && !p.second.open.empty();
+  });
+}
+
+thread_group::pair& thread_group::pair_of(shared& s, int rank, collective_request const& r) {
+  return s.pairs[r.what == collective::send ? std::array{rank, r.root} : std::array{r.root, rank}];
+}
+
+void thread_group::refuse_other(int rank, collective_request const& r, asked const& first, source_location at) const {
+  std::string const there = first.at.file_name() ? base::text(" at ", first.at.file_name(), ":", first.at.line()) : "",
+                    both = base::text("rank ", rank, " calls ", r.text(), " where rank ", first.first_rank, " called ",
+                                      first.first.text(), there);
+  if (r.between_two())
+    throw invalid_use(std::string(name_of(r.what)), both, "Pass equal counts and types to a send and its receive", at,
+                      error_id{437});
+  throw invalid_use(std::string(name_of(r.what)), both, "Call the same collectives in the same order on all ranks", at,
+                    error_id{256});
+}
+
+void thread_group::agree(int rank, std::span<collective_request> all, source_location at) {
+  auto s = shared_.lock();
+  refuse_if_over(*s, rank, std::string(name_of(all)), all, at);
+  if (all[0].between_two()) {
+    for (collective_request const& r : all) {
+      pair& p = pair_of(*s, rank, r);
+      if (p.open.capacity() < p.open.size() + 2) p.open.reserve(2 * p.open.size() + 2);
+      bool const sends = r.what == collective::send, second = sends ? p.sent < p.received : p.received < p.sent;
+      if (second && !r.fits(p.open.front().first)) refuse_other(rank, r, p.open.front(), at);
+    }
+    for (collective_request& r : all) {  // throws nothing: there is room
+      pair& p = pair_of(*s, rank, r);
+      bool const sends = r.what == collective::send, second = sends ? p.sent < p.received : p.received < p.sent;
+      r.turn = sends ? p.sent++ : p.received++;
+      if (second) p.open.erase(p.open.begin());
+      else p.open.push_back({r, rank, at, 1});
+    }
+    return;
+  }
+  collective_request& r = all[0];
+  // room for this collective, and for one that withdraw() reopens
+  if (s->open.capacity() < s->open.size() + 2) s->open.reserve(2 * s->open.size() + 2);
+  std::uint64_t& next = s->next[static_cast<std::size_t>(rank)];
+  std::size_t const place = static_cast<std::size_t>(next - s->closed);
+  if (place == s->open.size()) {
+    s->open.push_back({r, rank, at, 0});
+  } else if (asked const& first = s->open[place]; !r.matches(first.first)) {
+    refuse_other(rank, r, first, at);
+  }
+  ++s->open[place].ranks;
+  r.turn = next++;
+  if (s->open.front().ranks == size()) {  // only the front can be complete; this rank was its last
+    s->open.erase(s->open.begin());
+    ++s->closed;
+  }
+}
+
+void thread_group::withdraw(int rank, requests all, source_location at) noexcept {
+  auto s = shared_.lock();
+  if (all[0].between_two()) {
+    for (collective_request const& r : all) {
+      pair& p = pair_of(*s, rank, r);
+      bool const sends = r.what == collective::send;
+      std::uint64_t const mine = --(sends ? p.sent : p.received);
+      if (mine < (sends ? p.received : p.sent)) p.open.insert(p.open.begin(), {r.seen_from(rank), r.root, at, 1});
+      else p.open.pop_back();
+    }
+    return;
+  }
+  collective_request const& r = all[0];
+  std::uint64_t const sequence = --s->next[static_cast<std::size_t>(rank)];
+  if (sequence < s->closed) {  // this rank completed it: reopen it for the retry
+    s->open.insert(s->open.begin(), {r, rank == 0 ? size() - 1 : 0, at, size() - 1});
+    --s->closed;
+    return;
+  }
+  std::size_t const place = static_cast<std::size_t>(sequence - s->closed);
+  if (--s->open[place].ranks == 0) s->open.pop_back();  // no other rank got this far, so it is the last entry
+}
+
+void thread_group::barrier(int rank, base::time_limit limit, source_location at) {
+  auto s = shared_.lock();
+  refuse_if_over(*s, rank, "barrier", {}, at);
+  s->at_barrier[static_cast<std::size_t>(rank)] = true;
+  if (std::count(s->at_barrier.begin(), s->at_barrier.end(), true) == size()) {
+    std::fill(s->at_barrier.begin(), s->at_barrier.end(), false);
+    ++s->barriers;
+    changed_.notify_all();
+    return;
+  }
+  std::uint64_t const mine = s->barriers;
+  auto const over = [&] {
+    return s->barriers != mine || s->aborted_by >= 0 ||
+           std::find(s->gone.begin(), s->gone.end(), true) != s->gone.end();
+  };
+  changed_.wait_for(s.lock(), limit, over);
+  if (s->barriers != mine) return;
+  std::string missing;
+  for (int other = 0; other < size(); ++other)
+    if (!s->at_barrier[static_cast<std::size_t>(other)])
+      missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(other) +
+                 " (gpu:" + std::to_string(device(other)) + ")";
+  s->at_barrier[static_cast<std::size_t>(rank)] = false;
+  refuse_if_over(*s, rank, "barrier", {}, at);
+  throw timed_out("barrier", base::text("rank ", rank, " waited ", limit.ns() / 1'000'000, " ms for ", missing),
+                  "Check why the thread of that rank did not call, or use a longer limit", at, error_id{258});
+}
+
+void thread_group::abort(int rank, std::string_view) noexcept {
+  {
+    auto s = shared_.lock();
+    if (s->aborted_by < 0) s->aborted_by = rank;
+  }
+  changed_.notify_all();
+  if (!ended()) backend_->abort();
+}
+
+bool thread_group::waits(int rank) const noexcept {
+  auto s = shared_.lock();
+  return s->aborted_by < 0 && (s->next[static_cast<std::size_t>(rank)] > s->closed ||
+                               std::any_of(s->pairs.begin(), s->pairs.end(), [&](auto const& p) {
+                                 return !p.second.open.empty() && p.second.open.front().first_rank == rank;
+                               }));
+}
+
+void thread_group::leave(int rank) noexcept {
+  bool waits = false, over = false;
+  {
+    auto s = shared_.lock();
+    waits = s->has_open(rank);  // for this rank, or for ranks that are refused from now on
+    over = s->aborted_by >= 0;
+    s->gone[static_cast<std::size_t>(rank)] = true;
+  }
+  changed_.notify_all();
+  if (waits && !over) abort(rank, {});
+  if (!ended()) backend_->leave(rank);
+}
+
+void thread_group::runtime_ends() noexcept {
+  auto const first_to_leave = [&](int rank, bool& waits) {
+    auto s = shared_.lock();
+    waits = s->has_open(rank) && s->aborted_by < 0;
+    bool const already = s->gone[static_cast<std::size_t>(rank)];
+    s->gone[static_cast<std::size_t>(rank)] = true;
+    return !already;
+  };
+  for (int rank = 0; rank < size(); ++rank) {
+    bool waits = false;
+    if (!first_to_leave(rank, waits)) continue;
+    if (waits) abort(rank, {});
+    backend_->leave(rank);
+  }
+  changed_.notify_all();
+  ended_.store(true, base::memory_order_release);
+}
+
+}  // namespace weir::peer
