@@ -4,6 +4,7 @@
 #pragma once
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -115,6 +116,13 @@ class communicator {
   // Throws: timed_out, naming the missing ranks. This rank then counts as not arrived and may call again.
   void barrier(std::chrono::milliseconds limit = std::chrono::minutes{10},
                source_location = source_location::current());
+  // Makes a communicator of the ranks that pass one color, ordered by key, then by rank. All ranks call. The new
+  // one has no tie to this one, and may outlive it. Returns: none for no_color.
+  // Blocks: the host, until all ranks have called and the new one is connected; at most rank_options::start, or ten
+  // minutes in one process. Throws: invalid_use (a color below no_color), timed_out (the missing ranks are named;
+  // this rank may call again), and what create_all or create throws. This one then works on.
+  static constexpr int no_color = -1;
+  std::optional<communicator> split(int color, int key = 0, source_location = source_location::current());
   // Releases every rank: streams and threads that wait for others continue. Unfinished collectives never
   // finish, and their buffers hold undefined values. Every later call of any rank throws.
   void abort() noexcept;
@@ -125,7 +133,6 @@ class communicator {
  private:
   friend class gradient_buckets;
   struct state;
-  struct maker;
   explicit communicator(std::unique_ptr<state>) noexcept;
   std::unique_ptr<state> state_;
 };

@@ -192,12 +192,7 @@ std::vector<communicator> communicator::create_all(std::span<weir::device const>
     ordinals.push_back(ordinal);
   }
   for (int const ordinal : ordinals) owner.open(ordinal, "communicator::create_all", at);
-  auto by = owner.machine().simulated() ? peer::carried_by_streams(owner, ordinals)
-                                        : peer::carried_by_nccl(owner, ordinals, at);
-  by = peer::carried_in_chains(owner, ordinals, std::move(by),
-                               owner.machine().simulated() ? "parts on each stream" : "NCCL", at);
-  auto const all = std::make_shared<peer::thread_group>(owner, ordinals, std::move(by));
-  peer::add_to(owner, all);
+  auto const all = peer::group_of_threads(owner, ordinals, at);
   std::vector<communicator> ranks;
   for (int rank = 0; rank < all->size(); ++rank)
     ranks.push_back(communicator(std::unique_ptr<state>(new state{all, rank})));
@@ -376,6 +371,16 @@ void communicator::barrier(std::chrono::milliseconds limit, source_location at) 
   (void)state_->all->owner("barrier", at);
   state_->all->barrier(state_->rank, limit, at);
 }
+std::optional<communicator> communicator::split(int color, int key, source_location at) {
+  (void)state_->all->owner("split", at);
+  if (color < no_color)
+    throw invalid_use("split", base::text("color ", color), "Pass 0 or more, or communicator::no_color", at,
+                      error_id{439});
+  peer::seat mine = state_->all->split(rank(), color, key, at);
+  if (!mine.in) return {};
+  return communicator(std::unique_ptr<state>(new state{std::move(mine.in), mine.rank}));
+}
+
 std::string communicator::explain_last() const { return state_->all->said(state_->rank); }
 void communicator::abort() noexcept { state_->all->abort(state_->rank, "its program aborted the communicator"); }
 std::string communicator::failure() const { return state_->all->failure(); }

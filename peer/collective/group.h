@@ -2,6 +2,7 @@
 // Threads: any; each rank by one thread at a time.
 #pragma once
 #include <array>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -110,6 +111,13 @@ std::unique_ptr<collective_backend> carried_by_sockets(runtime::impl&, std::vect
                                                        std::function<void(int rank, std::string const& why)> blame,
                                                        source_location);
 
+using color_and_key = std::array<int, 2>;  // of a rank in a split: its color and key
+class group;
+struct seat {  // of a rank in a group
+  std::shared_ptr<group> in{};
+  int rank = 0;
+};
+
 // What the host knows of a communicator.
 // Invariant: the i-th collective of every rank is the same, except for its addresses. The i-th send of a rank to
 // another fits the other's i-th receive from it.
@@ -129,6 +137,8 @@ class group {
   }
   std::string said(int rank) const { return backend_->said(rank); }
   virtual void barrier(int rank, base::time_limit, source_location) = 0;
+  // The rank's place among those of its color, by key and rank. Without one: communicator::no_color
+  virtual seat split(int rank, int color, int key, source_location) = 0;
   virtual void abort(int rank, std::string_view why) noexcept = 0;
   virtual bool waits(int rank) const noexcept = 0;  // the rank called a collective that others have not called yet
   virtual void leave(int rank) noexcept = 0;
@@ -158,6 +168,7 @@ class thread_group final : public group {
  public:
   thread_group(runtime::impl&, std::vector<int> devices, std::unique_ptr<collective_backend>);
   void barrier(int rank, base::time_limit, source_location) override;
+  seat split(int rank, int color, int key, source_location) override;
   void abort(int rank, std::string_view why) noexcept override;
   bool waits(int rank) const noexcept override;
   void leave(int rank) noexcept override;
@@ -175,13 +186,24 @@ class thread_group final : public group {
     std::uint64_t sent = 0, received = 0;  // turns that were called
     std::vector<asked> open;               // called by one of the two
   };
+  struct round {  // a barrier or a split
+    std::string_view operation;
+    int first_rank;
+    std::vector<bool> came;  // by rank, as all that follows
+    std::vector<color_and_key> colors;  // of a split
+    bool full = false, over = false;    // all have come; the last has seen to it
+    int last_rank = -1;
+    std::exception_ptr failed{};  // for the last rank; `why`: its text, for the others
+    std::string why{};
+    std::vector<seat> seats{};    // empty: failed
+  };
   struct shared {
-    std::vector<asked> open;             // open[i] is turn closed + i
-    std::uint64_t closed = 0;            // turns that all ranks have called
-    std::vector<std::uint64_t> next;     // by rank: its next turn
+    std::vector<asked> open;                   // open[i] is turn closed + i
+    std::uint64_t closed = 0;                  // turns that all ranks have called
+    std::vector<std::uint64_t> next;           // by rank: its next turn
     std::map<std::array<int, 2>, pair> pairs;  // by sender and receiver
-    std::vector<bool> gone, at_barrier;        // by rank
-    std::uint64_t barriers = 0;          // completed
+    std::vector<bool> gone;                    // by rank
+    std::shared_ptr<round> meets;              // null: no rank waits
     int aborted_by = -1;
     bool has_open(int rank) const noexcept;  // a collective, or a transfer of the rank, that others have not called
   };
@@ -190,16 +212,22 @@ class thread_group final : public group {
   void withdraw(int rank, requests, source_location) noexcept override;
   void refuse_if_over(shared const& s, int rank, std::string const& operation, requests, source_location at) const;
   static pair& pair_of(shared& s, int rank, collective_request const&);
-  [[noreturn]] void refuse_other(int rank, collective_request const&, asked const& first, source_location) const;
+  // Blocks: until all ranks have come, and the last has seen to the round
+  std::shared_ptr<round> meet(int rank, std::string_view operation, color_and_key, base::time_limit, source_location,
+                              void (thread_group::*see_to)(round&, source_location) noexcept);
+  void seat_all(round&, source_location) noexcept;
+  [[noreturn]] static void refuse_other(int rank, collective_request const&, asked const& first, source_location);
 
   base::guarded<shared> shared_;
   base::condition changed_;
 };
 
+// The ranks of one color, by key and rank.
+std::vector<int> members_of(int color, std::span<color_and_key const> colors);
+
+std::shared_ptr<group> group_of_threads(runtime::impl&, std::vector<int> devices, source_location);
 // All communicators of a runtime, which they may outlive.
 void add_to(runtime::impl&, std::shared_ptr<group> const&);
-std::shared_ptr<group> group_of_processes(runtime::impl&, membership const&, int device, met, rank_options const&,
-                                          source_location);
 
 // Marks the block for the stream. Throws: invalid_use unless all elements are in one block of its device.
 void use_on(clock::stream_clock&, device_span, std::string_view operation, std::string_view operand, source_location);

@@ -1,5 +1,7 @@
 // One rank of several processes: the calls of weir/collective.h that create it, and what it knows of others.
 // Threads: the rank's; abort and the watch by any.
+#include <algorithm>
+#include <cstring>
 #include <exception>
 #include <map>
 
@@ -18,6 +20,12 @@ namespace {
 constexpr char const* restart = "Start the program again, from its last checkpoint";
 
 class process_group;
+
+// An id of a rendezvous, and where its rank 0 listens. Throws: driver_error (no port)
+rendezvous_point new_point(source_location);
+// Blocks: until all ranks have come
+std::shared_ptr<group> group_at(runtime::impl&, rendezvous_point, membership const&, int device, rank_options const&,
+                                source_location);
 
 // A hash of a sequence of requests and one more; ranks that call the same have the same.
 std::uint64_t next_trace(std::uint64_t before, collective_request const& r) noexcept {
@@ -41,10 +49,11 @@ struct bond {
 class process_group final : public group {
  public:
   process_group(runtime::impl& owner, std::vector<int> devices, int rank, std::unique_ptr<collective_backend> by,
-                std::shared_ptr<bond> to_others)
+                std::shared_ptr<bond> to_others, rank_options const& o)
       : group(owner, std::move(devices), std::move(by)),
         rank_(rank),
         simulated_(owner.machine().simulated()),
+        options_(o),
         bond_(std::move(to_others)) {
     transfers_.lock()->resize(devices_.size());
     bond_->of.store(this);
@@ -52,15 +61,36 @@ class process_group final : public group {
   }
   ~process_group() override { leave(rank_); }
 
-  void barrier(int, base::time_limit limit, source_location at) override {
-    refuse_if_over(rank_, "barrier", {}, at);
-    auto const end = watch().barrier(limit);
-    if (end.is == rank_watch::at_barrier::end::all_came) return;
-    refuse_if_over(rank_, "barrier", {}, at);
-    std::string missing;
-    for (int const r : end.missing) missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(r);
-    throw timed_out("barrier", base::text(subject(), " waited ", limit.ns() / 1'000'000, " ms for ", missing),
-                    "Check why the process of that rank did not call, or use a longer limit", at, error_id{402});
+  void barrier(int, base::time_limit limit, source_location at) override { (void)meet("barrier", {}, limit, at); }
+
+  seat split(int, int color, int key, source_location at) override {
+    std::vector<color_and_key> colors;
+    for (std::string const& text : meet("split", chars_of({color, key}), options_.start, at))
+      std::memcpy(&colors.emplace_back(), text.data() + 1, sizeof(color_and_key));
+    std::vector<int> const members = members_of(color, colors);
+    bool const takes_part = color != communicator::no_color, first = takes_part && members[0] == rank_;
+    rendezvous_point point;
+    std::string said;  // the first of a color: its id, or why there is none
+    if (first) {
+      try {
+        point = new_point(at);
+        said = text_of(point.id);
+      } catch (std::exception const& e) {
+        said = e.what();
+      }
+    }
+    auto const all = meet("split", answers + said.substr(0, longest_text), options_.start, at);
+    if (!takes_part) return {};
+    std::string const id = all[static_cast<std::size_t>(members[0])].substr(1);
+    auto const where = rendezvous_id_of(id);
+    if (!where)
+      throw driver_error(0, "split", base::text(subject(), ": rank ", members[0], " has no port: ", base::visible(id)),
+                         "Raise the limit of open files (ulimit -n), or allow TCP sockets", at, error_id{440});
+    point.id = *where;
+    int const rank = static_cast<int>(std::find(members.begin(), members.end(), rank_) - members.begin());
+    return {group_at(runtime_, std::move(point), {rank, static_cast<int>(members.size()), simulated_}, device(rank_),
+                     options_, at),
+            rank};
   }
 
   void abort(int, std::string_view why) noexcept override {
@@ -112,6 +142,33 @@ class process_group final : public group {
   }
 
  private:
+  static constexpr char asks = 'c', answers = 'i';  // what a rank brings to a split: its color and key; then an id
+  static constexpr std::size_t longest_text = 1000;
+  static std::string chars_of(color_and_key const& mine) {
+    return asks + std::string(reinterpret_cast<char const*>(mine.data()), sizeof mine);
+  }
+
+  // Returns: what each rank brought; all bring the same kind.
+  std::vector<std::string> meet(std::string const& operation, std::string const& brings, base::time_limit limit,
+                                source_location at) {
+    refuse_if_over(rank_, operation, {}, at);
+    auto const end = watch().barrier(limit, brings);
+    if (end.is == rank_watch::at_barrier::end::all_came) {
+      for (std::size_t r = 0; !brings.empty() && r < end.brought.size(); ++r)
+        if (end.brought[r].empty() || end.brought[r][0] != brings[0] ||
+            (brings[0] == asks && end.brought[r].size() != brings.size()))
+          throw invalid_use(operation, base::text("rank ", rank_, " calls ", operation, " where rank ", r,
+                                                  end.brought[r].empty() ? " calls barrier" : " is in another split"),
+                            "Call the same collectives in the same order on all ranks", at, error_id{441});
+      return end.brought;
+    }
+    refuse_if_over(rank_, operation, {}, at);
+    std::string missing;
+    for (int const r : end.missing) missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(r);
+    throw timed_out(operation, base::text(subject(), " waited ", limit.ns() / 1'000'000, " ms for ", missing),
+                    "Check why the process of that rank did not call, or use a longer limit", at, error_id{402});
+  }
+
   rank_watch& watch() const noexcept { return *bond_->watch; }
   std::string subject() const { return base::text("rank ", rank_, " of ", size()); }
 
@@ -173,6 +230,7 @@ class process_group final : public group {
   std::uint64_t trace_ = 0, before_ = 0;  // of all calls; and without the last. By the rank's thread
   base::guarded<std::vector<rank_watch::transfers>> transfers_;  // called, by the other rank
   bool const simulated_;
+  rank_options const options_;
   base::atomic<bool> left_{false};
   std::shared_ptr<bond> const bond_;
 };
@@ -181,7 +239,14 @@ void bond::changed() noexcept {
   if (process_group* const g = of.load()) g->others_changed();
 }
 
-}  // namespace
+rendezvous_point new_point(source_location at) {
+  os::tcp_socket listener = os::listen_tcp(0);
+  if (!listener.file.is_open())
+    throw driver_error(0, "communicator::unique_id", "no port to listen on: " + listener.why_not,
+                       "Raise the limit of open files (ulimit -n), or allow TCP sockets", at, error_id{411});
+  rendezvous_id id{os::own_address(), listener.port, os::random_number()};
+  return {std::move(id), std::move(listener), {}};
+}
 
 std::shared_ptr<group> group_of_processes(runtime::impl& owner, membership const& m, int device, met with,
                                           rank_options const& o, source_location at) {
@@ -205,8 +270,30 @@ std::shared_ptr<group> group_of_processes(runtime::impl& owner, membership const
     };
     by = carried_by_nccl(owner, devices, m.rank, with.greeting, gives_up, at);
   }
-  return std::make_shared<process_group>(owner, devices, m.rank, std::move(by), to_others);
+  return std::make_shared<process_group>(owner, devices, m.rank, std::move(by), to_others, o);
 }
+
+std::shared_ptr<group> group_at(runtime::impl& owner, rendezvous_point point, membership const& m, int device,
+                                rank_options const& o, source_location at) {
+  auto* const sim = m.simulated ? driver::sim::controls_of(owner.machine()) : nullptr;
+  if (sim && sim->host_threads())
+    throw not_supported("communicator", "a seeded machine: its order cannot depend on other processes",
+                        "Use simulated{.schedule = scheduling::threads}, or communicator::create_all", at,
+                        error_id{407});
+  owner.open(device, "communicator", at);
+  met with;
+  if (m.rank == 0) {
+    std::string const greeting = m.simulated ? std::string() : nccl_id(at);
+    with = meet_others(std::move(point.listener), point.id, m, greeting, o.start, at);
+  } else {
+    with = meet_rank_0(point.id, point.ask_again, m, o.start, at);
+  }
+  auto all = group_of_processes(owner, m, device, std::move(with), o, at);
+  add_to(owner, all);
+  return all;
+}
+
+}  // namespace
 
 }  // namespace peer
 
@@ -236,28 +323,6 @@ peer::membership membership_of(runtime::impl& owner, int rank, int size, source_
 
 }  // namespace
 
-struct WEIR_LOCAL communicator::maker {
-  static communicator make(runtime::impl& owner, peer::rendezvous_point point, peer::membership const& m, int device,
-                           rank_options const& o, source_location at) {
-    auto* const sim = m.simulated ? driver::sim::controls_of(owner.machine()) : nullptr;
-    if (sim && sim->host_threads())
-      throw not_supported("communicator", "a seeded machine: its order cannot depend on other processes",
-                          "Use simulated{.schedule = scheduling::threads}, or communicator::create_all", at,
-                          error_id{407});
-    owner.open(device, "communicator", at);
-    peer::met with;
-    if (m.rank == 0) {
-      std::string const greeting = m.simulated ? std::string() : peer::nccl_id(at);
-      with = peer::meet_others(std::move(point.listener), point.id, m, greeting, o.start, at);
-    } else {
-      with = peer::meet_rank_0(point.id, point.ask_again, m, o.start, at);
-    }
-    auto const all = peer::group_of_processes(owner, m, device, std::move(with), o, at);
-    peer::add_to(owner, all);
-    return communicator(std::unique_ptr<state>(new state{all, m.rank}));
-  }
-};
-
 communicator communicator::from_environment(rank_options o, source_location at) {
   check_options(o, at);
   launch_info const l = this_launch(at);
@@ -273,7 +338,8 @@ communicator communicator::from_environment(rank_options o, source_location at) 
         base::text("rank ", l.rank, " of ", l.size, ": local rank ", device, ", and there are ", devices, " devices"),
         "Start at most one process for each device of a machine", at, error_id{408});
   }
-  return maker::make(owner, peer::rendezvous_of(l, o.start, at), m, device, o, at);
+  auto all = peer::group_at(owner, peer::rendezvous_of(l, o.start, at), m, device, o, at);
+  return communicator(std::unique_ptr<state>(new state{std::move(all), m.rank}));
 }
 
 communicator communicator::create(std::string_view id, int rank, int size, weir::device on, rank_options o,
@@ -297,16 +363,14 @@ communicator communicator::create(std::string_view id, int rank, int size, weir:
     point.listener = std::move(found->second);
     all->erase(found);
   }
-  return maker::make(owner, std::move(point), m, device, o, at);
+  auto all = peer::group_at(owner, std::move(point), m, device, o, at);
+  return communicator(std::unique_ptr<state>(new state{std::move(all), rank}));
 }
 
 std::string communicator::unique_id(source_location at) {
-  os::tcp_socket listener = os::listen_tcp(0);
-  if (!listener.file.is_open())
-    throw driver_error(0, "communicator::unique_id", "no port to listen on: " + listener.why_not,
-                       "Raise the limit of open files (ulimit -n), or allow TCP sockets", at, error_id{411});
-  std::string const id = peer::text_of({os::own_address(), listener.port, os::random_number()});
-  waiting_listeners().lock()->emplace(id, std::move(listener));
+  peer::rendezvous_point point = peer::new_point(at);
+  std::string const id = peer::text_of(point.id);
+  waiting_listeners().lock()->emplace(id, std::move(point.listener));
   return id;
 }
 

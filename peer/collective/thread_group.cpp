@@ -1,8 +1,10 @@
 // Ranks that are threads of this process: what they have called, and who waits for whom.
 // Threads: each rank by one thread at a time; abort by any.
 #include <algorithm>
+#include <utility>
 
 #include "peer/collective/group.h"
+#include "runtime/core/parts.h"
 
 namespace weir::peer {
 
@@ -11,7 +13,6 @@ thread_group::thread_group(runtime::impl& owner, std::vector<int> devices, std::
   auto s = shared_.lock();
   s->next.resize(devices_.size());
   s->gone.resize(devices_.size());
-  s->at_barrier.resize(devices_.size());
 }
 
 void thread_group::refuse_if_over(int rank, std::string const& operation, requests what, source_location at) const {
@@ -46,15 +47,23 @@ thread_group::pair& thread_group::pair_of(shared& s, int rank, collective_reques
   return s.pairs[r.what == collective::send ? std::array{rank, r.root} : std::array{r.root, rank}];
 }
 
-void thread_group::refuse_other(int rank, collective_request const& r, asked const& first, source_location at) const {
-  std::string const there = first.at.file_name() ? base::text(" at ", first.at.file_name(), ":", first.at.line()) : "",
-                    both = base::text("rank ", rank, " calls ", r.text(), " where rank ", first.first_rank, " called ",
-                                      first.first.text(), there);
-  if (r.between_two())
-    throw invalid_use(std::string(name_of(r.what)), both, "Pass equal counts and types to a send and its receive", at,
-                      error_id{437});
-  throw invalid_use(std::string(name_of(r.what)), both, "Call the same collectives in the same order on all ranks", at,
-                    error_id{256});
+namespace {
+[[noreturn]] void refuse_difference(std::string_view operation, int rank, std::string const& own, int first,
+                                    std::string const& others, source_location at) {
+  throw invalid_use(std::string(operation),
+                    base::text("rank ", rank, " calls ", own, " where rank ", first, " called ", others),
+                    "Call the same collectives in the same order on all ranks", at, error_id{256});
+}
+}  // namespace
+
+void thread_group::refuse_other(int rank, collective_request const& r, asked const& first, source_location at) {
+  std::string const there = first.at.file_name() ? base::text(" at ", first.at.file_name(), ":", first.at.line()) : "";
+  if (!r.between_two())
+    refuse_difference(name_of(r.what), rank, r.text(), first.first_rank, first.first.text() + there, at);
+  throw invalid_use(std::string(name_of(r.what)),
+                    base::text("rank ", rank, " calls ", r.text(), " where rank ", first.first_rank, " called ",
+                               first.first.text(), there),
+                    "Pass equal counts and types to a send and its receive", at, error_id{437});
 }
 
 void thread_group::agree(int rank, std::span<collective_request> all, source_location at) {
@@ -117,32 +126,95 @@ void thread_group::withdraw(int rank, requests all, source_location at) noexcept
   if (--s->open[place].ranks == 0) s->open.pop_back();  // no other rank got this far, so it is the last entry
 }
 
-void thread_group::barrier(int rank, base::time_limit limit, source_location at) {
-  auto s = shared_.lock();
-  refuse_if_over(*s, rank, "barrier", {}, at);
-  s->at_barrier[static_cast<std::size_t>(rank)] = true;
-  if (std::count(s->at_barrier.begin(), s->at_barrier.end(), true) == size()) {
-    std::fill(s->at_barrier.begin(), s->at_barrier.end(), false);
-    ++s->barriers;
-    changed_.notify_all();
-    return;
+std::shared_ptr<thread_group::round> thread_group::meet(int rank, std::string_view operation, color_and_key mine,
+                                                        base::time_limit limit, source_location at,
+                                                        void (thread_group::*see_to)(round&, source_location)
+                                                            noexcept) {
+  auto const self = static_cast<std::size_t>(rank);
+  std::string const op(operation);
+  std::shared_ptr<round> m;
+  {
+    auto s = shared_.lock();
+    refuse_if_over(*s, rank, op, {}, at);
+    if (!s->meets)
+      s->meets = std::make_shared<round>(
+          round{operation, rank, std::vector<bool>(devices_.size()), std::vector<color_and_key>(devices_.size())});
+    m = s->meets;
+    if (m->operation != operation)
+      refuse_difference(operation, rank, op, m->first_rank, std::string(m->operation), at);
+    m->came[self] = true;
+    m->colors[self] = mine;
+    m->full = std::count(m->came.begin(), m->came.end(), true) == size();
+    if (m->full) {
+      m->last_rank = rank;
+      s->meets.reset();
+    } else {
+      changed_.wait_for(s.lock(), limit, [&] {
+        return m->over || (!m->full && (s->aborted_by >= 0 ||
+                                        std::find(s->gone.begin(), s->gone.end(), true) != s->gone.end()));
+      });
+      if (m->full) {
+        changed_.wait(s.lock(), [&] { return m->over; });
+        return m;
+      }
+      m->came[self] = false;
+      std::string missing;
+      for (int other = 0; other < size(); ++other)
+        if (other != rank && !m->came[static_cast<std::size_t>(other)])
+          missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(other) +
+                     " (gpu:" + std::to_string(device(other)) + ")";
+      if (std::find(m->came.begin(), m->came.end(), true) == m->came.end()) s->meets.reset();
+      refuse_if_over(*s, rank, op, {}, at);
+      throw timed_out(op, base::text("rank ", rank, " waited ", limit.ns() / 1'000'000, " ms for ", missing),
+                      "Check why the thread of that rank did not call, or use a longer limit", at, error_id{258});
+    }
   }
-  std::uint64_t const mine = s->barriers;
-  auto const over = [&] {
-    return s->barriers != mine || s->aborted_by >= 0 ||
-           std::find(s->gone.begin(), s->gone.end(), true) != s->gone.end();
-  };
-  changed_.wait_for(s.lock(), limit, over);
-  if (s->barriers != mine) return;
-  std::string missing;
-  for (int other = 0; other < size(); ++other)
-    if (!s->at_barrier[static_cast<std::size_t>(other)])
-      missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(other) +
-                 " (gpu:" + std::to_string(device(other)) + ")";
-  s->at_barrier[static_cast<std::size_t>(rank)] = false;
-  refuse_if_over(*s, rank, "barrier", {}, at);
-  throw timed_out("barrier", base::text("rank ", rank, " waited ", limit.ns() / 1'000'000, " ms for ", missing),
-                  "Check why the thread of that rank did not call, or use a longer limit", at, error_id{258});
+  if (see_to) (this->*see_to)(*m, at);
+  {
+    auto s = shared_.lock();
+    m->over = true;
+  }
+  changed_.notify_all();
+  return m;
+}
+
+void thread_group::barrier(int rank, base::time_limit limit, source_location at) {
+  (void)meet(rank, "barrier", {}, limit, at, nullptr);
+}
+
+seat thread_group::split(int rank, int color, int key, source_location at) {
+  constexpr std::chrono::minutes limit{10};
+  auto const m = meet(rank, "split", {color, key}, limit, at, &thread_group::seat_all);
+  if (m->seats.empty() && m->last_rank == rank) std::rethrow_exception(std::exchange(m->failed, nullptr));
+  if (m->seats.empty())
+    throw driver_error(0, "split", base::text("rank ", rank, " of ", size(), ": rank ", m->last_rank, " has: ", m->why),
+                       "Repeat the call on all ranks", at, error_id{442});
+  return std::move(m->seats[static_cast<std::size_t>(rank)]);
+}
+
+// By the last rank's thread, for all.
+void thread_group::seat_all(round& m, source_location at) noexcept {
+  std::vector<seat> seats;
+  try {
+    seats.resize(devices_.size());
+    for (std::size_t r = 0; r < seats.size(); ++r) {
+      if (m.colors[r][0] == communicator::no_color || seats[r].in) continue;
+      std::vector<int> const members = members_of(m.colors[r][0], m.colors);
+      std::vector<int> on;
+      for (int const member : members) on.push_back(device(member));
+      auto const made = group_of_threads(runtime_, on, at);
+      for (int k = 0; k < made->size(); ++k)
+        seats[static_cast<std::size_t>(members[static_cast<std::size_t>(k)])] = {made, k};
+    }
+    m.seats = std::move(seats);
+  } catch (std::exception const& e) {
+    m.failed = std::current_exception();
+    try {
+      m.why = e.what();
+    } catch (...) {}  // no host memory for the text
+    for (seat const& one : seats)
+      if (one.in) one.in->leave(one.rank);
+  }
 }
 
 void thread_group::abort(int rank, std::string_view) noexcept {
@@ -191,6 +263,25 @@ void thread_group::runtime_ends() noexcept {
   }
   changed_.notify_all();
   ended_.store(true, base::memory_order_release);
+}
+
+std::vector<int> members_of(int color, std::span<color_and_key const> colors) {
+  std::vector<int> members;
+  for (std::size_t r = 0; r < colors.size(); ++r)
+    if (colors[r][0] == color) members.push_back(static_cast<int>(r));
+  std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
+    return colors[static_cast<std::size_t>(a)][1] < colors[static_cast<std::size_t>(b)][1];
+  });
+  return members;
+}
+
+std::shared_ptr<group> group_of_threads(runtime::impl& owner, std::vector<int> devices, source_location at) {
+  bool const simulated = owner.machine().simulated();
+  auto by = simulated ? carried_by_streams(owner, devices) : carried_by_nccl(owner, devices, at);
+  by = carried_in_chains(owner, devices, std::move(by), simulated ? "parts on each stream" : "NCCL", at);
+  auto all = std::make_shared<thread_group>(owner, std::move(devices), std::move(by));
+  add_to(owner, all);
+  return all;
 }
 
 }  // namespace weir::peer

@@ -13,11 +13,11 @@
 namespace weir::peer {
 namespace {
 
-enum class kind : std::uint32_t { beat = 1, arrive, withdraw, standing, accuse, verdict, gone };
+enum class kind : std::uint32_t { beat = 1, arrive, withdraw, standing, accuse, verdict, gone, brought };
 struct head {
   std::uint32_t bytes = 0;  // that follow
   kind is = kind::beat;
-  std::int32_t about = 0;  // the accused, or the rank that has gone. standing: 1 answers a withdrawal
+  std::int32_t about = 0;  // the accused, the rank that has gone, or that brought. standing: 1 answers a withdrawal
   std::uint32_t zero = 0;
 };
 constexpr std::size_t most_bytes = 16384, most_unsent = 1 << 20;
@@ -55,6 +55,8 @@ struct rank_watch::state {
     std::uint64_t barriers = 0;             // completed
     std::vector<place> places;              // at the current one: as rank 0 knows them, or has told
     bool withdrawn = false;                 // rank 0 has answered a withdrawal
+    std::vector<std::string> coming;        // to the current barrier, as rank 0 knows them
+    std::vector<std::string> brought;       // to the last one that was completed
   };
 
   rank_watch& of;
@@ -68,7 +70,7 @@ struct rank_watch::state {
     auto s = all.lock();
     s->unsent.resize(lines.size()), s->gone.resize(lines.size()), s->gone_count.resize(lines.size());
     s->gone_transfers.resize(lines.size());
-    s->places.resize(lines.size());
+    s->places.resize(lines.size()), s->coming.resize(lines.size()), s->brought.resize(lines.size());
   }
 
   bool is_hub() const noexcept { return of.rank_ == 0; }
@@ -136,6 +138,11 @@ struct rank_watch::state {
     if (std::count(s.places.begin(), s.places.end(), place::waits) == of.size_) {
       s.places.assign(s.places.size(), place::away);
       ++s.barriers;
+      s.brought.swap(s.coming);
+      s.coming.assign(lines.size(), {});
+      bool const any = std::any_of(s.brought.begin(), s.brought.end(), [](auto const& b) { return !b.empty(); });
+      for (int of_rank = 0; any && of_rank < of.size_; ++of_rank)
+        send_all(s, -1, kind::brought, of_rank, s.brought[static_cast<std::size_t>(of_rank)]);
     }
     std::string text(chars_of(s.barriers).data(), sizeof s.barriers);
     for (place const p : s.places) text += static_cast<char>(p);
@@ -187,8 +194,9 @@ struct rank_watch::state {
       case kind::gone:
         return (h.bytes == sizeof(std::uint64_t) || h.bytes == sizeof(std::uint64_t) + all_transfers()) && h.about >= 0 &&
                h.about < of.size_;
-      case kind::arrive:
+      case kind::arrive: return !of_hub && h.bytes >= sizeof(std::uint64_t);
       case kind::withdraw: return !of_hub && h.bytes == sizeof(std::uint64_t);
+      case kind::brought: return of_hub && h.about >= 0 && h.about < of.size_;
       case kind::accuse: return !of_hub && h.about >= 0 && h.about < of.size_ && h.bytes > 0;
       case kind::verdict: return of_hub && h.about >= 0 && h.about < of.size_ && h.bytes > 0;
       case kind::standing:
@@ -230,8 +238,13 @@ struct rank_watch::state {
       case kind::arrive:
       case kind::withdraw: {
         auto s = all.lock();
+        if (number == s->barriers && h.is == kind::arrive) s->coming[who] = bytes.substr(sizeof number);
         if (number == s->barriers) s->places[who] = h.is == kind::arrive ? place::waits : place::waited;
         stand(*s, h.is == kind::withdraw ? from : -1);
+        break;
+      }
+      case kind::brought: {
+        all.lock()->brought[static_cast<std::size_t>(h.about)] = bytes;
         break;
       }
       case kind::standing: {
@@ -403,7 +416,7 @@ int rank_watch::left_before(std::uint64_t collectives) const {
   return -1;
 }
 
-rank_watch::at_barrier rank_watch::barrier(base::time_limit limit) {
+rank_watch::at_barrier rank_watch::barrier(base::time_limit limit, std::string_view brings) {
   auto s = state_->all.lock();
   std::uint64_t const mine = s->barriers;
   bool const hub = state_->is_hub();
@@ -413,10 +426,13 @@ rank_watch::at_barrier rank_watch::barrier(base::time_limit limit) {
   auto const say = [&](kind is) {
     if (hub) {
       s->places[0] = is == kind::arrive ? state::place::waits : state::place::waited;
+      s->coming[0] = brings;
       state_->stand(*s);
     } else {
       s->withdrawn = false;
-      state_->send(*s, 0, is, rank_, chars_of(mine));
+      std::string text(chars_of(mine).data(), sizeof mine);
+      if (is == kind::arrive) text += brings;
+      state_->send(*s, 0, is, rank_, text);
     }
     os::wake_up(state_->wake.get());
   };
@@ -425,7 +441,7 @@ rank_watch::at_barrier rank_watch::barrier(base::time_limit limit) {
   if (s->barriers == mine) say(kind::withdraw);
   // Rank 0 knows whether the last rank came before the withdrawal.
   if (!hub) state_->changed.wait(s.lock(), [&] { return s->barriers != mine || s->withdrawn || is_over(); });
-  if (s->barriers != mine) return {};
+  if (s->barriers != mine) return {.brought = s->brought};
   if (is_over()) return {at_barrier::end::over};
   at_barrier late{at_barrier::end::late};
   for (int r = 0; r < size_; ++r)

@@ -2,7 +2,7 @@
 // Threads: any, except construction and destruction.
 //
 //   rank r -> 0   beat (its number of collectives and their trace), arrive, withdraw (a barrier), accuse, gone
-//   0 -> rank r   beat, standing (the ranks at the barrier), verdict, gone
+//   0 -> rank r   beat, brought (to a barrier, by a rank), standing (the ranks at the barrier), verdict, gone
 //
 // Every rank sends a beat several times within `silence`. Rank 0 decides and tells all, so that all name the
 // same rank. Each rank judges rank 0 itself.
@@ -49,12 +49,13 @@ class rank_watch {
   // Whether it has left, and this rank has called more transfers with it than it had with this rank.
   bool left_with_less(int rank, transfers own) const;
 
-  // Waits until all ranks have come. Blocks: up to the limit
+  // Waits until all ranks have come, and tells each what all have brought: up to 4 KiB. Blocks: up to the limit
   struct at_barrier {
     enum class end : std::uint8_t { all_came, over, late } is = end::all_came;  // over: failed() or left()
     std::vector<int> missing{};  // late: the ranks that did not come. This rank has not arrived either, then
+    std::vector<std::string> brought{};  // all_came: by rank
   };
-  at_barrier barrier(base::time_limit);
+  at_barrier barrier(base::time_limit, std::string_view brings = {});
 
  private:
   struct state;
