@@ -1,5 +1,5 @@
-// Random collectives by weir's own copies against a model: one byte array per buffer, changed in program
-// order.
+// Random collectives by weir's own copies, and sends and receives, against a model: one byte array per buffer,
+// changed in program order.
 // Threads: one per rank; the seeded machine chooses which thread runs and what its devices do.
 #pragma once
 #include <random>
@@ -36,7 +36,7 @@ class chain_program {
 
   verdict run() {
     for (int i = 0, n = 3 + static_cast<int>(random_() % 8); i < n; ++i) {
-      steps_.push_back({static_cast<kind>(random_() % 5), static_cast<int>(random_() % static_cast<unsigned>(size_)),
+      steps_.push_back({static_cast<kind>(random_() % 7), static_cast<int>(random_() % static_cast<unsigned>(size_)),
                         static_cast<unsigned char>(1 + i)});
     }
     auto machine = simulation::of(m_.own);
@@ -71,8 +71,9 @@ class chain_program {
   }
 
  private:
-  // write, replace: rank `root` changes its part to that value
-  enum class kind : std::uint8_t { broadcast, scatter, gather, write, replace };
+  // write, replace: rank `root` changes its part to that value. send: its part to the next rank's part. pass: each
+  // rank's part to the first slice of the next rank's whole
+  enum class kind : std::uint8_t { broadcast, scatter, gather, write, replace, send, pass };
   struct step {
     kind what;
     int root;
@@ -83,6 +84,7 @@ class chain_program {
     test::bytes_of_host model;
   };
 
+  int next(int rank) const { return (rank + 1) % size_; }
   std::size_t whole_bytes() const { return bytes_ * static_cast<std::size_t>(size_); }
   // A buffer on the current stream that every rank may access. Made before the
   // threads begin, or by a rank that may use the fallback carrier.
@@ -108,6 +110,11 @@ class chain_program {
         case kind::broadcast: ranks_[r].broadcast(part, s.root); break;
         case kind::scatter: ranks_[r].scatter(part, whole, s.root); break;
         case kind::gather: ranks_[r].gather(whole, part, s.root); break;
+        case kind::send:
+          if (k == s.root) ranks_[r].send(part, next(k));
+          if (k == next(s.root)) ranks_[r].receive(part, s.root);
+          break;
+        case kind::pass: ranks_[r].send_receive(part, next(k), {whole.data, n, uint8}, next(k + size_ - 2)); break;
         case kind::write:
           if (k == s.root) fill(part.data, std::byte{s.value}, bytes_);
           break;
@@ -124,10 +131,13 @@ class chain_program {
   void model(step const& s) {
     auto const root = static_cast<std::size_t>(s.root);
     auto& of_root = wholes_[root].model;
+    if (s.what == kind::send) parts_[static_cast<std::size_t>(next(s.root))].model = parts_[root].model;
     for (std::size_t k = 0; k < parts_.size(); ++k) {
       auto& part = parts_[k].model;
       auto const slice = of_root.begin() + static_cast<std::ptrdiff_t>(k * bytes_);
       if (s.what == kind::broadcast) part = parts_[root].model;
+      if (s.what == kind::pass)
+        std::copy(part.begin(), part.end(), wholes_[static_cast<std::size_t>(next(static_cast<int>(k)))].model.begin());
       if (s.what == kind::scatter) std::copy_n(slice, bytes_, part.begin());
       if (s.what == kind::gather) std::copy(part.begin(), part.end(), slice);
       if ((s.what == kind::write || s.what == kind::replace) && k == root) part.assign(bytes_, std::byte{s.value});
