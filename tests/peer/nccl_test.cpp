@@ -128,6 +128,20 @@ TEST_F(nccl_on_gpus, megabytes_go_between_two_ranks_and_in_rings) {
   });
 }
 
+TEST_F(nccl_on_gpus, a_split_reverses_two_ranks_and_both_groups_work) {
+  auto ranks = communicator::create_all(first_devices(2));
+  on_each(runtime::current(), ranks, [](communicator& c) {
+    auto part = c.split(3, -c.rank());
+    EXPECT_EQ(part->rank(), 1 - c.rank());
+    buffer const b = to_device(encode(int32, {1.0 + c.rank()}));
+    part->broadcast({b.data(), 1, int32}, 0);  // rank 1 of the parent
+    EXPECT_EQ(to_host(b.data(), 4), encode(int32, {2}));
+    c.all_reduce({b.data(), 1, int32});
+    EXPECT_EQ(to_host(b.data(), 4), encode(int32, {4}));
+    EXPECT_FALSE(c.split(communicator::no_color).has_value());
+  });
+}
+
 // Broadcast, scatter and gather of opened memory: every byte arrives.
 TEST_F(nccl_on_gpus, large_collectives_go_by_copies) {
   auto& chains = runtime::current().get().part<peer::chains>();
