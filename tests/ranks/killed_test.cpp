@@ -19,7 +19,7 @@ constexpr int rounds = 5, named = 3;  // an exit status
 
 WEIR_PLAYS_RANK_ROLES()
 
-// Each round is an all_reduce; every second one is waited for.
+// Each round is an all_reduce, and an exchange with the ranks beside this one; every second one is waited for.
 WEIR_RANK_ROLE(adds_up) {
   auto const victim = static_cast<int>(number_from_environment("WEIR_TEST_VICTIM", 99));
   auto const fatal = static_cast<int>(number_from_environment("WEIR_TEST_FATAL", 0));
@@ -27,10 +27,13 @@ WEIR_RANK_ROLE(adds_up) {
   auto const silence = std::chrono::milliseconds(number_from_environment("WEIR_TEST_SILENCE_MS", 10'000));
   auto c = communicator::from_environment({.start = 30s, .silence = silence});
   try {
-    buffer const b = to_device(encode(int32, {1, 2, 3}));
+    buffer const b = to_device(encode(int32, {1, 2, 3})), got = to_device(encode(int32, {1, 2, 3}));
     for (int k = 1; k <= rounds; ++k) {
       if (c.rank() == victim && k == fatal) ::kill(::getpid(), with);
-      auto const done = c.all_reduce({b.data(), 3, int32});
+      auto done = c.all_reduce({b.data(), 3, int32});
+      if (c.size() > 1)
+        done = c.send_receive({b.data(), 3, int32}, (c.rank() + 1) % c.size(), {got.data(), 3, int32},
+                              (c.rank() + c.size() - 1) % c.size());
       if (k % 2) done.synchronize();
     }
     current_stream().synchronize();
@@ -38,6 +41,7 @@ WEIR_RANK_ROLE(adds_up) {
     std::int32_t by = 1;
     for (int k = 0; k < rounds; ++k) by *= c.size();
     EXPECT_EQ(to_host(b.data(), b.size()), encode(int32, {1. * by, 2. * by, 3. * by}));
+    EXPECT_TRUE(c.size() == 1 || to_host(got.data(), got.size()) == to_host(b.data(), b.size()));
     return 0;
   } catch (driver_error const& e) {
     std::printf("%s\n", e.what());
