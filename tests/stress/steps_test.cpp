@@ -430,8 +430,8 @@ TEST(unordered_steps, every_part_counts_despite_abort) {
       auto const carrier = peer::carried_by_streams(rig.bench.core, rig.both);
       std::array<float, 2> x{1, 2};
       for (std::size_t k = 0; k < 2; ++k) {
-        carrier->issue(static_cast<int>(k), *lines[k], turn, {.count = 1, .in = &x[k], .out = &x[k]},
-                       source_location::current());
+        peer::collective_request const what{.count = 1, .in = &x[k], .out = &x[k], .turn = turn};
+        carrier->issue(static_cast<int>(k), *lines[k], {&what, 1}, source_location::current());
       }
       auto const parts = std::exchange(rig.machine->given, {});
       int standing_still = 0;
