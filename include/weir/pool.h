@@ -12,6 +12,9 @@ namespace weir WEIR_API {
 struct pool_options {
   device on = gpu;   // the current device
   size_t limit = 0;  // bytes held from the driver, in whole pages (2 MiB on GPUs); 0: none
+  // For communicator::register_pool. The pool takes its limit at once, in one handle that other processes may map,
+  // and keeps it. It does not sleep, and its limit stays.
+  bool registered = false;
 };
 
 enum class sleep_to : std::uint8_t { host, nowhere };  // nowhere: the contents are dropped
@@ -21,10 +24,12 @@ enum class sleep_to : std::uint8_t { host, nowhere };  // nowhere: the contents 
 // Frees need no pool: a block returns to the pool it came from.
 class pool {
  public:
-  // Makes no driver call but the first of its device. Throws: invalid_use (no name, cpu), device_lost,
-  // driver_error
+  // Makes no driver call but the first of its device, unless it is registered. Throws: invalid_use (no name, cpu),
+  // device_lost, driver_error; if registered, also invalid_use (no limit, in a capture), out_of_memory,
+  // not_supported (a device that maps no memory)
   explicit pool(std::string name, pool_options = {}, source_location = source_location::current());
-  // Live blocks stay valid, and belong to no pool from then on; of a sleeping pool they can only be freed.
+  // Live blocks stay valid, and belong to no pool from then on; of a sleeping pool they can only be freed. A pool
+  // that a communicator registered keeps its memory until that one ends.
   // Ends before its runtime, or has no effect.
   ~pool();
   pool(pool&&) noexcept;
@@ -34,7 +39,8 @@ class pool {
   weir::device device() const noexcept;
   std::uint64_t number() const noexcept;  // unique in the process; memory_segment::pool
   size_t limit() const noexcept;
-  // With a limit below what the pool holds, the pool keeps that memory and grows no more.
+  // With a limit below what the pool holds, the pool keeps that memory and grows no more. Throws: invalid_use (a
+  // registered pool)
   void set_limit(size_t bytes, source_location = source_location::current());
   pool_memory_use statistics(source_location = source_location::current()) const;
 
@@ -49,8 +55,8 @@ class pool {
   // allocations from the pool, are refused, but under a spill. No effect if it is asleep. Returns: bytes
   // given back
   // Blocks: until all work on the pool is complete, and written. Requires: no graph uses the pool's blocks
-  // Throws: out_of_memory (of the host), not_supported (a device that maps no memory), device_lost,
-  // driver_error: the pool is awake then, and unchanged
+  // Throws: out_of_memory (of the host), not_supported (a device that maps no memory), invalid_use (a registered
+  // pool), device_lost, driver_error: the pool is awake then, and unchanged
   size_t sleep(sleep_to = sleep_to::host, source_location = source_location::current());
   // Brings it back at the same addresses, on other pages; dropped bytes are arbitrary. No effect if awake.
   // Blocks: until the bytes are there. Throws: out_of_memory, device_lost, driver_error: it sleeps on, whole
@@ -58,6 +64,7 @@ class pool {
   bool is_asleep() const noexcept;
 
  private:
+  friend class communicator;
   friend class pool_guard;
   friend class spill;
   struct state;
@@ -96,7 +103,7 @@ struct spill_options {
 class [[nodiscard]] spill {
  public:
   // The pools may end before it. Blocks: the first time, for tests of links.
-  // Throws: invalid_use (a pool of another spill), out_of_memory, device_lost, driver_error
+  // Throws: invalid_use (a pool of another spill, a registered one), out_of_memory, device_lost, driver_error
   explicit spill(std::vector<pool*> const&, spill_options = {}, source_location = source_location::current());
   ~spill();  // what sleeps stays asleep, until pool::wake()
   spill(spill const&) = delete;

@@ -73,6 +73,7 @@ struct device_info {
   std::string name;
   std::size_t total_memory = 0;      // bytes
   std::size_t granularity = 0;       // bytes: create and map take multiples of it
+  std::size_t shared_granularity = 0;  // bytes, a multiple of it: best for create_shared
   int major = 0, minor = 0, multi_processor_count = 0;
   int numa_node = -1;                // of the nearest host memory; -1: not known
   std::string pci_bus_id, uuid;
@@ -173,7 +174,8 @@ class driver {
   virtual status grant(address, std::size_t bytes, int device) = 0;
   // grant for several devices: bit d is device d. All of them, or none.
   virtual status grant_all(address, std::size_t bytes, std::uint64_t devices) = 0;
-  // create for memory that other processes may map. A mapping keeps the bytes, even after its creator ends.
+  // create for memory that other processes and, if the device can, network cards may map. A mapping keeps the
+  // bytes, even after its creator ends.
   virtual result<memory_handle> create_shared(int device, std::size_t bytes) = 0;
   // Returns: a new file descriptor of the memory; the caller closes it. invalid: not from create_shared
   virtual result<int> export_handle(memory_handle) = 0;

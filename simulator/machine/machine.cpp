@@ -175,7 +175,7 @@ result<device_info> machine::info(int device) {
   device_info i;
   i.name = "weir simulated device";
   i.total_memory = bytes_;
-  i.granularity = granularity_;
+  i.granularity = i.shared_granularity = granularity_;
   i.major = 9;
   i.multi_processor_count = 1;
   i.pci_bus_id = "sim:" + std::to_string(whole_number_of(device));

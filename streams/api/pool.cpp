@@ -14,8 +14,13 @@ pool::pool(std::string name, pool_options o, source_location at) {
   if (name.empty())
     throw invalid_use("pool", "an empty name", "Name the pool: reports and errors show it", at, error_id{394});
   memory::allocator& memory = r.part<memory::device_memory>().on(d, at);
+  if (o.registered && !o.limit)
+    throw invalid_use("pool", "pool " + name + ", registered, without a limit",
+                      "Set pool_options::limit: a registered pool takes it at once", at, error_id{450});
   auto made = std::make_unique<state>(state{{name, d, known_runtime(r), &memory, nullptr}});
-  made->here = &memory.make_pool(std::move(name), o.limit);
+  made->here = o.registered
+                   ? &memory.make_registered_pool(std::move(name), o.limit, streams::current_clock(r, d, at), at)
+                   : &memory.make_pool(std::move(name), o.limit);
   state_ = std::move(made);
 }
 
@@ -50,6 +55,9 @@ size_t pool::limit() const noexcept { return state_->usable() ? state_->here->no
 
 void pool::set_limit(size_t bytes, source_location at) {
   state const& s = usable("pool::set_limit", at);
+  if (s.here->is_registered())
+    throw invalid_use("pool::set_limit", "pool " + s.name + ", which is registered",
+                      "A registered pool keeps its limit: make another pool", at, error_id{453});
   s.here->set_limit(bytes);
 }
 
@@ -80,6 +88,10 @@ pool_guard::~pool_guard() {
 
 size_t pool::sleep(sleep_to where, source_location at) {
   state& s = usable("pool::sleep", at);
+  if (s.here->is_registered())
+    throw invalid_use("pool::sleep", "pool " + s.name + ", which is registered",
+                      "Peers may use its memory at any time: keep what is to sleep in another pool", at,
+                      error_id{454});
   streams::spills::turn const alone(s);
   if (s.here->is_asleep()) return 0;
   bool const kept = where == sleep_to::host;

@@ -13,6 +13,10 @@ spills::spills(runtime::impl& r) : runtime_(r), memory_(r.part<memory::device_me
 spills::~spills() { memory_.set_spiller(nullptr); }
 
 void spills::add(std::span<member const> pools, source_location at) {
+  for (member const& m : pools)
+    if (m.its->here->is_registered())
+      throw invalid_use("spill", "pool " + m.its->name + ", which is registered",
+                        "Peers may use its memory at any time: name ordinary pools", at, error_id{455});
   base::lock_guard const hold(lock_);
   auto const before = members_;
   for (member m : pools) {

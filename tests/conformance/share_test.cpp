@@ -56,6 +56,23 @@ TEST_P(share, m19_an_import_shows_the_same_bytes_and_keeps_them) {
   EXPECT_OK(machine().release(again.value));
 }
 
+TEST_P(share, m19_a_handle_of_the_best_size_is_mapped_as_any) {
+  NEED_DEVICES(1);
+  auto const about = machine().info(0);
+  ASSERT_OK(about.is);
+  std::size_t const unit = about.value.shared_granularity;
+  EXPECT_GE(unit, about.value.granularity);
+  EXPECT_EQ(unit % about.value.granularity, 0u);
+  auto const h = machine().create_shared(0, 3 * unit);
+  ASSERT_OK(h.is);
+  auto const all = mapped(0, h.value, 3 * unit);
+  std::size_t const last_word = 3 * unit / 4 - 1;
+  write(all, 71, last_word);
+  EXPECT_EQ(read(all, last_word), 71u);
+  unmap(all);
+  EXPECT_OK(machine().release(h.value));
+}
+
 TEST_P(share, m19_only_memory_that_was_made_for_it_is_exported) {
   NEED_DEVICES(1);
   auto const plain = machine().create(0, page());

@@ -18,6 +18,7 @@
 #include "weir/launch.h"
 #include "weir/parallel_for.h"
 #include "weir/peer.h"
+#include "weir/pool.h"
 #include "weir/share.h"
 #include "weir/tensor.h"
 #include "weir/timeline.h"
@@ -240,6 +241,7 @@ TEST_F(wrong_arguments, collectives_sharing_and_the_machine) {
   share_channel line(ends[0], std::chrono::milliseconds(1)), other(ends[1], std::chrono::milliseconds(1)),
       moved(std::move(other));
   share_pool pool, taken(std::move(pool));
+  weir::pool registered("x", {.limit = 1, .registered = true});
   simulation sim = simulation::of(*rt);
   runtime stepped(simulated{.devices = 1, .schedule = simulated::scheduling::stepped});
   EXPECT_EQ("", wrong_among({
@@ -248,6 +250,8 @@ TEST_F(wrong_arguments, collectives_sharing_and_the_machine) {
     CALL(c.send(bad, 1)), CALL(c.receive(bad, 1)), CALL(c.send_receive(bad, 1, bad, 1)),
     CALL(c.split(-7)),
     CALL(c.barrier(std::chrono::milliseconds(1))),
+    CALL(weir::pool("x", {.registered = true})), CALL(registered.set_limit(1)), CALL(registered.sleep()),
+    CALL(spill({&registered})),
     CALL(buckets.add("x", -1)), CALL(buckets.build()), CALL(buckets.parameter(0)), CALL(buckets.gradient(0)),
     CALL(two.parameters()), CALL(two.gradients()), CALL(buckets.mark_ready(0, default_stream())),
     CALL(buckets.finish(default_stream())),

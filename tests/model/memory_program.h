@@ -174,7 +174,7 @@ class memory_program {
       ++ooms;
       auto const borrowed = [](auto const* l) { return l->alive() == clock::life::borrowed; };
       // What such a stream leaves unfenced stays in its heap.
-      if (std::ranges::any_of(lines_, borrowed) || e.report().pool.limit) return;
+      if (std::ranges::any_of(lines_, borrowed) || e.report().pool.limit || kept_) return;
       if (!unkind_ && maps_ && !captured_ && a.statistics().allocation.all.current == 0 && bytes < capacity_ / 4)
         fail(check::answers, "out of memory on an empty device:\n" + e.report().text());
       return;
@@ -358,8 +358,7 @@ class memory_program {
       else if (t != s) allocate(t);
       else (void)bench_->clocks().poll(line(t).now());
     }
-    captured_ = false;
-    line(s).saw_captured(false);
+    captured_ = false, line(s).saw_captured(false);
     auto const graph = machine().end_capture(device_of(s), line(s).handle());
     if (!graph.ok()) return fail(check::answers, "a capture was spoiled");
     must(machine().destroy_graph(graph.value), "destroy_graph");
@@ -445,6 +444,7 @@ class memory_program {
       on(device_of(blocks_.back().home)).deallocate(blocks_.back().at, nullptr, source_location::current());
       blocks_.pop_back();
     }
+    if (before_end_) before_end_();
     for (int d = 0; d < devices_; ++d) {
       on(d).empty_cache();
       auto const s = on(d).statistics();
@@ -484,8 +484,8 @@ class memory_program {
   int const devices_;
   std::size_t const capacity_;
   verdict wrong_;
-  std::function<void()> before_step_;
-  bool maps_ = true, unkind_ = false, collectives_ = false, captured_ = false;
+  std::function<void()> before_step_, before_end_;
+  bool maps_ = true, unkind_ = false, collectives_ = false, captured_ = false, kept_ = false;  // by registered pools
   std::shared_ptr<int> arrived_;   // parts of the newest collective
   std::optional<int> other_part_;  // the stream of the missing part
   std::vector<piece_of_memory> blocks_;

@@ -1,6 +1,7 @@
 // Pools for memory_program.h: the program's thread makes, limits, enters, leaves and ends them between its steps.
 // Threads: one.
 #pragma once
+#include <algorithm>
 #include <random>
 
 #include "streams/api/host_store.h"
@@ -12,6 +13,10 @@ class pools_program {
  public:
   explicit pools_program(std::uint64_t seed) : random_(seed * 0x9e3779b97f4a7c15u + 5), program_(seed) {
     program_.before_step_ = [this] { step(); };
+    program_.before_end_ = [this] {
+      program_.validate("with pools");
+      while (!pools_.empty()) end(pools_.size() - 1);
+    };
   }
   pools_program(pools_program const&) = delete;
   ~pools_program() {
@@ -23,7 +28,7 @@ class pools_program {
     return wrong;
   }
   memory_program const& program() const noexcept { return program_; }
-  std::uint64_t made = 0, slept = 0;
+  std::uint64_t made = 0, slept = 0, registered = 0;
 
  private:
   struct known {
@@ -52,20 +57,41 @@ class pools_program {
   void make() {
     int const d = static_cast<int>(below(static_cast<std::size_t>(program_.devices_)));
     std::size_t const most = some_limit();
+    if (made++ % 4 == 3 && most && program_.maps_ && !program_.captured_) return make_registered(d, most);
     pools_.push_back({d, &program_.bench_->on(d).make_pool("pool", most), most});
-    ++made;
+  }
+  void make_registered(int d, std::size_t most) {
+    auto const home = std::find_if(program_.lines_.begin(), program_.lines_.end(), [&](auto* t) {
+      return t->device() == d && t->alive() == clock::life::own;
+    });
+    if (home == program_.lines_.end()) return;
+    try {
+      memory::memory_pool& p =
+          program_.bench_->on(d).make_registered_pool("registered", most, **home, source_location::current());
+      pools_.push_back({d, &p, p.now().charged});
+      program_.say("pool ", p.number, " is registered: ", p.now().charged, " B");
+      ++registered;
+      program_.kept_ = true;
+    } catch (out_of_memory const&) {  // what is live leaves too little
+    } catch (error const& e) {
+      if (!program_.unkind_) program_.fail(check::answers, "make_registered_pool: " + std::string(e.operands()));
+    }
   }
   void end() {
     if (pools_.empty()) return;
-    std::size_t const i = below(pools_.size());
+    end(below(pools_.size()));
+  }
+  void end(std::size_t i) {
     program_.bench_->on(pools_[i].device).end_pool(*pools_[i].pool);
     pools_[i] = pools_.back();
     pools_.pop_back();
+    program_.kept_ = std::ranges::any_of(pools_, [](known const& k) { return k.pool->is_registered(); });
   }
   void limit() {
     if (pools_.empty()) return;
     known& k = pools_[below(pools_.size())];
     std::size_t const most = some_limit();
+    if (k.pool->is_registered()) return;
     k.pool->set_limit(most);
     k.most = std::max(most, k.pool->now().charged);
   }
@@ -91,6 +117,7 @@ class pools_program {
   void sleep() {
     if (pools_.empty() || program_.collectives_ || !program_.maps_) return;
     known const k = pools_[below(pools_.size())];
+    if (k.pool->is_registered()) return;
     memory::allocator& a = program_.on(k.device);
     auto const refused = [&](char const* what, driver::status s) {
       if (!program_.unkind_) program_.must(s, what);

@@ -99,6 +99,7 @@ class cuda_driver final : public driver {
   };
 
   result<memory_handle> create(int device, std::size_t bytes, CUmemAllocationHandleType exportable_as);
+  bool serves_network_cards(CUdevice) noexcept;  // memory that is mapped
   bool exists(int device) const noexcept { return device >= 0 && device < count_; }
   device_state& at(int device) noexcept { return devices_[static_cast<std::size_t>(device)]; }
   status may_call() const noexcept;                        // checks process and thread, not the device

@@ -188,6 +188,13 @@ result<device_info> cuda_driver::info(int device) {
     about.maps = false;
     about.granularity = std::size_t{2} << 20;
   }
+  about.shared_granularity = about.granularity;
+  wanted.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  wanted.allocFlags.gpuDirectRDMACapable = serves_network_cards(id);
+  std::size_t best = 0;
+  if (about.maps && api_.cuMemGetAllocationGranularity(&best, &wanted, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) ==
+                        CUDA_SUCCESS)
+    about.shared_granularity = std::max(best, about.granularity);
   return {{}, about};
 }
 

@@ -79,6 +79,8 @@ result<memory_handle> cuda_driver::create(int device, std::size_t bytes, CUmemAl
   wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   wanted.requestedHandleTypes = exportable_as;
   wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, at(device).id};
+  if (exportable_as != CU_MEM_HANDLE_TYPE_NONE)
+    wanted.allocFlags.gpuDirectRDMACapable = serves_network_cards(at(device).id);
   std::uint64_t id = 0;
   {
     auto b = books_.lock();

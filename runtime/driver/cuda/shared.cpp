@@ -3,6 +3,13 @@
 #include "runtime/driver/cuda/cuda_driver.h"
 
 namespace weir::driver::cuda {
+bool cuda_driver::serves_network_cards(CUdevice id) noexcept {
+  int yes = 0;
+  return api_.cuDeviceGetAttribute(&yes, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, id) ==
+             CUDA_SUCCESS &&
+         yes != 0;
+}
+
 result<memory_handle> cuda_driver::create_shared(int device, std::size_t bytes) {
   return create(device, bytes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 }

@@ -93,7 +93,17 @@ class allocator {
   virtual void set_limit(std::size_t bytes) = 0;  // 0: none
   // A pool serves the threads that entered it (thread_caches::enter). limit: reserved bytes; 0: none
   virtual memory_pool& make_pool(std::string name, std::size_t limit) = 0;  // Throws: bad_alloc
-  virtual void end_pool(memory_pool&) noexcept = 0;  // its blocks stay; free memory of it serves others as before
+  // Makes the pool's one handle, of the limit rounded up. Throws: as allocate, invalid_use (a captured stream),
+  // not_supported (no mapped memory)
+  virtual memory_pool& make_registered_pool(std::string name, std::size_t limit, clock::stream_clock& home,
+                                            source_location) = 0;
+  struct whole_pool {
+    std::uintptr_t at = 0;
+    std::size_t bytes = 0;
+  };
+  virtual whole_pool whole(memory_pool const&) const = 0;  // of a registered one: where its handle is
+  // Its blocks stay; free memory of it serves others as before. No effect while a registration holds the pool.
+  virtual void end_pool(memory_pool&) noexcept = 0;
   // Writes what lives in the pool to the store and gives its pages to the device; null: drops it. Refused: the pool
   // is awake, and its bytes are intact. given: bytes. Blocks: until work on the pool is complete, and is saved.
   virtual driver::status sleep(memory_pool&, page_store*, std::size_t& given) = 0;

@@ -102,8 +102,42 @@ bool device_allocator::can_never_hold(std::size_t bytes, memory_pool const& in) 
          (pool.limit && bytes > pool.limit && bytes > pool.charged);
 }
 
+memory_pool& device_allocator::make_registered_pool(std::string name, std::size_t limit, clock::stream_clock& home,
+                                                    source_location at) {
+  auto const& about = of_.space.info();
+  std::string const what = "pool " + name + ", registered";
+  if (!of_.space.maps())
+    throw not_supported("pool", base::text(what, ": ", base::gpu_name(of_.device), " maps no memory"),
+                        "Use an ordinary pool", at, error_id{451});
+  std::size_t const unit = std::max(about.shared_granularity, about.granularity),
+                    whole = round_up(std::min(limit, arena::most_bytes), unit);
+  alloc_request const all{home, whole, unit, -1, whole, at};
+  if (lane_of(home, all))
+    throw invalid_use("pool", base::text(what, ": stream ", home.id(), " of ", base::gpu_name(of_.device), " is captured"),
+                      "Make the pool before the capture", at, error_id{452});
+  memory_pool& made = heaps_.add_pool(memory_pool::kind::registered, std::move(name), whole);
+  try {
+    base::internal_ordering const own_affair(of_.runtime.observer());
+    (void)allocate_cold(heaps_.of(home, made), all);
+  } catch (...) {
+    end_pool(made);
+    throw;
+  }
+  return made;
+}
+
+allocator::whole_pool device_allocator::whole(memory_pool const& p) const {
+  for (stream_heap const* const m : heaps_.all()) {
+    if (m->pool.get() != &p) continue;
+    base::biased_lock const hold(m->lock);
+    if (!m->handles.empty()) return {m->handles.begin()->first, m->handles.begin()->second.bytes};
+  }
+  return {};
+}
+
 // Growth that is under way has charged the pool that its heap is in.
 void device_allocator::end_pool(memory_pool& p) noexcept {
+  if (!p.let_go()) return;
   if (p.is_asleep()) sleep_.forget(p);
   mapping_lock::exclusive const stay(memory_.changes);
   heaps_.end_pool(p);

@@ -47,6 +47,9 @@ class device_allocator final : public allocator {
   memory_pool& make_pool(std::string name, std::size_t limit) override {
     return heaps_.add_pool(memory_pool::kind::ordinary, std::move(name), limit);
   }
+  memory_pool& make_registered_pool(std::string name, std::size_t limit, clock::stream_clock& home,
+                                    source_location) override;
+  whole_pool whole(memory_pool const&) const override;
   void end_pool(memory_pool&) noexcept override;
   driver::status sleep(memory_pool&, page_store*, std::size_t& given) override;
   driver::status wake(memory_pool&, page_store*, source_location) override;

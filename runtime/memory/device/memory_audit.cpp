@@ -104,7 +104,7 @@ std::size_t memory_audit::unreclaimable() const {
     for (region* r : m->blocks.regions()) {
       for (heap_block const* p = &m->blocks.first_block(*r); p; p = p->after) {
         if (p->is == state::unmapped) continue;
-        bool const idle = p->is == state::free && !m->is_of_graph() && of_.clocks.complete({home, p->freed});
+        bool const idle = p->is == state::free && !m->pages_stay() && of_.clocks.complete({home, p->freed});
         for (address a = p->at; a < p->end();) {
           handle const* const h = r->page(a);
           a = h ? h->at + h->bytes : a + r->page_bytes;

@@ -103,7 +103,7 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
     for (region const* r : m->blocks.regions()) {
       openings in(*m, *r);
       in.walk();
-      whole += stays ? 0 : in.whole_bytes, whole_here += here ? in.whole_bytes : 0;
+      if (!stays) whole += in.whole_bytes, whole_here += here ? in.whole_bytes : 0;
       for (auto const& [at, h] : in.stays) out.stays.push_back(h);
       if (!lends) continue;
       parts.push_back({m, arena::zone::blocks, std::move(in.blocks)});

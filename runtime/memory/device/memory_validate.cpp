@@ -44,6 +44,8 @@ std::vector<std::string> memory_audit::validate() const {
     std::size_t here = 0;  // bytes mapped
     for (auto const& [at, h] : m->handles) here += h.asleep ? 0 : h.bytes;
     mapped += here, in_pools[m->pool.get()] += here;
+    if (m->pool.get()->is_registered() && here != (m->handles.size() == 1 ? m->pool.get()->now().limit : 0))
+      wrong.push_back(subject + ": a registered pool is not one handle of its limit");
     std::size_t const live_before = live, cached_before = cached;
     std::size_t unusable_here = 0;
     for (released const& u : m->unusable) unusable_here += u.handles.front().bytes;
@@ -110,8 +112,11 @@ std::vector<std::string> memory_audit::validate() const {
     same("cached bytes", n.cached_bytes.all.current, cached + orphaned);
     same("reserved bytes", n.reserved_bytes.all.current, mapped + orphaned);
     same("charged bytes", static_cast<std::int64_t>(of_.counts.reserved()), mapped + orphaned);
-    for (auto const& [p, bytes] : in_pools)
+    for (auto const& [p, bytes] : in_pools) {
       same(("bytes charged to pool " + p->name).c_str(), static_cast<std::int64_t>(p->now().charged), bytes);
+      if (p->is_registered())
+        same(("limit of registered pool " + p->name).c_str(), static_cast<std::int64_t>(p->now().limit), bytes);
+    }
     same("mapped = live + pending + free", static_cast<std::int64_t>(mapped), live + pending + cached);
   }
   for (auto [r, a, p, c] : {std::tuple{n.reserved_bytes.all.current, n.allocated_bytes.all.current,

@@ -26,6 +26,7 @@ constexpr std::size_t ahead_in_order = 2;  // deterministic
 // page the bound allows one page a stream.
 bool block_reuse::should_grow_instead(stream_heap& mine, alloc_request const& r, std::size_t& spare) {
   if (r.size_class >= 0 || mine.borrowed.load(base::memory_order_relaxed) < often_borrowed) return false;
+  if (mine.pages_stay()) return false;
   mine.borrowed.store(0, base::memory_order_relaxed);
   std::size_t const page = of_.space.page_bytes();
   std::size_t const others = std::min(heaps_.index.size(), most_streams_with_a_page) - 1;

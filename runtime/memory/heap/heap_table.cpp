@@ -141,7 +141,7 @@ bool gives_a_handle(stream_heap const& m) {
 // Blocks in use count as blocks of the heir, in the pool that they are in.
 bool heap_table::may_inherit(stream_heap const& m, clock::stream_clock& heir, memory_pool const& pool) const {
   clock::stream_clock& old = *m.home.load();
-  if ((m.is_of_graph() || pool.pages_stay()) && m.pool.get() != &pool) return false;
+  if ((m.pages_stay() || pool.pages_stay()) && m.pool.get() != &pool) return false;
   bool const empty = m.counts.bytes_live() == 0;
   if (m.pool.get() != &pool && (!empty || gives_a_handle(m))) return false;
   if (heir.alive() == clock::life::borrowed && !empty) return false;

@@ -138,7 +138,8 @@ class alignas(64) stream_heap {
     return home.load(base::memory_order_acquire)->alive() != clock::life::borrowed && is != memory_pool::kind::left &&
            is != memory_pool::kind::graph && !pool.get()->is_asleep();
   }
-  bool is_of_graph() const noexcept { return pool.get()->pages_stay(); }
+  bool is_of_graph() const noexcept { return pool.get()->is == memory_pool::kind::graph; }
+  bool pages_stay() const noexcept { return pool.get()->pages_stay(); }
   // The home in reports: of a graph's memory the stream that was captured.
   clock::stream_clock& shown_home() const noexcept { return shown(*home.load()); }
   static clock::stream_clock& shown(clock::stream_clock& home) noexcept {

@@ -16,8 +16,8 @@ namespace weir::memory {
 class memory_pool {
  public:
   // rest: what no pool of the program holds. left: what ended pools leave, until it is free. graph: a graph's
-  // launches write its pages.
-  enum class kind : std::uint8_t { ordinary, graph, rest, left };
+  // launches write its pages. registered: its limit is one handle that other processes may map.
+  enum class kind : std::uint8_t { ordinary, registered, graph, rest, left };
   // of: number of the heap table that it belongs to. number: unique in the process
   memory_pool(std::uint64_t of, std::uint64_t number, kind k, std::string name, std::size_t limit)
       : of(of), number(number), is(k), name(std::move(name)), limit_(limit) {}
@@ -50,6 +50,15 @@ class memory_pool {
     base::lock_guard const hold(lock_);
     limit_ = bytes;
   }
+  // The program's object and every registration hold a pool. Returns: whether it may end
+  void hold() noexcept {
+    base::lock_guard const hold(lock_);
+    ++holders_;
+  }
+  bool let_go() noexcept {
+    base::lock_guard const hold(lock_);
+    return --holders_ == 0;
+  }
   void end() noexcept {
     base::lock_guard const hold(lock_);
     ended_ = true;
@@ -66,7 +75,8 @@ class memory_pool {
     return left();
   }
   // Its handles neither move nor go to the driver: until the pool ends, or wakes.
-  bool pages_stay() const noexcept { return is == kind::graph || is_asleep(); }
+  bool pages_stay() const noexcept { return is == kind::graph || is_registered() || is_asleep(); }
+  bool is_registered() const noexcept { return is == kind::registered; }
   // Its memory is away, or is going or coming. Nothing is allocated from it, and no program uses it.
   bool is_asleep() const noexcept { return asleep_.get(); }
   void set_asleep(bool yes) noexcept {
@@ -93,6 +103,7 @@ class memory_pool {
   }
   mutable base::mutex lock_{base::quiet};  // held for these sums alone
   std::size_t limit_, charged_ = 0, most_charged_ = 0, asleep_bytes_ = 0;
+  int holders_ = 1;
   bool ended_ = false;
   base::single_writer<bool> asleep_{false};
 };

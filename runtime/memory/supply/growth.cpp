@@ -53,6 +53,7 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
     mine.blocks.place(places_for(mine));
     // freed meanwhile, or by the rung before
     if ((out = only ? mine.take_anywhere(r) : mine.take_or_shed(r))) return {};
+    if (pool.is_registered() && pool.now().charged) return {driver::code::out_of_memory};  // it has all of its limit
     std::size_t const bytes = r.size_class < 0           ? r.rounded
                               : way != how::long_run ? mine.slots.usual_next_run_bytes(r.size_class)
                                                          : mine.slots.next_run_bytes(r.size_class);
@@ -68,6 +69,7 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
       std::size_t has = 0;
       for (region const* r : mine.blocks.regions()) has += r->bytes;
       region* const more = of_.space.take(bytes + alignment, mine, has);
+      if (more && pool.is_registered()) more->runs = more->base + more->bytes;  // among blocks: all is mapped at once
       if (more) mine.blocks.add_region(*more, state::unmapped);
       mine.blocks.place(places_for(mine));
       bool const found = planned(!more) || mover_.plan(mine, bytes, alignment, arena::zone::blocks, g, true) ||
@@ -112,7 +114,10 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
   }
   of_.counts.missed();
   if (heaps_.index.many()) bound_.raise(static_cast<std::size_t>(g.live_before) + r.rounded);
-  if (r.size_class < 0) {
+  if (pool.is_registered()) {  // all of it is free
+    out = reinterpret_cast<void*>(g.block);
+    mine.blocks.roll_back(g);
+  } else if (r.size_class < 0) {
     out = mine.hand_out(*mine.blocks.commit(g), r, nullptr);
   } else {
     mine.cut_run(*mine.blocks.commit_run(g), r.size_class);

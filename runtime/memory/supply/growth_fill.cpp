@@ -31,7 +31,7 @@ class growth::filling {
     bound_ = a.bound_.most(used_, asked) + page_ + g.spare;
     g.live_before = used_.live;
     if (g.by_openings) ask_for_newest();
-    charge_within_bound(g.missing_bytes);
+    if (!one_handle_) charge_within_bound(g.missing_bytes);
   }
   driver::status hole(address at, address end) {
     while (at < end) {
@@ -51,7 +51,7 @@ class growth::filling {
   }
   driver::status next(address at, std::size_t left, std::size_t& n) {
     out_.places.try_emplace(at);             // so that nothing is lost when the host has no memory later
-    if (!fresh_ && !full_) charge_within_bound(left);  // a handle that was too large has gone
+    if (!fresh_ && !full_ && !one_handle_) charge_within_bound(left);  // a handle that was too large has gone
     if (fresh_) {
       n = sizes_.next(std::min(left, fresh_));
       fresh_ -= n;
@@ -72,6 +72,7 @@ class growth::filling {
     return make(at, n);
   }
   handle_sizes suitable() const {
+    if (one_handle_) return {page_, for_.bytes, for_.bytes};
     if (mine_.readers.load()) return a_.of_.space.handles_that_stay();
     // Runs live long, and a long one is little of what its size holds: one handle under it, if it may.
     if (long_run_ && for_.bytes > page_) return {page_, for_.bytes};
@@ -95,9 +96,9 @@ class growth::filling {
   }
   // n: charged. If the driver has less, a page is made, and the rest is refunded.
   driver::status make(address at, std::size_t& n) {
-    auto h = a_.of_.machine.create(a_.of_.device, n);
+    auto h = one_handle_ ? a_.of_.machine.create_shared(a_.of_.device, n) : a_.of_.machine.create(a_.of_.device, n);
     if (h.is.what == driver::code::out_of_memory) a_.of_.note_full();
-    if (h.is.what == driver::code::out_of_memory && n > page_) {
+    if (h.is.what == driver::code::out_of_memory && n > page_ && !one_handle_) {
       refund(n - page_);
       n = page_, sizes_ = {page_, page_};
       h = a_.of_.machine.create(a_.of_.device, n);
@@ -228,13 +229,14 @@ class growth::filling {
   growth_plan const& for_;
   physical_memory::batch& out_;
   std::size_t const page_;
+  bool const one_handle_ = pool_.is_registered();
   bool const long_run_ = for_.run && for_.bytes > slabs::usual_run_bytes;
   std::uint64_t readers_;  // that what is made is open to
   reserve_bound::usage const used_;
   handle_sizes sizes_;
   std::size_t bound_ = 0;                  // bytes
   std::size_t fresh_ = 0;                  // bytes charged for handles yet to be made
-  bool may_move_ = !a_.of_.deterministic;  // which handles are complete is nothing that a program says
+  bool may_move_ = !a_.of_.deterministic && !one_handle_;  // which handles are complete is nothing that a program says
   bool patient_ = true;
   bool full_ = false;  // the driver has not even a page
 };

@@ -12,7 +12,7 @@ struct handle_mover::onlooker {
   static alias_view::outcome judge(void const* context, alias const& g, address lo, address hi) {
     auto const& [in, mine] = *static_cast<onlooker const*>(context);
     address const home = g.of->at;
-    if (g.granted && !mine.readers.load() && !mine.is_of_graph() && (home < lo || home >= hi)) {
+    if (g.granted && !mine.readers.load() && !mine.pages_stay() && (home < lo || home >= hi)) {
       region const& r = *in.of_.space.find(reinterpret_cast<void const*>(home));
       if (r.owner.load() == &mine && r.page(home) == g.of && g.of->readers == in.of_.own_bit() &&
           mine.blocks.free_around(*g.of))
@@ -70,7 +70,7 @@ bool handle_mover::swap_with_alias(stream_heap& mine, alias& g, physical_memory:
   address const at = aliases_.home(g);
   stream_heap& from = *of_.space.find(reinterpret_cast<void const*>(at))->owner.load();
   // it would be charged to a pool where it is not
-  if (from.is_of_graph() || from.pool.get() != mine.pool.get()) return false;
+  if (from.pages_stay() || from.pool.get() != mine.pool.get()) return false;
   section const hold(from);
   auto const found = from.handles.find(at);
   if (found == from.handles.end() || &found->second != g.of || g.of->readers != of_.own_bit()) return false;

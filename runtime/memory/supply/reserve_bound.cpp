@@ -21,7 +21,7 @@ reserve_bound::usage reserve_bound::now() const {
       for (std::size_t line = 0; line < fetched_lines; ++line) __builtin_prefetch(next + line * 64);
     }
     observe::heap_counters const& t = heaps_.index[i].counts;
-    if (heaps_.index[i].is_of_graph()) {  // its launches may write every page
+    if (heaps_.index[i].pages_stay()) {  // none of them can go
       n.live += t.bytes_mapped();
       continue;
     }
