@@ -14,6 +14,8 @@
 
 namespace weir WEIR_API {
 
+class pool;
+
 // average of integers: sum / ranks, rounded towards zero
 enum class reduce_op : std::uint8_t { sum, average, min, max };
 std::string_view name_of(reduce_op) noexcept;
@@ -108,6 +110,15 @@ class communicator {
   stamp send_receive(device_span in, int to, device_span out, int from,
                      source_location = source_location::current());
 
+  // Lets NCCL reduce and gather in the pool itself. Each rank passes a registered pool (weir/pool.h) of one limit. Every
+  // collective then takes memory at the same place of that pool on all ranks, or outside of it on all. So allocate in
+  // one order, and once: a block that several streams used is reused when a rank sees that work complete. The place of
+  // all_gather's `in` and reduce_scatter's `out` in the pool is free, and so are send, receive, scatter and gather.
+  // The pool stays registered, and keeps its memory, until this communicator ends.
+  // Blocks: NCCL until all ranks have called. Requires: no capture is under way in this process. Throws: invalid_use
+  // (another kind of pool, another device or runtime; registered before), not_supported (NCCL is older than 2.27).
+  void register_pool(pool const&, source_location = source_location::current());
+
   // Returns the path of this rank's last broadcast, scatter or gather, and why: "copies: 3 hops, 42 chunks of
   // 25600 KiB". Empty if there was none.
   std::string explain_last() const;
@@ -140,6 +151,8 @@ class communicator {
 struct bucket_options {
   size_t bucket_bytes = 0;  // 0: a quarter of all gradients, from 1 to 25 MiB
   bool average = true;      // false: sum
+  // The block lies in a registered pool of its own, which stays until the communicator ends: register_pool()
+  bool registered = false;
 };
 
 // Keeps all parameters and gradients of one rank in one block. Gradients are reduced in place, a bucket at a
@@ -158,7 +171,8 @@ class gradient_buckets {
   int add(std::string name, std::int64_t count, dtype = float32, source_location = source_location::current());
   // Allocates the memory, zeroed, on the thread's current stream of the rank's device or on `home`.
   // Requires: other streams wait for that stream before they use the memory.
-  // Throws: invalid_use (built before, nothing added), not_supported (an element type), out_of_memory.
+  // Throws: invalid_use (built before, nothing added), not_supported (an element type), out_of_memory; if
+  // registered, what register_pool() throws. Blocks: if registered, as register_pool()
   void build(source_location = source_location::current());
   void build(stream_ref home, source_location = source_location::current());
   int size() const noexcept;

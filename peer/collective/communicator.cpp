@@ -19,7 +19,7 @@ namespace peer {
 
 std::string_view name_of(collective what) noexcept {
   return base::name_in({"all_reduce", "broadcast", "all_gather", "reduce_scatter", "scatter", "gather", "all_to_all",
-                        "send", "receive"},
+                        "send", "receive", "register_pool"},
                        what);
 }
 
@@ -33,15 +33,16 @@ std::string text_of(requests all) {
 
 bool collective_request::matches(collective_request const& other) const noexcept {
   return what == other.what && type == other.type && count == other.count && (!reduces() || how == other.how) &&
-         (!has_root() || root == other.root);
+         (!has_root() || root == other.root) && placed == other.placed;
 }
 
 std::string collective_request::text() const {
+  if (what == collective::register_pool) return base::text(name_of(what), " of ", count, " B");
   std::string s = base::text(name_of(what), " of ", count, " ", weir::name_of(type));
   if (reduces()) s += " (" + std::string(weir::name_of(how)) + ")";
   if (has_root() || between_two())
     s += (what == collective::gather || what == collective::send ? " to rank " : " from rank ") + std::to_string(root);
-  return s;
+  return s + placed_text(placed);
 }
 
 collective_request::own_touches collective_request::touches(std::size_t ranks) const noexcept {
@@ -61,7 +62,7 @@ collective_request::own_touches collective_request::touches(std::size_t ranks) c
 bool reducible(dtype type) noexcept { return type != int16 && type != boolean; }
 
 group::group(runtime::impl& owner, std::vector<int> devices, std::unique_ptr<collective_backend> by)
-    : runtime_(owner), devices_(std::move(devices)), backend_(std::move(by)) {}
+    : runtime_(owner), devices_(std::move(devices)), backend_(std::move(by)), registered_(devices_.size()) {}
 
 bool needs(requests what, int rank) noexcept {
   return what.empty() || std::any_of(what.begin(), what.end(), [&](collective_request const& r) {
@@ -76,15 +77,25 @@ runtime::impl& group::owner(std::string_view operation, source_location at) cons
   return runtime_;
 }
 
-stamp group::issue(int rank, clock::stream_clock& on, std::span<collective_request> all, source_location at) {
-  std::string_view const name = name_of(all);
-  std::string const operation(name);
+void group::refuse_if_broken(int rank, std::string const& operation, requests all, source_location at) {
   refuse_if_over(rank, operation, all, at);
   if (std::string const why = backend_->broken(rank); !why.empty()) {
     end_broken(rank, why, operation, at);
     throw driver_error(0, operation, base::text("rank ", rank, " of ", size(), ": ", why), "Create a new communicator", at,
                        error_id{257});
   }
+}
+
+void group::take_back(int rank, std::string const& operation, requests all, source_location at) {
+  if (std::string const why = backend_->broken(rank); why.empty()) withdraw(rank, all, at);
+  else end_broken(rank, why, operation, at);
+}
+
+stamp group::issue(int rank, clock::stream_clock& on, std::span<collective_request> all, source_location at) {
+  std::string_view const name = name_of(all);
+  std::string const operation(name);
+  refuse_if_broken(rank, operation, all, at);
+  for (collective_request& r : all) r.placed = placed(rank, r);
   on.set_carries_collectives(true);
   if (auto* const memory = runtime_.part<memory::device_memory>().if_made(on.device()))
     memory->fence_what_came_free(on);
@@ -96,8 +107,7 @@ stamp group::issue(int rank, clock::stream_clock& on, std::span<collective_reque
     streams::timed_work const timed(on, name, bytes, at);
     backend_->issue(rank, on, all, at);
   } catch (...) {
-    if (std::string const why = backend_->broken(rank); why.empty()) withdraw(rank, all, at);
-    else end_broken(rank, why, operation, at);
+    take_back(rank, operation, all, at);
     throw;
   }
   return streams::public_stamp(on.now());

@@ -15,15 +15,15 @@ bool filled(int line, std::span<std::byte> into) noexcept {
 }  // namespace
 
 frame_head head_of(collective_request const& r, std::size_t bytes) {
-  return {r.turn, bytes, r.count, r.root, r.what, r.type, r.how, 0};
+  return {r.turn, bytes, r.count, r.root, r.what, r.type, r.how, 0, r.placed};
 }
 
 collective_request request_of(frame_head const& h) {
-  return {h.what, h.type, h.how, h.root, h.count, nullptr, nullptr, h.turn};
+  return {h.what, h.type, h.how, h.root, h.count, nullptr, nullptr, h.turn, h.placed};
 }
 
 bool known(frame_head const& h, int ranks) noexcept {
-  return h.what <= collective::receive && h.type <= boolean && h.how <= reduce_op::max && h.count >= 0 &&
+  return h.what <= collective::register_pool && h.type <= boolean && h.how <= reduce_op::max && h.count >= 0 &&
          h.count < (std::int64_t{1} << 58) / ranks && h.root >= 0 && h.root < ranks;
 }
 
@@ -36,7 +36,8 @@ std::size_t brought(collective_request const& r, int rank, int ranks) {
     case collective::send: return part;
     case collective::reduce_scatter:
     case collective::all_to_all: return part * static_cast<std::size_t>(ranks);
-    case collective::receive: return 0;
+    case collective::receive:
+    case collective::register_pool: return 0;
     case collective::broadcast: return rank == r.root ? part : 0;
     case collective::scatter: return rank == r.root ? part * static_cast<std::size_t>(ranks) : 0;
   }
@@ -50,7 +51,8 @@ std::size_t gotten(collective_request const& r, int rank, int ranks) {
     case collective::reduce_scatter:
     case collective::scatter:
     case collective::receive: return part;
-    case collective::send: return 0;
+    case collective::send:
+    case collective::register_pool: return 0;
     case collective::broadcast: return rank == r.root ? 0 : part;
     case collective::all_gather:
     case collective::all_to_all: return part * static_cast<std::size_t>(ranks);
@@ -79,6 +81,7 @@ bytes combine(collective_request const& r, std::vector<bytes>& parts) {
     }
     case collective::send:
     case collective::receive: return std::move(parts[0]);
+    case collective::register_pool: return {};
     case collective::all_reduce:
     case collective::reduce_scatter: break;
   }

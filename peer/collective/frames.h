@@ -19,8 +19,9 @@ struct frame_head {
   dtype type{};
   reduce_op how{};
   std::uint8_t leaves = 0;  // 1: the last frame of this rank
+  std::uint64_t placed = 0;
 };
-static_assert(sizeof(frame_head) == 32);
+static_assert(sizeof(frame_head) == 40);
 
 frame_head head_of(collective_request const&, std::size_t bytes);
 collective_request request_of(frame_head const&);

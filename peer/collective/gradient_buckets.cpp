@@ -11,6 +11,7 @@
 #include "runtime/base/round_up.h"
 #include "runtime/core/parts.h"
 #include "runtime/memory/device/device_memory.h"
+#include "runtime/memory/heap/thread_cache.h"
 #include "runtime/observe/history.h"
 #include "streams/stream/context.h"
 
@@ -53,6 +54,7 @@ struct WEIR_LOCAL gradient_buckets::state {
   std::vector<bucket> buckets{};
   std::size_t half = 0;          // bytes of all parameters, gaps included
   std::byte* block = nullptr;    // null before build()
+  memory::memory_pool* pool = nullptr;  // that the block lies in, if registered
   std::optional<stream> side{};  // carries the reductions
   std::size_t started = 0;       // reductions started in this step
 
@@ -71,9 +73,11 @@ struct WEIR_LOCAL gradient_buckets::state {
     try {
       observe::note(observe::action::free, block, 0, 0, 0, 0, source_location::current());
       memory(source_location::current()).deallocate(block, nullptr, source_location::current());
+      if (pool) memory(source_location::current()).end_pool(*pool);
     } catch (...) {}  // the device is lost, and its memory with it
   }
 
+  void* allocate(clock::stream_clock& home, std::size_t bytes, source_location);
   void lay_out();
   void start_full_buckets(source_location);
   one& find(int i, std::string_view operation, source_location);
@@ -102,6 +106,24 @@ void gradient_buckets::state::lay_out() {
     at += base::round_up(static_cast<std::size_t>(o->count) * size_of(o->type), gap);
     buckets.back().end = at;
     buckets.back().missing = ++buckets.back().members;
+  }
+}
+
+void* gradient_buckets::state::allocate(clock::stream_clock& home, std::size_t bytes, source_location at) {
+  memory::allocator& from = memory(at);
+  if (!options.registered) return from.allocate(home, bytes, gap, at);
+  pool = &from.make_registered_pool(base::text("gradient_buckets of rank ", rank), bytes, home, at);
+  std::uint64_t inside = 0;
+  try {
+    all->register_pool(rank, streams::clock_of(*side), from, *pool, at);
+    inside = memory::thread_caches::enter(*pool);
+    void* const p = from.allocate(home, bytes, gap, at);
+    memory::thread_caches::leave(inside);
+    return p;
+  } catch (...) {
+    if (inside) memory::thread_caches::leave(inside);
+    from.end_pool(*std::exchange(pool, nullptr));
+    throw;
   }
 }
 
@@ -176,13 +198,14 @@ void gradient_buckets::build(stream_ref on, source_location at) {
   s.lay_out();
   s.side.emplace(weir::device(device), priority::high, at);
   std::size_t const bytes = std::max(2 * s.half, gap);
-  void* const block = s.memory(at).allocate(home, bytes, gap, at);
+  void* const block = s.allocate(home, bytes, at);
   try {
     require(owner.machine().fill(device, home.handle(), block, 0, 4, bytes / 4), "gradient_buckets::build",
             base::text(bytes, " B to be filled with zeros on gpu:", device), "", at);
     s.memory(at).record_use(block, streams::clock_of(*s.side), at);
   } catch (...) {
     s.memory(at).deallocate(block, nullptr, at);
+    if (s.pool) s.memory(at).end_pool(*std::exchange(s.pool, nullptr));
     throw;
   }
   s.block = static_cast<std::byte*>(block);

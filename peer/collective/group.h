@@ -15,11 +15,17 @@
 #include "runtime/clock/stream_clock.h"
 #include "weir/collective.h"
 
+namespace weir::memory {
+class allocator;
+class memory_pool;
+}
+
 namespace weir::peer {
 
 enum class collective : std::uint8_t {
   all_reduce, broadcast, all_gather, reduce_scatter, scatter, gather, all_to_all,
-  send, receive  // between two ranks
+  send, receive,  // between two ranks
+  register_pool   // enqueues nothing. in, count: the pool's memory, in bytes
 };
 std::string_view name_of(collective) noexcept;
 
@@ -35,6 +41,7 @@ struct collective_request {
   void* out = nullptr;       // null: gather, on a rank that is not its root; send
   // 0, 1, 2, …: equal on all ranks, or on the sender and the receiver; set by group::agree
   std::uint64_t turn = 0;
+  std::uint64_t placed = 0;  // where it lies in registered pools, as far as it is equal on all ranks. Set by group::issue
 
   bool reduces() const noexcept { return what == collective::all_reduce || what == collective::reduce_scatter; }
   bool has_root() const noexcept {
@@ -71,6 +78,8 @@ std::string_view name_of(requests) noexcept;
 std::string text_of(requests);
 bool needs(requests, int rank) noexcept;  // whether the call needs that rank. No request: the operation needs all
 
+std::string placed_text(std::uint64_t placed);  // of collective_request::placed
+
 bool reducible(dtype) noexcept;  // all but int16 and boolean, which NCCL lacks
 
 // Carries out a collective that all ranks agreed on: by NCCL, simulated streams, or copies if large.
@@ -81,6 +90,10 @@ class collective_backend {
   // Blocks: only as NCCL does. Throws: device_lost, driver_error. After a throw nothing is under way, or
   // broken() tells why no rank can continue.
   virtual void issue(int rank, clock::stream_clock& on, requests, source_location) = 0;
+  // Keeps that memory ready for the rank's collectives, until the rank leaves. Throws: as issue.
+  // Blocks: with NCCL until all ranks have called
+  virtual void register_memory(int /*rank*/, clock::stream_clock&, collective_request const&, source_location) {}
+  virtual void refuse_registration(source_location) const {}  // Throws: not_supported
   // Why the ranks cannot continue; empty if they can. Checked before each collective. Threads: any
   virtual std::string broken(int rank) = 0;
   // Whether all collectives of a rank are complete. Of ranks in several processes. Threads: any
@@ -135,6 +148,8 @@ class group {
   stamp issue(int rank, clock::stream_clock& on, collective_request r, source_location at) {
     return issue(rank, on, std::span(&r, 1), at);
   }
+  // Requires: a registered one
+  void register_pool(int rank, clock::stream_clock& on, memory::allocator&, memory::memory_pool&, source_location);
   std::string said(int rank) const { return backend_->said(rank); }
   virtual void barrier(int rank, base::time_limit, source_location) = 0;
   // The rank's place among those of its color, by key and rank. Without one: communicator::no_color
@@ -146,6 +161,7 @@ class group {
   virtual std::string failure() const = 0;   // why no rank can continue; empty while they can
 
  protected:
+  void leave_backend(int rank) noexcept;
   // `what`: empty if the operation needs all ranks.
   virtual void refuse_if_over(int rank, std::string const& operation, requests what, source_location) const = 0;
   // Sets the turns. Throws: invalid_use if another rank calls something else; nothing has changed
@@ -161,6 +177,19 @@ class group {
   base::atomic<bool> ended_{false};
   std::vector<int> const devices_;   // by rank; -1: of another process
   std::unique_ptr<collective_backend> const backend_;
+
+ private:
+  struct registered {
+    memory::allocator* of;
+    memory::memory_pool* pool;
+    std::uintptr_t at;
+    std::size_t bytes;
+  };
+  void refuse_if_broken(int rank, std::string const& operation, requests, source_location);  // or over
+  // after the carrier refused what was agreed on
+  void take_back(int rank, std::string const& operation, requests, source_location);
+  std::uint64_t placed(int rank, collective_request const&) const noexcept;
+  std::vector<std::vector<registered>> registered_;  // by rank, by its thread
 };
 
 // All ranks are threads of this process.

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 
 #include "runtime/base/os_library.h"
 
@@ -30,12 +31,20 @@ struct library {
 #define X(call) decltype(&::nccl##call) call = nullptr;
   WEIR_NCCL_CALLS(X)
 #undef X
+  // Windows came with 2.27; a header may be older. Null: the library has none.
+  ncclResult_t (*CommWindowRegister)(ncclComm_t, void*, std::size_t, void** window, int flags) = nullptr;
+  ncclResult_t (*CommWindowDeregister)(ncclComm_t, void* window) = nullptr;
+  int version = 0;
   std::string why;  // why it cannot be used; empty if it can
 };
 
 // Older versions write directly into user buffers of peers in the same process, registered or not. That fails
 // on mapped memory without a grant to the peer.
 constexpr int oldest = 22600;
+// Sums of float32, float16 and bfloat16 and all_gather are faster in windows. One window lies in one handle:
+// 2.28.9 registers several wrongly.
+constexpr int oldest_with_windows = 22700;
+constexpr int equal_offsets = 1;  // NCCL_WIN_COLL_SYMMETRIC
 
 library load() {
   library found;
@@ -50,10 +59,13 @@ library load() {
   if (!found.call) missing += " nccl" #call;
   WEIR_NCCL_CALLS(X)
 #undef X
-  int version = 0;
+  using registers = decltype(found.CommWindowRegister);
+  using unregisters = decltype(found.CommWindowDeregister);
+  found.CommWindowRegister = reinterpret_cast<registers>(os::find_symbol(so, "ncclCommWindowRegister"));
+  found.CommWindowDeregister = reinterpret_cast<unregisters>(os::find_symbol(so, "ncclCommWindowDeregister"));
   if (!missing.empty()) found.why = "libnccl.so.2 lacks" + missing;
-  else if (found.GetVersion(&version) != ncclSuccess || version < oldest)
-    found.why = base::text("libnccl.so.2 is version ", version, ", weir needs ", oldest, " (2.26) or newer");
+  else if (found.GetVersion(&found.version) != ncclSuccess || found.version < oldest)
+    found.why = base::text("libnccl.so.2 is version ", found.version, ", weir needs ", oldest, " (2.26) or newer");
   return found;
 }
 
@@ -179,6 +191,7 @@ class nccl_backend final : public collective_backend {
         case collective::all_to_all: answer = exchange(r, count, mine.comm, native.value); break;
         case collective::send:
         case collective::receive: answer = transfer(all, mine.comm, native.value); break;
+        case collective::register_pool: break;
       }
       answer = settled(answer, mine.comm);
       if (answer != ncclSuccess) {
@@ -201,8 +214,42 @@ class nccl_backend final : public collective_backend {
                        "Set NCCL_DEBUG=INFO for NCCL's own messages", at, error_id{285});
   }
 
+  void refuse_registration(source_location at) const override {
+    library const& has = nccl();
+    if (has.version >= oldest_with_windows && has.CommWindowRegister && has.CommWindowDeregister) return;
+    throw not_supported("register_pool", base::text("libnccl.so.2 is version ", has.version, ", which has no windows"),
+                        "Install NCCL 2.27 or newer, or do not register", at, error_id{459});
+  }
+
+  void register_memory(int rank, clock::stream_clock&, collective_request const& r, source_location at) override {
+    one& mine = ranks_[static_cast<std::size_t>(rank)];
+    int const device = devices_[static_cast<std::size_t>(rank)];
+    auto const operands = [&] {
+      return base::text("rank ", rank, " of ", devices_.size(), ", ", r.text(), " on ", base::gpu_name(device));
+    };
+    require(runtime_.machine().make_current(device), "register_pool", operands(), "", at);
+    ncclResult_t answer = ncclSuccess;
+    std::string text;
+    mine.registers.store(true);
+    {
+      base::lock_guard const lock(mine.calls);
+      mine.windows.push_back(nullptr);
+      void* const memory = const_cast<void*>(r.in);
+      answer = !mine.comm ? ncclInvalidUsage  // aborted
+                          : settled(nccl().CommWindowRegister(mine.comm, memory, static_cast<std::size_t>(r.count),
+                                                              &mine.windows.back(), equal_offsets),
+                                    mine.comm);
+      if (answer != ncclSuccess) text = mine.failed = words(answer, mine.comm);  // other ranks may wait for this one
+    }
+    mine.registers.store(false);
+    if (answer != ncclSuccess)
+      throw driver_error(static_cast<int>(answer), "register_pool", operands() + ": NCCL answers " + text,
+                         "Set NCCL_DEBUG=INFO for NCCL's own messages", at, error_id{458});
+  }
+
   bool idle(int rank) override {
     one& mine = ranks_[static_cast<std::size_t>(rank)];
+    if (mine.registers.load()) return false;
     std::uint64_t const stream = mine.last_stream.load(base::memory_order_relaxed);
     if (stream == 0) return true;
     auto const done = runtime_.part<clock::clocks>().poll({stream, mine.last.load(base::memory_order_relaxed)});
@@ -254,6 +301,8 @@ class nccl_backend final : public collective_backend {
       done = runtime_.part<clock::clocks>().synchronize({stream, mine.last.load(base::memory_order_relaxed)});
     base::lock_guard const lock(mine.calls);
     if (!mine.comm) return;
+    for (void* const window : mine.windows)
+      if (window && done.ok() && mine.failed.empty()) (void)nccl().CommWindowDeregister(mine.comm, window);
     if (done.ok()) (void)settled(nccl().CommDestroy(mine.comm), nullptr);
     else nccl().CommAbort(mine.comm);
     mine.comm = nullptr;
@@ -330,6 +379,8 @@ class nccl_backend final : public collective_backend {
     base::mutex calls;                                    // held during every call on comm
     ncclComm_t comm = nullptr;                            // null: aborted or left
     std::string failed;                                   // under calls: the error that ended it
+    std::deque<void*> windows;                            // likewise; NCCL writes them, also later. Null: of no use here
+    base::atomic<bool> registers{false};                  // waits for the other ranks
     base::atomic<std::uint64_t> last_stream{0}, last{0};  // the stamp after its last collective
   };
   static constexpr std::int64_t pause_ns = 1'000'000;

@@ -32,7 +32,7 @@ std::uint64_t next_trace(std::uint64_t before, collective_request const& r) noex
   std::uint64_t x = before ^ static_cast<std::uint64_t>(r.count);
   for (std::uint64_t const part : {static_cast<std::uint64_t>(r.what) | static_cast<std::uint64_t>(r.type) << 8 |
                                        (r.reduces() ? static_cast<std::uint64_t>(r.how) << 16 : 0),
-                                   r.has_root() ? static_cast<std::uint64_t>(r.root) : 0}) {
+                                   (r.has_root() ? static_cast<std::uint64_t>(r.root) : 0) ^ r.placed}) {
     x = (x ^ part) * 0x9e3779b97f4a7c15u;
     x ^= x >> 32;
   }
@@ -107,7 +107,7 @@ class process_group final : public group {
   void leave(int) noexcept override {
     if (left_.exchange(true)) return;
     if (std::uncaught_exceptions() > 0 && waits(rank_)) abort(rank_, "an exception ended its communicator");
-    if (!ended()) backend_->leave(rank_);
+    if (!ended()) leave_backend(rank_);
     std::vector<rank_watch::transfers> called;
     called.swap(*transfers_.lock());  // the watch's thread may need the lock while it ends
     watch().end(called);

@@ -114,6 +114,7 @@ void joint_call::do_share(std::size_t r) const noexcept {
     case collective::receive:
       if (r == 1) std::memcpy(out[1], in[0], part);
       return;
+    case collective::register_pool: return;
   }
 }
 

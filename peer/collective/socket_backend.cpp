@@ -185,6 +185,13 @@ class sockets_backend final : public collective_backend {
     throw_refusal(s, name_of(all), base::text(operands(), " on gpu:", on.device()), "Create a new communicator", at);
   }
 
+  // Nothing is brought: rank 0 compares.
+  void register_memory(int rank, clock::stream_clock& on, collective_request const& r, source_location at) override {
+    on.set_carries_collectives(true);
+    on.count_collective();
+    issue(rank, on, {&r, 1}, at);
+  }
+
   std::string broken(int) override {
     if (all_->lost.load())
       return base::text("a part of rank ", rank_, " never ran: gpu:", devices_[static_cast<std::size_t>(rank_)],

@@ -244,7 +244,7 @@ void thread_group::leave(int rank) noexcept {
   }
   changed_.notify_all();
   if (waits && !over) abort(rank, {});
-  if (!ended()) backend_->leave(rank);
+  if (!ended()) leave_backend(rank);
 }
 
 void thread_group::runtime_ends() noexcept {
@@ -259,7 +259,7 @@ void thread_group::runtime_ends() noexcept {
     bool waits = false;
     if (!first_to_leave(rank, waits)) continue;
     if (waits) abort(rank, {});
-    backend_->leave(rank);
+    leave_backend(rank);
   }
   changed_.notify_all();
   ended_.store(true, base::memory_order_release);

@@ -249,7 +249,7 @@ TEST_F(wrong_arguments, collectives_sharing_and_the_machine) {
     CALL(c.all_gather(bad, bad)), CALL(c.reduce_scatter(bad, bad)), CALL(c.all_to_all(bad, bad)),
     CALL(c.send(bad, 1)), CALL(c.receive(bad, 1)), CALL(c.send_receive(bad, 1, bad, 1)),
     CALL(c.split(-7)),
-    CALL(c.barrier(std::chrono::milliseconds(1))),
+    CALL(c.register_pool(weir::pool("x"))), CALL(c.barrier(std::chrono::milliseconds(1))),
     CALL(weir::pool("x", {.registered = true})), CALL(registered.set_limit(1)), CALL(registered.sleep()),
     CALL(spill({&registered})),
     CALL(buckets.add("x", -1)), CALL(buckets.build()), CALL(buckets.parameter(0)), CALL(buckets.gradient(0)),

@@ -72,8 +72,9 @@ std::string all_collectives() {
   return seen;
 }
 
+namespace {
 // A linear model with two outputs, trained with momentum on two devices that share gradients.
-std::string two_training_steps() {
+std::string trained(bool registered) {
   constexpr int n = 2;
   auto ranks = communicator::create_all(devices(n));
   struct replica {
@@ -84,7 +85,7 @@ std::string two_training_steps() {
   std::vector<replica> all;
   for (int d = 0; d < n; ++d) {
     device_guard const on(d);
-    all.push_back({gradient_buckets(ranks[static_cast<std::size_t>(d)], {.bucket_bytes = 512}),
+    all.push_back({gradient_buckets(ranks[static_cast<std::size_t>(d)], {.bucket_bytes = 512, .registered = registered}),
                    arange(24).view({6, 4}).mul_(0.01 * (d + 1)), ones({6, 2})});
     auto& shared = all.back().shared;
     shared.add("weight", 8);
@@ -120,6 +121,10 @@ std::string two_training_steps() {
   for (auto const& r : all) seen += bytes_of(r.shared.parameter(0).data, 32);
   return seen;
 }
+}  // namespace
+
+std::string two_training_steps() { return trained(false); }
+std::string two_steps_in_registered_pools() { return trained(true); }
 
 namespace {
 std::vector<communicator> kept;  // outlives its runtime

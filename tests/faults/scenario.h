@@ -28,6 +28,7 @@ std::span<scenario const> scenarios();
 
 // Those with a file of their own.
 std::string two_training_steps();
+std::string two_steps_in_registered_pools();
 std::string all_collectives();
 std::string communicator_outlives_its_runtime();
 std::string outlived_by_a_communicator();  // afterwards

@@ -337,6 +337,10 @@ constexpr std::array table{
         "handles_and_places", {.devices = 1, .memory = 2_MiB, .schedule = scheduling::seeded}, {}, handles_and_places},
     scenario{
         "two_training_steps", {.devices = 2, .memory = 4_MiB, .schedule = scheduling::seeded}, {}, two_training_steps},
+    scenario{"registered_pools",
+             {.devices = 2, .memory = 4_MiB, .schedule = scheduling::seeded},
+             {},
+             two_steps_in_registered_pools},
     scenario{
         "captures", {.devices = 1, .memory = 4_MiB, .schedule = scheduling::seeded}, {}, captured_and_launched_twice},
     scenario{"collectives", {.devices = 4, .memory = 2_MiB, .schedule = scheduling::seeded}, {}, all_collectives},

@@ -5,7 +5,9 @@
 #include "peer/collective/group.h"
 #include "runtime/core/parts.h"
 #include "tests/peer/ranks.h"
+#include "weir/observe.h"
 #include "weir/peer.h"
+#include "weir/pool.h"
 
 namespace {
 
@@ -200,6 +202,78 @@ TEST_F(nccl_on_gpus, two_communicators_live_side_by_side) {
       EXPECT_EQ(to_host(mine.data(), mine.size()), encode(int32, {2}));
     });
   }
+}
+
+// Sums go by NCCL's symmetric kernels, if it has windows; the others by its usual ones.
+TEST_F(nccl_on_gpus, registered_pools_serve_every_collective) {
+  int const n = std::min(4, device_count());
+  auto ranks = communicator::create_all(first_devices(n));
+  on_each(runtime::current(), ranks, [&](communicator& c) {
+    pool const mine("registered", {.limit = 64_MiB, .registered = true});
+    c.register_pool(mine);
+    for (std::int64_t const count : {std::int64_t{1}, std::int64_t{1027}, std::int64_t{1} << 20}) {
+      for (dtype const type : {float32, float16, bfloat16, int32}) {
+        std::size_t const bytes = static_cast<std::size_t>(count) * size_of(type);
+        auto const brought_by = [&](int rank) {
+          return encode(type, values_of(count, [&](std::int64_t i) { return brought(type, rank, i); }));
+        };
+        void* const one = mine.allocate(bytes);
+        void* const all = mine.allocate(bytes * static_cast<std::size_t>(n));
+        void* const sent = mine.allocate(bytes * static_cast<std::size_t>(n));
+        elements const own = brought_by(c.rank());
+        for (reduce_op const how : {reduce_op::sum, reduce_op::max}) {
+          copy(one, own.data(), bytes);
+          c.all_reduce({one, count, type}, how);
+          EXPECT_EQ(to_host(one, bytes), encode(type, values_of(count, [&](std::int64_t i) {
+                                           return reduced(type, how, n, i);
+                                         })));
+        }
+        copy(one, own.data(), bytes);
+        c.all_gather({all, count * n, type}, {one, count, type});
+        for (int r = 0; r < n; ++r)
+          EXPECT_EQ(to_host(static_cast<std::byte*>(all) + bytes * static_cast<std::size_t>(r), bytes), brought_by(r));
+        c.reduce_scatter({one, count, type}, {all, count * n, type});
+        c.broadcast({one, count, type}, 1);
+        c.all_to_all({all, count * n, type}, {sent, count * n, type});
+        synchronize();
+        for (void* const p : {one, all, sent}) deallocate(p);
+        c.barrier();
+      }
+    }
+  });
+}
+
+// NCCL keeps the memory mapped until the communicator ends; then all of it goes back.
+TEST_F(nccl_on_gpus, registered_memory_goes_back_at_the_end) {
+  auto const held = [] { return memory_stats(device(0)).reserved_bytes.all.current; };
+  std::int64_t const before = held();
+  for (int round = 0; round < 3; ++round) {
+    auto ranks = communicator::create_all(first_devices(2));
+    on_each(runtime::current(), ranks, [&](communicator& c) {
+      pool const mine("registered", {.limit = 64_MiB, .registered = true});
+      c.register_pool(mine);
+      void* const p = mine.allocate(1_MiB);
+      fill(p, std::byte{1}, 1_MiB);
+      c.all_reduce({p, 1 << 20, uint8}).synchronize();
+      deallocate(p);
+    });
+    EXPECT_EQ(held(), before + std::int64_t{64_MiB});
+    ranks.clear();
+    (void)empty_cache(device(0));
+    EXPECT_EQ(held(), before);
+  }
+}
+
+// The rank that registers waits inside NCCL.
+TEST_F(nccl_on_gpus, abort_frees_a_rank_that_registers_alone) {
+  auto ranks = communicator::create_all(first_devices(2));
+  pool const mine("registered", {.on = 0, .limit = 2_MiB, .registered = true});
+  std::thread other([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    ranks[1].abort();
+  });
+  EXPECT_THROW(ranks[0].register_pool(mine), driver_error);
+  other.join();
 }
 
 }  // namespace

@@ -220,6 +220,7 @@ TEST(process_transfers, nonsense_on_a_line_is_blamed_on_its_rank) {
     std::int64_t count;
     std::int32_t root;
     std::uint8_t what, type, how, leaves;
+    std::uint64_t placed = 0;
   };
   constexpr std::uint8_t sum = 0, all_to_all = 6, sends = 7, receives = 8;
   constexpr std::uint8_t type = static_cast<std::uint8_t>(int32);

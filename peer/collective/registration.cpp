@@ -1,0 +1,103 @@
+// Registered pools of a communicator: what is registered, and where a collective's memory lies in it.
+// Threads: as the communicator.
+//
+// Invariant: a pool is held, and so keeps its memory, from its registration until its rank leaves.
+#include <algorithm>
+#include <array>
+
+#include "peer/collective/group.h"
+#include "runtime/core/parts.h"
+#include "runtime/memory/device/device_memory.h"
+#include "runtime/memory/space/memory_pool.h"
+#include "streams/api/pool_state.h"
+
+namespace weir {
+namespace peer {
+namespace {
+
+// Of `placed`: the pool and the offset of the memory whose place is equal on all ranks, and the pool of the other.
+constexpr int pool_bits = 8, offset_bits = 48;
+constexpr std::size_t most_pools = (std::size_t{1} << pool_bits) - 1;
+
+}  // namespace
+
+std::string placed_text(std::uint64_t placed) {
+  if (!placed) return {};
+  std::uint64_t const its = placed >> offset_bits & most_pools, other = placed >> (offset_bits + pool_bits);
+  std::string text;
+  if (its) text = base::text(", at byte ", placed & ((std::uint64_t{1} << offset_bits) - 1), " of registered pool ", its);
+  return other ? text + base::text(", its part in registered pool ", other) : text;
+}
+
+// Parts differ by rank, and their place with them. Of collectives with a root some ranks pass one buffer alone.
+std::uint64_t group::placed(int rank, collective_request const& r) const noexcept {
+  auto const& all = registered_[static_cast<std::size_t>(rank)];
+  if (all.empty() || r.count == 0 || r.between_two()) return 0;
+  if (r.what == collective::scatter || r.what == collective::gather) return 0;
+  std::uint64_t offset = 0;
+  auto const pool_of = [&](void const* p) -> std::uint64_t {
+    auto const at = reinterpret_cast<std::uintptr_t>(p);
+    for (std::size_t i = 0; i < all.size(); ++i)
+      if (at - all[i].at < all[i].bytes) return offset = at - all[i].at, i + 1;
+    return offset = 0, 0;
+  };
+  bool const by_input = r.what == collective::reduce_scatter,
+             in_place = r.what == collective::all_reduce || r.what == collective::broadcast;
+  std::uint64_t const other = in_place ? 0 : pool_of(by_input ? r.out : r.in),
+                      its = pool_of(by_input ? r.in : r.out);
+  return other << (offset_bits + pool_bits) | its << offset_bits | offset;
+}
+
+void group::register_pool(int rank, clock::stream_clock& on, memory::allocator& of, memory::memory_pool& pool,
+                          source_location at) {
+  auto& all = registered_[static_cast<std::size_t>(rank)];
+  bool const again = std::any_of(all.begin(), all.end(), [&](registered const& r) { return r.pool == &pool; });
+  if (again || all.size() == most_pools)
+    throw invalid_use("register_pool",
+                      base::text("rank ", rank, ": pool ", pool.name,
+                                 again ? " is registered already" : base::text(" is one more than ", most_pools)),
+                      "Register each pool once, and few, of a higher limit", at, error_id{457});
+  backend_->refuse_registration(at);
+  auto const whole = of.whole(pool);
+  all.reserve(all.size() + 1);
+  collective_request r{collective::register_pool, uint8, reduce_op::sum, 0, static_cast<std::int64_t>(whole.bytes),
+                       reinterpret_cast<void const*>(whole.at)};  // NOLINT(performance-no-int-to-ptr)
+  std::string const operation(name_of(r.what));
+  refuse_if_broken(rank, operation, {&r, 1}, at);
+  agree(rank, {&r, 1}, at);
+  try {
+    backend_->register_memory(rank, on, r, at);
+  } catch (...) {
+    take_back(rank, operation, {&r, 1}, at);
+    throw;
+  }
+  pool.hold();
+  all.push_back({&of, &pool, whole.at, whole.bytes});
+}
+
+void group::leave_backend(int rank) noexcept {
+  backend_->leave(rank);
+  if (process_is_ending() || process_was_forked()) return;
+  for (registered const& r : registered_[static_cast<std::size_t>(rank)]) r.of->end_pool(*r.pool);
+  registered_[static_cast<std::size_t>(rank)].clear();
+}
+
+}  // namespace peer
+
+void communicator::register_pool(pool const& p, source_location at) {
+  runtime::impl& owner = state_->all->owner("register_pool", at);
+  pool::state const& its = p.usable("register_pool", at);
+  int const device = state_->all->device(rank());
+  std::string const why = !its.here->is_registered()       ? " is an ordinary pool"
+                          : its.of.if_alive() != &owner ? " is of another runtime"
+                          : its.on.index() != device
+                              ? base::text(" of ", its.on.str(), ", the rank's device is ", base::gpu_name(device))
+                              : "";
+  if (!why.empty())
+    throw invalid_use("register_pool", base::text("rank ", rank(), ": pool ", its.name, why),
+                      "Pass a pool of this runtime and of the rank's device, made with pool_options::registered", at,
+                      error_id{456});
+  state_->all->register_pool(rank(), state_->stream("register_pool", at), *its.memory, *its.here, at);
+}
+
+}  // namespace weir
