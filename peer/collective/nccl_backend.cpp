@@ -218,7 +218,7 @@ class nccl_backend final : public collective_backend {
     library const& has = nccl();
     if (has.version >= oldest_with_windows && has.CommWindowRegister && has.CommWindowDeregister) return;
     throw not_supported("register_pool", base::text("libnccl.so.2 is version ", has.version, ", which has no windows"),
-                        "Install NCCL 2.27 or newer, or do not register", at, error_id{459});
+                        "Install NCCL 2.27 or newer, or do not register", at, error_id{452});
   }
 
   void register_memory(int rank, clock::stream_clock&, collective_request const& r, source_location at) override {
@@ -244,7 +244,7 @@ class nccl_backend final : public collective_backend {
     mine.registers.store(false);
     if (answer != ncclSuccess)
       throw driver_error(static_cast<int>(answer), "register_pool", operands() + ": NCCL answers " + text,
-                         "Set NCCL_DEBUG=INFO for NCCL's own messages", at, error_id{458});
+                         "Set NCCL_DEBUG=INFO for NCCL's own messages", at, error_id{451});
   }
 
   bool idle(int rank) override {

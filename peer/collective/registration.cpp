@@ -56,7 +56,7 @@ void group::register_pool(int rank, clock::stream_clock& on, memory::allocator& 
     throw invalid_use("register_pool",
                       base::text("rank ", rank, ": pool ", pool.name,
                                  again ? " is registered already" : base::text(" is one more than ", most_pools)),
-                      "Register each pool once, and few, of a higher limit", at, error_id{457});
+                      "Register each pool once, and few, of a higher limit", at, error_id{450});
   backend_->refuse_registration(at);
   auto const whole = of.whole(pool);
   all.reserve(all.size() + 1);
@@ -96,7 +96,7 @@ void communicator::register_pool(pool const& p, source_location at) {
   if (!why.empty())
     throw invalid_use("register_pool", base::text("rank ", rank(), ": pool ", its.name, why),
                       "Pass a pool of this runtime and of the rank's device, made with pool_options::registered", at,
-                      error_id{456});
+                      error_id{449});
   state_->all->register_pool(rank(), state_->stream("register_pool", at), *its.memory, *its.here, at);
 }
 

@@ -278,7 +278,7 @@ class heap_counters {
     }
 
    private:
-    void add_small(std::int64_t by) noexcept {
+    [[gnu::always_inline]] void add_small(std::int64_t by) noexcept {
       near_.add(std::min<std::int64_t>(0, beyond_ + by) - std::min<std::int64_t>(0, beyond_));
       small_ += by, beyond_ += by;
       small_passed_ |= small_ | near_.get();

@@ -16,7 +16,7 @@ pool::pool(std::string name, pool_options o, source_location at) {
   memory::allocator& memory = r.part<memory::device_memory>().on(d, at);
   if (o.registered && !o.limit)
     throw invalid_use("pool", "pool " + name + ", registered, without a limit",
-                      "Set pool_options::limit: a registered pool takes it at once", at, error_id{450});
+                      "Set pool_options::limit: a registered pool takes it at once", at, error_id{443});
   auto made = std::make_unique<state>(state{{name, d, known_runtime(r), &memory, nullptr}});
   made->here = o.registered
                    ? &memory.make_registered_pool(std::move(name), o.limit, streams::current_clock(r, d, at), at)
@@ -57,7 +57,7 @@ void pool::set_limit(size_t bytes, source_location at) {
   state const& s = usable("pool::set_limit", at);
   if (s.here->is_registered())
     throw invalid_use("pool::set_limit", "pool " + s.name + ", which is registered",
-                      "A registered pool keeps its limit: make another pool", at, error_id{453});
+                      "A registered pool keeps its limit: make another pool", at, error_id{446});
   s.here->set_limit(bytes);
 }
 
@@ -91,7 +91,7 @@ size_t pool::sleep(sleep_to where, source_location at) {
   if (s.here->is_registered())
     throw invalid_use("pool::sleep", "pool " + s.name + ", which is registered",
                       "Peers may use its memory at any time: keep what is to sleep in another pool", at,
-                      error_id{454});
+                      error_id{447});
   streams::spills::turn const alone(s);
   if (s.here->is_asleep()) return 0;
   bool const kept = where == sleep_to::host;

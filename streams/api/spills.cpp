@@ -16,7 +16,7 @@ void spills::add(std::span<member const> pools, source_location at) {
   for (member const& m : pools)
     if (m.its->here->is_registered())
       throw invalid_use("spill", "pool " + m.its->name + ", which is registered",
-                        "Peers may use its memory at any time: name ordinary pools", at, error_id{455});
+                        "Peers may use its memory at any time: name ordinary pools", at, error_id{448});
   base::lock_guard const hold(lock_);
   auto const before = members_;
   for (member m : pools) {

@@ -108,13 +108,13 @@ memory_pool& device_allocator::make_registered_pool(std::string name, std::size_
   std::string const what = "pool " + name + ", registered";
   if (!of_.space.maps())
     throw not_supported("pool", base::text(what, ": ", base::gpu_name(of_.device), " maps no memory"),
-                        "Use an ordinary pool", at, error_id{451});
+                        "Use an ordinary pool", at, error_id{444});
   std::size_t const unit = std::max(about.shared_granularity, about.granularity),
                     whole = round_up(std::min(limit, arena::most_bytes), unit);
   alloc_request const all{home, whole, unit, -1, whole, at};
   if (lane_of(home, all))
     throw invalid_use("pool", base::text(what, ": stream ", home.id(), " of ", base::gpu_name(of_.device), " is captured"),
-                      "Make the pool before the capture", at, error_id{452});
+                      "Make the pool before the capture", at, error_id{445});
   memory_pool& made = heaps_.add_pool(memory_pool::kind::registered, std::move(name), whole);
   try {
     base::internal_ordering const own_affair(of_.runtime.observer());
