@@ -100,23 +100,25 @@ class communicator {
   // Both hold size() parts of equal size, and must not overlap.
   stamp all_to_all(device_span out, device_span in, source_location = source_location::current());
 
-  // Sends `in` to one rank, which receives it in `out`. The k-th send of a rank to another meets that rank's k-th
-  // receive from it; only the two call. Both enqueue; a send completes only after its receiver has arrived.
-  // Throws: invalid_use too if the rank is this one, or the other side has another count or type. Between GPUs of
-  // several processes NCCL does not check them: the ranks may hang or hold undefined values.
+  // Sends `in` to one rank, which receives it in `out`. The k-th send of a rank to another meets that rank's
+  // k-th receive from it; only the two call. Both enqueue; a send completes after its receiver has come.
+  // Counts and types must be equal: a thread that differs gets invalid_use, and simulated processes cannot
+  // continue. NCCL does not check them between processes: the ranks may hang. Simulated processes send
+  // through rank 0, which must leave last. Throws also: invalid_use (to or from this rank).
   stamp send(device_span in, int to, source_location = source_location::current());
   stamp receive(device_span out, int from, source_location = source_location::current());
-  // Does both, and neither waits for the other: rings and exchanges complete. `in` and `out` must not overlap.
+  // Does both, and neither waits for the other: rings and exchanges complete. They must not overlap.
   stamp send_receive(device_span in, int to, device_span out, int from,
                      source_location = source_location::current());
 
-  // Lets NCCL reduce and gather in the pool itself. Each rank passes a registered pool (weir/pool.h) of one limit. Every
-  // collective then takes memory at the same place of that pool on all ranks, or outside of it on all. So allocate in
-  // one order, and once: a block that several streams used is reused when a rank sees that work complete. The place of
-  // all_gather's `in` and reduce_scatter's `out` in the pool is free, and so are send, receive, scatter and gather.
-  // The pool stays registered, and keeps its memory, until this communicator ends.
-  // Blocks: NCCL until all ranks have called. Requires: no capture is under way in this process. Throws: invalid_use
-  // (another kind of pool, another device or runtime; registered before), not_supported (NCCL is older than 2.27).
+  // Lets NCCL reduce and gather in the pool itself. Each rank passes a registered pool (weir/pool.h) of one
+  // limit. Every collective then takes memory at the same place of that pool on all ranks, or outside of it
+  // on all. So allocate in one order, and once: a block that several streams used is reused when a rank sees
+  // that work complete. The place of all_gather's `in` and reduce_scatter's `out` in the pool is free, and so
+  // are send, receive, scatter and gather. The pool keeps its memory until this communicator ends.
+  // Blocks: NCCL until all ranks have called. Requires: no capture is under way in this process.
+  // Throws: invalid_use (another kind of pool, another device or runtime; registered before), not_supported
+  // (NCCL is older than 2.27).
   void register_pool(pool const&, source_location = source_location::current());
 
   // Returns the path of this rank's last broadcast, scatter or gather, and why: "copies: 3 hops, 42 chunks of
@@ -127,11 +129,12 @@ class communicator {
   // Throws: timed_out, naming the missing ranks. This rank then counts as not arrived and may call again.
   void barrier(std::chrono::milliseconds limit = std::chrono::minutes{10},
                source_location = source_location::current());
-  // Makes a communicator of the ranks that pass one color, ordered by key, then by rank. All ranks call. The new
-  // one has no tie to this one, and may outlive it. Returns: none for no_color.
-  // Blocks: the host, until all ranks have called and the new one is connected; at most rank_options::start, or ten
-  // minutes in one process. Throws: invalid_use (a color below no_color), timed_out (the missing ranks are named;
-  // this rank may call again), and what create_all or create throws. This one then works on.
+  // Makes a communicator of the ranks that pass one color, ordered by key, then by rank. All ranks call.
+  // The new one has no tie to this one, and may outlive it. Returns: none for no_color.
+  // Blocks: the host, for all ranks: at most rank_options::start, or ten minutes in one process. Then as
+  // create or create_all. Requires: no rank's earlier send or receive waits for a call after the split.
+  // Throws: invalid_use (a color below no_color), timed_out (the missing ranks are named; all may call
+  // again), and what create_all or create throws. This one then works on.
   static constexpr int no_color = -1;
   std::optional<communicator> split(int color, int key = 0, source_location = source_location::current());
   // Releases every rank: streams and threads that wait for others continue. Unfinished collectives never

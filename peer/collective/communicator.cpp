@@ -81,7 +81,8 @@ void group::refuse_if_broken(int rank, std::string const& operation, requests al
   refuse_if_over(rank, operation, all, at);
   if (std::string const why = backend_->broken(rank); !why.empty()) {
     end_broken(rank, why, operation, at);
-    throw driver_error(0, operation, base::text("rank ", rank, " of ", size(), ": ", why), "Create a new communicator", at,
+    throw driver_error(0, operation, base::text("rank ", rank, " of ", size(), ": ", why),
+                       "Create a new communicator", at,
                        error_id{257});
   }
 }
@@ -110,6 +111,7 @@ stamp group::issue(int rank, clock::stream_clock& on, std::span<collective_reque
     take_back(rank, operation, all, at);
     throw;
   }
+  issued(rank);
   return streams::public_stamp(on.now());
 }
 
@@ -179,7 +181,9 @@ void add_to(runtime::impl& owner, std::shared_ptr<group> const& one) { owner.par
 
 }  // namespace peer
 
-communicator::state::~state() { all->leave(rank); }
+communicator::state::~state() {
+  if (all) all->leave(rank);
+}
 clock::stream_clock& communicator::state::stream(std::string_view operation, source_location at) const {
   return streams::current_clock(all->owner(operation, at), all->device(rank), at);
 }
@@ -386,9 +390,11 @@ std::optional<communicator> communicator::split(int color, int key, source_locat
   if (color < no_color)
     throw invalid_use("split", base::text("color ", color), "Pass 0 or more, or communicator::no_color", at,
                       error_id{439});
+  auto made = std::make_unique<state>();  // first: a failure after the split would leave the other ranks alone
   peer::seat mine = state_->all->split(rank(), color, key, at);
   if (!mine.in) return {};
-  return communicator(std::unique_ptr<state>(new state{std::move(mine.in), mine.rank}));
+  made->all = std::move(mine.in), made->rank = mine.rank;
+  return communicator(std::move(made));
 }
 
 std::string communicator::explain_last() const { return state_->all->said(state_->rank); }

@@ -41,7 +41,8 @@ struct collective_request {
   void* out = nullptr;       // null: gather, on a rank that is not its root; send
   // 0, 1, 2, …: equal on all ranks, or on the sender and the receiver; set by group::agree
   std::uint64_t turn = 0;
-  std::uint64_t placed = 0;  // where it lies in registered pools, as far as it is equal on all ranks. Set by group::issue
+  // where it lies in registered pools, as far as it is equal on all ranks; set by group::issue
+  std::uint64_t placed = 0;
 
   bool reduces() const noexcept { return what == collective::all_reduce || what == collective::reduce_scatter; }
   bool has_root() const noexcept {
@@ -61,7 +62,8 @@ struct collective_request {
   using key = std::array<std::uint64_t, 3>;
   key key_of(int rank) const noexcept {
     auto const mine = static_cast<std::uint64_t>(rank), other = static_cast<std::uint64_t>(root);
-    return !between_two() ? key{0, 0, turn} : what == collective::send ? key{mine, other, turn} : key{other, mine, turn};
+    if (!between_two()) return {0, 0, turn};
+    return what == collective::send ? key{mine, other, turn} : key{other, mine, turn};
   }
   std::string text() const;                           // "all_reduce of 12 float32 (sum)"
   struct own_touches {
@@ -170,6 +172,7 @@ class group {
   virtual void end_broken(int rank, std::string const& why, std::string const& /*operation*/, source_location) {
     abort(rank, why);
   }
+  virtual void issued(int /*rank*/) noexcept {}  // what the rank agreed on last
   // the rank's last agreement, whose issue failed
   virtual void withdraw(int rank, requests, source_location) noexcept = 0;
 
@@ -267,7 +270,7 @@ namespace weir {
 
 struct WEIR_LOCAL communicator::state {
   std::shared_ptr<peer::group> all;
-  int rank;
+  int rank = 0;
 
   // The thread's current stream of the rank's device.
   clock::stream_clock& stream(std::string_view operation, source_location) const;

@@ -379,7 +379,7 @@ class nccl_backend final : public collective_backend {
     base::mutex calls;                                    // held during every call on comm
     ncclComm_t comm = nullptr;                            // null: aborted or left
     std::string failed;                                   // under calls: the error that ended it
-    std::deque<void*> windows;                            // likewise; NCCL writes them, also later. Null: of no use here
+    std::deque<void*> windows;                            // likewise; NCCL writes them, also later. Null: unused
     base::atomic<bool> registers{false};                  // waits for the other ranks
     base::atomic<std::uint64_t> last_stream{0}, last{0};  // the stamp after its last collective
   };

@@ -22,7 +22,7 @@ constexpr char const* restart = "Start the program again, from its last checkpoi
 class process_group;
 
 // An id of a rendezvous, and where its rank 0 listens. Throws: driver_error (no port)
-rendezvous_point new_point(source_location);
+rendezvous_point new_point(std::string host, source_location);
 // Blocks: until all ranks have come
 std::shared_ptr<group> group_at(runtime::impl&, rendezvous_point, membership const&, int device, rank_options const&,
                                 source_location);
@@ -63,29 +63,31 @@ class process_group final : public group {
 
   void barrier(int, base::time_limit limit, source_location at) override { (void)meet("barrier", {}, limit, at); }
 
+  // Each rank may be the first of its color, so each brings an id. One round leaves no rank between two.
   seat split(int, int color, int key, source_location at) override {
-    std::vector<color_and_key> colors;
-    for (std::string const& text : meet("split", chars_of({color, key}), options_.start, at))
-      std::memcpy(&colors.emplace_back(), text.data() + 1, sizeof(color_and_key));
-    std::vector<int> const members = members_of(color, colors);
-    bool const takes_part = color != communicator::no_color, first = takes_part && members[0] == rank_;
+    bool const takes_part = color != communicator::no_color;
+    color_and_key const mine{color, key};
     rendezvous_point point;
-    std::string said;  // the first of a color: its id, or why there is none
-    if (first) {
+    std::string brings(reinterpret_cast<char const*>(mine.data()), sizeof mine);
+    if (takes_part) {
       try {
-        point = new_point(at);
-        said = text_of(point.id);
+        point = new_point(watch().own_address(), at);
+        brings += text_of(point.id);
       } catch (std::exception const& e) {
-        said = e.what();
+        brings += std::string_view(e.what()).substr(0, longest_text);
       }
     }
-    auto const all = meet("split", answers + said.substr(0, longest_text), options_.start, at);
+    std::vector<std::string> const all = meet("split", brings, options_.start, at);
+    std::vector<color_and_key> colors(all.size());
+    for (std::size_t r = 0; r < all.size(); ++r) std::memcpy(&colors[r], all[r].data(), sizeof mine);
     if (!takes_part) return {};
-    std::string const id = all[static_cast<std::size_t>(members[0])].substr(1);
+    std::vector<int> const members = members_of(color, colors);
+    std::string const id = all[static_cast<std::size_t>(members[0])].substr(sizeof mine);
     auto const where = rendezvous_id_of(id);
     if (!where)
       throw driver_error(0, "split", base::text(subject(), ": rank ", members[0], " has no port: ", base::visible(id)),
-                         "Raise the limit of open files (ulimit -n), or allow TCP sockets", at, error_id{440});
+                         "Remove what that rank's error names, and repeat the call on all ranks", at, error_id{440});
+    if (members[0] != rank_) point = {};
     point.id = *where;
     int const rank = static_cast<int>(std::find(members.begin(), members.end(), rank_) - members.begin());
     return {group_at(runtime_, std::move(point), {rank, static_cast<int>(members.size()), simulated_}, device(rank_),
@@ -109,7 +111,7 @@ class process_group final : public group {
     if (std::uncaught_exceptions() > 0 && waits(rank_)) abort(rank_, "an exception ended its communicator");
     if (!ended()) leave_backend(rank_);
     std::vector<rank_watch::transfers> called;
-    called.swap(*transfers_.lock());  // the watch's thread may need the lock while it ends
+    if (!process_was_forked()) called.swap(*transfers_.lock());  // the watch's thread may need the lock while it ends
     watch().end(called);
   }
 
@@ -131,7 +133,7 @@ class process_group final : public group {
       for (std::size_t r = 0; other < 0 && r < with->size(); ++r)
         if (watch().left_with_less(static_cast<int>(r), (*with)[r])) other = static_cast<int>(r);
     }
-    if (other < 0 || backend_->idle(rank_)) return;
+    if (other < 0 || (!calling_.load() && backend_->idle(rank_))) return;
     try {
       watch().accuse(other,
                      base::text("rank ", other, " has destroyed its communicator, and rank ", rank_,
@@ -142,23 +144,18 @@ class process_group final : public group {
   }
 
  private:
-  static constexpr char asks = 'c', answers = 'i';  // what a rank brings to a split: its color and key; then an id
   static constexpr std::size_t longest_text = 1000;
-  static std::string chars_of(color_and_key const& mine) {
-    return asks + std::string(reinterpret_cast<char const*>(mine.data()), sizeof mine);
-  }
 
-  // Returns: what each rank brought; all bring the same kind.
+  // Returns: what each rank brought. A rank brings something to a split alone.
   std::vector<std::string> meet(std::string const& operation, std::string const& brings, base::time_limit limit,
                                 source_location at) {
     refuse_if_over(rank_, operation, {}, at);
     auto const end = watch().barrier(limit, brings);
     if (end.is == rank_watch::at_barrier::end::all_came) {
-      for (std::size_t r = 0; !brings.empty() && r < end.brought.size(); ++r)
-        if (end.brought[r].empty() || end.brought[r][0] != brings[0] ||
-            (brings[0] == asks && end.brought[r].size() != brings.size()))
-          throw invalid_use(operation, base::text("rank ", rank_, " calls ", operation, " where rank ", r,
-                                                  end.brought[r].empty() ? " calls barrier" : " is in another split"),
+      for (std::size_t r = 0; r < end.brought.size(); ++r)
+        if (end.brought[r].empty() != brings.empty())
+          throw invalid_use(operation, base::text("rank ", rank_, " calls ", operation, " where rank ", r, " calls ",
+                                                  brings.empty() ? "split" : "barrier"),
                             "Call the same collectives in the same order on all ranks", at, error_id{441});
       return end.brought;
     }
@@ -204,14 +201,18 @@ class process_group final : public group {
       trace_ = next_trace(trace_, all[0]);
       watch().counts(all[0].turn + 1, trace_);
     }
-    try {  // after it has been counted: a rank that leaves later is judged by the count
+    try {  // after it has been counted: a rank that leaves later is judged by the count, and by calling_
+      refuse_if_over(rank_, std::string(name_of(all)), all, at);
+      calling_.store(true);
       refuse_if_over(rank_, std::string(name_of(all)), all, at);
     } catch (...) {
       withdraw(rank_, all, at);
       throw;
     }
   }
+  void issued(int) noexcept override { calling_.store(false); }
   void withdraw(int, requests all, source_location) noexcept override {
+    calling_.store(false);
     if (all[0].between_two()) {
       auto counts = transfers_.lock();
       for (collective_request const& r : all) --count_of(*counts, r);
@@ -231,6 +232,7 @@ class process_group final : public group {
   base::guarded<std::vector<rank_watch::transfers>> transfers_;  // called, by the other rank
   bool const simulated_;
   rank_options const options_;
+  base::atomic<bool> calling_{false};  // between agree and issued: the carrier may wait, and not know it yet
   base::atomic<bool> left_{false};
   std::shared_ptr<bond> const bond_;
 };
@@ -239,12 +241,12 @@ void bond::changed() noexcept {
   if (process_group* const g = of.load()) g->others_changed();
 }
 
-rendezvous_point new_point(source_location at) {
+rendezvous_point new_point(std::string host, source_location at) {
   os::tcp_socket listener = os::listen_tcp(0);
   if (!listener.file.is_open())
     throw driver_error(0, "communicator::unique_id", "no port to listen on: " + listener.why_not,
                        "Raise the limit of open files (ulimit -n), or allow TCP sockets", at, error_id{411});
-  rendezvous_id id{os::own_address(), listener.port, os::random_number()};
+  rendezvous_id id{host.empty() ? os::own_address() : std::move(host), listener.port, os::random_number()};
   return {std::move(id), std::move(listener), {}};
 }
 
@@ -368,7 +370,7 @@ communicator communicator::create(std::string_view id, int rank, int size, weir:
 }
 
 std::string communicator::unique_id(source_location at) {
-  peer::rendezvous_point point = peer::new_point(at);
+  peer::rendezvous_point point = peer::new_point({}, at);
   std::string const id = peer::text_of(point.id);
   waiting_listeners().lock()->emplace(id, std::move(point.listener));
   return id;

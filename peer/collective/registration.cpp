@@ -25,7 +25,8 @@ std::string placed_text(std::uint64_t placed) {
   if (!placed) return {};
   std::uint64_t const its = placed >> offset_bits & most_pools, other = placed >> (offset_bits + pool_bits);
   std::string text;
-  if (its) text = base::text(", at byte ", placed & ((std::uint64_t{1} << offset_bits) - 1), " of registered pool ", its);
+  std::uint64_t const offset = placed & ((std::uint64_t{1} << offset_bits) - 1);
+  if (its) text = base::text(", at byte ", offset, " of registered pool ", its);
   return other ? text + base::text(", its part in registered pool ", other) : text;
 }
 
@@ -71,6 +72,7 @@ void group::register_pool(int rank, clock::stream_clock& on, memory::allocator& 
     take_back(rank, operation, {&r, 1}, at);
     throw;
   }
+  issued(rank);
   pool.hold();
   all.push_back({&of, &pool, whole.at, whole.bytes});
 }

@@ -218,10 +218,10 @@ class streams_backend final : public collective_backend {
       for (part& p : parts) {
         if (!s.ok()) break;
         auto const touches = p.what->touches(devices_.size());
-        s = runtime_.machine().enqueue(
-            on.device(), on.handle(),
-            does == rank_task::step::arrive ? std::span<driver::touch const>(touches) : std::span<driver::touch const>(),
-            work_of(std::move(p.tasks[static_cast<std::size_t>(does)])));
+        s = runtime_.machine().enqueue(on.device(), on.handle(),
+                                       does == rank_task::step::arrive ? std::span<driver::touch const>(touches)
+                                                                       : std::span<driver::touch const>(),
+                                       work_of(std::move(p.tasks[static_cast<std::size_t>(does)])));
         if (!s.ok() && first) {
           for (part& each : parts) take_back(each, rank);
           throw_refusal(s, name_of(all), operands(), "Create a new communicator with communicator::create_all", at);

@@ -158,12 +158,12 @@ std::shared_ptr<thread_group::round> thread_group::meet(int rank, std::string_vi
         return m;
       }
       m->came[self] = false;
+      if (std::find(m->came.begin(), m->came.end(), true) == m->came.end()) s->meets.reset();
       std::string missing;
       for (int other = 0; other < size(); ++other)
         if (other != rank && !m->came[static_cast<std::size_t>(other)])
           missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(other) +
                      " (gpu:" + std::to_string(device(other)) + ")";
-      if (std::find(m->came.begin(), m->came.end(), true) == m->came.end()) s->meets.reset();
       refuse_if_over(*s, rank, op, {}, at);
       throw timed_out(op, base::text("rank ", rank, " waited ", limit.ns() / 1'000'000, " ms for ", missing),
                       "Check why the thread of that rank did not call, or use a longer limit", at, error_id{258});

@@ -192,8 +192,8 @@ struct rank_watch::state {
     switch (h.is) {
       case kind::beat: return h.bytes == sizeof(called) && h.about >= 0 && h.about < of.size_;
       case kind::gone:
-        return (h.bytes == sizeof(std::uint64_t) || h.bytes == sizeof(std::uint64_t) + all_transfers()) && h.about >= 0 &&
-               h.about < of.size_;
+        return (h.bytes == sizeof(std::uint64_t) || h.bytes == sizeof(std::uint64_t) + all_transfers()) &&
+               h.about >= 0 && h.about < of.size_;
       case kind::arrive: return !of_hub && h.bytes >= sizeof(std::uint64_t);
       case kind::withdraw: return !of_hub && h.bytes == sizeof(std::uint64_t);
       case kind::brought: return of_hub && h.about >= 0 && h.about < of.size_;
@@ -341,7 +341,10 @@ struct rank_watch::state {
 rank_watch::rank_watch(int rank, int size, std::vector<os::owned_file> by_rank, limits l,
                        std::function<void()> on_change)
     : rank_(rank), size_(size), limits_(l), on_change_(std::move(on_change)), state_(new state(*this)) {
-  for (std::size_t r = 0; r < by_rank.size(); ++r) state_->lines[r].socket = std::move(by_rank[r]);
+  for (std::size_t r = 0; r < by_rank.size(); ++r) {
+    if (by_rank[r].is_open() && own_address_.empty()) own_address_ = os::address_of(by_rank[r].get());
+    state_->lines[r].socket = std::move(by_rank[r]);
+  }
 }
 
 rank_watch::~rank_watch() { end(); }
@@ -359,14 +362,14 @@ void rank_watch::start(source_location at) {
 
 void rank_watch::end(std::span<transfers const> by_rank) noexcept {
   if (!thread_.joinable()) return;
+  if (process_was_forked()) {  // the thread is the parent's, and may hold the lock for ever
+    (void)new base::thread(std::move(thread_));
+    return;
+  }
   try {
     auto s = state_->all.lock();
     s->own_transfers.assign(by_rank.begin(), by_rank.end());
   } catch (...) {}  // no host memory: the others are not told
-  if (process_was_forked()) {  // the thread is the parent's
-    (void)new base::thread(std::move(thread_));
-    return;
-  }
   ending_.store(true, base::memory_order_release);
   os::wake_up(state_->wake.get());
   thread_.join();
@@ -441,7 +444,8 @@ rank_watch::at_barrier rank_watch::barrier(base::time_limit limit, std::string_v
   if (s->barriers == mine) say(kind::withdraw);
   // Rank 0 knows whether the last rank came before the withdrawal.
   if (!hub) state_->changed.wait(s.lock(), [&] { return s->barriers != mine || s->withdrawn || is_over(); });
-  if (s->barriers != mine) return {.brought = s->brought};
+  if (s->barriers != mine)
+    return {.brought = std::exchange(s->brought, std::vector<std::string>(static_cast<std::size_t>(size_)))};
   if (is_over()) return {at_barrier::end::over};
   at_barrier late{at_barrier::end::late};
   for (int r = 0; r < size_; ++r)

@@ -40,6 +40,7 @@ class rank_watch {
 
   // This rank has called that many collectives. `trace`: a hash of all of them, in order
   void counts(std::uint64_t collectives, std::uint64_t trace = 0) noexcept;
+  std::string const& own_address() const noexcept { return own_address_; }  // other ranks reach it. Empty: no others
   std::string failure() const;  // why the ranks cannot continue; empty while they can
   bool failed() const noexcept { return failed_.load(base::memory_order_acquire); }
   // Tells all that they cannot continue because of that rank. Without host memory only this rank knows why.
@@ -51,7 +52,7 @@ class rank_watch {
 
   // Waits until all ranks have come, and tells each what all have brought: up to 4 KiB. Blocks: up to the limit
   struct at_barrier {
-    enum class end : std::uint8_t { all_came, over, late } is = end::all_came;  // over: failed() or left()
+    enum class end : std::uint8_t { all_came, over, late } is = end::all_came;  // over: failed(), or a rank has left
     std::vector<int> missing{};  // late: the ranks that did not come. This rank has not arrived either, then
     std::vector<std::string> brought{};  // all_came: by rank
   };
@@ -63,6 +64,7 @@ class rank_watch {
   int const rank_, size_;
   limits const limits_;
   std::function<void()> const on_change_;
+  std::string own_address_;  // since the constructor
   base::atomic<bool> failed_{false}, ending_{false};
   std::unique_ptr<state> state_;
   base::thread thread_;

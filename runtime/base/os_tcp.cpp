@@ -134,6 +134,17 @@ tcp_socket connect_tcp(std::string const& host, std::uint16_t port, base::time_l
   return {{}, 0, said_by_system(error)};
 }
 
+std::string address_of(int socket) {
+  sockaddr_storage at{};
+  socklen_t size = sizeof at;
+  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&at), &size) != 0) return {};
+  void const* const address = at.ss_family == AF_INET6
+                                  ? static_cast<void const*>(&reinterpret_cast<sockaddr_in6 const&>(at).sin6_addr)
+                                  : &reinterpret_cast<sockaddr_in const&>(at).sin_addr;
+  char text[INET6_ADDRSTRLEN];
+  return ::inet_ntop(at.ss_family, address, text, sizeof text) ? text : std::string();
+}
+
 std::string own_address() {
   ifaddrs* found = nullptr;
   if (::getifaddrs(&found) != 0) return "127.0.0.1";

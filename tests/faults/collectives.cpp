@@ -85,8 +85,9 @@ std::string trained(bool registered) {
   std::vector<replica> all;
   for (int d = 0; d < n; ++d) {
     device_guard const on(d);
-    all.push_back({gradient_buckets(ranks[static_cast<std::size_t>(d)], {.bucket_bytes = 512, .registered = registered}),
-                   arange(24).view({6, 4}).mul_(0.01 * (d + 1)), ones({6, 2})});
+    all.push_back(
+        {gradient_buckets(ranks[static_cast<std::size_t>(d)], {.bucket_bytes = 512, .registered = registered}),
+         arange(24).view({6, 4}).mul_(0.01 * (d + 1)), ones({6, 2})});
     auto& shared = all.back().shared;
     shared.add("weight", 8);
     shared.add("bias", 2);

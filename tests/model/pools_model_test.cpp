@@ -21,7 +21,8 @@ TEST_P(pools_model, every_byte_of_every_block_is_right) {
         registered += p.registered;
   }
   std::cout << wanted.count() << " programs from seed " << wanted.first() << ", " << made << " pools, " << registered
-            << " registered, " << slept << " slept, " << allocations << " allocations, " << ooms << " times out of memory\n";
+            << " registered, " << slept << " slept, " << allocations << " allocations, " << ooms
+            << " times out of memory\n";
 }
 INSTANTIATE_TEST_SUITE_P(seeds, pools_model, ::testing::Range<std::uint64_t>(0, parts_of_pools));
 

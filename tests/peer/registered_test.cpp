@@ -42,7 +42,9 @@ TEST(registered_pools, serve_every_collective) {
       return encode(float32, values_of(count, [&](std::int64_t i) { return brought(float32, rank, i); }));
     };
     elements const own = values(c.rank());
-    auto const block = [&](std::int64_t elements_there) { return mine.allocate(static_cast<size_t>(elements_there) * 4); };
+    auto const block = [&](std::int64_t elements_there) {
+      return mine.allocate(static_cast<size_t>(elements_there) * 4);
+    };
     void* const sum = block(count);
     void* const all = block(count * n);
     for (int round = 0; round < 3; ++round) {
@@ -200,9 +202,9 @@ TEST_F(registered_ranks, train_in_buckets_of_their_own) {
       }
       shared.finish(current_stream());
       device_span const g = shared.gradient(b);
-      EXPECT_EQ(to_host(g.data, static_cast<size_t>(g.count) * 4), encode(float32, values_of(g.count, [&](std::int64_t k) {
-                  return weir::test::reduced(float32, reduce_op::sum, 2, k);
-                })));
+      auto const sums =
+          values_of(g.count, [&](std::int64_t k) { return weir::test::reduced(float32, reduce_op::sum, 2, k); });
+      EXPECT_EQ(to_host(g.data, static_cast<size_t>(g.count) * 4), encode(float32, sums));
     }
     auto const pools = memory_by_pool(c.device());
     ASSERT_EQ(pools.size(), 1u);

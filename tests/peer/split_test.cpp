@@ -104,7 +104,8 @@ TEST(split, ends_with_an_abort_or_a_missing_rank) {
     runtime machine(simulated{.devices = 2, .memory = 64_MiB});
     runtime_guard const in(machine);
     auto ranks = communicator::create_all(first_devices(2));
-    auto said = std::async(std::launch::async, [&] { return refusal<std::exception>([&] { (void)ranks[0].split(0); }); });
+    auto said =
+        std::async(std::launch::async, [&] { return refusal<std::exception>([&] { (void)ranks[0].split(0); }); });
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     if (aborts) ranks[1].abort();
     else ranks.pop_back();

@@ -51,7 +51,8 @@ TEST(process_registered, ends_ranks_that_differ) {
       deallocate(first), deallocate(second);
     }, {.start = std::chrono::seconds(20)}, &caught);
     for (std::string const& why : caught) {
-      EXPECT_NE(why.find(by_place ? " of registered pool 1" : "register_pool of "), std::string::npos) << why << by_place;
+      EXPECT_NE(why.find(by_place ? " of registered pool 1" : "register_pool of "), std::string::npos)
+          << why << by_place;
       EXPECT_NE(why.find("rank 1"), std::string::npos) << why << by_place;
     }
   }

@@ -362,7 +362,9 @@ class arena {
   chosen choose(std::size_t bytes, std::size_t alignment, Suits suits);
   template <class Suits>
   chosen choose_fewest(std::size_t bytes, std::size_t alignment, Suits suits);
-  static opening_index* rooms_of(heap_block const& p) noexcept { return p.at < p.in->runs ? p.in->rooms.get() : nullptr; }
+  static opening_index* rooms_of(heap_block const& p) noexcept {
+    return p.at < p.in->runs ? p.in->rooms.get() : nullptr;
+  }
   [[gnu::always_inline]] static void close_around(heap_block& p) noexcept {
     if (opening_index* const all = rooms_of(p)) all->close(p);
   }

@@ -113,7 +113,8 @@ memory_pool& device_allocator::make_registered_pool(std::string name, std::size_
                     whole = round_up(std::min(limit, arena::most_bytes), unit);
   alloc_request const all{home, whole, unit, -1, whole, at};
   if (lane_of(home, all))
-    throw invalid_use("pool", base::text(what, ": stream ", home.id(), " of ", base::gpu_name(of_.device), " is captured"),
+    throw invalid_use("pool",
+                      base::text(what, ": stream ", home.id(), " of ", base::gpu_name(of_.device), " is captured"),
                       "Make the pool before the capture", at, error_id{445});
   memory_pool& made = heaps_.add_pool(memory_pool::kind::registered, std::move(name), whole);
   try {
