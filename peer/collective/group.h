@@ -172,6 +172,8 @@ class group {
   virtual void end_broken(int rank, std::string const& why, std::string const& /*operation*/, source_location) {
     abort(rank, why);
   }
+  // Before NCCL registers memory: a rank that waits inside NCCL cannot be freed. Blocks: until all ranks have come
+  virtual void meet_to_register(int rank, source_location) = 0;
   virtual void issued(int /*rank*/) noexcept {}  // what the rank agreed on last
   // the rank's last agreement, whose issue failed
   virtual void withdraw(int rank, requests, source_location) noexcept = 0;
@@ -241,6 +243,7 @@ class thread_group final : public group {
   };
   void refuse_if_over(int rank, std::string const& operation, requests, source_location) const override;
   void agree(int rank, std::span<collective_request>, source_location) override;
+  void meet_to_register(int rank, source_location) override;
   void withdraw(int rank, requests, source_location) noexcept override;
   void refuse_if_over(shared const& s, int rank, std::string const& operation, requests, source_location at) const;
   static pair& pair_of(shared& s, int rank, collective_request const&);

@@ -230,18 +230,20 @@ class nccl_backend final : public collective_backend {
     require(runtime_.machine().make_current(device), "register_pool", operands(), "", at);
     ncclResult_t answer = ncclSuccess;
     std::string text;
-    mine.registers.store(true);
     {
       base::lock_guard const lock(mine.calls);
       mine.windows.push_back(nullptr);
       void* const memory = const_cast<void*>(r.in);
-      answer = !mine.comm ? ncclInvalidUsage  // aborted
-                          : settled(nccl().CommWindowRegister(mine.comm, memory, static_cast<std::size_t>(r.count),
-                                                              &mine.windows.back(), equal_offsets),
-                                    mine.comm);
+      if (!mine.comm) {
+        answer = ncclInvalidUsage;  // aborted
+      } else {
+        answer = nccl().CommWindowRegister(mine.comm, memory, static_cast<std::size_t>(r.count), &mine.windows.back(),
+                                           equal_offsets);
+        if (answer == ncclSuccess) answer = ncclInProgress;  // a call that does not block says success at once
+        answer = settled(answer, mine.comm);
+      }
       if (answer != ncclSuccess) text = mine.failed = words(answer, mine.comm);  // other ranks may wait for this one
     }
-    mine.registers.store(false);
     if (answer != ncclSuccess)
       throw driver_error(static_cast<int>(answer), "register_pool", operands() + ": NCCL answers " + text,
                          "Set NCCL_DEBUG=INFO for NCCL's own messages", at, error_id{451});
@@ -249,7 +251,6 @@ class nccl_backend final : public collective_backend {
 
   bool idle(int rank) override {
     one& mine = ranks_[static_cast<std::size_t>(rank)];
-    if (mine.registers.load()) return false;
     std::uint64_t const stream = mine.last_stream.load(base::memory_order_relaxed);
     if (stream == 0) return true;
     auto const done = runtime_.part<clock::clocks>().poll({stream, mine.last.load(base::memory_order_relaxed)});
@@ -302,7 +303,9 @@ class nccl_backend final : public collective_backend {
     base::lock_guard const lock(mine.calls);
     if (!mine.comm) return;
     for (void* const window : mine.windows)
-      if (window && done.ok() && mine.failed.empty()) (void)nccl().CommWindowDeregister(mine.comm, window);
+      if (window && done.ok() && mine.failed.empty() &&
+          nccl().CommWindowDeregister(mine.comm, window) != ncclInvalidUsage)
+        (void)settled(ncclInProgress, mine.comm);
     if (done.ok()) (void)settled(nccl().CommDestroy(mine.comm), nullptr);
     else nccl().CommAbort(mine.comm);
     mine.comm = nullptr;
@@ -380,7 +383,6 @@ class nccl_backend final : public collective_backend {
     ncclComm_t comm = nullptr;                            // null: aborted or left
     std::string failed;                                   // under calls: the error that ended it
     std::deque<void*> windows;                            // likewise; NCCL writes them, also later. Null: unused
-    base::atomic<bool> registers{false};                  // waits for the other ranks
     base::atomic<std::uint64_t> last_stream{0}, last{0};  // the stamp after its last collective
   };
   static constexpr std::int64_t pause_ns = 1'000'000;

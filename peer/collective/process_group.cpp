@@ -145,17 +145,20 @@ class process_group final : public group {
 
  private:
   static constexpr std::size_t longest_text = 1000;
+  static constexpr char const* registers = "r";  // what a rank brings; to a barrier nothing
 
-  // Returns: what each rank brought. A rank brings something to a split alone.
+  static std::string operation_of(std::string const& brings) {
+    return brings.empty() ? "barrier" : brings == registers ? "register_pool" : "split";
+  }
+  // Returns: what each rank brought.
   std::vector<std::string> meet(std::string const& operation, std::string const& brings, base::time_limit limit,
                                 source_location at) {
     refuse_if_over(rank_, operation, {}, at);
     auto const end = watch().barrier(limit, brings);
     if (end.is == rank_watch::at_barrier::end::all_came) {
       for (std::size_t r = 0; r < end.brought.size(); ++r)
-        if (end.brought[r].empty() != brings.empty())
-          throw invalid_use(operation, base::text("rank ", rank_, " calls ", operation, " where rank ", r, " calls ",
-                                                  brings.empty() ? "split" : "barrier"),
+        if (std::string const its = operation_of(end.brought[r]); its != operation)
+          throw invalid_use(operation, base::text("rank ", rank_, " calls ", operation, " where rank ", r, " calls ", its),
                             "Call the same collectives in the same order on all ranks", at, error_id{441});
       return end.brought;
     }
@@ -209,6 +212,9 @@ class process_group final : public group {
       withdraw(rank_, all, at);
       throw;
     }
+  }
+  void meet_to_register(int, source_location at) override {
+    (void)meet("register_pool", registers, options_.start, at);
   }
   void issued(int) noexcept override { calling_.store(false); }
   void withdraw(int, requests all, source_location) noexcept override {

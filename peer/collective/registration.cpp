@@ -67,6 +67,7 @@ void group::register_pool(int rank, clock::stream_clock& on, memory::allocator& 
   refuse_if_broken(rank, operation, {&r, 1}, at);
   agree(rank, {&r, 1}, at);
   try {
+    if (!runtime_.machine().simulated()) meet_to_register(rank, at);
     backend_->register_memory(rank, on, r, at);
   } catch (...) {
     take_back(rank, operation, {&r, 1}, at);

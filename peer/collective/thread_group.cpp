@@ -182,9 +182,14 @@ void thread_group::barrier(int rank, base::time_limit limit, source_location at)
   (void)meet(rank, "barrier", {}, limit, at, nullptr);
 }
 
+constexpr std::chrono::minutes longest_wait{10};
+
+void thread_group::meet_to_register(int rank, source_location at) {
+  (void)meet(rank, "register_pool", {}, longest_wait, at, nullptr);
+}
+
 seat thread_group::split(int rank, int color, int key, source_location at) {
-  constexpr std::chrono::minutes limit{10};
-  auto const m = meet(rank, "split", {color, key}, limit, at, &thread_group::seat_all);
+  auto const m = meet(rank, "split", {color, key}, longest_wait, at, &thread_group::seat_all);
   if (m->seats.empty() && m->last_rank == rank) std::rethrow_exception(std::exchange(m->failed, nullptr));
   if (m->seats.empty())
     throw driver_error(0, "split", base::text("rank ", rank, " of ", size(), ": rank ", m->last_rank, " has: ", m->why),

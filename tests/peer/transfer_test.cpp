@@ -5,6 +5,7 @@
 #include "tests/peer/ranks.h"
 #include "tests/support/seeds.h"
 #include "weir/graph.h"
+#include "weir/observe.h"
 #include "weir/sim.h"
 
 namespace weir::transfer_tests {
