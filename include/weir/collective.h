@@ -101,7 +101,8 @@ class communicator {
   stamp all_to_all(device_span out, device_span in, source_location = source_location::current());
 
   // Sends `in` to one rank, which receives it in `out`. The k-th send of a rank to another meets that rank's
-  // k-th receive from it; only the two call. Both enqueue; a send completes after its receiver has come.
+  // k-th receive from it; only the two call. Both enqueue; a send may wait for its receiver, and a large
+  // one does.
   // Counts and types must be equal: a thread that differs gets invalid_use, and simulated processes cannot
   // continue. NCCL does not check them between processes: the ranks may hang. Simulated processes send
   // through rank 0, which must leave last. Throws also: invalid_use (to or from this rank).
