@@ -117,9 +117,9 @@ class communicator {
   // on all. So allocate in one order, and once: a block that several streams used is reused when a rank sees
   // that work complete. The place of all_gather's `in` and reduce_scatter's `out` in the pool is free, and so
   // are send, receive, scatter and gather. The pool keeps its memory until this communicator ends.
-  // Blocks: NCCL until all ranks have called. Requires: no capture is under way in this process.
-  // Throws: invalid_use (another kind of pool, another device or runtime; registered before), not_supported
-  // (NCCL is older than 2.27).
+  // Blocks: on GPUs, the host, as split. Requires: no capture is under way in this process.
+  // Throws: invalid_use (another kind of pool, another device or runtime; registered before; a rank differs),
+  // timed_out (all may call again), not_supported (NCCL is older than 2.27), driver_error.
   void register_pool(pool const&, source_location = source_location::current());
 
   // Returns the path of this rank's last broadcast, scatter or gather, and why: "copies: 3 hops, 42 chunks of

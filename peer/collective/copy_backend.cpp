@@ -67,7 +67,7 @@ class chained_backend final : public collective_backend {
   void register_memory(int rank, clock::stream_clock& on, collective_request const& r, source_location at) override {
     others_->register_memory(rank, on, r, at);
   }
-  void refuse_registration(source_location at) const override { others_->refuse_registration(at); }
+  void prepare_registration(int rank, source_location at) override { others_->prepare_registration(rank, at); }
 
   std::string broken(int rank) override {
     if (int const device = lost_.load(); device >= 0) return base::gpu_name(device) + " is lost";

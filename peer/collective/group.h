@@ -95,7 +95,8 @@ class collective_backend {
   // Keeps that memory ready for the rank's collectives, until the rank leaves. Throws: as issue.
   // Blocks: with NCCL until all ranks have called
   virtual void register_memory(int /*rank*/, clock::stream_clock&, collective_request const&, source_location) {}
-  virtual void refuse_registration(source_location) const {}  // Throws: not_supported
+  // All that can fail on one rank alone, before ranks wait for each other. Throws: not_supported, driver_error
+  virtual void prepare_registration(int /*rank*/, source_location) {}
   // Why the ranks cannot continue; empty if they can. Checked before each collective. Threads: any
   virtual std::string broken(int rank) = 0;
   // Whether all collectives of a rank are complete. Of ranks in several processes. Threads: any

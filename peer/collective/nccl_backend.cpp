@@ -214,11 +214,18 @@ class nccl_backend final : public collective_backend {
                        "Set NCCL_DEBUG=INFO for NCCL's own messages", at, error_id{285});
   }
 
-  void refuse_registration(source_location at) const override {
+  void prepare_registration(int rank, source_location at) override {
     library const& has = nccl();
-    if (has.version >= oldest_with_windows && has.CommWindowRegister && has.CommWindowDeregister) return;
-    throw not_supported("register_pool", base::text("libnccl.so.2 is version ", has.version, ", which has no windows"),
-                        "Install NCCL 2.27 or newer, or do not register", at, error_id{452});
+    if (has.version < oldest_with_windows || !has.CommWindowRegister || !has.CommWindowDeregister)
+      throw not_supported("register_pool",
+                          base::text("libnccl.so.2 is version ", has.version, ", which has no windows"),
+                          "Install NCCL 2.27 or newer, or do not register", at, error_id{452});
+    one& mine = ranks_[static_cast<std::size_t>(rank)];
+    int const device = devices_[static_cast<std::size_t>(rank)];
+    require(runtime_.machine().make_current(device), "register_pool",
+            base::text("rank ", rank, " of ", devices_.size(), " on ", base::gpu_name(device)), "", at);
+    base::lock_guard const lock(mine.calls);
+    mine.windows.push_back(nullptr);
   }
 
   void register_memory(int rank, clock::stream_clock&, collective_request const& r, source_location at) override {
@@ -227,12 +234,10 @@ class nccl_backend final : public collective_backend {
     auto const operands = [&] {
       return base::text("rank ", rank, " of ", devices_.size(), ", ", r.text(), " on ", base::gpu_name(device));
     };
-    require(runtime_.machine().make_current(device), "register_pool", operands(), "", at);
     ncclResult_t answer = ncclSuccess;
     std::string text;
     {
       base::lock_guard const lock(mine.calls);
-      mine.windows.push_back(nullptr);
       void* const memory = const_cast<void*>(r.in);
       if (!mine.comm) {
         answer = ncclInvalidUsage;  // aborted

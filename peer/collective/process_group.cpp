@@ -145,10 +145,9 @@ class process_group final : public group {
 
  private:
   static constexpr std::size_t longest_text = 1000;
-  static constexpr char const* registers = "r";  // what a rank brings; to a barrier nothing
 
   static std::string operation_of(std::string const& brings) {
-    return brings.empty() ? "barrier" : brings == registers ? "register_pool" : "split";
+    return brings.empty() ? "barrier" : brings.size() == 1 + sizeof trace_ ? "register_pool" : "split";
   }
   // Returns: what each rank brought.
   std::vector<std::string> meet(std::string const& operation, std::string const& brings, base::time_limit limit,
@@ -157,8 +156,11 @@ class process_group final : public group {
     auto const end = watch().barrier(limit, brings);
     if (end.is == rank_watch::at_barrier::end::all_came) {
       for (std::size_t r = 0; r < end.brought.size(); ++r)
-        if (std::string const its = operation_of(end.brought[r]); its != operation)
-          throw invalid_use(operation, base::text("rank ", rank_, " calls ", operation, " where rank ", r, " calls ", its),
+        if (std::string const its = operation_of(end.brought[r]);
+            its != operation || (its == "register_pool" && end.brought[r] != brings))
+          throw invalid_use(operation,
+                            base::text("rank ", rank_, " calls ", operation, " where rank ", r, " calls ", its,
+                                       its == operation ? " of another size, or after other collectives" : ""),
                             "Call the same collectives in the same order on all ranks", at, error_id{441});
       return end.brought;
     }
@@ -214,7 +216,9 @@ class process_group final : public group {
     }
   }
   void meet_to_register(int, source_location at) override {
-    (void)meet("register_pool", registers, options_.start, at);
+    std::string calls(1, 'r');  // what all ranks have called, this call too. No split brings so many bytes
+    calls.append(reinterpret_cast<char const*>(&trace_), sizeof trace_);
+    (void)meet("register_pool", calls, options_.start, at);
   }
   void issued(int) noexcept override { calling_.store(false); }
   void withdraw(int, requests all, source_location) noexcept override {

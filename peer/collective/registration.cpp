@@ -58,7 +58,7 @@ void group::register_pool(int rank, clock::stream_clock& on, memory::allocator& 
                       base::text("rank ", rank, ": pool ", pool.name,
                                  again ? " is registered already" : base::text(" is one more than ", most_pools)),
                       "Register each pool once, and few, of a higher limit", at, error_id{450});
-  backend_->refuse_registration(at);
+  backend_->prepare_registration(rank, at);
   auto const whole = of.whole(pool);
   all.reserve(all.size() + 1);
   collective_request r{collective::register_pool, uint8, reduce_op::sum, 0, static_cast<std::int64_t>(whole.bytes),
