@@ -1,5 +1,7 @@
 // Sends and receives between several processes: what only two ranks call, mismatches, and ranks that leave or fail.
 // The processes are played by threads with runtimes of their own.
+#include <random>
+
 #include "peer/collective/group.h"
 #include "runtime/base/sync.h"
 #include "runtime/base/text.h"
@@ -211,6 +213,36 @@ TEST(process_transfers, abort_releases_one_that_waits) {
     c.receive(all_of(b), 1).synchronize();
     EXPECT_NE(c.failure().find("rank 1 gave up"), std::string::npos) << c.failure();
   });
+}
+
+// The watch may hear of it while the call has agreed, and its carrier does not know the call yet.
+TEST(process_transfers, a_receiver_that_leaves_meanwhile_is_named) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 60; ++round) {
+    base::atomic<int> there{0};
+    base::atomic<bool> done{false};
+    auto const pause = std::chrono::microseconds(random() % 400);
+    as_ranks(3, [&](communicator& c) {
+      buffer const b = to_device(encode(int32, {1}));
+      there.fetch_add(1);
+      while (there.load() < 3) std::this_thread::yield();
+      if (c.rank() == 2) return;
+      if (c.rank() == 0) {  // carries the bytes
+        while (!done.load()) std::this_thread::sleep_for(1ms);
+        return;
+      }
+      std::this_thread::sleep_for(pause);
+      try {
+        (void)c.send(all_of(b), 2);
+        for (int ms = 0; ms < 10000 && c.failure().empty(); ++ms) std::this_thread::sleep_for(1ms);
+        EXPECT_NE(c.failure(), "") << "round " << round;
+        if (c.failure().empty()) c.abort();
+      } catch (invalid_use const&) {  // it had left before
+      } catch (driver_error const&) {
+      }
+      done.store(true);
+    });
+  }
 }
 
 // Rank 0 reads what another process sends before it knows what it should be.
