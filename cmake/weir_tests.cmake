@@ -74,7 +74,8 @@ macro(weir_test_folder file result)
 endmacro()
 
 set(WEIR_CHECKED_PART "" CACHE STRING "K/N: once more with the checker of every N tests the one whose number leaves K; all when empty")
-set(WEIR_TEST_PART "" CACHE STRING "K/N: with a sanitizer, of every N test programs the one whose number leaves K; all when empty")
+set(WEIR_TEST_PART "" CACHE STRING
+  "K/N: with a sanitizer, of every N test programs the one whose number leaves K; all when empty")
 option(WEIR_TSAN_ALL "With the thread sanitizer, build also the tests of one thread, or of threads that run one at a time" OFF)
 option(WEIR_ASAN_ALL "With the address sanitizer, build also the tests of machines' rules, and of what reads and reckons above the library's own memory" OFF)
 set(WEIR_TEST_FILES "" CACHE STRING "The test files to build, by their paths (tests/base/os_test.cpp); all when empty")

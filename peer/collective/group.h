@@ -211,7 +211,7 @@ class thread_group final : public group {
   std::string failure() const override;
 
  private:
-  struct asked {       // a collective that not all ranks have called yet
+  struct asked {       // a call that not all of its ranks have made yet
     collective_request first;
     int first_rank;
     source_location at;
@@ -221,7 +221,7 @@ class thread_group final : public group {
     std::uint64_t sent = 0, received = 0;  // turns that were called
     std::vector<asked> open;               // called by one of the two
   };
-  struct round {  // a barrier or a split
+  struct round {  // a barrier, a split or a registration
     std::string_view operation;
     int first_rank;
     std::vector<bool> came;  // by rank, as all that follows
