@@ -78,7 +78,7 @@ if [ -x "$2/bin/weir" ]; then
 fi
 
 # Every CMake option has a row in docs/how-to/install.md, and no row is of another one.
-(cd "$root" && cat CMakeLists.txt cmake/*.cmake) | sed -nE 's/^ *option\((WEIR_[A-Z_]+) .*/\1/p; s/^ *set\((WEIR_[A-Z_]+) .* CACHE STRING .*/\1/p' | sort > "$work/options"
+(cd "$root" && cat CMakeLists.txt cmake/*.cmake) | sed -nE 's/^ *option\((WEIR_[A-Z_]+)( .*)?$/\1/p; s/^ *set\((WEIR_[A-Z_]+) .* CACHE STRING( .*)?$/\1/p' | sort > "$work/options"
 sed -n '/^## CMake options/,/^## A container/s/^| \(`WEIR_[^|]*\) |.*/\1/p' "$root/docs/how-to/install.md" | grep -o 'WEIR_[A-Z_]*' | sort > "$work/rows"
 [ -s "$work/options" ] && diff "$work/options" "$work/rows" || fail "the options of CMake (<) are not the rows of docs/how-to/install.md (>)"
 
