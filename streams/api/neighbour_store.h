@@ -32,6 +32,7 @@ class neighbour_store final : public copied_store {
   void take(std::size_t bytes) override {
     if (memory_.free_pages() < bytes) throw std::bad_alloc();
     block_ = static_cast<std::byte*>(memory_.allocate_apart(home_, bytes, at_));
+    (void)memory_.grant(block_, line_.device());  // else the driver copies through the host
     if (!line_.wait(home_.now()).ok() && !clocks_.synchronize(home_.now()).ok()) throw std::bad_alloc();
   }
   memory::allocator& memory_;

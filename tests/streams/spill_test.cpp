@@ -261,6 +261,7 @@ TEST_F(spilled, a_neighbour_comes_before_the_host) {
     buffer const hog(part);
     EXPECT_TRUE(a.memory.is_asleep());
     EXPECT_GE(memory_allocated(1), part);
+    EXPECT_GE(memory_stats(1).peer_access_bytes, part);
     EXPECT_EQ(pinned_memory_stats().allocated_bytes.all.current, 0);
   }
   a.step();
