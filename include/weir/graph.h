@@ -26,7 +26,8 @@ struct graph_footprint {
 
 // Memory for graphs that never run at the same time: each launch is ordered behind the launches of the
 // others, by a stream or by waits. What one capture frees, or leaves free, serves the next. Blocks in use
-// stay apart. The race checker reports launches that nothing orders.
+// stay apart. What is freed outside serves a capture after empty_cache(), or once its last uses are known to be
+// complete. The race checker reports launches that nothing orders.
 class graph_memory {
  public:
   graph_memory();
