@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <random>
 
 #include "runtime/memory/device/device_memory.h"
@@ -280,6 +281,38 @@ TEST_P(graphs, graphs_that_take_turns_share_all_but_outputs) {
   all.clear();
   s.synchronize(), t.synchronize();
   EXPECT_GE(shared.reserved(), one) << "the program holds it still";
+}
+
+// Another library captures four times through the driver. The first three captures have a route.
+TEST_P(graphs, a_capture_begun_elsewhere_takes_the_routed_memory) {
+  graph_memory const shared;
+  driver::driver& machine = rt.get().machine();
+  driver::stream_handle const handle = streams::clock_or_throw(s, "test", source_location::current()).handle();
+  std::vector<driver::graph_handle> all;
+  std::vector<std::size_t> held, of_all;
+  bool wanted = true;
+  int asked = 0;
+  std::optional<graph_memory_route> route(std::in_place, shared, gpu, [&](CUstream_st*) { return ++asked, wanted; });
+  for (int i = 0; i < 4; ++i) {
+    if (i == 2) wanted = false;
+    if (i == 3) wanted = true, route.reset();
+    ASSERT_TRUE(machine.begin_capture(0, handle, driver::capture_mode::relaxed).ok());
+    {
+      buffer const large(s, 6_MiB), output(s, 2_MiB);
+      set(s, large.data(), 6_MiB, 1), set(s, output.data(), 2_MiB, 2);
+    }
+    auto const made = machine.end_capture(0, handle);
+    ASSERT_TRUE(made.ok());
+    all.push_back(made.value);
+    held.push_back(shared.reserved()), of_all.push_back(reserved());
+  }
+  EXPECT_GE(held[0], 8_MiB);
+  EXPECT_EQ(held, std::vector(4, held[0]));
+  EXPECT_EQ(of_all[1], of_all[0]) << "the second capture has the memory of the first";
+  EXPECT_GE(of_all[2], of_all[1] + 8_MiB) << "the function refuses the stream";
+  EXPECT_GE(of_all[3], of_all[2] + 8_MiB) << "the route has ended";
+  EXPECT_EQ(asked, 3) << "once a capture";
+  for (driver::graph_handle const g : all) ASSERT_TRUE(machine.destroy_graph(g).ok());
 }
 
 TEST_P(graphs, an_update_runs_the_new_work_in_the_same_memory) {
