@@ -78,6 +78,7 @@ struct WEIR_LOCAL gradient_buckets::state {
   }
 
   void* allocate(clock::stream_clock& home, std::size_t bytes, source_location);
+  void give_back(void* block, source_location);  // Requires: nothing was registered
   void lay_out();
   void start_full_buckets(source_location);
   one& find(int i, std::string_view operation, source_location);
@@ -115,7 +116,6 @@ void* gradient_buckets::state::allocate(clock::stream_clock& home, std::size_t b
   pool = &from.make_registered_pool(base::text("gradient_buckets of rank ", rank), bytes, home, at);
   std::uint64_t inside = 0;
   try {
-    all->register_pool(rank, streams::clock_of(*side), from, *pool, at);
     inside = memory::thread_caches::enter(*pool);
     void* const p = from.allocate(home, bytes, gap, at);
     memory::thread_caches::leave(inside);
@@ -125,6 +125,11 @@ void* gradient_buckets::state::allocate(clock::stream_clock& home, std::size_t b
     from.end_pool(*std::exchange(pool, nullptr));
     throw;
   }
+}
+
+void gradient_buckets::state::give_back(void* const p, source_location at) {
+  memory(at).deallocate(p, nullptr, at);
+  if (pool) memory(at).end_pool(*std::exchange(pool, nullptr));
 }
 
 void gradient_buckets::state::start_full_buckets(source_location at) {
@@ -203,9 +208,10 @@ void gradient_buckets::build(stream_ref on, source_location at) {
     require(owner.machine().fill(device, home.handle(), block, 0, 4, bytes / 4), "gradient_buckets::build",
             base::text(bytes, " B to be filled with zeros on gpu:", device), "", at);
     s.memory(at).record_use(block, streams::clock_of(*s.side), at);
+    // Last: a registration keeps the memory until the communicator ends.
+    if (s.pool) s.all->register_pool(s.rank, streams::clock_of(*s.side), s.memory(at), *s.pool, at);
   } catch (...) {
-    s.memory(at).deallocate(block, nullptr, at);
-    if (s.pool) s.memory(at).end_pool(*std::exchange(s.pool, nullptr));
+    s.give_back(block, at);
     throw;
   }
   s.block = static_cast<std::byte*>(block);

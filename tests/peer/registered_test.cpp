@@ -213,4 +213,21 @@ TEST_F(registered_ranks, train_in_buckets_of_their_own) {
   });
 }
 
+// A registration keeps its memory, so what may fail comes before it.
+TEST_F(registered_ranks, give_buckets_back_that_were_not_filled) {
+  size_t const before = reserved(0);
+  auto const build = [](communicator& c) {
+    device_guard const on(c.device());
+    gradient_buckets shared(c, {.registered = true});
+    shared.add("a", 1000);
+    shared.build();
+  };
+  simulation::of(own).fail_call("fill", 1);
+  EXPECT_THROW(build(ranks[0]), driver_error);
+  (void)empty_cache(weir::device(0));
+  EXPECT_EQ(reserved(0), before);
+  EXPECT_EQ(memory_by_pool(weir::device(0)).size(), 0u);
+  for (communicator& c : ranks) build(c);
+}
+
 }  // namespace
