@@ -157,6 +157,26 @@ TEST_F(registered_ranks, keep_memory_until_they_leave) {
   EXPECT_EQ(reserved(0), before);
 }
 
+// As a guard of any pool that ended. The communicator keeps the memory.
+TEST_F(registered_ranks, take_no_more_under_a_guard_of_an_ended_pool) {
+  device_guard const on(0);
+  std::optional<pool> zero(of_rank(0));
+  pool const one = of_rank(1);
+  ranks[0].register_pool(*zero), ranks[1].register_pool(one);
+  auto const held = [] { return memory_by_pool(weir::device(0)).at(0).blocks; };
+  pool_guard const here(*zero);
+  std::vector<buffer> all;
+  for (size_t const bytes : {size_t{100}, size_t{100}, 1_MiB}) all.emplace_back(bytes);
+  ASSERT_EQ(held(), 3);
+  buffer(100), buffer(1_MiB);  // the thread remembers where
+  zero.reset();
+  for (size_t const bytes : {size_t{100}, 1_MiB}) all.emplace_back(bytes);
+  EXPECT_EQ(held(), 3);
+  all.clear();
+  ASSERT_EQ(memory_by_pool(weir::device(0)).size(), 1u);
+  EXPECT_EQ(held(), 0);
+}
+
 TEST_F(registered_ranks, leave_a_pool_that_lives_on) {
   pool const zero = of_rank(0), one = of_rank(1);
   for (int round = 0; round < 2; ++round) {

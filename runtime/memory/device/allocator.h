@@ -102,8 +102,10 @@ class allocator {
     std::size_t bytes = 0;
   };
   virtual whole_pool whole(memory_pool const&) const = 0;  // of a registered one: where its handle is
-  // Its blocks stay; free memory of it serves others as before. No effect while a registration holds the pool.
+  // The program's object ends, and guards of the pool have no effect. Its blocks stay. Free memory of it serves others
+  // once nothing holds it.
   virtual void end_pool(memory_pool&) noexcept = 0;
+  virtual void let_go(memory_pool&) noexcept = 0;  // a registration ends
   // Writes what lives in the pool to the store and gives its pages to the device; null: drops it. Refused: the pool
   // is awake, and its bytes are intact. given: bytes. Blocks: until work on the pool is complete, and is saved.
   virtual driver::status sleep(memory_pool&, page_store*, std::size_t& given) = 0;

@@ -136,8 +136,13 @@ allocator::whole_pool device_allocator::whole(memory_pool const& p) const {
   return {};
 }
 
-// Growth that is under way has charged the pool that its heap is in.
 void device_allocator::end_pool(memory_pool& p) noexcept {
+  if (p.is_registered()) heaps_.close_pool(p);
+  let_go(p);
+}
+
+// Growth that is under way has charged the pool that its heap is in.
+void device_allocator::let_go(memory_pool& p) noexcept {
   if (!p.let_go()) return;
   if (p.is_asleep()) sleep_.forget(p);
   mapping_lock::exclusive const stay(memory_.changes);

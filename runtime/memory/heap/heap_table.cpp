@@ -34,6 +34,20 @@ memory_pool& heap_table::add_pool(memory_pool::kind is, std::string name, std::s
   return *pools_.back();
 }
 
+void heap_table::close_pool(memory_pool& p) noexcept {
+  p.close();
+  {
+    base::lock_guard const hold(making_);
+    for (auto const& m : heaps_) {
+      if (m->pool.get() != &p) continue;
+      section const in(*m);
+      (void)m->revoke_and_empty();
+      m->lock.revoke_bias();
+    }
+  }
+  invalidate_fast_paths();
+}
+
 void heap_table::end_pool(memory_pool& p) noexcept {
   p.end();
   {

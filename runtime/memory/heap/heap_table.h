@@ -32,6 +32,7 @@ class heap_table {
   memory_pool& rest() noexcept { return rest_; }  // for what names no pool
   memory_pool& pool_here() const noexcept;        // in force for the calling thread
   memory_pool& add_pool(memory_pool::kind, std::string name, std::size_t limit);  // Throws: bad_alloc
+  void close_pool(memory_pool&) noexcept;  // guards of it have no effect from now on; its memory stays in it
   // Its blocks stay as they are. Free pages of it serve others as before. Requires: mapping halts
   void end_pool(memory_pool&) noexcept;
   void reset_peaks_of_pools() noexcept;

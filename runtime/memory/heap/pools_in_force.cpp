@@ -79,7 +79,7 @@ void thread_caches::leave(std::uint64_t number) noexcept try {
 
 memory_pool* thread_caches::in_force(std::uint64_t heap_table) noexcept {
   for (pool_in_force const& p : allocation_table::mine().pools) {
-    if (p.of == heap_table) return p.pool->has_ended() ? nullptr : p.pool;
+    if (p.of == heap_table) return p.pool->has_closed() ? nullptr : p.pool;
   }
   return nullptr;
 }

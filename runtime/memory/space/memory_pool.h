@@ -59,9 +59,13 @@ class memory_pool {
     base::lock_guard const hold(lock_);
     return --holders_ == 0;
   }
+  void close() noexcept {  // the program's object ends: guards have no effect from now on
+    base::lock_guard const hold(lock_);
+    closed_ = true;
+  }
   void end() noexcept {
     base::lock_guard const hold(lock_);
-    ended_ = true;
+    closed_ = ended_ = true;
   }
   struct sums {
     std::size_t limit, charged, most_charged, asleep;  // bytes; limit 0: none
@@ -88,6 +92,10 @@ class memory_pool {
     base::lock_guard const hold(lock_);
     asleep_bytes_ = bytes;
   }
+  bool has_closed() const noexcept {
+    base::lock_guard const hold(lock_);
+    return closed_;
+  }
   bool has_ended() const noexcept {
     base::lock_guard const hold(lock_);
     return ended_;
@@ -104,7 +112,7 @@ class memory_pool {
   mutable base::mutex lock_{base::quiet};  // held for these sums alone
   std::size_t limit_, charged_ = 0, most_charged_ = 0, asleep_bytes_ = 0;
   int holders_ = 1;
-  bool ended_ = false;
+  bool closed_ = false, ended_ = false;
   base::single_writer<bool> asleep_{false};
 };
 
