@@ -85,6 +85,21 @@ TEST_F(registered, serves_every_stream_of_its_device) {
   EXPECT_EQ(gradients.statistics().reserved, 16_MiB);
 }
 
+// It borrows, and waits for what other streams used: no memory is short.
+TEST_F(registered, lends_to_streams_without_an_out_of_memory) {
+  pool const gradients = make();
+  stream const first, second;
+  void* const large = gradients.allocate(first, 15_MiB);
+  fill(first, large, std::byte{1}, 15_MiB);
+  deallocate(large);
+  std::vector<void*> all;
+  for (size_t const bytes : {size_t{100}, size_t{5000}, 300_KiB}) all.push_back(gradients.allocate(second, bytes));
+  auto const now = memory_stats();
+  EXPECT_EQ(now.num_alloc_retries, 0u);
+  for (auto const n : now.recovered_by) EXPECT_EQ(n, 0u);
+  for (void* const p : all) deallocate(p);
+}
+
 TEST_F(registered, keeps_its_pages_where_they_are) {
   pool const gradients = make();
   auto const whole = segments_of(gradients).at(0);

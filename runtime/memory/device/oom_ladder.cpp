@@ -30,7 +30,6 @@ constexpr std::int64_t rest_ns = 500'000;
 }  // namespace
 
 void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::status why) {
-  of_.counts.retried();
   memory_pool& pool = *mine.pool.get();
   // If the pool's limit is what is short, memory of others is of no use.
   auto const short_pool = [&]() -> memory_pool const* {
@@ -62,8 +61,15 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
     of_.note_status(why);
     refuse_call(why, r);
   };
+  // The streams of a registered pool share its handle: they borrow and wait for each other before it is short.
+  bool is_short = !pool.is_registered();
+  if (is_short) of_.counts.retried();
+  log_about const about{of_.device, r.home.id(), r.bytes};
+  auto const warn = [&] {
+    if (logs(of_.runtime, log_level::warning)) log(log_level::warning, about, "memory is short: recovery begins");
+  };
   auto const found = [&](rungs where) {
-    of_.counts.recovered_by(static_cast<std::size_t>(where));
+    if (is_short) of_.counts.recovered_by(static_cast<std::size_t>(where));
     return out;
   };
   auto step = [&](rungs which, auto act) -> bool {
@@ -90,8 +96,7 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
 
   mapping_lock::activity others(memory_.changes);
   if (attempt()) return found(rungs::another_look);
-  log_about const about{of_.device, r.home.id(), r.bytes};
-  if (logs(of_.runtime, log_level::warning)) log(log_level::warning, about, "memory is short: recovery begins");
+  if (is_short) warn();
   // Releasing a segment waits for the work of all devices, which may wait for a rank of this thread.
   std::vector<clock::stamp> collectives;
   // once: a stamp of now would need a new fence at each query
@@ -119,6 +124,7 @@ void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::statu
         })) {
       return out;
     }
+    if (!std::exchange(is_short, true)) of_.counts.retried(), warn();
     if (step(rungs::caches, [&] {
           std::size_t bytes = 0;
           for (stream_heap* m : heaps()) bytes += m->empty_caches();
