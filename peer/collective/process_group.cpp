@@ -61,7 +61,9 @@ class process_group final : public group {
   }
   ~process_group() override { leave(rank_); }
 
-  void barrier(int, base::time_limit limit, source_location at) override { (void)meet("barrier", {}, limit, at); }
+  void barrier(int, base::time_limit limit, source_location at) override {
+    (void)meet(rank_watch::round::barrier, {}, limit, at);
+  }
 
   // Each rank may be the first of its color, so each brings an id. One round leaves no rank between two.
   seat split(int, int color, int key, source_location at) override {
@@ -77,12 +79,12 @@ class process_group final : public group {
         brings += std::string_view(e.what()).substr(0, longest_text);
       }
     }
-    std::vector<std::string> const all = meet("split", brings, options_.start, at);
+    auto const all = meet(rank_watch::round::split, brings, options_.start, at);
     std::vector<color_and_key> colors(all.size());
-    for (std::size_t r = 0; r < all.size(); ++r) std::memcpy(&colors[r], all[r].data(), sizeof mine);
+    for (std::size_t r = 0; r < all.size(); ++r) std::memcpy(&colors[r], all[r].bytes.data(), sizeof mine);
     if (!takes_part) return {};
     std::vector<int> const members = members_of(color, colors);
-    std::string const id = all[static_cast<std::size_t>(members[0])].substr(sizeof mine);
+    std::string const id = all[static_cast<std::size_t>(members[0])].bytes.substr(sizeof mine);
     auto const where = rendezvous_id_of(id);
     if (!where)
       throw driver_error(0, "split", base::text(subject(), ": rank ", members[0], " has no port: ", base::visible(id)),
@@ -146,22 +148,28 @@ class process_group final : public group {
  private:
   static constexpr std::size_t longest_text = 1000;
 
-  static std::string operation_of(std::string const& brings) {
-    return brings.empty() ? "barrier" : brings.size() == 1 + sizeof trace_ ? "register_pool" : "split";
+  static std::string name_of_round(rank_watch::round of) {
+    return std::string(base::name_in({"barrier", "split", "register_pool"}, of));
   }
-  // Returns: what each rank brought.
-  std::vector<std::string> meet(std::string const& operation, std::string const& brings, base::time_limit limit,
-                                source_location at) {
+  // Returns: what each rank brought. A split brings a color, a key and more; all others what all ranks must share.
+  std::vector<rank_watch::offer> meet(rank_watch::round why, std::string const& brings, base::time_limit limit,
+                                      source_location at) {
+    std::string const operation = name_of_round(why);
     refuse_if_over(rank_, operation, {}, at);
-    auto const end = watch().barrier(limit, brings);
+    auto const end = watch().meet(why, limit, brings);
     if (end.is == rank_watch::at_barrier::end::all_came) {
-      for (std::size_t r = 0; r < end.brought.size(); ++r)
-        if (std::string const its = operation_of(end.brought[r]);
-            its != operation || (its == "register_pool" && end.brought[r] != brings))
+      for (std::size_t r = 0; r < end.brought.size(); ++r) {
+        rank_watch::offer const& its = end.brought[r];
+        bool const same = its.is.value_or(why) == why;
+        bool const fits = why == rank_watch::round::split ? its.bytes.size() >= sizeof(color_and_key)
+                                                          : its.bytes == brings;
+        if (!same || !fits)
           throw invalid_use(operation,
-                            base::text("rank ", rank_, " calls ", operation, " where rank ", r, " calls ", its,
-                                       its == operation ? " of another size, or after other collectives" : ""),
+                            base::text("rank ", rank_, " calls ", operation, " where rank ", r, " calls ",
+                                       name_of_round(its.is.value_or(why)),
+                                       same ? " of another size, or after other collectives" : ""),
                             "Call the same collectives in the same order on all ranks", at, error_id{441});
+      }
       return end.brought;
     }
     refuse_if_over(rank_, operation, {}, at);
@@ -216,9 +224,9 @@ class process_group final : public group {
     }
   }
   void meet_to_register(int, source_location at) override {
-    std::string calls(1, 'r');  // what all ranks have called, this call too. No split brings so many bytes
-    calls.append(reinterpret_cast<char const*>(&trace_), sizeof trace_);
-    (void)meet("register_pool", calls, options_.start, at);
+    // what all ranks have called, this call too
+    std::string const calls(reinterpret_cast<char const*>(&trace_), sizeof trace_);
+    (void)meet(rank_watch::round::register_pool, calls, options_.start, at);
   }
   void issued(int) noexcept override { calling_.store(false); }
   void withdraw(int, requests all, source_location) noexcept override {

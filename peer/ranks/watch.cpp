@@ -18,7 +18,7 @@ struct head {
   std::uint32_t bytes = 0;  // that follow
   kind is = kind::beat;
   std::int32_t about = 0;  // the accused, the rank that has gone, or that brought. standing: 1 answers a withdrawal
-  std::uint32_t zero = 0;
+  rank_watch::round round{};  // arrive, brought
 };
 constexpr std::size_t most_bytes = 16384, most_unsent = 1 << 20;
 constexpr std::int64_t flush_ns = 1'000'000'000;
@@ -55,8 +55,8 @@ struct rank_watch::state {
     std::uint64_t barriers = 0;             // completed
     std::vector<place> places;              // at the current one: as rank 0 knows them, or has told
     bool withdrawn = false;                 // rank 0 has answered a withdrawal
-    std::vector<std::string> coming;        // to the current barrier, as rank 0 knows them
-    std::vector<std::string> brought;       // to the last one that was completed
+    std::vector<offer> coming;              // to the current barrier, as rank 0 knows them
+    std::vector<offer> brought;             // to the last one that was completed
   };
 
   rank_watch& of;
@@ -76,16 +76,16 @@ struct rank_watch::state {
   bool is_hub() const noexcept { return of.rank_ == 0; }
   std::size_t all_transfers() const noexcept { return lines.size() * sizeof(transfers); }
 
-  void send(shared& s, int to, kind is, int about, std::span<char const> bytes) {
+  void send(shared& s, int to, kind is, int about, std::span<char const> bytes, round of_round = {}) {
     std::string& out = s.unsent[static_cast<std::size_t>(to)];
     if (out.size() > most_unsent) return;  // the other end is frozen, which its silence tells
-    head const h{static_cast<std::uint32_t>(bytes.size()), is, about, 0};
+    head const h{static_cast<std::uint32_t>(bytes.size()), is, about, of_round};
     out.append(chars_of(h).data(), sizeof h).append(bytes.data(), bytes.size());
   }
-  void send_all(shared& s, int except, kind is, int about, std::span<char const> bytes) {
-    if (!is_hub()) return send(s, 0, is, about, bytes);
+  void send_all(shared& s, int except, kind is, int about, std::span<char const> bytes, round of_round = {}) {
+    if (!is_hub()) return send(s, 0, is, about, bytes, of_round);
     for (int r = 1; r < of.size_; ++r)
-      if (r != except) send(s, r, is, about, bytes);
+      if (r != except) send(s, r, is, about, bytes, of_round);
   }
 
   void write_out() {
@@ -140,9 +140,13 @@ struct rank_watch::state {
       ++s.barriers;
       s.brought.swap(s.coming);
       s.coming.assign(lines.size(), {});
-      bool const any = std::any_of(s.brought.begin(), s.brought.end(), [](auto const& b) { return !b.empty(); });
-      for (int of_rank = 0; any && of_rank < of.size_; ++of_rank)
-        send_all(s, -1, kind::brought, of_rank, s.brought[static_cast<std::size_t>(of_rank)]);
+      bool const tell = std::any_of(s.brought.begin(), s.brought.end(), [&](offer const& b) {
+        return !b.bytes.empty() || b.is != s.brought[0].is;
+      });
+      for (int of_rank = 0; tell && of_rank < of.size_; ++of_rank) {
+        offer const& its = s.brought[static_cast<std::size_t>(of_rank)];
+        send_all(s, -1, kind::brought, of_rank, its.bytes, *its.is);
+      }
     }
     std::string text(chars_of(s.barriers).data(), sizeof s.barriers);
     for (place const p : s.places) text += static_cast<char>(p);
@@ -194,9 +198,10 @@ struct rank_watch::state {
       case kind::gone:
         return (h.bytes == sizeof(std::uint64_t) || h.bytes == sizeof(std::uint64_t) + all_transfers()) &&
                h.about >= 0 && h.about < of.size_;
-      case kind::arrive: return !of_hub && h.bytes >= sizeof(std::uint64_t);
+      case kind::arrive: return !of_hub && h.bytes >= sizeof(std::uint64_t) && h.round <= round::register_pool;
       case kind::withdraw: return !of_hub && h.bytes == sizeof(std::uint64_t);
-      case kind::brought: return of_hub && h.about >= 0 && h.about < of.size_;
+      case kind::brought:
+        return of_hub && h.about >= 0 && h.about < of.size_ && h.round <= round::register_pool;
       case kind::accuse: return !of_hub && h.about >= 0 && h.about < of.size_ && h.bytes > 0;
       case kind::verdict: return of_hub && h.about >= 0 && h.about < of.size_ && h.bytes > 0;
       case kind::standing:
@@ -238,13 +243,13 @@ struct rank_watch::state {
       case kind::arrive:
       case kind::withdraw: {
         auto s = all.lock();
-        if (number == s->barriers && h.is == kind::arrive) s->coming[who] = bytes.substr(sizeof number);
+        if (number == s->barriers && h.is == kind::arrive) s->coming[who] = {h.round, bytes.substr(sizeof number)};
         if (number == s->barriers) s->places[who] = h.is == kind::arrive ? place::waits : place::waited;
         stand(*s, h.is == kind::withdraw ? from : -1);
         break;
       }
       case kind::brought: {
-        all.lock()->brought[static_cast<std::size_t>(h.about)] = bytes;
+        all.lock()->brought[static_cast<std::size_t>(h.about)] = {h.round, bytes};
         break;
       }
       case kind::standing: {
@@ -419,7 +424,7 @@ int rank_watch::left_before(std::uint64_t collectives) const {
   return -1;
 }
 
-rank_watch::at_barrier rank_watch::barrier(base::time_limit limit, std::string_view brings) {
+rank_watch::at_barrier rank_watch::meet(round for_what, base::time_limit limit, std::string_view brings) {
   auto s = state_->all.lock();
   std::uint64_t const mine = s->barriers;
   bool const hub = state_->is_hub();
@@ -429,13 +434,13 @@ rank_watch::at_barrier rank_watch::barrier(base::time_limit limit, std::string_v
   auto const say = [&](kind is) {
     if (hub) {
       s->places[0] = is == kind::arrive ? state::place::waits : state::place::waited;
-      s->coming[0] = brings;
+      s->coming[0] = {for_what, std::string(brings)};
       state_->stand(*s);
     } else {
       s->withdrawn = false;
       std::string text(chars_of(mine).data(), sizeof mine);
       if (is == kind::arrive) text += brings;
-      state_->send(*s, 0, is, rank_, text);
+      state_->send(*s, 0, is, rank_, text, is == kind::arrive ? for_what : round{});
     }
     os::wake_up(state_->wake.get());
   };
@@ -445,7 +450,7 @@ rank_watch::at_barrier rank_watch::barrier(base::time_limit limit, std::string_v
   // Rank 0 knows whether the last rank came before the withdrawal.
   if (!hub) state_->changed.wait(s.lock(), [&] { return s->barriers != mine || s->withdrawn || is_over(); });
   if (s->barriers != mine)
-    return {.brought = std::exchange(s->brought, std::vector<std::string>(static_cast<std::size_t>(size_)))};
+    return {.brought = std::exchange(s->brought, std::vector<offer>(static_cast<std::size_t>(size_)))};
   if (is_over()) return {at_barrier::end::over};
   at_barrier late{at_barrier::end::late};
   for (int r = 0; r < size_; ++r)

@@ -10,6 +10,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -50,13 +51,19 @@ class rank_watch {
   // Whether it has left, and this rank has called more transfers with it than it had with this rank.
   bool left_with_less(int rank, transfers own) const;
 
+  // Why ranks meet. They may come for different things: each learns what the others came for.
+  enum class round : std::uint32_t { barrier, split, register_pool };
+  struct offer {
+    std::optional<round> is{};  // none: as this rank's
+    std::string bytes{};
+  };
   // Waits until all ranks have come, and tells each what all have brought: up to 4 KiB. Blocks: up to the limit
   struct at_barrier {
     enum class end : std::uint8_t { all_came, over, late } is = end::all_came;  // over: failed(), or a rank has left
     std::vector<int> missing{};  // late: the ranks that did not come. This rank has not arrived either, then
-    std::vector<std::string> brought{};  // all_came: by rank
+    std::vector<offer> brought{};   // all_came: by rank
   };
-  at_barrier barrier(base::time_limit, std::string_view brings = {});
+  at_barrier meet(round, base::time_limit, std::string_view brings = {});
 
  private:
   struct state;

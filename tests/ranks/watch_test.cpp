@@ -141,7 +141,30 @@ TEST_F(watched, a_rank_that_leaves_is_told_to_all_and_is_no_failure) {
     EXPECT_EQ(all[r]->left_before(9), -1);
     EXPECT_EQ(all[r]->left_before(10), 1);
     EXPECT_EQ(all[r]->failure(), "");
-    EXPECT_EQ(all[r]->barrier(10s).is, rank_watch::at_barrier::end::over);
+    EXPECT_EQ(all[r]->meet(rank_watch::round::barrier, 10s).is, rank_watch::at_barrier::end::over);
+  }
+}
+
+// Their bytes are alike: what they come for tells them apart. Ranks that come for one thing and bring nothing are told
+// nothing.
+TEST_F(watched, ranks_that_meet_for_other_things_learn_it) {
+  using enum rank_watch::round;
+  make_all(3);
+  for (std::string const bytes : {"", "12345678"}) {
+    for (auto const odd : {barrier, split, register_pool}) {
+      std::vector<std::thread> threads;
+      for (std::size_t r = 0; r < 3; ++r)
+        threads.emplace_back([&, r] {
+          auto const met = all[r]->meet(r == 1 ? odd : barrier, 20s, bytes);
+          ASSERT_EQ(met.is, rank_watch::at_barrier::end::all_came);
+          for (std::size_t k = 0; k < 3; ++k) {
+            EXPECT_EQ(met.brought[k].bytes, bytes);
+            EXPECT_EQ(met.brought[k].is.value_or(barrier), k == 1 ? odd : barrier);
+            EXPECT_EQ(met.brought[k].is.has_value(), !bytes.empty() || odd != barrier || r == 0);
+          }
+        });
+      for (auto& t : threads) t.join();
+    }
   }
 }
 
