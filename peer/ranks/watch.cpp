@@ -88,6 +88,18 @@ struct rank_watch::state {
       if (r != except) send(s, r, is, about, bytes, of_round);
   }
 
+  // That a rank has gone, and what it had called: `with`, by rank; empty: not known. Rank 0 tells each rank its own.
+  void tell_gone(shared& s, int rank, std::uint64_t count, std::string_view with) {
+    std::string const called(chars_of(count).data(), sizeof count);
+    if (!is_hub()) return send(s, 0, kind::gone, rank, called + std::string(with));
+    for (int r = 1; r < of.size_; ++r) {
+      if (r == rank) continue;
+      std::string_view const its = with.empty() ? with : with.substr(static_cast<std::size_t>(r) * sizeof(transfers),
+                                                                     sizeof(transfers));
+      send(s, r, kind::gone, rank, called + std::string(its));
+    }
+  }
+
   void write_out() {
     auto s = all.lock();
     for (std::size_t r = 0; r < lines.size(); ++r) {
@@ -183,7 +195,7 @@ struct rank_watch::state {
     while (line.unread.size() >= sizeof(head)) {
       head h;
       std::memcpy(&h, line.unread.data(), sizeof h);
-      if (h.bytes > most_bytes || !understood(from, h)) return close(from, "sends what is none of weir's messages");
+      if ((h.bytes > most_bytes && h.is != kind::gone) || !understood(from, h)) return close(from, "sends what is none of weir's messages");
       if (line.unread.size() < sizeof h + h.bytes) return;
       std::string const bytes = line.unread.substr(sizeof h, h.bytes);
       line.unread.erase(0, sizeof h + h.bytes);
@@ -196,7 +208,8 @@ struct rank_watch::state {
     switch (h.is) {
       case kind::beat: return h.bytes == sizeof(called) && h.about >= 0 && h.about < of.size_;
       case kind::gone:
-        return (h.bytes == sizeof(std::uint64_t) || h.bytes == sizeof(std::uint64_t) + all_transfers()) &&
+        return (h.bytes == sizeof(std::uint64_t) ||
+                h.bytes == sizeof(std::uint64_t) + (of_hub ? sizeof(transfers) : all_transfers())) &&
                h.about >= 0 && h.about < of.size_;
       case kind::arrive: return !of_hub && h.bytes >= sizeof(std::uint64_t) && h.round <= round::register_pool;
       case kind::withdraw: return !of_hub && h.bytes == sizeof(std::uint64_t);
@@ -232,10 +245,9 @@ struct rank_watch::state {
           s->gone_count[static_cast<std::size_t>(about)] = number;
           transfers& with = s->gone_transfers[static_cast<std::size_t>(about)];
           with = {~std::uint64_t{0}, ~std::uint64_t{0}};  // not told
-          if (bytes.size() > sizeof number)
-            std::memcpy(&with, bytes.data() + sizeof number + static_cast<std::size_t>(of.rank_) * sizeof with,
-                        sizeof with);
-          if (is_hub()) send_all(*s, from, kind::gone, from, bytes);
+          // rank 0 hears of all ranks, and is the first of them; others hear of themselves
+          if (bytes.size() > sizeof number) std::memcpy(&with, bytes.data() + sizeof number, sizeof with);
+          if (is_hub()) tell_gone(*s, from, number, std::string_view(bytes).substr(sizeof number));
         }
         changed.notify_all();
         return of.on_change_();
@@ -332,10 +344,9 @@ struct rank_watch::state {
       if (end == 0 && of.ending_.load(base::memory_order_acquire)) {
         end = now + flush_ns;
         auto s = all.lock();
-        std::string called(chars_of(s->own.count).data(), sizeof s->own.count);
-        if (s->own_transfers.size() == lines.size() && called.size() + all_transfers() <= most_bytes)
-          called.append(reinterpret_cast<char const*>(s->own_transfers.data()), all_transfers());
-        send_all(*s, -1, kind::gone, of.rank_, called);
+        std::string_view const with(reinterpret_cast<char const*>(s->own_transfers.data()),
+                                    s->own_transfers.size() == lines.size() ? all_transfers() : 0);
+        tell_gone(*s, of.rank_, s->own.count, with);
       }
       write_out();
       if (end == 0) judge(now);

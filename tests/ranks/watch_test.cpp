@@ -145,6 +145,24 @@ TEST_F(watched, a_rank_that_leaves_is_told_to_all_and_is_no_failure) {
   }
 }
 
+TEST_F(watched, what_a_rank_of_thousands_had_called_is_told) {
+  constexpr int size = 3000;
+  auto [a, b] = connected();
+  std::vector<os::owned_file> lines(size);
+  lines[1] = std::move(a);
+  all.push_back(make(0, size, std::move(lines), {20s, 20s}));
+  raw_tcp other(std::move(b));
+  std::string with = raw(std::uint64_t{5}) + raw(std::uint64_t{6});
+  with.resize(size * 16, '\0');
+  other.say(message(7, 1, raw(std::uint64_t{9}) + with));
+  auto const until = std::chrono::steady_clock::now() + 20s;
+  while (!all[0]->has_left(1) && !all[0]->failed() && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(all[0]->failure(), "");
+  EXPECT_FALSE(all[0]->left_with_less(1, {6, 5}));
+  EXPECT_TRUE(all[0]->left_with_less(1, {7, 5}));
+}
+
 // Their bytes are alike: what they come for tells them apart. Ranks that come for one thing and bring nothing are told
 // nothing.
 TEST_F(watched, ranks_that_meet_for_other_things_learn_it) {
