@@ -78,15 +78,15 @@ TEST(full_device, a_refused_handle_lets_free_ones_move) {
 
 // The first handle would have two pages, and the driver has one.
 TEST(full_device, a_handle_is_a_page_if_the_driver_has_less) {
-  full_device m(16_GiB + mapped);
+  full_device m(32_GiB + mapped);
   void* const first = m.take(mapped);
-  m.take(16_GiB - mapped);
+  m.take(32_GiB - mapped);
   m.give(first);
   counted_calls const calls(*m.bench.control);
   m.take(2 * mapped);
   EXPECT_EQ(calls.of({call::create}), 3u) << "of two pages, of one, and of one more";
   EXPECT_EQ(m.stats().num_alloc_retries, 0);
-  EXPECT_EQ(m.reserved(), 16_GiB + mapped);
+  EXPECT_EQ(m.reserved(), 32_GiB + mapped);
   m.sound();
 }
 

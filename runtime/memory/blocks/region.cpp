@@ -11,8 +11,8 @@
 namespace weir::memory {
 namespace {
 constexpr std::size_t most_extents = 16384, part_of_rest = 1024;
-// handles in all of the memory: the free ends of some 20 blocks cost less than 0.5 %
-constexpr std::size_t ends_that_fit = 4096, largest_that_fit = 128, most_pages = 32;
+// handles in all of the memory: the free ends of some 40 blocks cost less than 0.5 %
+constexpr std::size_t ends_that_fit = 8192, largest_that_fit = 128, most_pages = 32;
 }  // namespace
 
 bit_tree::bit_tree(std::size_t n) {
