@@ -1,4 +1,4 @@
-// Rounds up to any step. For powers of two, such as pages of devices: memory/blocks/region.h.
+// Rounds up to any step. For powers of two, such as pages of devices: memory/blocks/address.h.
 // Threads: any.
 #pragma once
 #include <cstddef>

@@ -292,12 +292,12 @@ TEST(arena, blocks_are_found_by_interior_addresses_however_large) {
   heap_block* const big = a.grow(3000 * page);
   heap_block* const next = a.grow(granule);
   for (std::size_t at : {std::size_t{0}, std::size_t{1}, granule, 1500 * page + 7, 3000 * page - 1})
-    EXPECT_EQ(a.in->covering(big->at + at), big);
-  EXPECT_EQ(a.in->covering(big->at + 3000 * page), next);
-  EXPECT_EQ(a.in->covering(next->at + granule), nullptr);
+    EXPECT_EQ(a.in->table.covering(big->at + at), big);
+  EXPECT_EQ(a.in->table.covering(big->at + 3000 * page), next);
+  EXPECT_EQ(a.in->table.covering(next->at + granule), nullptr);
   address const at = big->at;
   a.blocks.give(*big, 0);
-  EXPECT_EQ(a.in->covering(at + 1500 * page), nullptr);
+  EXPECT_EQ(a.in->table.covering(at + 1500 * page), nullptr);
 }
 
 // Pages 9 and 10 are not mapped, but a block there fills them. Where memory is mapped it would leave three ends.

@@ -1,4 +1,4 @@
-// The indexes of free blocks: the lowest fit against a scan, bins by size, and the tree of bits.
+// The indexes of free blocks: the lowest fit against a scan, and bins by size.
 // Threads: one.
 #include <gtest/gtest.h>
 
@@ -99,25 +99,6 @@ TEST(bins, a_piece_of_the_next_bin_fits) {
   EXPECT_EQ(b.find(101 * bins::unit, [](heap_block const&) { return true; }), &blocks[99]);
   EXPECT_EQ(b.find(100 * bins::unit, [](heap_block const&) { return true; })->bytes, 100 * bins::unit);
   EXPECT_EQ(b.find(4001 * bins::unit, [](heap_block const&) { return true; }), nullptr);
-}
-
-TEST(bit_tree, finds_the_largest_member_up_to_a_number) {
-  std::mt19937_64 random(7);
-  bit_tree t(300'000);
-  std::map<std::size_t, bool> model;
-  for (int i = 0; i < 4000; ++i) {
-    std::size_t const at = random() % 3 ? random() % 300'000 : random() % 500;
-    if (random() % 3) {
-      t.insert(at);
-      model[at] = true;
-    } else {
-      t.erase(at);
-      model.erase(at);
-    }
-    std::size_t const ask = random() % 300'000;
-    auto const after = model.upper_bound(ask);
-    ASSERT_EQ(t.last_up_to(ask), after == model.begin() ? bit_tree::none : std::prev(after)->first);
-  }
 }
 
 }  // namespace

@@ -106,7 +106,7 @@ TEST(slabs, slots_agree_with_a_set_under_random_operations) {
         ASSERT_TRUE(used.insert(got.from->start(got.index)).second) << "a slot was handed out twice, seed " << seed;
         ASSERT_LE(got.from->start(got.index) + got.from->size, got.from->run->end());
         ASSERT_EQ(got.from->requested(got.index), bytes);
-        ASSERT_EQ(s.in.covering(got.from->start(got.index) + got.from->size - 1), got.from->run);
+        ASSERT_EQ(s.in.table.covering(got.from->start(got.index) + got.from->size - 1), got.from->run);
         out.push_back({got.from, got.index, false});
       } else if (!out.empty()) {
         taken& t = out[random() % out.size()];
@@ -139,7 +139,7 @@ TEST(slabs, an_emptied_surplus_slab_becomes_a_block_again) {
     if (s.small.give(*t.from, t.index, 1)) {
       s.small.remove(*t.from, [&](heap_block& run) {
         EXPECT_EQ(run.in_slab, t.from);
-        run.in->leave(run);
+        run.in->table.leave(run);
         ++returned;
       });
     }

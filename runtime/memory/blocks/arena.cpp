@@ -161,7 +161,7 @@ void arena::put_unmapped(heap_block& p) noexcept {
   }
   p->is = state::live;
   close_around(*p);
-  p->in->enter_block(*p, p->at);
+  p->in->table.enter_block(*p, p->at);
   return p;
 }
 
@@ -190,7 +190,7 @@ heap_block* arena::carve_inside(heap_block& p, address at, std::size_t bytes) no
 }
 
 void arena::give(heap_block& p, std::uint64_t freed) noexcept {
-  p.is == state::slab ? p.in->leave(p) : p.in->leave_block(p.at);
+  p.is == state::slab ? p.in->table.leave(p) : p.in->table.leave_block(p.at);
   p.freed = freed;
   newest_given_ = std::max(newest_given_, freed);
   p.home = nullptr, p.requested = 0, p.in_slab = nullptr;
@@ -253,7 +253,7 @@ heap_block* arena::commit_run(growth_plan& g) {
 heap_block* arena::commit(growth_plan& g) {
   heap_block* const p = commit_run(g);
   p->is = state::live;
-  p->in->enter(*p);
+  p->in->table.enter(*p);
   return p;
 }
 
@@ -355,9 +355,9 @@ void arena::validate(std::vector<std::string>& wrong, std::string const& subject
       if (before && !apart(*p) && before->is == p->is && (p->is == state::free || p->is == state::unmapped))
         say("two neighbouring free or unmapped blocks were not merged", p->at);
       bool const entered = p->is == state::live || p->is == state::pending || p->is == state::slab;
-      if (entered && (r->covering(p->at) != p || r->covering(p->end() - 1) != p))
+      if (entered && (r->table.covering(p->at) != p || r->table.covering(p->end() - 1) != p))
         say("a block is not found by its addresses", p->at);
-      if (!entered && r->covering(p->at)) say("a block that is not in use is found by its address", p->at);
+      if (!entered && r->table.covering(p->at)) say("a block that is not in use is found by its address", p->at);
       if (p->is == state::reserved) continue;
       for (address a = p->at; a < p->end();) {
         handle const* const h = r->page(a);

@@ -6,7 +6,7 @@ namespace weir::memory {
 
 block_ref block_ref::find(region& r, address a) noexcept {
   block_ref found;
-  if (slab* const s = r.slab_at(a)) {
+  if (slab* const s = r.table.slab_at(a)) {
     std::uint32_t const i = s->index(a);
     if (i >= s->slots || s->has_gone(i)) return found;
     found.block = s->run;
@@ -14,7 +14,7 @@ block_ref block_ref::find(region& r, address a) noexcept {
     found.index = i;
     found.start = s->start(i);
     found.live = s->at(i) == slot::live;
-  } else if (heap_block* const p = r.covering(a)) {
+  } else if (heap_block* const p = r.table.covering(a)) {
     found.block = p;
     found.start = p->at;
     found.live = p->is == state::live;

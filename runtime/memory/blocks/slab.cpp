@@ -165,7 +165,7 @@ slab& slabs::add(heap_block& run, int c, stream_heap* owner, std::size_t bucket)
   in_runs_ += run.bytes, free_bytes_ += slots * size, words_ += words_of(s);
   run.is = state::slab;
   run.in_slab = &s;
-  run.in->enter(run);
+  run.in->table.enter(run);
   ++counts_[static_cast<std::size_t>(c)];
   ++empties_[static_cast<std::size_t>(c)];
   list(s);
@@ -234,15 +234,15 @@ void slabs::validate(std::vector<std::string>& wrong, std::string const& subject
       if (p->is != state::slab || p->in_slab != s.get())
         wrong.push_back(name + "a part of its run belongs to another slab");
       for (address a = p->at; a < p->end(); a += cell) {
-        if (p->in->slab_at(a) != s.get()) wrong.push_back(name + "a cell of its run belongs to another slab");
-        if (p->in->slab_of_granule(a) && p->in->slab_in_cell(a))
+        if (p->in->table.slab_at(a) != s.get()) wrong.push_back(name + "a cell of its run belongs to another slab");
+        if (p->in->table.slab_of_granule(a) && p->in->table.slab_in_cell(a))
           wrong.push_back(name + "a granule of one slab also has cells");
       }
     }
     for (std::uint32_t i = 0; i < s->slots; ++i) {
       bool touches = false;
       for (address a = round_down(s->start(i), cell); a < s->start(i) + s->size; a += cell)
-        touches |= s->run->in->slab_at(a) != s.get();
+        touches |= s->run->in->table.slab_at(a) != s.get();
       if (touches != s->has_gone(i))
         wrong.push_back(name + "a slot with a returned cell is not marked as gone, or another slot is");
       if (s->has_gone(i)) {

@@ -28,7 +28,7 @@ std::vector<std::string> memory_audit::validate() const {
       }
       c->each([&](cached_slot s) {
         region const* const in = of_.space.find(reinterpret_cast<void const*>(s.at));
-        slab const* const from = in ? in->slab_at(s.at) : nullptr;  // null: its run is gone
+        slab const* const from = in ? in->table.slab_at(s.at) : nullptr;  // null: its run is gone
         in_caches += from ? from->size : 0;
         if (!from || from->at(from->index(s.at)) != slot::cached || from->owner != m)
           wrong.push_back(subject + ": a slot in a thread cache is not in state cached, or belongs to another heap");

@@ -43,7 +43,7 @@ struct slot_place {
 };
 slot_place live_slot(thread_table& mine, address a) noexcept {
   if (a - mine.last.base >= mine.last.bytes && !look_for_slots(mine, a)) return {};
-  slab* const s = mine.last.in->slab_at(a);
+  slab* const s = mine.last.in->table.slab_at(a);
   slot_place found;
   if (!s) return {};
   found.starts = s->starts(a - s->base, found.index);

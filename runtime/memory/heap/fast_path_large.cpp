@@ -61,7 +61,7 @@ bool deallocate_large(thread_table const& mine, region const& in, address at) no
   if (e.memory != &m) return false;
   owners_section const hold(m, *e.cache);
   if (!hold.held()) return false;
-  heap_block* const p = in.starting_near(at);
+  heap_block* const p = in.table.starting_near(at);
   clock::stream_clock const* const home = m.home.load(base::memory_order_relaxed);
   if (!p || p->at != at || p->is != state::live || p->home != home || !p->users.empty()) return false;
   if (m.index.size() > 1 && m.freed_since_fence + p->bytes >= m.fence_at_home_after()) return false;

@@ -192,8 +192,8 @@ void stream_heap::finish() {
 stream_heap::range stream_heap::use(region& r, address a, clock::stream_clock& user) noexcept try {
   if (asleep.get()) [[unlikely]]
     return {};
-  if (slab* const s = r.slab_at(a)) return use_slot(*s, home.load(base::memory_order_relaxed), a, user);
-  heap_block* const p = r.covering(a);
+  if (slab* const s = r.table.slab_at(a)) return use_slot(*s, home.load(base::memory_order_relaxed), a, user);
+  heap_block* const p = r.table.covering(a);
   if (!p || p->is != state::live) return {};
   if (&user != p->home && !is_marked(p->users, user)) add_user(p->users, user);
   return {reinterpret_cast<void*>(p->at), p->requested};  // NOLINT(performance-no-int-to-ptr)

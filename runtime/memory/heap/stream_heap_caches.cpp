@@ -35,7 +35,7 @@ void stream_heap::share(observe::shared_levels& with) noexcept {
 
 namespace {
 slab& slab_of(address_space const& space, cached_slot s) noexcept {
-  return *space.find(reinterpret_cast<void const*>(s.at))->slab_at(s.at);
+  return *space.find(reinterpret_cast<void const*>(s.at))->table.slab_at(s.at);
 }
 }  // namespace
 
@@ -183,7 +183,7 @@ std::size_t stream_heap::flush_deferred() {
 
 bool stream_heap::may_defer_free(region const& r, void const* p, clock::stream_clock const& user) const noexcept {
   bool const may_be_asked = user.alive() == clock::life::own || user.alive() == clock::life::foreign;
-  return !of.deterministic && may_be_asked && r.slab_at(reinterpret_cast<address>(p));
+  return !of.deterministic && may_be_asked && r.table.slab_at(reinterpret_cast<address>(p));
 }
 
 }  // namespace weir::memory

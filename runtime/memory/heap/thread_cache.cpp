@@ -332,7 +332,7 @@ bool look_for_slots(thread_table& mine, address a) noexcept {
   if (!r || (a < r->runs && r->runs < r->base + r->bytes)) return false;
   // runs begin at a page
   address const first = round_down(r->base, granule), from = r->runs < r->base + r->bytes ? r->runs : first;
-  mine.last = {from, r->base + r->bytes - from, r->wholes() + (from - first) / granule, r};
+  mine.last = {from, r->base + r->bytes - from, r->table.wholes() + (from - first) / granule, r};
   return a - from < mine.last.bytes;
 }
 

@@ -22,6 +22,8 @@
 
 namespace weir::memory {
 
+class address_space;
+
 
 class thread_cache {
  public:
@@ -351,7 +353,7 @@ bool look_for_slots(thread_table&, address) noexcept;
   slab const* s = base::load_acquire(near.slabs[(a - near.base) / granule]);
   std::uint32_t i;
   if (!s) [[unlikely]] {
-    if (!(s = near.in->slab_in_cell(a))) return deallocate_large(mine, *near.in, a);
+    if (!(s = near.in->table.slab_in_cell(a))) return deallocate_large(mine, *near.in, a);
   }
   if (!s->starts(a - s->base, i)) [[unlikely]] return false;
   slot_byte& state = s->byte(i);
@@ -366,7 +368,7 @@ bool look_for_slots(thread_table&, address) noexcept;
 inline bool deallocate_used(thread_table& mine, clock::stream_clock const* user, void* p) noexcept {
   auto const a = reinterpret_cast<address>(p);
   if (a - mine.last.base >= mine.last.bytes && !look_for_slots(mine, a)) [[unlikely]] return false;
-  slab* const s = mine.last.in->slab_at(a);
+  slab* const s = mine.last.in->table.slab_at(a);
   std::uint32_t i;
   if (!s || !s->starts(a - s->base, i)) [[unlikely]] return false;
   slot_byte& state = s->byte(i);

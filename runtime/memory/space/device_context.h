@@ -9,7 +9,7 @@
 #include "runtime/clock/stream_clock.h"
 #include "runtime/core/parts.h"
 #include "runtime/memory/blocks/block_ref.h"
-#include "runtime/memory/blocks/region.h"
+#include "runtime/memory/space/address_space.h"
 #include "runtime/observe/device_counters.h"
 #include "runtime/observe/history.h"
 

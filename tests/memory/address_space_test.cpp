@@ -2,12 +2,9 @@
 // Threads: one.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <deque>
-#include <random>
 #include <vector>
 
-#include "runtime/memory/device/device_allocator.h"
+#include "runtime/memory/space/address_space.h"
 #include "simulator/faults/fault_injector.h"
 #include "simulator/machine/machine.h"
 
@@ -26,7 +23,7 @@ struct address_spaces : ::testing::Test {
   std::unique_ptr<driver::driver> machine;
   driver::sim::controls* control;
   driver::device_info info;
-  alignas(16) char place[sizeof(stream_heap)] = {};
+  char place = 0;
   stream_heap& no_heap = reinterpret_cast<stream_heap&>(place);  // only its address is used
 };
 
@@ -118,42 +115,6 @@ TEST_F(address_spaces, handle_sizes_follow_block_and_reserved) {
   EXPECT_EQ(pages_of(21, 1000, much, 0).front(), 1u);
   EXPECT_EQ(pages_of(210, 511, much, 0.02).front(), 2u) << "a 128th of what is reserved";
   EXPECT_EQ(pages_of(210, 512, much, 0.02).front(), 4u);
-}
-
-// Against a plain table of one word for each granule: blocks that start anywhere, and runs entered at each
-// granule.
-TEST(granule_table, knows_the_last_entry_of_each_granule) {
-  constexpr std::size_t granules = 64 * 12;
-  for (unsigned seed = 1; seed <= 100; ++seed) {
-    std::minstd_rand random(seed);
-    address const base = granule * (1 + random() % 1000);
-    granule_table table(base, granules);
-    std::vector<heap_block*> model(granules);
-    std::deque<heap_block> blocks;
-    unsigned const crowded = 1 + random() % 40;
-    for (int step = 0; step < 600; ++step) {
-      std::size_t const first = random() % granules,
-                        last = random() % 4 ? first : std::min(granules - 1, first + random() % 100);
-      if (heap_block* const there = model[first]) {
-        for (std::size_t i = 0; i < granules; ++i) {
-          if (model[i] == there) table.clear(i), model[i] = nullptr;
-        }
-        continue;
-      }
-      if (random() % 40 > crowded ||
-          std::any_of(&model[first], &model[last] + 1, [](heap_block const* p) { return p != nullptr; }))
-        continue;
-      heap_block& p = blocks.emplace_back();
-      p.at = base + first * granule + random() % 64 * bins::unit;
-      for (std::size_t i = first; i <= last; ++i) table.set(i, model[i] = &p, first == last);
-    }
-    for (std::size_t i = 0; i < granules; ++i) {
-      ASSERT_EQ(table.at(i), model[i]) << "granule " << i << ", seed " << seed;
-      if (model[i]) {
-        ASSERT_EQ(table.near(i), model[i]) << "granule " << i << ", seed " << seed;
-      }
-    }
-  }
 }
 
 }  // namespace
