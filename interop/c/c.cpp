@@ -10,7 +10,7 @@
 
 #include "runtime/base/sync.h"
 #include "runtime/base/text.h"
-#include "runtime/memory/heap/thread_cache.h"
+#include "runtime/memory/heap/fast_path.h"
 #include "streams/stream/by_handle.h"
 #include "streams/stream/context.h"
 #include "weir/copy.h"

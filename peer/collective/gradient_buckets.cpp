@@ -11,7 +11,7 @@
 #include "runtime/base/round_up.h"
 #include "runtime/core/parts.h"
 #include "runtime/memory/device/device_memory.h"
-#include "runtime/memory/heap/thread_cache.h"
+#include "runtime/memory/heap/thread_caches.h"
 #include "runtime/observe/history.h"
 #include "streams/stream/context.h"
 

@@ -10,7 +10,7 @@
 #include "runtime/base/os.h"
 #include "runtime/base/round_up.h"
 #include "runtime/memory/device/device_memory.h"
-#include "runtime/memory/heap/thread_cache.h"
+#include "runtime/memory/heap/fast_path.h"
 #include "runtime/observe/external_memory.h"
 #include "runtime/observe/history.h"
 #include "simulator/checker/race_checker.h"

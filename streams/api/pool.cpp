@@ -2,7 +2,7 @@
 // Threads: any.
 #include "weir/pool.h"
 
-#include "runtime/memory/heap/thread_cache.h"
+#include "runtime/memory/heap/thread_caches.h"
 #include "streams/api/host_store.h"
 #include "streams/api/spills.h"
 #include "streams/stream/context.h"

@@ -5,7 +5,7 @@
 #pragma once
 #include <memory>
 
-#include "runtime/memory/heap/thread_cache.h"
+#include "runtime/memory/heap/fast_path.h"
 #include "tests/explore/filled.h"
 
 namespace weir::tests {

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <optional>
 
-#include "runtime/memory/heap/thread_cache.h"
+#include "runtime/memory/heap/fast_path.h"
 #include "tests/explore/explore.h"
 #include "tests/explore/policies.h"
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/memory/heap/thread_cache.h"
+#include "runtime/memory/heap/thread_caches.h"
 #include "streams/api/spills.h"
 #include "tests/explore/filled.h"
 

@@ -1,7 +1,7 @@
 // Slots that are freed while another stream uses them: they are pending wherever they are kept, and deferred
 // frees stay reachable for other threads.
 // Threads: as each test says.
-#include "runtime/memory/heap/thread_cache.h"
+#include "runtime/memory/heap/fast_path.h"
 #include "streams/stream/context.h"
 #include "tests/memory/small_device.h"
 #include "tests/support/memory_bench.h"

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/memory/device/device_allocator.h"
-#include "runtime/memory/heap/thread_cache.h"
+#include "runtime/memory/heap/fast_path.h"
 #include "tests/memory/names.h"
 #include "tests/support/memory_bench.h"
 

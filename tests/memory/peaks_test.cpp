@@ -12,7 +12,7 @@
 #include "runtime/core/parts.h"
 #include "runtime/memory/blocks/slab.h"
 #include "runtime/memory/device/device_memory.h"
-#include "runtime/memory/heap/thread_cache.h"
+#include "runtime/memory/heap/fast_path.h"
 #include "streams/stream/context.h"
 #include "tests/support/seeds.h"
 #include "weir/memory.h"

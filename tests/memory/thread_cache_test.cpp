@@ -5,7 +5,7 @@
 #include <random>
 
 #include "runtime/memory/device/device_allocator.h"
-#include "runtime/memory/heap/thread_cache.h"
+#include "runtime/memory/heap/fast_path.h"
 #include "streams/stream/context.h"
 #include "tests/memory/small_device.h"
 

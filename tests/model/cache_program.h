@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/memory/heap/thread_cache.h"
+#include "runtime/memory/heap/fast_path.h"
 #include "runtime/observe/history.h"
 #include "tests/explore/explore.h"
 

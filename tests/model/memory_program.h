@@ -11,7 +11,7 @@
 #include <optional>
 #include <random>
 
-#include "runtime/memory/heap/thread_cache.h"
+#include "runtime/memory/heap/fast_path.h"
 #include "tests/model/painted.h"
 #include "tests/model/policies.h"
 #include "tests/model/verdict.h"

@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #include "runtime/driver/allocation_observer.h"
+#include "runtime/memory/heap/fast_path.h"
+#include "runtime/memory/space/mapped_spaces.h"
 
 namespace weir::memory {
 

@@ -6,6 +6,7 @@
 
 #include "runtime/core/parts.h"
 #include "runtime/memory/device/device_allocator.h"
+#include "runtime/memory/space/mapped_spaces.h"
 
 namespace weir::memory {
 

@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "runtime/memory/device/device_allocator.h"
+#include "runtime/memory/space/mapped_spaces.h"
 
 namespace weir::memory {
 

@@ -1,6 +1,7 @@
 // Blocks above the slabs' sizes, without a locked instruction, on the thread that owns their heap's lock.
 // Threads: the table's own. The locked path gets the rest, unchanged: nothing mapped fits, streams to wait
 // for, a fence that is due, a wrong address.
+#include "runtime/memory/heap/fast_path.h"
 #include "runtime/memory/heap/stream_heap.h"
 #include "runtime/memory/space/alloc_request.h"
 

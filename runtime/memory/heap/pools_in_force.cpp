@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "runtime/base/room.h"
-#include "runtime/memory/heap/thread_cache.h"
+#include "runtime/memory/heap/thread_caches.h"
 
 namespace weir::memory {
 

@@ -13,7 +13,7 @@
 #include "runtime/memory/blocks/pending_queue.h"
 #include "runtime/memory/blocks/slab.h"
 #include "runtime/memory/heap/heap_index.h"
-#include "runtime/memory/heap/thread_cache.h"
+#include "runtime/memory/heap/thread_caches.h"
 #include "runtime/memory/space/alloc_request.h"
 #include "runtime/memory/space/device_context.h"
 #include "runtime/memory/space/memory_pool.h"

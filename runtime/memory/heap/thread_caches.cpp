@@ -1,0 +1,134 @@
+// Caches are made, used and left.
+// Threads: as thread_caches.h. The registry's lock is taken before a heap's.
+#include "runtime/memory/heap/thread_caches.h"
+
+#include <algorithm>
+
+#include "runtime/base/os.h"
+#include "runtime/base/room.h"
+#include "runtime/memory/heap/stream_heap.h"
+
+namespace weir::memory {
+namespace {
+
+// Caches are never destroyed: a thread may look at one whose heap has ended.
+struct registry {
+  base::mutex lock;
+  std::vector<thread_cache*> spare;  // of threads that ended
+};
+registry& registered() {
+  static auto* const one = new registry;
+  return *one;
+}
+
+thread_cache* new_cache() noexcept {  // pages of its own: untouched ones cost nothing
+  void* const at = os::map_memory(round_up(sizeof(thread_cache), os::page_size()));
+  return at ? new (at) thread_cache : nullptr;
+}
+
+// thread_pointer: number of a thread whose caches are gone for good. A kept thread's next life has another.
+struct ended {};
+// NOLINT(performance-no-int-to-ptr)
+void* number_of_thread() noexcept {
+  return reinterpret_cast<void*>(static_cast<std::uintptr_t>(base::this_thread_id()));
+}
+base::per_thread<thread_caches>& slot_of_threads() {
+  static base::per_thread<thread_caches> slot;
+  return slot;
+}
+
+template <class Table>
+void forget_if_stale(Table& t) noexcept {
+  if (t.holds()) return;
+  t.entries = {};
+  t.version = fast_path_version() & ~std::uint64_t{1};
+}
+}  // namespace
+
+thread_caches* thread_caches::of_this_thread() {
+  if (base::thread_pointer<ended>::value == number_of_thread()) return nullptr;
+  thread_caches& mine = slot_of_threads().get();
+  base::thread_pointer<thread_table, &no_table>::value = &mine.table;
+  base::thread_pointer<allocation_table, &no_allocations>::value = &mine.now_->table;
+  return &mine;
+}
+
+thread_cache* thread_caches::make(clock::stream_clock const& stream, stream_heap& m) noexcept try {
+  thread_caches* const here = of_this_thread();
+  if (!here) return nullptr;
+  thread_caches& mine = *here;
+  if (!mine.table.holds()) mine.table = {};
+  forget_if_stale(mine.table);
+  auto const known = mine.by_memory_.find(&m);
+  thread_cache* found =
+      known != mine.by_memory_.end() && known->second && known->second->of.load() == &m ? known->second : nullptr;
+  if (!found) {
+    base::make_room(mine.all_);
+    std::erase_if(mine.by_memory_, [](auto const& e) { return !e.second || e.second->of.load() != e.first; });
+    thread_cache*& place = mine.by_memory_[&m];
+    auto& all = registered();
+    base::lock_guard const hold(all.lock);
+    for (thread_cache* c : mine.all_) {  // one whose heap has ended
+      if (!c->of.load()) found = c;
+    }
+    if (found) {
+      auto const forget_it = [&](auto& entries) {
+        for (table_entry& e : entries) e = e.cache == found ? table_entry{} : e;
+      };
+      forget_it(mine.table.entries);
+      for (auto const& c : mine.choices_) forget_it(c->table.entries);
+    } else {
+      if (all.spare.empty()) {
+        base::no_switch const no_other_course;
+        found = new_cache();
+        if (!found) return nullptr;
+      } else {
+        found = all.spare.back();
+        all.spare.pop_back();
+      }
+      mine.all_.push_back(found);
+    }
+    base::biased_lock const with(m.lock);
+    m.caches.push_back(found);  // if this throws, the cache has no heap, and the next call uses it
+    {
+      base::no_switch const whatever_it_was_used_for;
+      found->forget();
+      found->of.store(&m);
+    }
+    m.caches_changed();  // may wait for the owner of another cache
+    place = found;
+  }
+  mine.table.entries[m.bucket] = {&stream, &m, found};
+  return found;
+} catch (std::bad_alloc const&) {
+  return nullptr;
+}
+
+void thread_caches::use(clock::stream_clock const& stream, stream_heap& m, thread_cache& c) noexcept {
+  allocation_table& mine = allocation_table::mine();  // this thread's, for it has the cache
+  forget_if_stale(mine);
+  mine.entries[allocation_table::bucket_of(&stream)] = {allocation_table::key_of(stream), &m, &c};
+}
+
+thread_caches::~thread_caches() {
+  base::thread_pointer<thread_table, &no_table>::value = &no_table;
+  base::thread_pointer<allocation_table, &no_allocations>::value = &no_allocations;
+  base::thread_pointer<ended>::value = number_of_thread();
+  if (process_was_forked()) return;
+  auto& all = registered();
+  base::lock_guard const hold(all.lock);
+  for (thread_cache* c : all_) {
+    if (stream_heap* const m = c->of.load()) m->leave(*c);
+    try {
+      all.spare.push_back(c);
+    } catch (std::bad_alloc const&) {  // then it is never used again
+    }
+  }
+}
+
+void thread_caches::close(stream_heap& m) noexcept {
+  base::lock_guard const hold(registered().lock);
+  while (!m.caches.empty()) m.leave(*m.caches.back());
+}
+
+}  // namespace weir::memory
