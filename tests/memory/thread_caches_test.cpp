@@ -22,7 +22,7 @@ TEST(thread_pools, the_last_entered_of_a_table_is_in_force) {
     std::minstd_rand random(seed);
     std::deque<memory_pool> pools;
     for (std::uint64_t i = 0; i < 40; ++i)
-      pools.emplace_back(i % 3 + 1, 1000 + i, memory_pool::kind::ordinary, "test", ~std::size_t{0});
+      pools.emplace_back(i % 3 + 1, seed * 1000 + i, memory_pool::kind::ordinary, "test", ~std::size_t{0});
     std::vector<std::pair<std::uint64_t, memory_pool*>> entered;
     for (int step = 0; step < 600; ++step) {
       if (random() % 2 && entered.size() < 12) {
