@@ -4,7 +4,6 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "runtime/base/byte_range.h"
 #include "runtime/base/sync.h"

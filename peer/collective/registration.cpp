@@ -3,7 +3,6 @@
 //
 // Invariant: a pool is held, and so keeps its memory, from its registration until its rank leaves.
 #include <algorithm>
-#include <array>
 
 #include "peer/collective/group.h"
 #include "runtime/core/parts.h"

@@ -10,7 +10,6 @@
 // One thread only reads, so that every send ends; the other sends in order.
 // Invariant: what a rank brings is sent after its arrive has run. A rank says that it leaves before its line ends.
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <deque>
 #include <map>

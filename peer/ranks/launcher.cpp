@@ -4,7 +4,6 @@
 
 #include <array>
 #include <charconv>
-#include <cstring>
 #include <memory>
 
 #include "peer/ranks/torch_store.h"

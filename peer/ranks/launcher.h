@@ -2,8 +2,6 @@
 // Threads: one.
 #pragma once
 #include <functional>
-#include <optional>
-#include <string>
 
 #include "peer/ranks/rendezvous.h"
 

@@ -6,7 +6,6 @@
 //
 // Each rank connects twice. One line is for watching, the other carries the data of simulated devices.
 #pragma once
-#include <array>
 #include <functional>
 #include <optional>
 #include <string>

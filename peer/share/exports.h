@@ -10,7 +10,6 @@
 // still run. Its memory is returned to the driver, which keeps it while it is mapped anywhere.
 #pragma once
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "peer/link/mapped_handle.h"

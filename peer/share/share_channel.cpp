@@ -3,7 +3,6 @@
 #include "peer/share/shared_pool.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "runtime/base/os_socket.h"
 #include "runtime/base/process.h"

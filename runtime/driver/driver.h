@@ -22,7 +22,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 struct CUstream_st;
 struct CUevent_st;

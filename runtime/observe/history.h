@@ -8,7 +8,6 @@
 #pragma once
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "runtime/base/sync.h"

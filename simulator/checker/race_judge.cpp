@@ -2,6 +2,8 @@
 // Threads: as race_judge.h says.
 #include "simulator/checker/race_judge.h"
 
+#include <set>
+
 namespace weir::driver::check {
 namespace {
 constexpr shadow::offset everywhere = ~shadow::offset{0};

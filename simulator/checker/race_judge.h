@@ -1,7 +1,6 @@
 // The checker's judgement: one lock around order, memory, blocks and what was found.
 // Threads: any. Under its lock it calls only the machine's shields.
 #pragma once
-#include <set>
 
 #include "runtime/base/sync.h"
 #include "runtime/driver/allocation_observer.h"

@@ -3,6 +3,7 @@
 #pragma once
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "runtime/base/sync.h"
 #include "runtime/driver/driver_front.h"

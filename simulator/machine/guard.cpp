@@ -5,7 +5,6 @@
 #include <sanitizer/asan_interface.h>  // without AddressSanitizer its macros do nothing
 
 #include <algorithm>
-#include <cstdio>
 
 #include "runtime/base/byte_range.h"
 #include "runtime/base/call_site.h"

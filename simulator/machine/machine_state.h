@@ -2,7 +2,6 @@
 // Threads: as the driver interface.
 #pragma once
 #include <map>
-#include <optional>
 
 #include "simulator/faults/fault_injector.h"
 #include "simulator/machine/capture.h"

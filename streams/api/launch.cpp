@@ -6,7 +6,6 @@
 #include "weir/launch.h"
 
 #include <array>
-#include <cstdio>
 #include <exception>
 #include <memory>
 #include <optional>

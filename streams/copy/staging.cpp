@@ -3,7 +3,6 @@
 #include "streams/copy/staging.h"
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
 #include <optional>
 #include <vector>

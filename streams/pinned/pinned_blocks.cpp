@@ -1,6 +1,5 @@
 // Pinned blocks after allocation: their noted uses, and their reuse once those are complete.
 // Threads: any.
-#include "runtime/base/call_site.h"
 #include "runtime/driver/allocation_observer.h"
 #include "streams/pinned/pinned_pool.h"
 

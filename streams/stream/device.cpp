@@ -5,7 +5,6 @@
 #include "runtime/base/call_site.h"
 #include "runtime/memory/device/device_memory.h"
 #include "streams/stream/context.h"
-#include "streams/stream/timed_work.h"
 
 namespace weir {
 

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <deque>
 #include <limits>
-#include <memory>
 #include <string>
 #include <vector>
 

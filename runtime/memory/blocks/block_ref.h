@@ -4,7 +4,6 @@
 // Invariant: `live` is true exactly if deallocate would accept the block.
 #pragma once
 #include <cstdint>
-#include <vector>
 
 #include "runtime/memory/blocks/heap_block.h"
 #include "runtime/memory/blocks/region.h"

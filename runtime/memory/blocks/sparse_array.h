@@ -1,12 +1,10 @@
 // A zeroed array whose pages the system provides only where they are touched.
 // Threads: as a plain array.
 #pragma once
-#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <new>
 #include <type_traits>
-#include <vector>
 
 namespace weir::memory {
 

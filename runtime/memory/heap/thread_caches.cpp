@@ -2,7 +2,6 @@
 // Threads: as thread_caches.h. The registry's lock is taken before a heap's.
 #include "runtime/memory/heap/thread_caches.h"
 
-#include <algorithm>
 
 #include "runtime/base/os.h"
 #include "runtime/base/room.h"

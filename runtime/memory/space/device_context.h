@@ -3,7 +3,6 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 #include "runtime/base/call_site.h"
 #include "runtime/clock/stream_clock.h"
