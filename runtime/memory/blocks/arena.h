@@ -225,8 +225,13 @@ class arena {
   heap_block* reserve_unmapped(address from, std::size_t bytes);
   void release_done(heap_block& place) noexcept { end_reservation(place); }
 
-  heap_block& first_block(region& r) const noexcept { return *r.first; }
   std::vector<region*> const& regions() const noexcept { return regions_; }
+  template <class Do>
+  void each_block(Do act) const {  // of each region from its first address up
+    for (region const* r : regions_) {
+      for (heap_block* p = r->first; p; p = p->after) act(*p);
+    }
+  }
   std::size_t free_blocks() const noexcept { return listed_; }
   std::size_t largest_free() const noexcept;
   // bytes; no search. No free block outside the part for runs is larger, and for most_free() none at all.

@@ -214,6 +214,20 @@ struct alignas(64) slab {
     while (p && a - p->at >= p->bytes) p = next_part(*p);
     return p;
   }
+  // Each slot of which that part of the run has bytes, but for those that have gone: act(slab, index).
+  template <class Do>
+  void each_slot(heap_block const& part, Do act) const {
+    for (std::uint32_t i = index(part.at); i < slots && start(i) < part.end(); ++i) {
+      if (!has_gone(i)) act(*this, i);
+    }
+  }
+  // Likewise each live slot, once: with the first part.
+  template <class Do>
+  void each_live_slot(heap_block const& part, Do act) const {
+    for (std::uint32_t i = 0; run == &part && i < slots; ++i) {
+      if (at(i) == slot::live) act(*this, i);
+    }
+  }
 };
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Winvalid-offsetof"

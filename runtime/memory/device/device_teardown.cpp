@@ -44,18 +44,16 @@ device_allocator::~device_allocator() {
         }
       });
       while (slab* const s = m->slots.any_empty()) m->return_run(*s);
-      for (region* const r : m->blocks.regions()) {  // blocks in use keep their pages
-        for (heap_block const* p = &m->blocks.first_block(*r); p; p = p->after) {
-          bool const held = p->is == state::live || (p->is == state::slab && p->in_slab->held());
-          bool const used = still_used && (p->is == state::pending || (p->is == state::slab && p->in_slab->pending));
-          if (!held && !used) continue;
-          for (address a = p->at; a < p->end();) {
-            handle* const h = r->page(a);
-            a = h->at + h->bytes;
-            h->kept = true;
-          }
+      m->blocks.each_block([&](heap_block const& p) {  // blocks in use keep their pages
+        bool const held = p.is == state::live || (p.is == state::slab && p.in_slab->held());
+        bool const used = still_used && (p.is == state::pending || (p.is == state::slab && p.in_slab->pending));
+        if (!held && !used) return;
+        for (address a = p.at; a < p.end();) {
+          handle* const h = p.in->page(a);
+          a = h->at + h->bytes;
+          h->kept = true;
         }
-      }
+      });
       for (auto const& [at, h] : m->handles) {
         if (h.asleep) continue;
         if (h.kept) {

@@ -101,19 +101,17 @@ std::size_t memory_audit::unreclaimable() const {
     std::uint64_t const home = m->home.load()->id();
     handle const* counted = nullptr;
     for (auto const& [at, h] : m->handles) at_rest += h.asleep ? 0 : h.bytes;
-    for (region* r : m->blocks.regions()) {
-      for (heap_block const* p = &m->blocks.first_block(*r); p; p = p->after) {
-        if (p->is == state::unmapped) continue;
-        bool const idle = p->is == state::free && !m->pages_stay() && of_.clocks.complete({home, p->freed});
-        for (address a = p->at; a < p->end();) {
-          handle const* const h = r->page(a);
-          a = h ? h->at + h->bytes : a + r->page_bytes;
-          if (!h || h->asleep || h == counted || (idle && !of_.open_bytes(*h))) continue;
-          counted = h;
-          bytes += h->bytes;
-        }
+    m->blocks.each_block([&](heap_block const& p) {
+      if (p.is == state::unmapped) return;
+      bool const idle = p.is == state::free && !m->pages_stay() && of_.clocks.complete({home, p.freed});
+      for (address a = p.at; a < p.end();) {
+        handle const* const h = p.in->page(a);
+        a = h ? h->at + h->bytes : a + p.in->page_bytes;
+        if (!h || h->asleep || h == counted || (idle && !of_.open_bytes(*h))) continue;
+        counted = h;
+        bytes += h->bytes;
       }
-    }
+    });
   }
   std::size_t const reserved = of_.counts.reserved();
   return bytes + (reserved > at_rest ? reserved - at_rest : 0);

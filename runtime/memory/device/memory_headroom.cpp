@@ -50,11 +50,10 @@ class openings {
   // Cells without a live slot return to the arena when memory is short.
   template <class Used>
   static void each_cell_in_use(heap_block const& run, Used used) {
-    slab const& s = *run.in_slab;
-    for (std::uint32_t i = s.index(run.at); i < s.slots && s.start(i) < run.end(); ++i) {
-      if (s.has_gone(i) || s.at(i) != slot::live) continue;
+    run.in_slab->each_slot(run, [&](slab const& s, std::uint32_t i) {
+      if (s.at(i) != slot::live) return;
       used(std::max(run.at, round_down(s.start(i), cell)), std::min(run.end(), round_up(s.start(i) + s.size, cell)));
-    }
+    });
   }
   void close(address from, address to) {
     if (from >= to) return;

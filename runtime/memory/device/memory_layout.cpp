@@ -22,10 +22,8 @@ void add(mapped_range& to, part const& p) {
 
 // waiting: start addresses of deferred frees, ascending.
 void add_slots(mapped_range& to, heap_block const& run, std::vector<address> const& waiting) {
-  slab const& s = *run.in_slab;
   address end = run.at;
-  for (std::uint32_t i = s.index(run.at); i < s.slots && s.start(i) < run.end(); ++i) {
-    if (s.has_gone(i)) continue;
+  run.in_slab->each_slot(run, [&](slab const& s, std::uint32_t i) {
     if (s.start(i) > end) add(to, {end, s.start(i) - end, 0, use::free});
     end = s.start(i) + s.size;
     switch (s.at(i)) {
@@ -36,7 +34,7 @@ void add_slots(mapped_range& to, heap_block const& run, std::vector<address> con
                  std::binary_search(waiting.begin(), waiting.end(), s.start(i)) ? use::pending : use::free});
         break;
     }
-  }
+  });
   if (end < run.end()) add(to, {end, run.end() - end, 0, use::free});
 }
 
@@ -57,7 +55,7 @@ std::vector<mapped_range> memory_audit::layout() const {
     std::uint64_t const stream = m->shown_home().id(), pool = m->pool.get()->number;
     for (region* r : m->blocks.regions()) {
       bool in_range = false;
-      for (heap_block const* p = &m->blocks.first_block(*r); p; p = p->after) {
+      for (heap_block const* p = r->first; p; p = p->after) {
         if (p->is == state::unmapped || p->is == state::reserved) {
           in_range = false;
           continue;

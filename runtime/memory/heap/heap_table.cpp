@@ -143,12 +143,9 @@ void heap_table::ask_the_retired() {
 namespace {
 // Whether a handle is on its way out of the heap: it is charged to the heap's pool until then.
 bool gives_a_handle(stream_heap const& m) {
-  for (region* const r : m.blocks.regions()) {
-    for (heap_block const* p = &m.blocks.first_block(*r); p; p = p->after) {
-      if (p->is == state::reserved) return true;
-    }
-  }
-  return false;
+  bool found = false;
+  m.blocks.each_block([&](heap_block const& p) { found |= p.is == state::reserved; });
+  return found;
 }
 }  // namespace
 

@@ -106,18 +106,15 @@ void stream_heap::count_asleep(bool yes) noexcept {
   auto const count = [&](observe::size_pool p, std::size_t bytes, std::size_t requested) {
     yes ? counts.freed(p, bytes, requested) : counts.allocated(p, bytes, requested);
   };
-  for (region* r : blocks.regions()) {
-    for (heap_block const* p = &blocks.first_block(*r); p; p = p->after) {
-      if (p->is == state::live) count(observe::size_pool::large, p->bytes, p->requested);
-      if (p->is != state::slab) continue;
-      if (!yes) counts.run_cut(static_cast<std::int64_t>(p->bytes)), of.counts.run_cut(p->bytes);
-      slab const& s = *p->in_slab;
-      for (std::uint32_t i = 0; s.run == p && i < s.slots; ++i) {
-        if (s.at(i) == slot::live) count(observe::size_pool::small, s.size, s.requested(i));
-      }
-      if (yes) run_gone(p->bytes);
-    }
-  }
+  blocks.each_block([&](heap_block const& p) {
+    if (p.is == state::live) count(observe::size_pool::large, p.bytes, p.requested);
+    if (p.is != state::slab) return;
+    if (!yes) counts.run_cut(static_cast<std::int64_t>(p.bytes)), of.counts.run_cut(p.bytes);
+    p.in_slab->each_live_slot(p, [&](slab const& s, std::uint32_t i) {
+      count(observe::size_pool::small, s.size, s.requested(i));
+    });
+    if (yes) run_gone(p.bytes);
+  });
 }
 
 void stream_heap::run_gone(std::size_t bytes) noexcept {

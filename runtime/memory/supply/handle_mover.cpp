@@ -169,15 +169,13 @@ void handle_mover::validate(stream_heap const& m, std::vector<std::string>& wron
   };
   auto const all = aliases_.look();
   alias_view const sight{&*all};
-  for (region* r : m.blocks.regions()) {
-    for (heap_block const* p = &m.blocks.first_block(*r); p; p = p->after) {
-      if (p->is == state::reserved) continue;
-      for (auto i = sight.from(p->at); i != all->end() && i->first < p->end(); ++i) {
-        if (p->is != state::unmapped || i->first < p->at || i->second.end() > p->end())
-          say("an alias does not lie inside one unmapped block", i->first);
-      }
+  m.blocks.each_block([&](heap_block const& p) {
+    if (p.is == state::reserved) return;
+    for (auto i = sight.from(p.at); i != all->end() && i->first < p.end(); ++i) {
+      if (p.is != state::unmapped || i->first < p.at || i->second.end() > p.end())
+        say("an alias does not lie inside one unmapped block", i->first);
     }
-  }
+  });
   for (auto const& [at, h] : m.handles) {
     for (alias const* g = h.aliases; g; g = g->next) {
       auto const found = all->find(g->at);

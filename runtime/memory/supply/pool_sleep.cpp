@@ -26,18 +26,14 @@ driver::status pool_sleep::finish(std::vector<stream_heap*> const& heaps) {
       if (home) users.insert(home);
       b.each_user([&](clock::stream_clock* t) { users.insert(t); });
     };
-    for (region* r : m->blocks.regions()) {
-      for (heap_block* p = &m->blocks.first_block(*r); p; p = p->after) {
-        if (p->is == state::live) add(block_ref::find(*r, p->at), p->home);
-        if (p->is != state::slab || p->in_slab->run != p) continue;
-        slab& s = *p->in_slab;
-        for (std::uint32_t i = 0; i < s.slots; ++i) {
-          if (s.at(i) != slot::live) continue;
-          slab::note const* const n = s.note_of(i);
-          add(block_ref::find(*r, s.start(i)), n ? n->home : nullptr);
-        }
-      }
-    }
+    m->blocks.each_block([&](heap_block const& p) {
+      if (p.is == state::live) add(block_ref::find(*p.in, p.at), p.home);
+      if (p.is != state::slab) return;
+      p.in_slab->each_live_slot(p, [&](slab const& s, std::uint32_t i) {
+        slab::note const* const n = s.note_of(i);
+        add(block_ref::find(*p.in, s.start(i)), n ? n->home : nullptr);
+      });
+    });
   }
   for (clock::stream_clock* const t : users) stamps.push_back(t->now());
   for (clock::stamp const s : stamps) {
@@ -79,19 +75,16 @@ void pool_sleep::plan(stream_heap& m, sleeper& out) const {
       at += here, bytes -= here;
     }
   };
-  for (region* r : m.blocks.regions()) {
-    for (heap_block const* p = &m.blocks.first_block(*r); p; p = p->after) {
-      if (p->is == state::live) add(p->at, exact ? p->requested : p->bytes);
-      if (p->is != state::slab) continue;
-      slab const& s = *p->in_slab;
-      for (std::uint32_t i = s.index(p->at); i < s.slots && s.start(i) < p->end(); ++i) {
-        if (s.has_gone(i) || s.at(i) != slot::live) continue;
-        address const from = std::max(p->at, s.start(i));
-        address const to = std::min(p->end(), s.start(i) + (exact ? s.requested(i) : s.size));
-        if (from < to) add(from, to - from);
-      }
-    }
-  }
+  m.blocks.each_block([&](heap_block const& p) {
+    if (p.is == state::live) add(p.at, exact ? p.requested : p.bytes);
+    if (p.is != state::slab) return;
+    p.in_slab->each_slot(p, [&](slab const& s, std::uint32_t i) {
+      if (s.at(i) != slot::live) return;
+      address const from = std::max(p.at, s.start(i));
+      address const to = std::min(p.end(), s.start(i) + (exact ? s.requested(i) : s.size));
+      if (from < to) add(from, to - from);
+    });
+  });
 }
 
 driver::status pool_sleep::sleep(memory_pool& pool, page_store* store, std::size_t& given) {
