@@ -8,6 +8,111 @@
 
 namespace weir::memory {
 
+namespace {
+
+// One heap: what its lists, blocks and caches hold, in bytes. Each rule that is broken is named.
+class heap_check {
+ public:
+  heap_check(device_context const& of, stream_heap& m, std::vector<std::string>& wrong)
+      : of_(of),
+        heap_(m),
+        subject_(base::gpu_name(of.device) + " stream " + std::to_string(m.home.load()->id())),
+        now_(m.home.load()->now().n),
+        wrong_(wrong) {}
+  std::size_t mapped = 0, unusable = 0, live = 0, pending = 0, cached = 0, reserved = 0;
+
+  // Requires: the lock, and that the caches are shut
+  void walk(handle_mover const& mover, peer_access const& peers, heap_index::rows in_index) {
+    caches();
+    heap_.blocks.validate(wrong_, subject_);
+    heap_.slots.validate(wrong_, subject_, now_);
+    mover.validate(heap_, wrong_, subject_);
+    peers.validate(heap_, wrong_, subject_);
+    for (auto const& [at, h] : heap_.handles) mapped += h.asleep ? 0 : h.bytes;
+    memory_pool const& pool = *heap_.pool.get();
+    if (pool.is_registered() && mapped != (heap_.handles.size() == 1 ? pool.now().limit : 0))
+      say("a registered pool is not one handle of its limit");
+    for (released const& u : heap_.unusable) unusable += u.handles.front().bytes;
+    queue();
+    heap_.blocks.each_block([&](heap_block const& p) { block(p); });
+    if (heap_.asleep.get()) live = 0, cached = mapped - unusable;  // what stayed mapped
+    index(in_index);
+    if (pending != queued_ || queued_ != heap_.pending.bytes())
+      say("the bytes of pending blocks differ from those in the queue");
+    if (in_caches_ + waiting_ != marked_cached_)
+      say("the bytes in state cached differ from those in thread caches and deferred frees");
+    pending += waiting_, cached -= waiting_;
+  }
+
+ private:
+  void say(char const* what) { wrong_.push_back(subject_ + ": " + what); }
+  void caches() {
+    for (thread_cache* c : heap_.caches) {
+      for (slabs::taken const s : c->out.slots()) {
+        waiting_ += s.from->size;
+        if (s.from->at(s.index) != slot::cached || s.from->owner != &heap_)
+          say("a deferred free is not in state cached, or belongs to another heap");
+        if (c->out.since() > now_) say("the stamp of a deferred free is ahead of its stream");
+      }
+      c->each([&](cached_slot s) {
+        region const* const in = of_.space.find(reinterpret_cast<void const*>(s.at));
+        slab const* const from = in ? in->table.slab_at(s.at) : nullptr;  // null: its run is gone
+        in_caches_ += from ? from->size : 0;
+        if (!from || from->at(from->index(s.at)) != slot::cached || from->owner != &heap_)
+          say("a slot in a thread cache is not in state cached, or belongs to another heap");
+        if (from && c->freed(from->size_class, now_) > now_)
+          say("the free stamp of a slot in a thread cache is ahead of its stream");
+      });
+    }
+  }
+  void queue() {
+    heap_.pending.each([&](pending_block const& b) {
+      queued_ += b.bytes, largest_ = b.block ? std::max(largest_, b.bytes) : largest_;
+      if (b.since > now_) say("the stamp of a pending block is ahead of its stream");
+    });
+  }
+  void block(heap_block const& p) {
+    if (p.is == state::live) live += p.bytes;
+    if (p.is == state::pending) pending += p.bytes;
+    if (p.is == state::free || p.is == state::slab) cached += p.bytes;
+    if (p.is == state::reserved) reserved += p.bytes;
+    if (p.is == state::free) {
+      largest_ = p.at < p.in->runs ? std::max(largest_, p.bytes) : largest_;
+      whole_ |= p.bytes >= p.in->page_bytes && first_whole(p);
+    }
+    if (p.is != state::slab || p.in_slab->run != &p) return;  // for all its parts
+    slab const& s = *p.in_slab;
+    std::uint32_t held_by_caches = 0;
+    for (std::uint32_t i = 0; i < s.slots; ++i) held_by_caches += s.at(i) == slot::cached;
+    marked_cached_ += std::size_t{held_by_caches} * s.size;
+    std::size_t const in_use = std::size_t{s.held() - held_by_caches} * s.size;
+    live += in_use;
+    pending += std::size_t{s.pending} * s.size;
+    cached -= in_use + std::size_t{s.pending} * s.size;
+  }
+  void index(heap_index::rows in_index) {
+    heap_index::rows const its = heap_.listed;
+    if (its != in_index) say("its row in the heap index differs from its own copy");
+    if (largest_ >= heap_index::smallest && !(its & heap_index::at_least(largest_)))
+      say("the heap index has a size below the arena's largest free or pending block");
+    if (whole_ && !(its & heap_index::whole_handle))
+      say("the heap index misses a free block that may hold a whole handle");
+    if (heap_.pending.empty() == ((its & heap_index::waits) != 0))
+      say("the heap index is wrong about pending blocks");
+  }
+
+  device_context const& of_;
+  stream_heap& heap_;
+  std::string const subject_;
+  std::uint64_t const now_;  // of the home
+  std::vector<std::string>& wrong_;
+  std::size_t in_caches_ = 0, waiting_ = 0, marked_cached_ = 0, queued_ = 0;  // waiting_: deferred frees
+  std::size_t largest_ = 0;  // of a free or pending block
+  bool whole_ = false;       // a free block may hold a whole handle
+};
+
+}  // namespace
+
 std::vector<std::string> memory_audit::validate() const {
   std::vector<std::string> wrong;
   std::map<memory_pool const*, std::size_t> in_pools;  // bytes mapped
@@ -15,86 +120,12 @@ std::vector<std::string> memory_audit::validate() const {
   std::size_t mapped = 0, unusable = 0, free_blocks = 0, live = 0, pending = 0, cached = 0, reserved = 0;
   for (stream_heap* m : heaps_.all()) {
     base::biased_lock hold(m->lock);
-    std::string const subject = base::gpu_name(of_.device) + " stream " + std::to_string(m->home.load()->id());
     for (thread_cache* c : m->caches) c->revoke();  // so that nothing moves meanwhile
-    std::uint64_t const now = m->home.load()->now().n;
-    std::size_t in_caches = 0, marked_cached = 0, waiting = 0;
-    for (thread_cache* c : m->caches) {
-      for (slabs::taken const s : c->out.slots()) {
-        waiting += s.from->size;
-        if (s.from->at(s.index) != slot::cached || s.from->owner != m)
-          wrong.push_back(subject + ": a deferred free is not in state cached, or belongs to another heap");
-        if (c->out.since() > now) wrong.push_back(subject + ": the stamp of a deferred free is ahead of its stream");
-      }
-      c->each([&](cached_slot s) {
-        region const* const in = of_.space.find(reinterpret_cast<void const*>(s.at));
-        slab const* const from = in ? in->table.slab_at(s.at) : nullptr;  // null: its run is gone
-        in_caches += from ? from->size : 0;
-        if (!from || from->at(from->index(s.at)) != slot::cached || from->owner != m)
-          wrong.push_back(subject + ": a slot in a thread cache is not in state cached, or belongs to another heap");
-        if (from && c->freed(from->size_class, now) > now)
-          wrong.push_back(subject + ": the free stamp of a slot in a thread cache is ahead of its stream");
-      });
-    }
-    m->blocks.validate(wrong, subject);
-    m->slots.validate(wrong, subject, now);
-    mover_.validate(*m, wrong, subject);
-    peers_.validate(*m, wrong, subject);
-    bool const asleep = m->asleep.get();
-    std::size_t here = 0;  // bytes mapped
-    for (auto const& [at, h] : m->handles) here += h.asleep ? 0 : h.bytes;
-    mapped += here, in_pools[m->pool.get()] += here;
-    if (m->pool.get()->is_registered() && here != (m->handles.size() == 1 ? m->pool.get()->now().limit : 0))
-      wrong.push_back(subject + ": a registered pool is not one handle of its limit");
-    std::size_t const live_before = live, cached_before = cached;
-    std::size_t unusable_here = 0;
-    for (released const& u : m->unusable) unusable_here += u.handles.front().bytes;
-    unusable += unusable_here;
-    free_blocks += m->blocks.free_blocks();
-    std::size_t held = 0, queued = 0, largest = 0;
-    bool whole = false;
-    m->pending.each([&](pending_block const& b) {
-      queued += b.bytes, largest = b.block ? std::max(largest, b.bytes) : largest;
-      if (b.since > now) wrong.push_back(subject + ": the stamp of a pending block is ahead of its stream");
-    });
-    for (region* r : m->blocks.regions()) {
-      for (heap_block const* p = &m->blocks.first_block(*r); p; p = p->after) {
-        if (p->is == state::live) live += p->bytes;
-        if (p->is == state::pending) held += p->bytes;
-        if (p->is == state::free) {
-          cached += p->bytes;
-          largest = p->at < r->runs ? std::max(largest, p->bytes) : largest;
-          whole |= p->bytes >= r->page_bytes && first_whole(*p);
-        }
-        if (p->is == state::reserved) reserved += p->bytes;
-        if (p->is == state::slab) cached += p->bytes;
-        if (p->is == state::slab && p->in_slab->run == p) {  // for all its parts
-          slab const& s = *p->in_slab;
-          std::uint32_t held_by_caches = 0;
-          for (std::uint32_t i = 0; i < s.slots; ++i) held_by_caches += s.at(i) == slot::cached;
-          marked_cached += std::size_t{held_by_caches} * s.size;
-          std::size_t const in_use = std::size_t{s.held() - held_by_caches} * s.size;
-          live += in_use;
-          held += std::size_t{s.pending} * s.size;
-          cached -= in_use + std::size_t{s.pending} * s.size;
-        }
-      }
-    }
-    if (asleep) live = live_before, cached = cached_before + here - unusable_here;  // what stayed mapped
-    if (m->listed != heaps_.index.listed(m->number))
-      wrong.push_back(subject + ": its row in the heap index differs from its own copy");
-    if (largest >= heap_index::smallest && !(m->listed & heap_index::at_least(largest)))
-      wrong.push_back(subject + ": the heap index has a size below the arena's largest free or pending block");
-    if (whole && !(m->listed & heap_index::whole_handle))
-      wrong.push_back(subject + ": the heap index misses a free block that may hold a whole handle");
-    if (m->pending.empty() == ((m->listed & heap_index::waits) != 0))
-      wrong.push_back(subject + ": the heap index is wrong about pending blocks");
-    if (held != queued || queued != m->pending.bytes())
-      wrong.push_back(subject + ": the bytes of pending blocks differ from those in the queue");
-    if (in_caches + waiting != marked_cached)
-      wrong.push_back(subject + ": the bytes in state cached differ from those in thread caches and deferred frees");
-    pending += held + waiting;
-    cached -= waiting;
+    heap_check its(of_, *m, wrong);
+    its.walk(mover_, peers_, heaps_.index.listed(m->number));
+    mapped += its.mapped, in_pools[m->pool.get()] += its.mapped;
+    unusable += its.unusable, reserved += its.reserved, free_blocks += m->blocks.free_blocks();
+    live += its.live, pending += its.pending, cached += its.cached;
   }
   std::size_t const orphaned = memory_.orphaned_bytes();
   memory_statistics const n = counted();
