@@ -29,157 +29,189 @@ constexpr int most_rests = 8;
 constexpr std::int64_t rest_ns = 500'000;
 }  // namespace
 
-void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::status why) {
-  memory_pool& pool = *mine.pool.get();
+// One climb: the request, what each step gave, and the block once there is one.
+class oom_ladder::ascent {
+ public:
+  ascent(oom_ladder& on, stream_heap& mine, alloc_request const& r, driver::status why)
+      : a_(on),
+        of_(on.of_),
+        mine_(mine),
+        pool_(*mine.pool.get()),
+        r_(r),
+        alone_{r.home, r.bytes, std::max(r.alignment, bins::unit), -1, std::max(round_up(r.bytes, bins::unit), granule),
+               r.at},
+        why_(why),
+        is_short_(!pool_.is_registered() || on.audit_.use_of(pool_).cached < r.rounded),
+        others_(on.memory_.changes) {}
+
+  void* run() {
+    if (is_short_) of_.counts.retried();
+    if (attempt()) return found(rungs::another_look);
+    if (is_short_) warn();
+    // once: a stamp of now would need a new fence at each query
+    if (!of_.space.maps()) collectives_ = of_.clocks.collectives_given();
+    for (int round = 0;; ++round) {
+      auto const free_before = came_free();
+      if (steps_without_a_wait()) return out_;
+      std::size_t waited = 0;
+      if (step(rungs::oldest_fence, [&] { return waited = a_.completion_.wait_for_oldest(collectives_) ? 1 : 0; }))
+        return out_;
+      if (waited && round < most_rounds) continue;
+      // A query may have found blocks complete that no later step examined; other threads may have freed some.
+      std::size_t reclaimed = 0;
+      for (stream_heap* m : a_.heaps_.all()) {
+        section const hold(*m);
+        reclaimed += m->reclaim();
+      }
+      if (a_.callbacks_.spills() && spills_ < most_spills) {
+        bool room = false;
+        if (step(rungs::callbacks, [&]() -> std::size_t {
+              return (room = a_.callbacks_.spill(describe_failure())) ? r_.rounded : 0;
+            }))
+          return out_;
+        if (room && spills_++ < most_spills) continue;  // another thread has taken it
+      }
+      if ((!reclaimed || round >= most_rounds) && rest_or_refuse(free_before)) return out_;
+      if (attempt()) return found(rungs::another_look);
+    }
+  }
+
+ private:
   // If the pool's limit is what is short, memory of others is of no use.
-  auto const short_pool = [&]() -> memory_pool const* {
-    return pool.room() < round_up(r.rounded, of_.space.page_bytes()) ? &pool : nullptr;
-  };
-  auto const heaps = [&] {
-    auto all = heaps_.all();
+  memory_pool const* short_pool() const {
+    return pool_.room() < round_up(r_.rounded, of_.space.page_bytes()) ? &pool_ : nullptr;
+  }
+  std::vector<stream_heap*> heaps() const {
+    auto all = a_.heaps_.all();
     if (auto const* const only = short_pool())
       std::erase_if(all, [&](stream_heap const* m) { return m->pool.get() != only; });
     return all;
-  };
-  std::vector<recovery_step> climbed;
-  void* out = nullptr;
-  // If not even one more run can be allocated, a small block gets a granule of its own.
-  alloc_request const alone{
-      r.home, r.bytes, std::max(r.alignment, bins::unit), -1, std::max(round_up(r.bytes, bins::unit), granule), r.at};
-  auto attempt = [&]() -> bool {  // all that needs no step
+  }
+  bool attempt() {  // all that needs no step
     // Deterministic addresses must not depend on what is complete. Not while ranks may wait for this thread.
-    if (of_.deterministic && of_.clocks.collectives_given().empty()) completion_.finish_all();
+    if (of_.deterministic && of_.clocks.collectives_given().empty()) a_.completion_.finish_all();
     {
-      section const hold(mine);
-      if ((out = mine.take(r)) || (out = mine.take_anywhere(r)) || (out = mine.take_anywhere(alone))) return true;
+      section const hold(mine_);
+      if ((out_ = mine_.take(r_)) || (out_ = mine_.take_anywhere(r_)) || (out_ = mine_.take_anywhere(alone_)))
+        return true;
     }
-    if ((out = reuse_.from_others(mine, alone, ~std::size_t{0}))) return true;
-    why = growth_.grow(mine, r, out);
-    if (why.what == driver::code::out_of_memory && r.size_class >= 0) why = growth_.grow(mine, alone, out);
-    if (why.ok()) return true;
-    if (why.what == driver::code::out_of_memory) return false;
-    of_.note_status(why);
-    refuse_call(why, r);
-  };
-  // The streams of a registered pool share its handle: they borrow and wait for each other before it is short.
-  bool is_short = !pool.is_registered();
-  if (is_short) of_.counts.retried();
-  log_about const about{of_.device, r.home.id(), r.bytes};
-  auto const warn = [&] {
-    if (logs(of_.runtime, log_level::warning)) log(log_level::warning, about, "memory is short: recovery begins");
-  };
-  auto const found = [&](rungs where) {
-    if (is_short) of_.counts.recovered_by(static_cast<std::size_t>(where));
-    return out;
-  };
-  auto step = [&](rungs which, auto act) -> bool {
+    if ((out_ = a_.reuse_.from_others(mine_, alone_, ~std::size_t{0}))) return true;
+    why_ = a_.growth_.grow(mine_, r_, out_);
+    if (why_.what == driver::code::out_of_memory && r_.size_class >= 0) why_ = a_.growth_.grow(mine_, alone_, out_);
+    if (why_.ok()) return true;
+    if (why_.what == driver::code::out_of_memory) return false;
+    of_.note_status(why_);
+    a_.refuse_call(why_, r_);
+  }
+  void warn() const {
+    if (logs(of_.runtime, log_level::warning))
+      log(log_level::warning, {of_.device, r_.home.id(), r_.bytes}, "memory is short: recovery begins");
+  }
+  void* found(rungs where) {
+    if (is_short_) of_.counts.recovered_by(static_cast<std::size_t>(where));
+    return out_;
+  }
+  template <class Act>
+  bool step(rungs which, Act act) {
     std::string_view const name = recovery_steps[static_cast<std::size_t>(which)];
     std::int64_t const from = base::now_ns();
     std::size_t const gave = act();
-    auto const same =
-        std::find_if(climbed.begin(), climbed.end(), [&](recovery_step const& c) { return c.name == name; });
-    recovery_step& entry = same != climbed.end() ? *same : climbed.emplace_back(recovery_step{name, 0, 0});
+    auto const same = std::ranges::find(climbed_, name, &recovery_step::name);
+    recovery_step& entry = same != climbed_.end() ? *same : climbed_.emplace_back(recovery_step{name, 0, 0});
     entry.gave_bytes += gave;
-    bool const got = out || (gave && attempt());
+    bool const got = out_ || (gave && attempt());
     entry.ns += base::now_ns() - from;
     return got && found(which);
-  };
-  auto const describe_failure = [&] {  // present state
-    memory_report text = audit_.report();
-    text.requested = r.bytes;
-    text.rounded = r.rounded;
-    text.recovery = climbed;
-    audit_.add_pool(text, pool);
-    if (why == growth::no_addresses) text.recovery.push_back({"addresses", 0, 0});
-    return text;
-  };
-
-  mapping_lock::activity others(memory_.changes);
-  if (attempt()) return found(rungs::another_look);
-  if (is_short) warn();
+  }
+  bool steps_without_a_wait() {
+    return step(rungs::pending,
+                [&] {
+                  std::size_t bytes = 0;
+                  for (stream_heap* m : heaps()) {
+                    (void)m->flush_deferred();
+                    bytes += a_.completion_.poll(*m);
+                  }
+                  return bytes;
+                }) ||
+           step(rungs::of_others, [&] { return a_.completion_.poll_others(mine_, alone_); }) ||
+           step(rungs::device_wait,
+                [&] {
+                  std::size_t gave = 0;
+                  if (of_.waits != options::wait_policy::never) out_ = a_.reuse_.after_a_wait(mine_, r_, gave);
+                  return gave;
+                }) ||
+           step(rungs::caches,
+                [&] {
+                  if (!std::exchange(is_short_, true)) of_.counts.retried(), warn();
+                  std::size_t bytes = 0;
+                  for (stream_heap* m : heaps()) bytes += m->empty_caches();
+                  return bytes;
+                }) ||
+           return_pages() ||
+           (!std::exchange(called_back_, true) && step(rungs::callbacks, [&]() -> std::size_t {
+             return a_.callbacks_.call(describe_failure()) ? r_.rounded : 0;
+           }));
+  }
   // Releasing a segment waits for the work of all devices, which may wait for a rank of this thread.
-  std::vector<clock::stamp> collectives;
-  // once: a stamp of now would need a new fence at each query
-  if (!of_.space.maps()) collectives = of_.clocks.collectives_given();
-  bool called_back = false;
-  std::size_t const limit = of_.counts.limit(), most = limit ? limit : of_.space.info().total_memory;
-  auto const came_free = [&] { return audit_.counted().active_bytes.all.freed; };  // so far
-  for (int round = 0, rests = 0, looks = 0, spills = 0;; ++round) {
-    auto const free_before = came_free();
-    if (step(rungs::pending, [&] {
-          std::size_t bytes = 0;
-          for (stream_heap* m : heaps()) {
-            (void)m->flush_deferred();
-            bytes += completion_.poll(*m);
-          }
-          return bytes;
-        })) {
-      return out;
-    }
-    if (step(rungs::of_others, [&] { return completion_.poll_others(mine, alone); })) return out;
-    if (step(rungs::device_wait, [&] {
-          std::size_t gave = 0;
-          if (of_.waits != options::wait_policy::never) out = reuse_.after_a_wait(mine, r, gave);
-          return gave;
-        })) {
-      return out;
-    }
-    if (!std::exchange(is_short, true)) of_.counts.retried(), warn();
-    if (step(rungs::caches, [&] {
-          std::size_t bytes = 0;
-          for (stream_heap* m : heaps()) bytes += m->empty_caches();
-          return bytes;
-        })) {
-      return out;
-    }
-    for (;;) {  // each round releases about what is missing
-      std::size_t gave = 0;
+  bool return_pages() {
+    for (std::size_t gave = 1; gave;) {  // each round releases about what is missing
       if (step(rungs::pages, [&] {
-            return gave = of_.clocks.have_passed(collectives)
-                              ? return_.some(r.size_class < 0 ? r.rounded : of_.space.page_bytes(), short_pool())
+            return gave = of_.clocks.have_passed(collectives_)
+                              ? a_.return_.some(r_.size_class < 0 ? r_.rounded : of_.space.page_bytes(), short_pool())
                               : 0;
           }))
-        return out;
-      if (!gave) break;
+        return true;
     }
-    if (!std::exchange(called_back, true)) {
-      if (step(rungs::callbacks, [&]() -> std::size_t { return callbacks_.call(describe_failure()) ? r.rounded : 0; }))
-        return out;
-    }
-    std::size_t waited = 0;
-    if (step(rungs::oldest_fence, [&] { return waited = completion_.wait_for_oldest(collectives) ? 1 : 0; }))
-      return out;
-    if (waited && round < most_rounds) continue;
-    // A query may have found blocks complete that no later step examined; other threads may have freed some.
-    std::size_t reclaimed = 0;
-    for (stream_heap* m : heaps_.all()) {
-      section const hold(*m);
-      reclaimed += m->reclaim();
-    }
-    if (callbacks_.spills() && spills < most_spills) {
-      bool room = false;
-      if (step(rungs::callbacks, [&]() -> std::size_t {
-            return (room = callbacks_.spill(describe_failure())) ? r.rounded : 0;
-          }))
-        return out;
-      if (room && spills++ < most_spills) continue;  // another thread has taken it
-    }
-    auto const moved = [&] { return others.any() || came_free() != free_before; };
-    if (!reclaimed || round >= most_rounds) {
-      if (moved() && r.rounded <= most && rests++ < most_rests) {
-        of_.machine.moves_by_itself() ? base::sleep_ns(rest_ns) : base::yield_thread();
-      } else {
-        if (step(rungs::any_room, [&]() -> std::size_t { return out = between_blocks(mine, alone), 0; })) return out;
-        memory_report failed = describe_failure();
-        auto const room = audit_.look_for_room(&mine, pool);
-        audit_.explain(failed, &room, pool);
-        // There is room: other threads have made it since the search, or the driver refuses. Another round tells.
-        bool const again = looks == 0 || moved();
-        if (failed.cause != memory_cause::driver || !again || looks++ == most_rests) refuse(r, failed);
-      }
-    }
-    if (attempt()) return found(rungs::another_look);
+    return false;
   }
+  // True: there is a block. False: another round. Throws: out_of_memory
+  bool rest_or_refuse(std::int64_t free_before) {
+    auto const moved = [&] { return others_.any() || came_free() != free_before; };
+    std::size_t const limit = of_.counts.limit(), most = limit ? limit : of_.space.info().total_memory;
+    if (moved() && r_.rounded <= most && rests_++ < most_rests) {
+      of_.machine.moves_by_itself() ? base::sleep_ns(rest_ns) : base::yield_thread();
+      return false;
+    }
+    if (step(rungs::any_room, [&]() -> std::size_t { return out_ = a_.between_blocks(mine_, alone_), 0; })) return true;
+    memory_report failed = describe_failure();
+    auto const room = a_.audit_.look_for_room(&mine_, pool_);
+    a_.audit_.explain(failed, &room, pool_);
+    // There is room: other threads have made it since the search, or the driver refuses. Another round tells.
+    bool const again = looks_ == 0 || moved();
+    if (failed.cause != memory_cause::driver || !again || looks_++ == most_rests) a_.refuse(r_, failed);
+    return false;
+  }
+  std::int64_t came_free() const { return a_.audit_.counted().active_bytes.all.freed; }  // so far
+  memory_report describe_failure() const {  // present state
+    memory_report text = a_.audit_.report();
+    text.requested = r_.bytes;
+    text.rounded = r_.rounded;
+    text.recovery = climbed_;
+    a_.audit_.add_pool(text, pool_);
+    if (why_ == growth::no_addresses) text.recovery.push_back({"addresses", 0, 0});
+    return text;
+  }
+
+  oom_ladder& a_;
+  device_context& of_;
+  stream_heap& mine_;
+  memory_pool& pool_;
+  alloc_request const& r_;
+  alloc_request const alone_;  // if not even one more run can be allocated, a small block gets a granule of its own
+  driver::status why_;
+  // The streams of a registered pool share its handle: with enough of it free they borrow, and wait for each other,
+  // before memory is short.
+  bool is_short_;
+  mapping_lock::activity others_;
+  std::vector<recovery_step> climbed_;
+  std::vector<clock::stamp> collectives_;
+  void* out_ = nullptr;
+  bool called_back_ = false;
+  int rests_ = 0, looks_ = 0, spills_ = 0;
+};
+
+void* oom_ladder::climb(stream_heap& mine, alloc_request const& r, driver::status why) {
+  return ascent(*this, mine, r, why).run();
 }
 
 // Last, for it examines everything: where blocks in use leave the most room, in whichever heap, with all pages that

@@ -31,6 +31,7 @@ class oom_ladder {
   [[noreturn]] void refuse(alloc_request const&, memory_report const&);      // likewise, at once
 
  private:
+  class ascent;
   [[noreturn]] void refuse_call(driver::status, alloc_request const&) const;  // Throws: as throw_refusal
   void* between_blocks(stream_heap& mine, alloc_request const&);  // null: no place has so much room
 
