@@ -135,9 +135,4 @@ bool pinned_memory::reserves(void const* p) const noexcept {
   return in->space.find(number(p)) != in->space.end();
 }
 
-bool pinned_memory::owns(void const* first, std::size_t bytes) const noexcept {
-  auto const holder = find(first);
-  return holder && base::byte_range{number(holder->base), holder->bytes}.holds(number(first), bytes);
-}
-
 }  // namespace weir::streams

@@ -34,13 +34,6 @@ class pinned_counters {
   std::size_t pending() const noexcept { return static_cast<std::size_t>(now_.pending_bytes.all.current); }
   memory_statistics& now() noexcept { return now_; }
   memory_statistics const& now() const noexcept { return now_; }
-  void reset_peak() {
-    each([](statistic& one) { one.peak = one.current; });
-  }
-  void reset_accumulated() {
-    each([](statistic& one) { one.allocated = one.freed = 0; });
-    now_.num_ooms = now_.num_alloc_retries = now_.cache_hits = 0;
-  }
 
  private:
   static void change(statistic_by_size& of, std::int64_t by, std::size_t requested) {
@@ -57,12 +50,6 @@ class pinned_counters {
     change(now_.segment, sign, size);
     change(now_.reserved_bytes, sign * static_cast<std::int64_t>(size), size);
     change(now_.cached_bytes, sign * static_cast<std::int64_t>(size), size);
-  }
-  template <class F>
-  void each(F f) {
-    for (auto* of : observe::each(now_)) {
-      for (statistic* one : observe::parts(*of)) f(*one);
-    }
   }
 
   memory_statistics now_{};

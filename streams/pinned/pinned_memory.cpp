@@ -339,9 +339,6 @@ memory_statistics pinned_memory::statistics() const {
   return now;
 }
 
-void pinned_memory::reset_peak() { state_->in.lock()->counters.reset_peak(); }
-void pinned_memory::reset_accumulated() { state_->in.lock()->counters.reset_accumulated(); }
-
 std::vector<std::string> pinned_memory::validate() const {
   auto p = state_->in.lock();
   auto wrong = p->space.validate();

@@ -52,7 +52,6 @@ class pinned_memory {  // a part of the runtime
   }
   std::optional<memory::block> find(void const*) const noexcept;
   bool reserves(void const*) const noexcept;                 // memory of the pool, live or not
-  bool owns(void const*, std::size_t bytes) const noexcept;  // the whole range lies in one live block
   // How long pages stay unused before a later allocate returns them, which waits for all work of all devices.
   // None are returned while collectives are in progress. 0: never. Default: options::pinned_idle.
   void let_idle_go_after(std::int64_t ns);
@@ -60,8 +59,6 @@ class pinned_memory {  // a part of the runtime
   void lies_near(int device, int node) noexcept;
   std::size_t trim();                                   // returns complete, unused memory to the system; bytes
   memory_statistics statistics() const;
-  void reset_peak();
-  void reset_accumulated();
   std::vector<std::string> validate() const;            // violated invariants; empty: none
 
   // The pool in this process that has this memory, live or not; null: none.
