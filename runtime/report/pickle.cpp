@@ -1,7 +1,5 @@
-// J BININT, \x8a LONG1, G BINFLOAT, X BINUNICODE, q r BINPUT, h j BINGET, ( MARK, e u APPENDS SETITEMS.
+// J BININT, \x8a LONG1, X BINUNICODE, q r BINPUT, h j BINGET, ( MARK, e u APPENDS SETITEMS.
 #include "runtime/report/pickle.h"
-
-#include <bit>
 
 namespace weir::report {
 
@@ -10,13 +8,6 @@ pickle& pickle::number(std::int64_t n) {
   if (n >= 0 && n < 65536) return put('M').little_endian(static_cast<std::uint64_t>(n), 2);
   if (n >= INT32_MIN && n <= INT32_MAX) return put('J').little_endian(static_cast<std::uint32_t>(n), 4);
   return put('\x8a').put('\x08').little_endian(static_cast<std::uint64_t>(n), 8);
-}
-
-pickle& pickle::real(double d) {  // big-endian
-  put('G');
-  auto const bits = std::bit_cast<std::uint64_t>(d);
-  for (int i = 7; i >= 0; --i) put(static_cast<char>(bits >> (8 * i)));
-  return *this;
 }
 
 pickle& pickle::text(std::string_view s) {

@@ -14,7 +14,6 @@ class pickle {
   pickle() { out_ = "\x80\x02"; }
 
   pickle& number(std::int64_t);
-  pickle& real(double);
   pickle& truth(bool b) { return put(b ? '\x88' : '\x89'); }
   pickle& text(std::string_view);
   pickle& pair(std::int64_t a, std::int64_t b) { return number(a).number(b).put('\x86'); }  // a tuple
@@ -35,7 +34,6 @@ class pickle {
     put('.');
     return std::move(out_);
   }
-  std::size_t size() const noexcept { return out_.size(); }
 
  private:
   pickle& put(char c) {
