@@ -336,27 +336,6 @@ std::string option_text(option_row const& row, options const& o) {
   return o.*std::get<bool options::*>(row.at) ? "true" : "false";
 }
 
-std::string options_document() {
-  std::string out =
-      "# Options\n\n"
-      "Options come from the file that `WEIR_CONF_FILE` names, from `WEIR_CONF=key:value,key:value`, from the other "
-      "variables below,\n"
-      "or from `weir::options` in code. The later of these sources overrides the earlier. A runtime with options in "
-      "code ignores the others.\n\n"
-      "- The file has lines `key:value`; `#` begins a comment. It is a regular file of at most 1 MiB.\n"
-      "- A size is a number of bytes, or a number and KiB, MiB, GiB or TiB. A time is a number and ms, s or min.\n"
-      "- A switch is true or false, on or off, yes or no, 1 or 0.\n"
-      "- weir refuses an unknown key or value, and names the nearest valid one.\n"
-      "- weir warns once, at any log level, of a variable `WEIR_*` that it does not read.\n"
-      "- `weir doctor` prints the options in force and their origin.\n\n"
-      "This page is `weir doctor --options`.\n\n"
-      "| option | default | also | |\n| --- | --- | --- | --- |\n";
-  for (option_row const& row : table)
-    out += "| `" + std::string(row.name) + "` | " + option_text(row, {}) + " | " +
-           (row.variable ? "`" + std::string(row.variable) + "=1`" : "") + " | " + std::string(row.meaning) + " |\n";
-  return out;
-}
-
 machine_choice parse_devices(std::string_view text, std::string const& where, source_location at) {
   static constexpr std::string_view machines[] = {"auto", "cuda", "sim"};
   std::string_view const word = text.substr(0, text.find(':'));

@@ -39,7 +39,6 @@ void check_options(options const&, source_location);
 inline constexpr std::string_view wait_policies[] = {"never", "when_short", "before_growth"};
 inline constexpr std::string_view log_levels[] = {"silent", "error", "warning", "info", "debug"};  // as log_level
 std::string option_text(option_row const&, options const&);  // "512 MiB", "true", or the meaning of 0
-std::string options_document();                              // docs/reference/options.md
 
 // Options from the environment, with their origins: "default", "WEIR_CONF", "weir.conf:3" or a variable.
 // Order: the file WEIR_CONF_FILE, then WEIR_CONF, then CUDA's variables. The last one wins.
