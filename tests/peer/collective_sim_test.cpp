@@ -16,21 +16,8 @@ namespace {
 using namespace weir;
 using namespace weir::test;
 
-// One thread arranges the order of the ranks: on a simulated machine no call waits for other ranks.
-class sim_collective : public testing::Test {
- protected:
-  runtime machine_{simulated{.devices = 3, .memory = 1_GiB}};
-  runtime_guard in_{machine_};
-  std::vector<communicator> ranks_ = communicator::create_all(first_devices(2));
-
-  buffer on(int rank, double value) {
-    device_guard const at(ranks_[static_cast<std::size_t>(rank)].device());
-    return to_device(encode(int32, {value, value + 1, value + 2}));
-  }
-  elements read(int rank, buffer const& b) {
-    device_guard const at(ranks_[static_cast<std::size_t>(rank)].device());
-    return to_host(b.data(), b.size());
-  }
+struct sim_collective : sim_ranks {
+  sim_collective() : sim_ranks(2) {}
   stamp add_up(int rank, buffer const& b) {
     return ranks_[static_cast<std::size_t>(rank)].all_reduce({b.data(), 3, int32});
   }

@@ -146,4 +146,22 @@ std::string refusal(Action action) {
   return "";
 }
 
+// Ranks of a simulated machine: one thread arranges their order, for no call waits for other ranks.
+class sim_ranks : public testing::Test {
+ protected:
+  explicit sim_ranks(int ranks) : ranks_(communicator::create_all(first_devices(ranks))) {}
+  runtime machine_{simulated{.devices = 3, .memory = 1_GiB}};
+  runtime_guard in_{machine_};
+  std::vector<communicator> ranks_;
+
+  static buffer on(int rank, double value) {  // rank r is on device r
+    device_guard const at(rank);
+    return to_device(encode(int32, {value, value + 1, value + 2}));
+  }
+  static elements read(int rank, buffer const& b) {
+    device_guard const at(rank);
+    return to_host(b.data(), b.size());
+  }
+};
+
 }  // namespace weir::test

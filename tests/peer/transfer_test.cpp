@@ -244,21 +244,8 @@ TEST(transfer, a_captured_exchange_moves_bytes_at_each_launch) {
   });
 }
 
-// One thread arranges the order of the ranks: on a simulated machine no call waits for others.
-class sim_transfer : public testing::Test {
- protected:
-  runtime machine_{simulated{.devices = 3, .memory = 64_MiB}};
-  runtime_guard in_{machine_};
-  std::vector<communicator> ranks_ = communicator::create_all(first_devices(3));
-
-  buffer on(int rank, double value) {
-    device_guard const at(rank);
-    return to_device(encode(int32, {value, value + 1, value + 2}));
-  }
-  static elements read(int rank, buffer const& b) {
-    device_guard const at(rank);
-    return to_host(b.data(), b.size());
-  }
+struct sim_transfer : sim_ranks {
+  sim_transfer() : sim_ranks(3) {}
 };
 
 TEST_F(sim_transfer, a_send_completes_after_its_receiver_has_come) {
