@@ -87,6 +87,35 @@ void pool_sleep::plan(stream_heap& m, sleeper& out) const {
   });
 }
 
+// From here on no block of the heap comes or goes. Adds its ranges.
+driver::status pool_sleep::put_to_rest(stream_heap& m, sleeper& out) {
+  for (;;) {  // what other threads freed meanwhile may still be in use
+    if (auto const s = finish({&m}); !s.ok()) return s;
+    section const hold(m);
+    (void)m.revoke_and_empty();
+    m.lock.revoke_bias();
+    (void)m.reclaim();
+    clock::stamp newest{m.home.load()->id(), 0};
+    m.blocks.each_free([&](heap_block const& p) { newest.n = std::max(newest.n, p.freed); });
+    if (!m.pending.empty() || (newest.n && !of_.clocks.complete(newest))) continue;
+    plan(m, out);
+    m.count_asleep(true);
+    m.asleep.set(true);
+    return {};
+  }
+}
+
+// Enqueues the copies to the store, with a mark after each handle's.
+driver::status pool_sleep::save(sleeper const& all, page_store& store) {
+  driver::status s = store.reserve(all.bytes);
+  for (std::size_t i = 0; s.ok() && i < all.parts.size(); ++i) {
+    for (range const& r : all.parts[i].ranges) s = s.ok() ? store.save(r.at, r.bytes, r.offset) : s;
+    if (s.ok()) s = store.mark(i);
+  }
+  if (!s.ok()) (void)store.wait_all();
+  return s;
+}
+
 driver::status pool_sleep::sleep(memory_pool& pool, page_store* store, std::size_t& given) {
   base::lock_guard const alone(changing_);
   given = 0;
@@ -107,38 +136,14 @@ driver::status pool_sleep::sleep(memory_pool& pool, page_store* store, std::size
   };
   sleeper all;
   try {
-    for (stream_heap* const m : heaps) {
-      for (bool done = false; !done;) {  // what other threads freed meanwhile may still be in use
-        if (auto const s = finish({m}); !s.ok()) return stay_awake(s);
-        section const hold(*m);
-        (void)m->revoke_and_empty();
-        m->lock.revoke_bias();
-        (void)m->reclaim();
-        clock::stamp newest{m->home.load()->id(), 0};
-        m->blocks.each_free([&](heap_block const& p) { newest.n = std::max(newest.n, p.freed); });
-        done = m->pending.empty() && (!newest.n || of_.clocks.complete(newest));
-        if (!done) continue;
-        plan(*m, all);
-        m->count_asleep(true);
-        m->asleep.set(true);
-      }
-    }
+    for (stream_heap* const m : heaps)
+      if (auto const s = put_to_rest(*m, all); !s.ok()) return stay_awake(s);
     invalidate_fast_paths();
     for (part& p : all.parts) {
       for (range& r : p.ranges) r.offset = std::exchange(all.bytes, all.bytes + r.bytes);
     }
-    driver::status s;
-    if (store) {
-      s = store->reserve(all.bytes);
-      for (std::size_t i = 0; s.ok() && i < all.parts.size(); ++i) {
-        for (range const& r : all.parts[i].ranges) s = s.ok() ? store->save(r.at, r.bytes, r.offset) : s;
-        if (s.ok()) s = store->mark(i);
-      }
-      if (!s.ok()) {
-        (void)store->wait_all();
-        return stay_awake(s);
-      }
-    }
+    driver::status s = store ? save(all, *store) : driver::status{};
+    if (!s.ok()) return stay_awake(s);
     pool.put_asleep(all.bytes);
     auto const [known, fresh] = asleep_.insert_or_assign(&pool, std::move(all));
     auto& parts = known->second.parts;

@@ -56,6 +56,8 @@ class pool_sleep {
   std::vector<stream_heap*> heaps_of(memory_pool const&) const;
   driver::status finish(std::vector<stream_heap*> const&);  // all work on live and freed blocks
   void plan(stream_heap&, sleeper&) const;                  // Requires: the lock. Throws: bad_alloc
+  driver::status put_to_rest(stream_heap&, sleeper&);  // Requires: its pool is marked asleep. Throws: bad_alloc
+  static driver::status save(sleeper const&, page_store&);
   bool unmap(part const&, std::size_t& given);
   void drop_what_is_free(stream_heap&);
   std::size_t plan_again(std::vector<stream_heap*> const&, sleeper&);
