@@ -192,6 +192,43 @@ void pinned_memory::state::refuse(std::size_t bytes, std::size_t rounded, std::v
   throw out_of_memory(std::move(r), at);
 }
 
+void* pinned_memory::state::grow_or_recover(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment,
+                                            source_location at) {
+  auto grown = grow(near, rounded, alignment, bytes);
+  if (grown.block) return grown.block;
+  std::vector<recovery_step> ladder;
+  auto const climbed = [&](std::string_view name, std::size_t gave, std::int64_t since) {
+    auto const again = std::ranges::find(ladder, name, &recovery_step::name);
+    recovery_step& r = again == ladder.end() ? ladder.emplace_back(recovery_step{name, 0, 0}) : *again;
+    r.gave_bytes += gave, r.ns += base::now_ns() - since;
+  };
+  auto const give_back_and_grow = [&] {
+    std::int64_t const start = base::now_ns();
+    bool const may = may_give_back();
+    std::size_t const gave = may ? trim() : 0;
+    climbed(may ? "idle pages returned" : "idle pages kept during collectives", gave, start);
+    grown = grow(near, rounded, alignment, bytes);
+    return grown.block;
+  };
+  if (grown.is.what == driver::code::out_of_memory) {
+    ++in.lock()->counters.now().num_alloc_retries;
+    if (give_back_and_grow()) return grown.block;
+  }
+  if (grown.is.what == driver::code::out_of_memory) {
+    patience time{owner.machine().moves_by_itself() ? base::now_ns() : 0};
+    do {
+      std::int64_t const start = base::now_ns();
+      if (void* const block = wait_for_room(near, bytes, rounded, alignment, time, grown.others)) return block;
+      climbed("wait for copies", 0, start);
+      if (give_back_and_grow()) return grown.block;
+      ++time.polls;
+    } while (grown.is.what == driver::code::out_of_memory && (grown.others || more_may_come()) && time.left());
+  }
+  if (grown.is.what == driver::code::out_of_memory || grown.is.ok()) refuse(bytes, rounded, std::move(ladder), at);
+  throw_refusal(grown.is, "allocate", bytes_text(bytes) + " of pinned memory",
+                "Raise the system's limit of locked pages (`ulimit -l`), or pin less", at);
+}
+
 pinned_memory::pinned_memory(runtime::impl& r) : state_(std::make_unique<state>(r)) { pools().lock()->push_back(this); }
 
 pinned_memory::~pinned_memory() {
@@ -279,41 +316,7 @@ void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignm
     state_->collect();
   }
   state_->owner.open_any(device, "allocate", at);  // page locks apply to all devices, but one must be open
-  auto grown = state_->grow(near, rounded, aligned, bytes);
-  if (grown.block) return grown.block;
-  std::vector<recovery_step> ladder;
-  auto const climbed = [&](std::string_view name, std::size_t gave, std::int64_t since) {
-    auto const again =
-        std::find_if(ladder.begin(), ladder.end(), [&](recovery_step const& r) { return r.name == name; });
-    recovery_step& r = again == ladder.end() ? ladder.emplace_back(recovery_step{name, 0, 0}) : *again;
-    r.gave_bytes += gave, r.ns += base::now_ns() - since;
-  };
-  auto const give_back_and_grow = [&] {
-    std::int64_t const start = base::now_ns();
-    bool const may = state_->may_give_back();
-    std::size_t const gave = may ? state_->trim() : 0;
-    climbed(may ? "idle pages returned" : "idle pages kept during collectives", gave, start);
-    grown = state_->grow(near, rounded, aligned, bytes);
-    return grown.block;
-  };
-  if (grown.is.what == driver::code::out_of_memory) {
-    ++state_->in.lock()->counters.now().num_alloc_retries;
-    if (give_back_and_grow()) return grown.block;
-  }
-  if (grown.is.what == driver::code::out_of_memory) {
-    state::patience time{state_->owner.machine().moves_by_itself() ? base::now_ns() : 0};
-    do {
-      std::int64_t const start = base::now_ns();
-      if (void* const block = state_->wait_for_room(near, bytes, rounded, aligned, time, grown.others)) return block;
-      climbed("wait for copies", 0, start);
-      if (give_back_and_grow()) return grown.block;
-      ++time.polls;
-    } while (grown.is.what == driver::code::out_of_memory && (grown.others || state_->more_may_come()) && time.left());
-  }
-  if (grown.is.what == driver::code::out_of_memory || grown.is.ok())
-    state_->refuse(bytes, rounded, std::move(ladder), at);
-  throw_refusal(grown.is, "allocate", bytes_text(bytes) + " of pinned memory",
-                "Raise the system's limit of locked pages (`ulimit -l`), or pin less", at);
+  return state_->grow_or_recover(near, bytes, rounded, aligned, at);
 }
 
 void pinned_memory::let_idle_go_after(std::int64_t ns) {
