@@ -239,13 +239,6 @@ class sockets_backend final : public collective_backend {
     std::vector<one> parts;  // by place
     std::size_t came = 0;
   };
-  static int rank_at(joined const& j, std::size_t place) noexcept {  // Requires: all parts came
-    return j.parts[place].asks.between_two() ? j.parts[1 - place].asks.root : static_cast<int>(place);
-  }
-  struct early {  // of a rank, on rank 0: parts of calls that are not complete
-    std::size_t parts = 0, bytes = 0;
-  };
-  static constexpr std::size_t most_early_parts = 1 << 16, most_early_bytes = std::size_t{4} << 30;
   struct fault {  // why the ranks cannot continue, and which rank is to blame
     int about;
     std::string why;
@@ -330,7 +323,6 @@ class sockets_backend final : public collective_backend {
         if (!known(h, ranks())) throw fault{from, nonsense};
         if (h.bytes != (rank_ == 0 ? brought(asks, from, ranks()) : gotten(asks, rank_, ranks())))
           throw fault{from, nonsense};
-        if (rank_ == 0) refuse_too_much(from, h.bytes);
         bytes part;
         if (!received(open[i], part, h.bytes)) throw fault{from, hung_up};
         if (rank_ == 0) take(from, asks, {}, std::move(part));
@@ -345,16 +337,6 @@ class sockets_backend final : public collective_backend {
     if (!all_->all.lock()->waiting.empty()) blame_hub();
   }
 
-  // Rank 0 keeps what a rank brings to calls that others have not made, within bounds.
-  void refuse_too_much(int from, std::size_t bytes) {
-    auto all = joining_.lock();
-    early const its = early_[static_cast<std::size_t>(from)];
-    if (its.parts < most_early_parts && (its.parts == 0 || its.bytes + bytes <= most_early_bytes)) return;
-    throw fault{from, base::text("is ahead of the others by ", its.parts, " calls of ", its.bytes, " B, the next brings ",
-                                 bytes, " B, and rank 0 keeps ", most_early_parts, " calls of ", most_early_bytes,
-                                 " B")};
-  }
-
   // Rank 0: a rank's part of a call.
   void take(int from, collective_request const& asks, source_location at, bytes brings) {
     if (asks.between_two() && asks.root == from) throw fault{from, nonsense};
@@ -366,18 +348,12 @@ class sockets_backend final : public collective_backend {
       if (is_new) j.parts.resize(asks.between_two() ? 2 : size());
       auto& mine = j.parts[asks.between_two() ? asks.what == collective::receive : static_cast<std::size_t>(from)];
       if (mine.came) throw fault{from, nonsense};
-      early& ahead = early_[static_cast<std::size_t>(from)];
-      ++ahead.parts, ahead.bytes += brings.size();
       mine = {asks, at, std::move(brings), true};
       ++j.came;
       compare(j, from);
       if (j.came < j.parts.size()) return;
       complete = std::move(j);
       all->erase(place_of_call);
-      for (std::size_t place = 0; place < complete.parts.size(); ++place) {
-        early& no_more = early_[static_cast<std::size_t>(rank_at(complete, place))];
-        --no_more.parts, no_more.bytes -= complete.parts[place].brings.size();
-      }
     }
     std::vector<bytes> parts;
     for (auto& p : complete.parts) parts.push_back(std::move(p.brings));
@@ -385,7 +361,7 @@ class sockets_backend final : public collective_backend {
     std::optional<collective_request> own;  // its result comes last: then this rank may leave
     for (std::size_t place = 0; place < complete.parts.size(); ++place) {
       collective_request const& r = complete.parts[place].asks;
-      int const rank = rank_at(complete, place);
+      int const rank = r.between_two() ? complete.parts[1 - place].asks.root : static_cast<int>(place);
       std::span<std::byte const> const part = result(r, *whole, rank, ranks());
       if (rank == 0) {
         own = r;
@@ -450,7 +426,6 @@ class sockets_backend final : public collective_backend {
   std::function<void(int, std::string const&)> const blame_;
   std::shared_ptr<shared_state> const all_ = std::make_shared<shared_state>();
   base::guarded<std::map<collective_request::key, joined>> joining_;
-  std::vector<early> early_ = std::vector<early>(devices_.size());  // by rank; with the lock of joining_
   base::atomic<bool> refused_{false}, hung_up_{false}, hub_left_{false};
   base::thread sender_, reader_;
 };

@@ -2,7 +2,6 @@
 // The processes are played by threads with runtimes of their own.
 #include <random>
 
-#include "peer/collective/frames.h"
 #include "peer/collective/group.h"
 #include "runtime/base/sync.h"
 #include "runtime/base/text.h"
@@ -287,35 +286,6 @@ TEST(process_transfers, nonsense_on_a_line_is_blamed_on_its_rank) {
     EXPECT_TRUE(other.say(raw(h) + std::string(4, 'x')));
     for (int ms = 0; ms < 5000 && blamed.load() < 0; ++ms) std::this_thread::sleep_for(1ms);
     EXPECT_EQ(blamed.load(), 1) << int{h.what};
-  }
-}
-
-// Rank 0 keeps what comes before others ask for it: a stream is one call ahead, and a hostile rank as many as it likes.
-TEST(process_transfers, too_far_ahead_are_refused_by_name) {
-  for (bool const by_bytes : {false, true}) {
-    runtime machine(simulated{.devices = 1, .memory = 16_MiB});
-    runtime_guard const in(machine);
-    auto [mine, theirs] = connected();
-    std::vector<os::owned_file> lines(2);
-    lines[1] = std::move(mine);
-    base::atomic<int> blamed{-1};
-    std::string said;
-    auto const carrier = peer::carried_by_sockets(
-        machine.get(), {0, -1}, 0, std::move(lines),
-        [&](int rank, std::string const& why) { said = why, blamed.store(rank); }, source_location::current());
-    raw_tcp other(std::move(theirs));
-    peer::collective_request ahead{peer::collective::send, int32, reduce_op::sum, 0, 1};
-    std::string all;
-    for (; ahead.turn < (by_bytes ? 1 : 65536); ++ahead.turn)
-      all += raw(peer::head_of(ahead, 4)) + std::string(4, 'x');
-    EXPECT_TRUE(other.say(all));
-    if (by_bytes) ahead.count = std::int64_t{1} << 30;
-    EXPECT_TRUE(other.say(raw(peer::head_of(ahead, ahead.part_bytes()))));
-    for (int ms = 0; ms < 20000 && blamed.load() < 0; ++ms) std::this_thread::sleep_for(1ms);
-    ASSERT_EQ(blamed.load(), 1);
-    EXPECT_NE(said.find(by_bytes ? "rank 1 is ahead of the others by 1 calls of 4 B, the next brings 4294967296 B"
-                                 : "rank 1 is ahead of the others by 65536 calls of 262144 B"),
-              std::string::npos) << said;
   }
 }
 
