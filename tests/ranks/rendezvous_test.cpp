@@ -44,8 +44,8 @@ struct rendezvous : ::testing::Test {
 };
 
 std::string hello(std::uint64_t nonce, std::int32_t rank, std::int32_t size, std::uint8_t use = 0,
-                  std::uint8_t simulated = 1) {
-  return "wirrank1" + raw(nonce) + raw(rank) + raw(size) + raw(use) + raw(simulated) + std::string(6, '\0');
+                  std::uint8_t simulated = 1, std::string const& word = "wirrank2") {
+  return word + raw(nonce) + raw(rank) + raw(size) + raw(use) + raw(simulated) + std::string(6, '\0');
 }
 
 TEST_F(rendezvous, all_ranks_get_rank_0s_greeting) {
@@ -75,12 +75,15 @@ TEST_F(rendezvous, strangers_do_not_keep_ranks_from_meeting) {
   std::uint16_t const port = id.port;
   raw_tcp silent(port), web(port), half(port), gone(port);
   web.say("GET / HTTP/1.1\r\nHost: somebody's machine\r\n\r\n");
-  half.say("wirrank1");
+  half.say("wirrank2");
   gone.hang_up();
   raw_tcp other_nonce(port);
   other_nonce.say(hello(999, 1, 2));
   EXPECT_EQ(other_nonce.hear(4), raw(std::uint32_t{4}));
   EXPECT_EQ(web.hear(1), "") << "answered a stranger";
+  raw_tcp older(port);
+  older.say(hello(id.nonce, 1, 2, 0, 1, "wirrank1"));
+  EXPECT_EQ(older.hear(1), "") << "answered a rank of an older version";
   EXPECT_EQ(come(1, 2), "the greeting");
   zero.join();
   EXPECT_EQ(hub_said, "");
