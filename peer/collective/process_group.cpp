@@ -167,7 +167,7 @@ class process_group final : public group {
           throw invalid_use(operation,
                             base::text("rank ", rank_, " calls ", operation, " where rank ", r, " calls ",
                                        name_of_round(its.is.value_or(why)),
-                                       same ? " of another size, or after other collectives" : ""),
+                                       same ? " of another pool or size, or after other collectives" : ""),
                             "Call the same collectives in the same order on all ranks", at, error_id{441});
       }
       return end.brought;

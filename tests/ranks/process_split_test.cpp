@@ -1,7 +1,9 @@
 // Communicators split among several processes, which threads with runtimes of their own play.
+#include "peer/ranks/rendezvous.h"
 #include "runtime/base/os.h"
 #include "runtime/base/sync.h"
 #include "tests/ranks/rank_threads.h"
+#include "tests/ranks/raw_tcp.h"
 #include "tests/support/refused.h"
 
 namespace weir::process_split_tests {
@@ -87,6 +89,30 @@ TEST(process_split, a_rank_that_dies_or_calls_another_is_named) {
     c.barrier();
     EXPECT_EQ(c.split(5)->size(), 2);
   });
+}
+
+// Rank 1 is raw: it brings less than a color and a key.
+TEST(process_split, that_brings_too_little_is_refused) {
+  std::string const id = communicator::unique_id();
+  std::thread raw_rank([&id] {
+    peer::met m = peer::meet_rank_0(*peer::rendezvous_id_of(id), {}, {1, 2, true}, long_enough, {});
+    raw_tcp hub(std::move(m.with.watch[0]));
+    constexpr std::uint32_t arrives = 2, splits = 1;
+    hub.say(raw(std::uint32_t{15}) + raw(arrives) + raw(std::int32_t{1}) + raw(splits) + raw(std::uint64_t{0}) +
+            "1234567");
+    while (!hub.hear(1).empty()) {}
+  });
+  {
+    runtime machine(simulated{.devices = 1, .memory = 64_MiB});
+    runtime_guard const in(machine);
+    auto c = communicator::create(id, 0, 2, device(0));
+    std::string const text = refusal<invalid_use>([&] { (void)c.split(0); });
+    EXPECT_NE(text.find("rank 0 calls split where rank 1 calls split of another pool or size, or after other "
+                        "collectives"),
+              std::string::npos)
+        << text;
+  }
+  raw_rank.join();
 }
 
 // Each rank listens in case it is the first of its color.
