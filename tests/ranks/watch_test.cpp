@@ -14,8 +14,8 @@ namespace {
 using namespace test;
 using namespace std::chrono_literals;
 
-std::string message(std::uint32_t kind, std::int32_t about, std::string const& bytes) {
-  return raw(static_cast<std::uint32_t>(bytes.size())) + raw(kind) + raw(about) + raw(std::uint32_t{0}) + bytes;
+std::string message(std::uint32_t kind, std::int32_t about, std::string const& bytes, std::uint32_t round = 0) {
+  return raw(static_cast<std::uint32_t>(bytes.size())) + raw(kind) + raw(about) + raw(round) + bytes;
 }
 std::string beat(std::uint64_t count, std::uint64_t trace = 0) { return message(1, 0, raw(count) + raw(trace)); }
 
@@ -210,6 +210,7 @@ TEST_F(watched, a_rank_that_calls_something_else_is_named) {
 
 TEST_F(watched, nonsense_on_the_line_is_refused_by_name) {
   std::string const standing = message(4, 0, raw(std::uint64_t{1}));
+  constexpr auto no_round = static_cast<std::uint32_t>(rank_watch::round::register_pool) + 1;
   std::string const bad[] = {message(0, 0, raw(std::uint64_t{1})),
                              message(8, 0, raw(std::uint64_t{1})),
                              message(1, 0, "short"),
@@ -219,6 +220,8 @@ TEST_F(watched, nonsense_on_the_line_is_refused_by_name) {
                              standing,
                              raw(~std::uint32_t{0}) + raw(std::uint32_t{1}) + raw(std::uint64_t{0}),
                              message(6, 1, "only rank 0 judges"),
+                             message(2, 1, raw(std::uint64_t{0}), no_round),
+                             message(2, 1, raw(std::uint64_t{0}), ~std::uint32_t{0}),
                              "GET / HTTP/1.1\r\n\r\n"};
   for (std::string const& bytes : bad) {
     all.clear();
@@ -227,7 +230,8 @@ TEST_F(watched, nonsense_on_the_line_is_refused_by_name) {
     EXPECT_SAYS(failure_of(*all[0]), "rank 1 sends what is none of weir's messages, after its collective 1");
   }
   for (std::string const& bytes : {message(2, 0, raw(std::uint64_t{0})), message(5, 1, "ranks do not accuse"),
-                                   message(4, 0, raw(std::uint64_t{1}) + "12345")}) {
+                                   message(4, 0, raw(std::uint64_t{1}) + "12345"), message(8, 1, "", no_round),
+                                   message(8, 1, "", ~std::uint32_t{0})}) {
     all.clear();
     raw_tcp hub = make_against_raw(1);
     hub.say(bytes);
@@ -248,7 +252,8 @@ TEST_F(watched, random_bytes_end_in_a_verdict_or_nothing) {
       std::string body(random() % 3 ? 8 : random() % 40, '\0');
       for (char& c : body) c = static_cast<char>(random() % 3 ? 0 : random());
       std::string one =
-          message(static_cast<std::uint32_t>(random() % 9), static_cast<std::int32_t>(random() % 3), body);
+          message(static_cast<std::uint32_t>(random() % 9), static_cast<std::int32_t>(random() % 3), body,
+                  static_cast<std::uint32_t>(random() % 4));
       if (random() % 6 == 0) one[random() % one.size()] = static_cast<char>(random());
       bytes += one;
     }
