@@ -163,6 +163,33 @@ TEST_F(watched, what_a_rank_of_thousands_had_called_is_told) {
   EXPECT_TRUE(all[0]->left_with_less(1, {7, 5}));
 }
 
+TEST_F(watched, a_rank_of_thousands_tells_what_it_had_called) {
+  constexpr std::uint32_t size = 3000;
+  auto [a, b] = connected();
+  std::vector<os::owned_file> lines(1);
+  lines[0] = std::move(a);
+  all.push_back(make(1, size, std::move(lines), {20s, 20s}));
+  raw_tcp hub(std::move(b));
+  std::vector<rank_watch::transfers> called(size);
+  std::string with;
+  for (std::uint64_t r = 0; r < size; ++r) {
+    called[r] = {3 * r, 5 * r};
+    with += raw(3 * r) + raw(5 * r);
+  }
+  all[0]->counts(9);
+  std::thread ends([&] { all[0]->end(called); });
+  std::string const gone = message(7, 1, raw(std::uint64_t{9}) + with);
+  std::string head = hub.hear(16);
+  while (head.substr(4, 4) == raw(std::uint32_t{1})) {  // beats
+    (void)hub.hear(16);
+    head = hub.hear(16);
+  }
+  EXPECT_EQ(head, gone.substr(0, 16));
+  EXPECT_TRUE(head != gone.substr(0, 16) || hub.hear(gone.size() - 16) == gone.substr(16));
+  hub.hang_up();
+  ends.join();
+}
+
 // Their bytes are alike: what they come for tells them apart. Ranks that come for one thing and bring nothing are told
 // nothing.
 TEST_F(watched, ranks_that_meet_for_other_things_learn_it) {
