@@ -100,6 +100,24 @@ TEST_F(registered, lends_to_streams_without_an_out_of_memory) {
   for (void* const p : all) deallocate(p);
 }
 
+// What another stream may still use is not free: a device wait for it counts, as in any pool.
+TEST_F(registered, is_short_where_too_little_of_it_is_free) {
+  runtime steps{simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped}};
+  runtime_guard const here(steps);
+  pool const gradients = make();
+  stream const other;
+  void* const large = gradients.allocate(other, 15_MiB);
+  fill(other, large, std::byte{1}, 15_MiB);
+  deallocate(large);
+  void* const p = gradients.allocate(10_MiB);
+  EXPECT_EQ(p, large);
+  auto const now = memory_stats();
+  EXPECT_EQ(now.num_alloc_retries, 1u);
+  for (size_t i = 0; i < recovery_steps.size(); ++i)
+    EXPECT_EQ(now.recovered_by[i], recovery_steps[i] == "blocks behind a device wait") << recovery_steps[i];
+  deallocate(p);
+}
+
 TEST_F(registered, keeps_its_pages_where_they_are) {
   pool const gradients = make();
   auto const whole = segments_of(gradients).at(0);
