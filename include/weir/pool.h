@@ -29,7 +29,7 @@ class pool {
   // not_supported (a device that maps no memory)
   explicit pool(std::string name, pool_options = {}, source_location = source_location::current());
   // Live blocks stay valid, and belong to no pool from then on; of a sleeping pool they can only be freed. A pool
-  // that a communicator registered keeps its memory until that one ends.
+  // that a communicator registered keeps its memory and blocks until that communicator ends.
   // Ends before its runtime, or has no effect.
   ~pool();
   pool(pool&&) noexcept;
