@@ -92,7 +92,7 @@ class collective_backend {
   // Blocks: only as NCCL does. Throws: device_lost, driver_error. After a throw nothing is under way, or
   // broken() tells why no rank can continue.
   virtual void issue(int rank, clock::stream_clock& on, requests, source_location) = 0;
-  // Keeps that memory ready for the rank's collectives, until the rank leaves. Throws: as issue.
+  // Keeps that memory ready for the rank's collectives, until leave(rank) or abort(). Throws: as issue.
   // Blocks: with NCCL until all ranks have called
   virtual void register_memory(int /*rank*/, clock::stream_clock&, collective_request const&, source_location) {}
   // All that can fail on one rank alone, before ranks wait for each other. Throws: not_supported, driver_error

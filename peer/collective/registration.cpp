@@ -1,7 +1,8 @@
 // Registered pools of a communicator: what is registered, and where a collective's memory lies in it.
 // Threads: as the communicator.
 //
-// Invariant: a pool is held, and so keeps its memory, from its registration until its rank leaves.
+// Invariant: a pool is held, and so keeps its memory, from its registration until its rank's communicator or
+// runtime ends.
 #include <algorithm>
 
 #include "peer/collective/group.h"
