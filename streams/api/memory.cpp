@@ -9,6 +9,7 @@
 
 #include "runtime/base/os.h"
 #include "runtime/base/round_up.h"
+#include "runtime/memory/device/device_allocator.h"  // known here, it is called directly
 #include "runtime/memory/device/device_memory.h"
 #include "runtime/memory/heap/fast_path.h"
 #include "runtime/observe/external_memory.h"
