@@ -1,5 +1,6 @@
 # weir_unity(target source...): compiles the sources of a top-level folder as one file, to parse headers once. The
 # folders of the allocator are apart: in a larger file the compiler inlines less of the path of each allocation.
+# So are options and reports, which the library compiles with fewer passes.
 #
 # A file that a planted defect replaces is an exception: it must be its own library member. So are the files of
 # this list, which define a name that another file of their folder defines.
@@ -15,7 +16,8 @@ function(weir_unity target)
     if(source IN_LIST weir_alone OR IS_ABSOLUTE ${source})
       continue()
     endif()
-    string(REGEX MATCH "^(runtime/memory/[a-z]+|runtime/driver|streams/api|[a-z]+)" group ${source})
+    string(REGEX MATCH "^(runtime/memory/[a-z]+|runtime/driver|runtime/(options|report)|streams/api|[a-z]+)" group ${source})
+    string(REGEX REPLACE "/(options|report)$" "/report" group ${group})
     string(REPLACE "/" "_" group ${group})
     set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
   endforeach()
