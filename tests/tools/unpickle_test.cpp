@@ -162,12 +162,11 @@ TEST(unpickle, more_values_than_fit_its_length_are_refused) {
 
 TEST(unpickle, words_of_a_file_are_printed_without_controls) {
   std::string const said =
-      refusal(std::string("\x80\x04}(\x8c\x06"
-                          "action\x8c\x08"
-                          "\x1b[31mred\x8c\x04"
-                          "addrK\x01"
-                          "u.",
-                          35));
+      refusal("\x80\x04}(\x8c\x06"
+              "action\x8c\x08"
+              "\x1b[31mred\x8c\x04"
+              "addrK\x01"
+              "u.");
   EXPECT_NE(said.find("the action '?[31mred' is unknown"), std::string::npos) << said;
 }
 
