@@ -74,7 +74,7 @@ struct options {
 
   // Reserved device memory exceeds the peak in use by at most this share, as long as weir can move free
   // memory instead of growing. Smaller: less idle memory, more moves (docs/explanation/memory.md).
-  double epsilon = 0.027;
+  double epsilon = 0.0195;
 
   // Reuse of memory that other streams used: docs/decisions/reuse.md.
   bool poll_on_miss = true;  // a miss queries the driver for complete work

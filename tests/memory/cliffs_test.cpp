@@ -102,7 +102,9 @@ TEST_F(cliffs, short_runs_serve_where_no_long_run_is_free) {
 // on GPUs.
 TEST(cliff_handles, each_run_of_a_large_class_is_one_handle) {
   if (tests::sanitized) GTEST_SKIP() << "a million blocks";
-  memory_bench bench({.devices = 1, .memory = std::size_t{8} << 30});
+  options o;
+  o.epsilon = 0.027;  // with less, what slots and runs leave unused passes the bound
+  memory_bench bench({.devices = 1, .memory = std::size_t{8} << 30}, o);
   clock::stream_clock& a = bench.stream(0);
   memory::allocator& of = bench.on(0);
   constexpr std::size_t one = 528, many = 100 << 20, all_bytes = 600 << 20;

@@ -133,7 +133,7 @@ expect 0 '4 GB and up'
 [ "$(grep -c '^FITS IN' <<< "$out")" = 2 ] || { echo "FAILED: a line for each trace: $out"; failed=1; }
 [[ $out != *$'\r'* ]] || { echo "FAILED: progress is told where no terminal is: $(cat -v <<< "$out")"; failed=1; }
 run replay --fit --json --devices sim "$work/page"
-expect 0 '"fits": true, "ops": 1, "peak_requested": 2097153, "torch_reserved": null, "gpu_gb": 4, "epsilon": 0.0270, "limit": 4194304, '
+expect 0 '"fits": true, "ops": 1, "peak_requested": 2097153, "torch_reserved": null, "gpu_gb": 4, "epsilon": 0.0195, "limit": 4194304, '
 wanted="trace devices fits ops peak_requested torch_reserved gpu_gb epsilon limit ratio warm_ns_per_op warm_driver_ns_per_op opened_early careful_limit careful_ratio careful_warm_ns_per_op careful_warm_driver_ns_per_op careful_opened_early unlimited_peak_reserved unlimited_warm_ns_per_op unlimited_warm_driver_ns_per_op recorded_refusal needs_more_than"
 keys=$(grep -o '"[a-z_]*":' <<< "$out" | tr -d '":' | xargs)
 [ "$keys" = "$wanted" ] || { echo "FAILED: the keys are $keys"; failed=1; }
@@ -149,7 +149,7 @@ run replay --fit --devices sim:1:1 "$work/large" "$work/small"
 expect 3 'DOES NOT FIT'
 expect 3 'FITS IN'
 run replay --fit --json --devices sim:1:1 "$work/large"
-expect 1 '"fits": false, "ops": 1, "peak_requested": 2147483648, "torch_reserved": null, "gpu_gb": null, "epsilon": 0.0270, "limit": null, '
+expect 1 '"fits": false, "ops": 1, "peak_requested": 2147483648, "torch_reserved": null, "gpu_gb": null, "epsilon": 0.0195, "limit": null, '
 # The first line of a recording has what PyTorch reserved.
 { echo '# PyTorch 2.11.0 on NVIDIA H100, reserved 188743680 bytes'; cat "$work/small"; } > "$work/recorded"
 run replay --devices sim "$work/recorded"
