@@ -15,10 +15,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +28,7 @@
 #include "tests/explore/programs.h"
 #include "tests/planted/prover.h"
 #include "tests/stress/programs.h"
+#include "tests/support/one_processor.h"
 #include "tests/support/seeds.h"
 
 namespace {
@@ -238,6 +241,9 @@ int main(int argc, char** argv) {
   pid_t const child = ::fork();
   if (child < 0) return 2;
   if (child == 0) {
+    std::optional<weir::tests::one_processor> here;  // unless several threads run at a time
+    if (std::ranges::none_of(weir::tests::programs_in_threads, [&](auto const& p) { return s.of == p.name; }))
+      here.emplace();
     if (run_tapes(s, f)) run_all(s, f);
     else f.run = 0;
     std::fflush(nullptr);
