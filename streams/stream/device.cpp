@@ -4,6 +4,7 @@
 
 #include "runtime/base/call_site.h"
 #include "runtime/memory/device/device_memory.h"
+#include "runtime/observe/span_recorder.h"
 #include "streams/stream/context.h"
 
 namespace weir {
