@@ -185,8 +185,8 @@ class process_group final : public group {
   // Ranks that leave after a verdict send the verdict first. So the verdict is read last.
   void refuse_if_over(int, std::string const& operation, requests what, source_location at) const override {
     int left = left_.load() ? rank_ : -1;
-    for (int r = 0; left < 0 && r < size(); ++r)  // rank 0 carries what simulated devices transfer
-      if ((needs(what, r) || (r == 0 && simulated_)) && watch().has_left(r)) left = r;
+    for (int const r : watch().left_in_order())  // rank 0 carries what simulated devices transfer
+      if (left < 0 && (needs(what, r) || (r == 0 && simulated_))) left = r;
     if (watch().failed())
       throw driver_error(0, operation, base::text(subject(), ": ", watch().failure()), restart, at, error_id{403});
     if (left >= 0)

@@ -49,6 +49,7 @@ struct rank_watch::state {
     std::string failure;
     std::vector<std::string> unsent;  // by rank
     std::vector<bool> gone;
+    std::vector<int> gone_in_order;         // the same ranks
     std::vector<std::uint64_t> gone_count;  // collectives that a rank had called when it left
     std::vector<transfers> gone_transfers;  // with this rank
     std::vector<transfers> own_transfers;   // set when this rank ends
@@ -241,6 +242,7 @@ struct rank_watch::state {
         int const about = is_hub() ? from : h.about;
         {
           auto s = all.lock();
+          if (!s->gone[static_cast<std::size_t>(about)]) s->gone_in_order.push_back(about);
           s->gone[static_cast<std::size_t>(about)] = true;
           s->gone_count[static_cast<std::size_t>(about)] = number;
           transfers& with = s->gone_transfers[static_cast<std::size_t>(about)];
@@ -422,6 +424,8 @@ bool rank_watch::has_left(int rank) const {
   return s->gone[static_cast<std::size_t>(rank)];
 }
 
+std::vector<int> rank_watch::left_in_order() const { return state_->all.lock()->gone_in_order; }
+
 bool rank_watch::left_with_less(int rank, transfers own) const {
   auto s = state_->all.lock();
   auto const& with = s->gone_transfers[static_cast<std::size_t>(rank)];
@@ -430,8 +434,8 @@ bool rank_watch::left_with_less(int rank, transfers own) const {
 
 int rank_watch::left_before(std::uint64_t collectives) const {
   auto s = state_->all.lock();
-  for (int r = 0; r < size_; ++r)
-    if (s->gone[static_cast<std::size_t>(r)] && s->gone_count[static_cast<std::size_t>(r)] < collectives) return r;
+  for (int const r : s->gone_in_order)
+    if (s->gone_count[static_cast<std::size_t>(r)] < collectives) return r;
   return -1;
 }
 

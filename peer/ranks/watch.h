@@ -47,7 +47,8 @@ class rank_watch {
   // Tells all that they cannot continue because of that rank. Without host memory only this rank knows why.
   void accuse(int rank, std::string_view why) noexcept;
   bool has_left(int rank) const;                     // its communicator is destroyed
-  int left_before(std::uint64_t collectives) const;  // such a rank that had not called that many; -1: none
+  std::vector<int> left_in_order() const;            // such ranks, the first to leave first
+  int left_before(std::uint64_t collectives) const;  // the first of them that had not called that many; -1: none
   // Whether it has left, and this rank has called more transfers with it than it had with this rank.
   bool left_with_less(int rank, transfers own) const;
 
