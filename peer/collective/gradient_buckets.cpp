@@ -78,7 +78,6 @@ struct WEIR_LOCAL gradient_buckets::state {
   }
 
   void* allocate(clock::stream_clock& home, std::size_t bytes, source_location);
-  void give_back(void* block, source_location);  // Requires: nothing was registered
   void lay_out();
   void start_full_buckets(source_location);
   one& find(int i, std::string_view operation, source_location);
@@ -125,11 +124,6 @@ void* gradient_buckets::state::allocate(clock::stream_clock& home, std::size_t b
     from.end_pool(*std::exchange(pool, nullptr));
     throw;
   }
-}
-
-void gradient_buckets::state::give_back(void* const p, source_location at) {
-  memory(at).deallocate(p, nullptr, at);
-  if (pool) memory(at).end_pool(*std::exchange(pool, nullptr));
 }
 
 void gradient_buckets::state::start_full_buckets(source_location at) {
@@ -211,7 +205,8 @@ void gradient_buckets::build(stream_ref on, source_location at) {
     // Last: a registration keeps the memory until the communicator ends.
     if (s.pool) s.all->register_pool(s.rank, streams::clock_of(*s.side), s.memory(at), *s.pool, at);
   } catch (...) {
-    s.give_back(block, at);
+    s.memory(at).deallocate(block, nullptr, at);
+    if (s.pool) s.memory(at).end_pool(*std::exchange(s.pool, nullptr));
     throw;
   }
   s.block = static_cast<std::byte*>(block);
