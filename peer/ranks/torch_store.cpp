@@ -2,7 +2,6 @@
 // Threads: one.
 #include "peer/ranks/torch_store.h"
 
-
 #include "runtime/base/text.h"
 #include "weir/error.h"
 

@@ -196,7 +196,8 @@ struct rank_watch::state {
     while (line.unread.size() >= sizeof(head)) {
       head h;
       std::memcpy(&h, line.unread.data(), sizeof h);
-      if ((h.bytes > most_bytes && h.is != kind::gone) || !understood(from, h)) return close(from, "sends what is none of weir's messages");
+      if ((h.bytes > most_bytes && h.is != kind::gone) || !understood(from, h))
+        return close(from, "sends what is none of weir's messages");
       if (line.unread.size() < sizeof h + h.bytes) return;
       std::string const bytes = line.unread.substr(sizeof h, h.bytes);
       line.unread.erase(0, sizeof h + h.bytes);
@@ -417,11 +418,6 @@ void rank_watch::accuse(int rank, std::string_view why) noexcept {
   if (!state_->decide(rank, why, true)) return;
   os::wake_up(state_->wake.get());
   on_change_();
-}
-
-bool rank_watch::has_left(int rank) const {
-  auto s = state_->all.lock();
-  return s->gone[static_cast<std::size_t>(rank)];
 }
 
 std::vector<int> rank_watch::left_in_order() const { return state_->all.lock()->gone_in_order; }

@@ -46,8 +46,7 @@ class rank_watch {
   bool failed() const noexcept { return failed_.load(base::memory_order_acquire); }
   // Tells all that they cannot continue because of that rank. Without host memory only this rank knows why.
   void accuse(int rank, std::string_view why) noexcept;
-  bool has_left(int rank) const;                     // its communicator is destroyed
-  std::vector<int> left_in_order() const;            // such ranks, the first to leave first
+  std::vector<int> left_in_order() const;            // whose communicators are destroyed: the first to leave first
   int left_before(std::uint64_t collectives) const;  // the first of them that had not called that many; -1: none
   // Whether it has left, and this rank has called more transfers with it than it had with this rank.
   bool left_with_less(int rank, transfers own) const;

@@ -77,7 +77,7 @@ TEST(process_split, a_rank_that_dies_or_calls_another_is_named) {
         (void)c.split(0);
       },
       {.start = 20s}, &said);
-  for (int const r : {0, 1}) EXPECT_NE(said[static_cast<std::size_t>(r)].find("rank 2"), std::string::npos) << said[0] << "\n" << said[1];
+  for (std::size_t const r : {0u, 1u}) EXPECT_NE(said[r].find("rank 2"), std::string::npos) << said[r];
   as_ranks(2, [](communicator& c) {
     EXPECT_NE(refusal<invalid_use>([&] { (void)c.split(-3); }).find("color -3"), std::string::npos);
     bool const splits = c.rank() == 1;

@@ -3,6 +3,7 @@
 // Threads: a watch has its own.
 #include "peer/ranks/watch.h"
 
+#include <algorithm>
 #include <random>
 
 #include "tests/ranks/raw_tcp.h"
@@ -51,6 +52,7 @@ struct watched : ::testing::Test {
     all.push_back(make(rank, 2, std::move(lines), l));
     return raw_tcp(std::move(b));
   }
+  static bool has_left(rank_watch const& w, int rank) { return std::ranges::count(w.left_in_order(), rank) != 0; }
   static std::string failure_of(rank_watch const& w, std::chrono::milliseconds limit = 20s) {
     auto const end = std::chrono::steady_clock::now() + limit;
     while (!w.failed() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(1ms);
@@ -132,8 +134,8 @@ TEST_F(watched, a_rank_that_leaves_is_told_to_all_and_is_no_failure) {
   all[1]->end(called);
   for (std::size_t const r : {0u, 2u}) {
     auto const until = std::chrono::steady_clock::now() + 20s;
-    while (!all[r]->has_left(1) && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
-    EXPECT_FALSE(all[r]->has_left(r ? 0 : 2));
+    while (!has_left(*all[r], 1) && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
+    EXPECT_FALSE(has_left(*all[r], r ? 0 : 2));
     EXPECT_FALSE(all[r]->left_with_less(1, {called[r].received, called[r].sent}));
     EXPECT_TRUE(all[r]->left_with_less(1, {called[r].received + 1, 0}));
     EXPECT_TRUE(all[r]->left_with_less(1, {0, called[r].sent + 1}));
@@ -143,6 +145,20 @@ TEST_F(watched, a_rank_that_leaves_is_told_to_all_and_is_no_failure) {
     EXPECT_EQ(all[r]->failure(), "");
     EXPECT_EQ(all[r]->meet(rank_watch::round::barrier, 10s).is, rank_watch::at_barrier::end::over);
   }
+}
+
+// Those that hear of the first leave, too.
+TEST_F(watched, the_first_rank_that_left_is_named) {
+  auto [a, b] = connected();
+  std::vector<os::owned_file> lines(1);
+  lines[0] = std::move(a);
+  all.push_back(make(1, 3, std::move(lines), {20s, 20s}));
+  raw_tcp hub(std::move(b));
+  hub.say(message(7, 2, raw(std::uint64_t{9})) + message(7, 0, raw(std::uint64_t{9})));
+  auto const until = std::chrono::steady_clock::now() + 20s;
+  while (!has_left(*all[0], 0) && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(all[0]->left_in_order(), (std::vector{2, 0}));
+  EXPECT_EQ(all[0]->left_before(10), 2);
 }
 
 TEST_F(watched, what_a_rank_of_thousands_had_called_is_told) {
@@ -156,7 +172,7 @@ TEST_F(watched, what_a_rank_of_thousands_had_called_is_told) {
   with.resize(size * 16, '\0');
   other.say(message(7, 1, raw(std::uint64_t{9}) + with));
   auto const until = std::chrono::steady_clock::now() + 20s;
-  while (!all[0]->has_left(1) && !all[0]->failed() && std::chrono::steady_clock::now() < until)
+  while (!has_left(*all[0], 1) && !all[0]->failed() && std::chrono::steady_clock::now() < until)
     std::this_thread::sleep_for(1ms);
   EXPECT_EQ(all[0]->failure(), "");
   EXPECT_FALSE(all[0]->left_with_less(1, {6, 5}));
@@ -291,7 +307,7 @@ TEST_F(watched, random_bytes_end_in_a_verdict_or_nothing) {
     }
     other.hang_up();
     auto const until = std::chrono::steady_clock::now() + 20s;
-    auto const ended = [&] { return all[0]->failed() || all[0]->has_left(0) || all[0]->has_left(1); };
+    auto const ended = [&] { return all[0]->failed() || has_left(*all[0], 0) || has_left(*all[0], 1); };
     while (!ended() && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(1ms);
     ASSERT_TRUE(ended());
   }
