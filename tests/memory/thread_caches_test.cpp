@@ -34,7 +34,8 @@ TEST(thread_pools, the_last_entered_of_a_table_is_in_force) {
         entered.erase(at);
       }
       for (std::uint64_t of = 1; of <= 3; ++of) {
-        auto const last = std::find_if(entered.rbegin(), entered.rend(), [&](auto const& e) { return e.second->of == of; });
+        auto const last =
+            std::find_if(entered.rbegin(), entered.rend(), [&](auto const& e) { return e.second->of == of; });
         ASSERT_EQ(thread_caches::in_force(of), last == entered.rend() ? nullptr : last->second) << "seed " << seed;
       }
     }

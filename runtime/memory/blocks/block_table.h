@@ -33,7 +33,7 @@ class bit_tree {
   std::uint64_t const* lowest_ = nullptr;  // level 0
 };
 
-// A piece for some granules. Large blocks start far from each other: a stretch of 64 granules in which one
+// A block for some granules. Large blocks start far from each other: a stretch of 64 granules in which one
 // starts is one word, 64 times fewer pages and lines than a word for each granule. Where several start it is
 // a row of 64 words, and stays one.
 class granule_table {
@@ -64,7 +64,7 @@ class granule_table {
   };
   std::array<heap_block*, row>& among(std::uintptr_t& s) noexcept;
   std::size_t const first_;
-  sparse_array<std::uintptr_t> stretches_;  // 0, a piece, or the number of a row, odd
+  sparse_array<std::uintptr_t> stretches_;  // 0, a block, or the number of a row, odd
   sparse_array<words> rows_;                // in the order they were needed: side by side
   std::uintptr_t used_ = 0;
 };
@@ -104,7 +104,7 @@ class block_table {
   granule_table starts_;
   // Invariant: a granule that is one slab's has it here, and its cells have null; of others each cell has its
   // own. A slot's way to its slab may change while it is live: cells are written before the whole is taken
-  // out, so that who finds that null sees them.
+  // out, so that a thread that finds null sees them.
   sparse_array<slab*> wholes_;   // a granule
   sparse_array<slab*> slabs_;    // a cell
   // granules where a block starts, or has started: a search that meets one of these takes it out

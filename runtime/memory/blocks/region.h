@@ -18,21 +18,20 @@ class stream_heap;
 struct alias;
 
 // Physical memory: one create, or one segment.
-// It is mapped whole, at the one place that is its home, and at its ghosts (alias_table.h).
+// It is mapped whole, at the one place that is its home, and at its aliases (alias_table.h).
 struct handle {
   driver::memory_handle physical = driver::memory_handle::none;  // none: a segment
-  address at = 0;             // its home. Written also with the lock of the ghosts held, where it has some
+  address at = 0;             // its home. Written also with the lock of the aliases held, where it has some
   std::size_t bytes = 0;
   std::uint64_t readers = 0;  // bit d: device d may use it
   bool kept = false;          // at the end: something in it is still in use
   bool asleep = false;        // no page is mapped there until its pool wakes; `physical` is none
 };
-// One that may have ghosts: what a stream's memory keeps.
+// One that may have aliases: what a stream's memory keeps.
 struct aliased_handle : handle {
   alias* aliases = nullptr;    // the newest; with their lock
 };
 
-// A contiguous range of addresses whose blocks all belong to one arena.
 class alignas(64) region {
  public:
   region(address base, std::size_t bytes, std::size_t page_bytes, stream_heap* owner);
@@ -41,12 +40,12 @@ class alignas(64) region {
   std::size_t const bytes;
   std::size_t const page_bytes;
   base::atomic<stream_heap*> owner;
-  heap_block* first = nullptr;  // the piece at `base`
+  heap_block* first = nullptr;  // the block at `base`
   address runs;  // from here on runs of slabs, which live long, lie apart from blocks; the end: they lie among them
 
   static constexpr std::size_t large_pages = 2;
   std::size_t const large_bytes = large_pages * page_bytes;
-  // free pieces below `runs` of so many bytes and more. Null: a segment, or terabytes
+  // free blocks below `runs` of so many bytes and more. Null: a segment, or terabytes
   std::unique_ptr<lowest_fit> large;
   std::unique_ptr<opening_index> rooms;  // below `runs`. Null: as above, or no block was placed by it yet
 

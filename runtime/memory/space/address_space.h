@@ -52,8 +52,7 @@ class address_space {  // one a device
   // Null: no addresses left. `has`: bytes of addresses that the owner has already.
   region* take(std::size_t at_least, stream_heap& owner, std::size_t has = 0);
   region* adopt_segment(address, std::size_t bytes, stream_heap& owner);
-  // A segment is in no book any more when the driver gets it:
-  // its addresses may come back at once, to another thread.
+  // A segment leaves all tables before the driver gets it: its addresses may come back at once, to another thread.
   using segment = std::map<address, std::unique_ptr<region>>::node_type;
   segment set_aside(region const&) noexcept;
   void put_back(segment&&) noexcept;  // the driver would not take it
@@ -62,7 +61,7 @@ class address_space {  // one a device
   region* find(void const*) const noexcept;
   address base() const noexcept { return base_; }
   std::size_t bytes() const noexcept { return extents_ << extent_shift_; }
-  void abandon() noexcept { abandoned_ = true; }  // something is still in use: the reservation stays
+  void abandon() noexcept { abandoned_ = true; }  // memory is still in use: the reservation stays
 
  private:
   driver::driver& machine_;
@@ -78,7 +77,7 @@ class address_space {  // one a device
   std::vector<std::unique_ptr<region>> regions_;                 // under lock_
   std::map<address, std::unique_ptr<region>> segments_;          // under lock_; by base
   static constexpr std::size_t most_dropped = 64;
-  std::vector<std::unique_ptr<region>> dropped_;  // under lock_; the last few: somebody may be asking about them now
+  std::vector<std::unique_ptr<region>> dropped_;  // under lock_; the last few: another thread may still read them
 };
 
 }  // namespace weir::memory
