@@ -135,7 +135,8 @@ class graphs_among_threads {
       }
       t_.say("captures, with memory ", shares ? "that it shares" : "of its own");
       inside all;
-      for (int n = 2 + static_cast<int>(t_.draw(10)); n > 0 && !t_.failed(); --n) step_inside(all);
+      // a long one has free handles to move
+      for (int n = 2 + static_cast<int>(t_.draw(t_.coin(30) ? 40 : 10)); n > 0 && !t_.failed(); --n) step_inside(all);
       if (all.worked_there) must(line(0).join(line(1)), "join");
       bool const keeps_outputs = t_.coin();
       captured_graph made;

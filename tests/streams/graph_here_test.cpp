@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <thread>
+#include <vector>
 
 #include "runtime/memory/device/device_memory.h"
 #include "streams/stream/context.h"
@@ -122,6 +123,48 @@ TEST_F(graphs_here, a_launch_under_way_keeps_the_memory) {
   EXPECT_TRUE(machine.open_gate(gate.value).ok());
   t.synchronize();
   EXPECT_TRUE(becomes([&] { return pools() == before; })) << pools() << " pools of graphs, before " << before;
+}
+
+// Every second of eight blocks is freed before a large one comes: 32 MiB are in use at most, in eight pieces at first.
+// Both graphs are launched after both captures: the addresses of the first are mapped still.
+TEST_F(graphs_here, pieces_of_freed_memory_serve_a_large_block) {
+  graph_memory const shared;
+  buffer const out(s, 32), host = pinned(32);
+  auto const in_pieces = [&](std::size_t piece, unsigned char first) {
+    return [&, piece, first] {
+      stream_guard const on(s);
+      std::size_t const n = 32_MiB / piece;
+      std::vector<buffer> all;
+      for (std::size_t i = 0; i < n; ++i) {
+        all.emplace_back(s, piece);
+        fill(all[i].data(), std::byte(first + i), piece);
+      }
+      for (std::size_t i = 0; i < n; i += 2) {
+        copy(s, out.data<char>() + i, all[i].data<char>() + piece - 1, 1, non_blocking);
+        all[i] = {};
+      }
+      buffer const large(s, 16_MiB);
+      fill(large.data(), std::byte(first + 100), large.size());
+      for (std::size_t i = 1; i < n; i += 2)
+        copy(s, out.data<char>() + i, all[i].data<char>() + piece - 1, 1, non_blocking);
+      for (std::size_t i = 0; i < 16; ++i)
+        copy(s, out.data<char>() + 16 + i, large.data<char>() + i * 1_MiB, 1, non_blocking);
+    };
+  };
+  auto a = graph::capture(s, in_pieces(4_MiB, 10), {.memory = &shared});
+  EXPECT_LE(shared.reserved(), 34_MiB);
+  auto b = graph::capture(s, in_pieces(2_MiB, 60), {.memory = &shared});
+  EXPECT_LE(shared.reserved(), 34_MiB);
+  for (int round = 0; round < 3; ++round) {
+    for (graph* const g : {&a, &b}) {
+      g->launch(s);
+      copy(s, host.data(), out.data(), 32, non_blocking);
+      s.synchronize();
+      unsigned char const first = g == &a ? 10 : 60;
+      for (int i = 0; i < (g == &a ? 8 : 16); ++i) EXPECT_EQ(host.data<unsigned char>()[i], first + i) << i;
+      for (int i = 16; i < 32; ++i) EXPECT_EQ(host.data<unsigned char>()[i], first + 100) << i;
+    }
+  }
 }
 
 // Another library captures a stream that it has registered, and knows nothing of weir's graphs.

@@ -75,7 +75,7 @@ class heap_check {
     if (p.is == state::live) live += p.bytes;
     if (p.is == state::pending) pending += p.bytes;
     if (p.is == state::free || p.is == state::slab) cached += p.bytes;
-    if (p.is == state::reserved) reserved += p.bytes;
+    if (p.is == state::reserved) reserved += p.bytes;  // with what `left_behind` counts
     if (p.is == state::free) {
       largest_ = p.at < p.in->runs ? std::max(largest_, p.bytes) : largest_;
       whole_ |= p.bytes >= p.in->page_bytes && first_whole(p);
@@ -124,7 +124,7 @@ std::vector<std::string> memory_audit::validate() const {
     heap_check its(of_, *m, wrong);
     its.walk(mover_, peers_, heaps_.index.listed(m->number));
     mapped += its.mapped, in_pools[m->pool.get()] += its.mapped;
-    unusable += its.unusable, reserved += its.reserved, free_blocks += m->blocks.free_blocks();
+    unusable += its.unusable, reserved += its.reserved - m->left_behind, free_blocks += m->blocks.free_blocks();
     live += its.live, pending += its.pending, cached += its.cached;
   }
   std::size_t const orphaned = memory_.orphaned_bytes();

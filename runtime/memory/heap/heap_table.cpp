@@ -58,6 +58,7 @@ void heap_table::end_pool(memory_pool& p) noexcept {
       m->pool.set(&left_);
       auto const mapped = static_cast<std::size_t>(m->counts.bytes_mapped());
       left_.take_over(mapped), p.refund(mapped);
+      m->free_left_behind();
       (void)m->revoke_and_empty();
       m->lock.revoke_bias();
     }

@@ -224,6 +224,20 @@ void stream_heap::note_readers(handle& h, std::uint64_t more) noexcept {
   peer_bytes += of.open_bytes(h);
 }
 
+void stream_heap::free_left_behind() noexcept {
+  if (!std::exchange(left_behind, 0)) return;
+  auto const is_left = [&](heap_block const& p) {
+    return p.is == state::reserved && std::ranges::find(unusable, &p, &released::place) == unusable.end();
+  };
+  for (region const* r : blocks.regions()) {
+    for (heap_block *p = r->first, *next = nullptr; p; p = next) {
+      next = p->after;
+      while (next && next->is != state::reserved) next = next->after;  // its neighbours may be merged with it
+      if (is_left(*p)) blocks.release_done(*p);
+    }
+  }
+}
+
 void stream_heap::record_mapping(handle const& h, observe::action what) const noexcept {
   observe::note(what, reinterpret_cast<void const*>(h.at), h.bytes, shown_home().id(), of.runtime.id(), of.device,
                 {nullptr, nullptr, 0});

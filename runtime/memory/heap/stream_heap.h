@@ -103,6 +103,9 @@ class alignas(64) stream_heap {
   std::map<address, aliased_handle> handles;  // by address
   // mapped without access, because the driver refused all else; tried again when memory is released
   std::vector<released> unusable;
+  // Of a graph's pool: bytes of reserved blocks that its handles have left, and where they are mapped still.
+  std::size_t left_behind = 0;
+  void free_left_behind() noexcept;  // the pool has ended. Requires: the lock, and that mapping halts
   base::atomic<unsigned> borrowed{0};  // blocks of other heaps since it last got pages, or was refused some, for that
   int wanted = 0;                      // fences of the home that still come early: another stream looked here
   int unwanted = 0;                       // fences of the home since another stream looked here

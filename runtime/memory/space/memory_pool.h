@@ -78,7 +78,7 @@ class memory_pool {
     base::lock_guard const hold(lock_);
     return left();
   }
-  // Its handles neither move nor go to the driver: until the pool ends, or wakes.
+  // Its handles neither leave it nor go to the driver: until the pool ends, or wakes.
   bool pages_stay() const noexcept { return is == kind::graph || is_registered() || is_asleep(); }
   bool is_registered() const noexcept { return is == kind::registered; }
   // Its memory is away, or is going or coming. Nothing is allocated from it, and no program uses it.

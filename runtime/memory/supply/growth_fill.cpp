@@ -15,6 +15,10 @@
 #include "runtime/memory/supply/growth.h"
 
 namespace weir::memory {
+namespace {
+// Times the bytes of a graph's heap: captures without end into one pool take no more addresses than that.
+constexpr std::size_t most_left_behind = 4;
+}  // namespace
 
 class growth::filling {
  public:
@@ -31,7 +35,7 @@ class growth::filling {
     bound_ = a.bound_.most(used_, asked) + page_ + g.spare;
     g.live_before = used_.live;
     if (g.by_openings) ask_for_newest();
-    if (!one_handle_) charge_within_bound(g.missing_bytes);
+    if (!one_handle_ && !of_graph_) charge_within_bound(g.missing_bytes);
   }
   driver::status hole(address at, address end) {
     while (at < end) {
@@ -51,6 +55,8 @@ class growth::filling {
   }
   driver::status next(address at, std::size_t left, std::size_t& n) {
     out_.places.try_emplace(at);             // so that nothing is lost when the host has no memory later
+    // the bound counts what is free in a graph as live: it serves the graph alone
+    if (driver::status s; of_graph_ && may_move_ && move(at, left, n, s, whose::pool_s)) return s;
     if (!fresh_ && !full_ && !one_handle_) charge_within_bound(left);  // a handle that was too large has gone
     if (fresh_) {
       n = sizes_.next(std::min(left, fresh_));
@@ -63,7 +69,7 @@ class growth::filling {
     if (may_move_) {
       driver::status s;
       do {
-        if (move(at, left, n, s)) return s;
+        if (move(at, left, n, s, whose::any)) return s;
       } while (a_.heaps_.reclaim_known());  // by what was asked on the way
       may_move_ = false;
     }
@@ -132,10 +138,11 @@ class growth::filling {
     return {};
   }
 
+  enum class whose : std::uint8_t { any, pool_s };  // handles of a graph move in its pool alone
   // false: no handle is wholly free and complete.
-  bool move(address to, std::size_t left, std::size_t& n, driver::status& s) {
+  bool move(address to, std::size_t left, std::size_t& n, driver::status& s, whose handles) {
     stream_heap* from = nullptr;
-    released victim = choose(left, from);
+    released victim = choose(left, from, handles);
     if (!victim.place) return false;
     handle const h = victim.handles.front();
     memory_pool& its = *from->pool.get();
@@ -159,14 +166,16 @@ class growth::filling {
   // One to take: the largest that fits, of whichever stream, among what is complete, else among what is
   // ordered before the stream's next work; else the smallest of all, which goes.
   enum class may : std::uint8_t { fit_complete, fit_ordered, go };
-  released choose(std::size_t left, stream_heap*& from) {
+  released choose(std::size_t left, stream_heap*& from, whose handles) {
     bool const own_alone = pool_.room() < page_;  // a handle of another pool would pass the limit
     for (may const how : {may::fit_complete, may::fit_ordered, may::go}) {
+      if (how == may::go && handles == whose::pool_s) break;  // a launch may use it where it is
       if (how != may::go && mine_.readers.load()) continue;  // nothing moves to where peers read
       released found;
       auto const look = [&](stream_heap& m) {
         memory_pool const& its = *m.pool.get();
-        if (its.pages_stay() || (own_alone && &its != &pool_)) return false;
+        bool const here = &its == &pool_;
+        if (handles == whose::pool_s ? !here : its.pages_stay() || (own_alone && !here)) return false;
         found = choose_of(m, left, how);
         from = &m;
         return found.place != nullptr;
@@ -187,6 +196,7 @@ class growth::filling {
       {
         section const hold(m);
         if (a_.heaps_.index.many()) m.lock.revoke_bias();
+        if (m.left_behind > most_left_behind * static_cast<std::size_t>(m.counts.bytes_mapped())) return {};
         oldest.stream = m.home.load()->id();
         auto found = m.blocks.reserve_handle(
             left, enough,
@@ -201,7 +211,8 @@ class growth::filling {
         if (found.from.place) return std::move(found.from);
         oldest.n = found.waits_for;
       }
-      if (asked || how == may::fit_ordered || !oldest.n || !patient_ || !complete_soon(oldest)) return {};
+      if (asked || how == may::fit_ordered || m.is_of_graph()) return {};  // a capture completes with its end
+      if (!oldest.n || !patient_ || !complete_soon(oldest)) return {};
     }
   }
   // Only what is known to be complete may go, and free memory above has the newest stamp.
@@ -229,7 +240,7 @@ class growth::filling {
   growth_plan const& for_;
   physical_memory::batch& out_;
   std::size_t const page_;
-  bool const one_handle_ = pool_.is_registered();
+  bool const one_handle_ = pool_.is_registered(), of_graph_ = mine_.is_of_graph();
   bool const long_run_ = for_.run && for_.bytes > slabs::usual_run_bytes;
   std::uint64_t readers_;  // that what is made is open to
   reserve_bound::usage const used_;

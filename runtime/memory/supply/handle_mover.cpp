@@ -102,7 +102,8 @@ void handle_mover::detach_handle(stream_heap& from, heap_block& place,
   out.arrived_ordered |= !of_.clocks.complete(last);
   from.counts.mapped(-static_cast<std::int64_t>(h.bytes));
   of_.counts.handle_gone();
-  from.blocks.release_done(place);
+  if (from.is_of_graph()) from.left_behind += place.bytes;  // stays reserved: a launch may use it
+  else from.blocks.release_done(place);
 }
 
 driver::status handle_mover::remap(stream_heap& from, released& victim, address to, physical_memory::batch& out) {
@@ -135,7 +136,7 @@ driver::status handle_mover::remap(stream_heap& from, released& victim, address 
     }
   }
   of_.note_status(s);
-  if (moved) (void)drop_aliases(*moved, alias_table::most);
+  if (moved && !from.is_of_graph()) (void)drop_aliases(*moved, alias_table::most);
   return s;
 }
 

@@ -2,7 +2,8 @@
 // Threads: any. Holds one heap's lock to look and to note, then the aliases' lock; never over a driver call.
 //
 // Invariant: an alias lies in one unmapped or one reserved block. All work that used the handle there is
-// ordered before all work that uses the handle now.
+// ordered before all work that uses the handle now. In a graph's pool it is reserved, and mapped, until the pool
+// ends: launches use it.
 #pragma once
 #include <string>
 #include <vector>
