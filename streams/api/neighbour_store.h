@@ -27,12 +27,15 @@ class neighbour_store final : public copied_store {
     return try_peer_copy(line_, reinterpret_cast<void*>(to), line_.device(), block_ + offset, memory_.device(), bytes,
                          at_);
   }
+  std::size_t pages_a_handle() const noexcept override { return 512; }
 
  private:
   void take(std::size_t bytes) override {
     if (memory_.free_pages() < bytes) throw std::bad_alloc();
+    // Else the driver copies through the host. What is made for an open stream are few handles.
+    (void)memory_.open_to(&home_, std::uint64_t{1} << line_.device());
     block_ = static_cast<std::byte*>(memory_.allocate_apart(home_, bytes, at_));
-    (void)memory_.grant(block_, line_.device());  // else the driver copies through the host
+    (void)memory_.grant(block_, line_.device());
     if (!line_.wait(home_.now()).ok() && !clocks_.synchronize(home_.now()).ok()) throw std::bad_alloc();
   }
   memory::allocator& memory_;

@@ -90,6 +90,64 @@ TEST_F(sleepers, wake_with_their_bytes_at_their_addresses) {
   sound();
 }
 
+// Two handles of 2 MiB and one of 1 for each block before, and afterwards 64 MiB of neighbours in each handle.
+TEST_F(sleepers, wake_on_few_large_handles) {
+  auto control = simulation::of(own);
+  pool model("model");
+  std::vector<block> all;
+  for (int i = 0; i < 9; ++i) {
+    all.push_back({model.allocate(5_MiB), 5_MiB, i + 1});
+    fill(all.back().at, static_cast<std::byte>(i + 1), 5_MiB);
+  }
+  auto const creates = [&](auto act) {  // how many calls can be refused
+    int n = 0;
+    for (;; ++n) {
+      auto const number = control.fail_call("create", static_cast<std::uint64_t>(n + 1));
+      try {
+        act();
+      } catch (error const&) {}
+      if (control.cancel_failure(number)) return n;
+    }
+  };
+  model.sleep();
+  EXPECT_EQ(creates([&] { model.wake(); }), 1);
+  expect_bytes(all);
+  for (size_t i = 1; i < all.size(); i += 2) deallocate(all[i].at);
+  EXPECT_GE(model.sleep(), 40_MiB) << "free pages between live blocks have the same handle";
+  model.wake();
+  EXPECT_LE(memory_reserved(), 30_MiB) << "free pages do not come back";
+  for (size_t i = 0; i < all.size(); i += 2) {
+    EXPECT_TRUE(holds(all[i]));
+    deallocate(all[i].at);
+  }
+}
+
+// The k-th grant of a wake is refused, and then the first unmap that takes back what was mapped.
+TEST_F(sleepers, what_stays_mapped_after_a_failed_wake_wakes_later) {
+  auto control = simulation::of(own);
+  std::uint64_t k = 1;
+  for (bool failed = true; failed; ++k) {
+    pool model("model");
+    auto all = fill_some(model);
+    model.sleep();
+    auto const grant = control.fail_call("grant", k), unmap = control.fail_call("unmap", 1);
+    try {
+      model.wake();
+    } catch (error const&) {}
+    failed = !control.cancel_failure(grant);
+    (void)control.cancel_failure(unmap);
+    sound();
+    if (model.is_asleep()) model.wake();
+    expect_bytes(all);
+    model.sleep(), model.wake();
+    expect_bytes(all);
+    free_all(all);
+    sound();
+    ASSERT_FALSE(::testing::Test::HasFailure()) << "grant " << k;
+  }
+  EXPECT_GT(k, 3u);
+}
+
 TEST_F(sleepers, sleep_again_and_again) {
   pool model("model");
   auto all = fill_some(model);

@@ -216,6 +216,18 @@ class arena {
     out.from.place = reserve(*from, best->at, best->at + best->bytes);
     return out;
   }
+  // For a change of the handles under blocks that stay as they are. Requires: `act` does not throw
+  template <class Do>
+  void change_handles(Do act) {
+    auto const each_listed = [&](auto change) {
+      each_block([&](heap_block& p) {
+        if (p.is == state::free) change(p);
+      });
+    };
+    each_listed([&](heap_block& p) { delist(p); });
+    act();
+    each_listed([&](heap_block& p) { enlist(p); });
+  }
   // Null: the range does not lie wholly in one free block or, for reserve_unmapped(), in one unmapped block.
   heap_block* free_around(handle const& h) noexcept { return sorted().around(h); }
   heap_block* reserve_around(handle const& h) {

@@ -62,7 +62,7 @@ void pool_sleep::plan(stream_heap& m, sleeper& out) const {
     // An unusable handle has no live bytes. It stays mapped, because its record has to name its memory.
     if (std::ranges::any_of(m.unusable, [at](released const& u) { return u.handles.front().at == at; })) continue;
     parts[at] = out.parts.size();
-    out.parts.push_back({&m, at});
+    out.parts.push_back({&m, at, h.bytes});
   }
   auto const add = [&](address at, std::size_t bytes) {
     while (bytes) {
@@ -196,10 +196,36 @@ void pool_sleep::wake_heaps(std::vector<stream_heap*> const& heaps, memory_pool&
   pool.set_asleep(false);
 }
 
-// Handles in which no block is live any more need not come back.
+// What sleeps has no memory, so that a handle with free pages may become pages.
+// Requires: the lock. Throws: bad_alloc, nothing changed
+void pool_sleep::split(stream_heap& m) const {
+  std::size_t const page = of_.space.page_bytes();
+  std::map<address, aliased_handle> fresh;  // of one page each
+  m.blocks.each_free([&](heap_block const& p) {
+    for (address at = round_up(p.at, page); at + page <= p.end();) {
+      handle const& h = *p.in->page(at);
+      at = h.at + h.bytes;
+      if (!h.asleep || (h.at >= p.at && at <= p.end())) continue;
+      for (address a = h.at; a < at; a += page)
+        if (auto const [i, is_new] = fresh.try_emplace(a, m.handles.at(h.at)); is_new)
+          i->second.at = a, i->second.bytes = page;
+    }
+  });
+  if (fresh.empty()) return;
+  m.blocks.change_handles([&] {
+    for (auto const& [at, h] : fresh) m.handles.erase(at);
+    while (!fresh.empty()) {
+      handle& h = m.handles.insert(fresh.extract(fresh.begin())).position->second;
+      of_.space.find(reinterpret_cast<void const*>(h.at))->set_pages(h, &h);
+    }
+  });
+}
+
+// Pages in which no block is live any more need not come back.
 void pool_sleep::drop_what_is_free(stream_heap& m) {
   section const hold(m);
   while (slab* const s = m.slots.any_empty()) m.return_run(*s);
+  split(m);
   auto const found =
       m.blocks.reserve_handles(~std::size_t{0}, arena::first::lowest, [](std::uint64_t) { return true; });
   for (released const& g : found.all) {
@@ -210,6 +236,31 @@ void pool_sleep::drop_what_is_free(stream_heap& m) {
     }
     m.blocks.release_done(*g.place);
   }
+}
+
+// Joins neighbours that sleep into parts of up to `most` bytes, each to be one handle.
+// Throws: bad_alloc, nothing changed
+void pool_sleep::join(sleeper& its, std::size_t most) const {
+  std::vector<part> out;
+  for (part const& p : its.parts) {
+    section const hold(*p.in);
+    region const* const r = of_.space.find(reinterpret_cast<void const*>(p.at));
+    auto const continues = [&](part const& before) {
+      handle const &left = p.in->handles.at(before.at), &h = p.in->handles.at(p.at);
+      std::size_t const here = p.in->readers.load() ? std::max(most, of_.space.handles_that_stay().most) : most;
+      return left.asleep && h.asleep && left.readers == h.readers && before.saved == p.saved &&
+             before.bytes + p.bytes <= here;
+    };
+    part* const before = out.empty() || out.back().in != p.in ? nullptr : &out.back();
+    if (!before || before->at + before->bytes != p.at || before->at < r->base || p.at == r->runs ||
+        !continues(*before)) {
+      out.push_back(p);
+      continue;
+    }
+    before->bytes += p.bytes;
+    before->ranges.insert(before->ranges.end(), p.ranges.begin(), p.ranges.end());
+  }
+  its.parts = std::move(out);
 }
 
 driver::status pool_sleep::map(part& p, std::size_t& orphaned) {
@@ -232,6 +283,7 @@ driver::status pool_sleep::map(part& p, std::size_t& orphaned) {
     if (s.ok()) p.in->note_readers(p.in->handles.at(p.at), readers);
     return s;
   }
+  h.bytes = p.bytes;
   auto const got = of_.machine.create(of_.device, h.bytes);
   if (!got.ok()) return got.is;
   h.physical = got.value;
@@ -247,6 +299,17 @@ driver::status pool_sleep::map(part& p, std::size_t& orphaned) {
   return s;
 }
 
+// The handle that was made takes the place of those that slept there. Requires: the lock
+void pool_sleep::adopt(part const& p, handle const& made) {
+  stream_heap& m = *p.in;
+  auto const first = m.handles.find(p.at);
+  m.handles.erase(std::next(first), m.handles.lower_bound(p.at + made.bytes));
+  aliased_handle& h = first->second;
+  h.bytes = made.bytes, h.physical = made.physical, h.readers = made.readers, h.asleep = false;
+  of_.space.find(reinterpret_cast<void const*>(h.at))->set_pages(h, &h);
+  m.note_mapped(h);
+}
+
 // What is live now, with its place in the store. Returns: bytes of handles that have to come back
 std::size_t pool_sleep::plan_again(std::vector<stream_heap*> const& heaps, sleeper& its) {
   sleeper now;
@@ -256,11 +319,15 @@ std::size_t pool_sleep::plan_again(std::vector<stream_heap*> const& heaps, sleep
     plan(*m, now);
     for (auto const& [at, h] : m->handles) need += h.asleep ? h.bytes : 0;
   }
+  std::map<address, part const*> before;
+  for (part const& p : its.parts) before[p.at] = &p;
   for (part& p : now.parts) {
-    auto const was = std::ranges::find_if(its.parts, [&](part const& o) { return o.at == p.at; });
-    p.saved = was->saved;
+    auto const next = before.upper_bound(p.at);
+    if (next == before.begin() || p.at - std::prev(next)->first >= std::prev(next)->second->bytes) continue;
+    part const& was = *std::prev(next)->second;  // else it was unusable, and stayed mapped
+    p.saved = was.saved;
     for (range& r : p.ranges) {
-      auto const in = std::ranges::find_if(was->ranges, [&](range const& o) { return r.at - o.at < o.bytes; });
+      auto const in = std::prev(std::ranges::upper_bound(was.ranges, r.at, {}, &range::at));
       r.offset = in->offset + (r.at - in->at);
     }
   }
@@ -276,6 +343,7 @@ driver::status pool_sleep::wake(memory_pool& pool, page_store* store) {
   auto const heaps = heaps_of(pool);
   for (stream_heap* const m : heaps) drop_what_is_free(*m);
   std::size_t const need = plan_again(heaps, its);
+  join(its, (store ? store->pages_a_handle() : page_store::usual_pages) * of_.space.page_bytes());
   if (!pool.charge(need)) return {driver::code::out_of_memory};
   std::size_t const reserved = of_.counts.reserved() + need, most = bound_.most(bound_.now(), need);
   if (reserved > most) (void)return_.some(reserved - most);  // as growth: free handles go before new ones come
@@ -307,9 +375,7 @@ driver::status pool_sleep::wake(memory_pool& pool, page_store* store) {
   for (part& p : its.parts) {
     if (!p.made.bytes) continue;
     section const hold(*p.in);
-    aliased_handle& h = p.in->handles.at(p.at);
-    h.physical = p.made.physical, h.readers = p.made.readers, h.asleep = false;
-    p.in->note_mapped(h);
+    adopt(p, p.made);
   }
   wake_heaps(heaps, pool);
   asleep_.erase(known);
@@ -329,9 +395,7 @@ void pool_sleep::undo(sleeper& its, memory_pool& pool, std::size_t charged, std:
     }
     kept += h.bytes;
     section const hold(*p.in);
-    aliased_handle& still = p.in->handles.at(p.at);
-    still.physical = h.physical, still.readers = h.readers, still.asleep = false;
-    p.in->note_mapped(still);
+    adopt(p, h);
   }
   orphaned += back.orphaned;
   of_.counts.gave(kept + orphaned, charged - kept - orphaned);

@@ -24,6 +24,9 @@ class page_store {
   virtual driver::status mark(std::size_t number) = 0;  // of what is enqueued so far
   virtual driver::status wait(std::size_t number) = 0;  // Blocks: until all up to that mark is complete
   virtual driver::status wait_all() = 0;                // likewise
+  // At most, of a handle that wakes from here. A grant or an unmap of any size stops the copies for 30 to 150 us.
+  static constexpr std::size_t usual_pages = 32;
+  virtual std::size_t pages_a_handle() const noexcept { return usual_pages; }
 };
 
 class pool_sleep {
@@ -42,9 +45,10 @@ class pool_sleep {
     address at;
     std::size_t bytes, offset;  // offset: in the store
   };
-  struct part {  // a handle
+  struct part {  // a handle, or neighbours that wake as one
     stream_heap* in;
     address at;
+    std::size_t bytes;
     std::vector<range> ranges{};
     bool saved = false;  // its bytes are in the store alone
     handle made{};       // while it wakes
@@ -59,9 +63,12 @@ class pool_sleep {
   driver::status put_to_rest(stream_heap&, sleeper&);  // Requires: its pool is marked asleep. Throws: bad_alloc
   static driver::status save(sleeper const&, page_store&);
   bool unmap(part const&, std::size_t& given);
+  void split(stream_heap&) const;
   void drop_what_is_free(stream_heap&);
   std::size_t plan_again(std::vector<stream_heap*> const&, sleeper&);
+  void join(sleeper&, std::size_t most) const;
   driver::status map(part&, std::size_t& orphaned);
+  void adopt(part const&, handle const& made);
   void undo(sleeper&, memory_pool&, std::size_t charged, std::size_t orphaned, bool quiet);
   void wake_heaps(std::vector<stream_heap*> const&, memory_pool&);
 
