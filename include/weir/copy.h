@@ -68,7 +68,7 @@ class [[nodiscard]] route_guard {  // copies of this thread use this route; thro
 // Lends the host links of the devices to this thread's large copies between pinned memory and a device. Such
 // a copy is split into parts, which run at the same time over the device's own link and over the lent links.
 // The lent devices forward their parts; this takes 24 MiB of their memory for each device copied to or from.
-// Lent devices without a peer link to the device are skipped.
+// Lent devices without a peer link to the device are skipped. A pool that sleeps and wakes uses them, too.
 class [[nodiscard]] link_sharing_guard {
  public:
   // Throws: invalid_use (cpu, no such device). Blocks: no; the first striped copy allocates what it needs

@@ -460,8 +460,24 @@ route_choice explain_copy(void const* dst, void const* src, size_t bytes, source
 route_guard::route_guard(copy_route by) : found_(std::exchange(peer::settings().by, by)) {}
 route_guard::~route_guard() { peer::settings().by = found_; }
 
+namespace peer {
+// For pools that sleep and wake: the memory of the device is no single block.
+static bool carry_over_lent_links(runtime::impl& r, clock::stream_clock& stream, void* dst, void const* src,
+                                  std::size_t bytes, bool to_device, source_location const& at) {
+  auto const& lent = settings().helpers;
+  if (lent.empty() || bytes < stripes::worth) return false;
+  endpoint to, from;
+  to.at = dst, from.at = src;
+  endpoint &there = to_device ? to : from, &host = to_device ? from : to;
+  there.in = driver::where::device, there.device = stream.device();
+  host.in = driver::where::pinned;
+  return r.part<stripes>().carry(stream, to, from, bytes, lent, at);
+}
+}  // namespace peer
+
 link_sharing_guard::link_sharing_guard(std::span<device const> lent, source_location at) {
   auto& r = streams::current_runtime(at);
+  streams::over_lent_links.store(peer::carry_over_lent_links, base::memory_order_release);
   std::vector<int> ordinals;
   for (device const one : lent) ordinals.push_back(streams::resolve(one, r, "link_sharing_guard", at));
   found_ = std::exchange(peer::settings().helpers, std::move(ordinals));

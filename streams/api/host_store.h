@@ -1,4 +1,5 @@
-// The bytes of a sleeping pool in one block, which is pinned here, copied on a stream of its own.
+// The bytes of a sleeping pool in one block, which is pinned here, copied on a stream of its own, and over the links
+// that the calling thread has lent.
 // Threads: one at a time. The destructors block until the copies are done.
 #pragma once
 #include <exception>
@@ -16,6 +17,7 @@ class copied_store : public memory::page_store {
  public:
   copied_store(runtime::impl& r, int device, source_location at)
       : at_(at),
+        runtime_(r),
         streams_(r.part<stream_pool>()),
         clocks_(r.part<clock::clocks>()),
         line_(streams_.lease(device, priority::normal, at)) {}
@@ -42,6 +44,7 @@ class copied_store : public memory::page_store {
  protected:
   virtual void take(std::size_t bytes) = 0;
   source_location const at_;
+  runtime::impl& runtime_;
   stream_pool& streams_;
   clock::clocks& clocks_;
   clock::stream_clock& line_;
@@ -60,15 +63,25 @@ class host_store final : public copied_store {
     if (block_) pinned_.record_use(block_, line_), pinned_.deallocate(block_, at_);
   }
   driver::status save(memory::address from, std::size_t bytes, std::size_t offset) override {
-    base::moving_a_pool const own;
-    return try_copy(line_, block_ + offset, reinterpret_cast<void const*>(from), bytes, at_);
+    return move(block_ + offset, reinterpret_cast<void const*>(from), bytes, false);
   }
   driver::status restore(memory::address to, std::size_t bytes, std::size_t offset) override {
-    base::moving_a_pool const own;
-    return try_copy(line_, reinterpret_cast<void*>(to), block_ + offset, bytes, at_);
+    return move(reinterpret_cast<void*>(to), block_ + offset, bytes, true);
   }
 
  private:
+  driver::status move(void* dst, void const* src, std::size_t bytes, bool to_device) {
+    base::moving_a_pool const own;
+    auto const carry = over_lent_links.load(base::memory_order_acquire);
+    try {
+      if (carry && carry(runtime_, line_, dst, src, bytes, to_device, at_)) return {};
+    } catch (device_lost const&) {
+      return {driver::code::lost};
+    } catch (error const&) {
+      return {driver::code::failed};
+    }
+    return try_copy(line_, dst, src, bytes, at_);
+  }
   void take(std::size_t bytes) override {
     block_ = static_cast<std::byte*>(pinned_.allocate_near(line_.device(), bytes, at_));
   }

@@ -8,6 +8,7 @@
 #include "tests/support/on_purpose.h"
 #include "tests/support/sanitized.h"
 #include "weir/observe.h"
+#include "weir/pool.h"
 
 namespace weir {
 namespace {
@@ -68,6 +69,53 @@ TEST(stripes, every_byte_arrives_both_ways_over_lent_links) {
   for (int d : {1, 2}) EXPECT_EQ(r.held_by(d), lane_bytes) << "copies of one stream use the same lanes";
   EXPECT_EQ(race_reports().size(), 0u);
   r.expect_valid();
+}
+
+TEST(stripes, a_pool_sleeps_and_wakes_over_lent_links) {
+  rig r({.devices = 3, .memory = 256_MiB}, {.check_races = true});
+  pool model("model");
+  void* const at = model.allocate(r.s, n);
+  copy(r.s, at, r.there.data(), n);
+  model.sleep(), model.wake();
+  for (int d : {1, 2}) EXPECT_EQ(r.held_by(d), 0u) << "nothing is lent";
+  {
+    link_sharing_guard const lent(others);
+    model.sleep();
+    for (int d : {1, 2}) EXPECT_EQ(r.held_by(d), lane_bytes) << "from one handle";
+    model.wake();
+    model.sleep();
+  }
+  model.wake();
+  copy(r.s, r.back.data(), at, n);
+  EXPECT_EQ(r.came(), r.bytes);
+  deallocate(at);
+  EXPECT_EQ(race_reports().size(), 0u);
+  r.expect_valid();
+}
+
+// One driver call in the sleep, or the wake, is refused, whichever it is: the pool is whole, asleep or awake.
+TEST(stripes, a_refused_call_leaves_a_pool_whole) {
+  rig r;
+  link_sharing_guard const lent(others);
+  pool model("model");
+  void* const at = model.allocate(r.s, n);
+  copy(r.s, at, r.there.data(), n);
+  model.sleep(), model.wake();
+  for (std::uint64_t k = 1, failed = 1; failed; k += 3 * stride) {
+    auto const number = r.m.control().fail_call("any", k, driver::code::failed);
+    for (bool sleep : {true, false}) {
+      try {
+        sleep ? (void)model.sleep() : model.wake();
+      } catch (error const&) {}
+    }
+    failed = !r.m.control().cancel_failure(number);
+    if (model.is_asleep()) model.wake();
+    r.forget();
+    copy(r.s, r.back.data(), at, n);
+    ASSERT_EQ(r.came(), r.bytes) << "call " << k;
+    r.expect_valid();
+  }
+  deallocate(at);
 }
 
 TEST(stripes, a_striped_copy_is_ordered_and_returns_at_once) {
