@@ -3,8 +3,10 @@
 #include <signal.h>
 #include <sys/mman.h>
 
+#include <cstdint>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -373,7 +375,9 @@ TEST(host_uses, a_pinned_range_is_open_once_it_is_unpinned) {
 
 // The first and last page also hold bytes outside the range, perhaps of the heap that the report needs.
 TEST(host_uses, a_pinned_range_is_watched_on_its_whole_pages) {
-  std::vector<std::byte> own(5 * size + 200);
+  std::vector<std::byte> room(5 * size + 5000);
+  std::size_t const into_page = reinterpret_cast<std::uintptr_t>(room.data()) % 4096;
+  auto const own = std::span(room).subspan(4096 + 100 - into_page, 5 * size + 200);
   auto const run = [&](size_t at) {
     stream s;
     stream_guard const home{s.ref()};
