@@ -462,6 +462,9 @@ route_guard::~route_guard() { peer::settings().by = found_; }
 
 namespace peer {
 // For pools that sleep and wake: the memory of the device is no single block.
+static void prepare_lent_links(runtime::impl& r, int device, source_location const& at) {
+  if (auto const& lent = settings().helpers; !lent.empty()) r.part<stripes>().prepare(device, lent, at);
+}
 static bool carry_over_lent_links(runtime::impl& r, clock::stream_clock& stream, void* dst, void const* src,
                                   std::size_t bytes, bool to_device, source_location const& at) {
   auto const& lent = settings().helpers;
@@ -471,13 +474,14 @@ static bool carry_over_lent_links(runtime::impl& r, clock::stream_clock& stream,
   endpoint &there = to_device ? to : from, &host = to_device ? from : to;
   there.in = driver::where::device, there.device = stream.device();
   host.in = driver::where::pinned;
-  return r.part<stripes>().carry(stream, to, from, bytes, lent, at);
+  return r.part<stripes>().carry(stream, to, from, bytes, lent, at, stripes::lanes::made);
 }
+static constexpr streams::lent_links for_pools{prepare_lent_links, carry_over_lent_links};
 }  // namespace peer
 
 link_sharing_guard::link_sharing_guard(std::span<device const> lent, source_location at) {
   auto& r = streams::current_runtime(at);
-  streams::over_lent_links.store(peer::carry_over_lent_links, base::memory_order_release);
+  streams::over_lent_links.store(&peer::for_pools, base::memory_order_release);
   std::vector<int> ordinals;
   for (device const one : lent) ordinals.push_back(streams::resolve(one, r, "link_sharing_guard", at));
   found_ = std::exchange(peer::settings().helpers, std::move(ordinals));

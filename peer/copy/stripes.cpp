@@ -76,6 +76,12 @@ struct stripes::state {
     return all;
   }
 
+  bool has(int device, std::vector<int> const& lent) {
+    auto const all = in.lock();
+    return std::ranges::any_of(all->idle, [&](auto const& one) {
+      return one->device == device && one->helpers == lent && one->whole;
+    });
+  }
   bool is_over(set const& one, clock::stream_clock& stream) const {
     return stream.covers(one.last) || clocks.complete(one.last);
   }
@@ -226,17 +232,23 @@ stripes::~stripes() {
   if (process_is_ending() || process_was_forked()) static_cast<void>(state_.release());
 }
 
+void stripes::prepare(int device, std::span<int const> lent, source_location where) {
+  auto const usable = state_->usable(device, lent);
+  if (usable.empty() || state_->has(device, usable)) return;
+  if (auto fresh = state_->make(device, usable, where)) state_->keep(std::move(fresh));
+}
+
 bool stripes::any_reaches(int device, std::span<int const> lent) { return !state_->usable(device, lent).empty(); }
 
 bool stripes::carry(clock::stream_clock& stream, endpoint const& dst, endpoint const& src, std::size_t bytes,
-                    std::span<int const> lent, source_location where) {
+                    std::span<int const> lent, source_location where, lanes which) {
   auto& my = *state_;
   auto const captured = my.owner.machine().capturing(stream.device(), stream.handle());
   if (!captured.ok() || captured.value) return false;
   auto const usable = my.usable(stream.device(), lent);
   if (usable.empty()) return false;
   auto lanes = my.idle_for(stream, usable);
-  if (!lanes) lanes = my.make(stream.device(), usable, where);
+  if (!lanes && which == stripes::lanes::to_be_made) lanes = my.make(stream.device(), usable, where);
   if (!lanes) return false;
   sharing<state::lane> all{my.owner, my.clocks, my.pinned, stream, dst, src, where};
   driver::status failed;

@@ -33,8 +33,11 @@ class stripes {  // a part of the runtime
   // Ensures: the line is ordered after the whole copy. If a lane refuses, its part goes direct.
   // Returns: false if no lane is available: nothing was enqueued.
   // Throws: device_lost, driver_error. Afterwards only a lost device may still access the host memory.
+  enum class lanes : std::uint8_t { made, to_be_made };  // may a copy make lanes, which allocates?
   bool carry(clock::stream_clock& stream, endpoint const& dst, endpoint const& src, std::size_t bytes,
-             std::span<int const> lent, source_location);
+             std::span<int const> lent, source_location, lanes = lanes::to_be_made);
+  // Makes lanes for a copy to come, if there are none. Throws: as carry, bad_alloc
+  void prepare(int device, std::span<int const> lent, source_location);
 
  private:
   struct state;

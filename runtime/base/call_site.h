@@ -81,9 +81,12 @@ class [[nodiscard]] internal_ordering {
 // While one exists, this thread copies bytes of a pool, of blocks that other threads may free meanwhile.
 class [[nodiscard]] moving_a_pool {
  public:
-  moving_a_pool() noexcept { this_call().moves_a_pool = true; }
-  ~moving_a_pool() { this_call().moves_a_pool = false; }
+  moving_a_pool() noexcept : before_(std::exchange(this_call().moves_a_pool, true)) {}
+  ~moving_a_pool() { this_call().moves_a_pool = before_; }
   moving_a_pool(moving_a_pool const&) = delete;
+
+ private:
+  bool const before_;
 };
 
 // While one exists, the program may rely on it again: it has called the program back.

@@ -43,6 +43,10 @@ class copied_store : public memory::page_store {
 
  protected:
   virtual void take(std::size_t bytes) = 0;
+  // The loss of another device is none of the pool's.
+  driver::status of_the_pool(driver::status s) const noexcept {
+    return s.what == driver::code::lost && !clocks_.lost(line_.device()) ? driver::status{driver::code::failed} : s;
+  }
   source_location const at_;
   runtime::impl& runtime_;
   stream_pool& streams_;
@@ -58,6 +62,13 @@ class host_store final : public copied_store {
  public:
   host_store(runtime::impl& r, int device, source_location at)
       : copied_store(r, device, at), pinned_(r.part<pinned_memory>()) {}
+  // Before a sleep or a wake, which hold locks. Without it copies take one link.
+  static void prepare(runtime::impl& r, int device, source_location at) noexcept {
+    auto const* const lent = over_lent_links.load(base::memory_order_acquire);
+    try {
+      if (lent) lent->prepare(r, device, at);
+    } catch (...) {}
+  }
   ~host_store() override {
     (void)line_.synchronize();
     if (block_) pinned_.record_use(block_, line_), pinned_.deallocate(block_, at_);
@@ -72,14 +83,14 @@ class host_store final : public copied_store {
  private:
   driver::status move(void* dst, void const* src, std::size_t bytes, bool to_device) {
     base::moving_a_pool const own;
-    auto const carry = over_lent_links.load(base::memory_order_acquire);
+    auto const* const lent = over_lent_links.load(base::memory_order_acquire);
     try {
-      if (carry && carry(runtime_, line_, dst, src, bytes, to_device, at_)) return {};
+      if (lent && lent->carry(runtime_, line_, dst, src, bytes, to_device, at_)) return {};
     } catch (device_lost const&) {
-      return {driver::code::lost};
+      return of_the_pool({driver::code::lost});
     } catch (error const&) {
       return {driver::code::failed};
-    }
+    } catch (std::bad_alloc const&) {}  // the copy goes straight
     return try_copy(line_, dst, src, bytes, at_);
   }
   void take(std::size_t bytes) override {

@@ -19,13 +19,13 @@ class neighbour_store final : public copied_store {
   }
   driver::status save(memory::address from, std::size_t bytes, std::size_t offset) override {
     base::moving_a_pool const own;
-    return try_peer_copy(line_, block_ + offset, memory_.device(), reinterpret_cast<void const*>(from), line_.device(),
-                         bytes, at_);
+    return of_the_pool(try_peer_copy(line_, block_ + offset, memory_.device(), reinterpret_cast<void const*>(from),
+                                     line_.device(), bytes, at_));
   }
   driver::status restore(memory::address to, std::size_t bytes, std::size_t offset) override {
     base::moving_a_pool const own;
-    return try_peer_copy(line_, reinterpret_cast<void*>(to), line_.device(), block_ + offset, memory_.device(), bytes,
-                         at_);
+    return of_the_pool(try_peer_copy(line_, reinterpret_cast<void*>(to), line_.device(), block_ + offset,
+                                     memory_.device(), bytes, at_));
   }
   std::size_t pages_a_handle() const noexcept override { return 512; }
 

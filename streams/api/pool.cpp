@@ -92,14 +92,16 @@ size_t pool::sleep(sleep_to where, source_location at) {
     throw invalid_use("pool::sleep", "pool " + s.name + ", which is registered",
                       "Peers may use its memory at any time: keep what is to sleep in another pool", at,
                       error_id{447});
+  bool const kept = where == sleep_to::host;
+  if (kept) streams::host_store::prepare(*s.of.if_alive(), s.on.index(), at);
   streams::spills::turn const alone(s);
   if (s.here->is_asleep()) return 0;
-  bool const kept = where == sleep_to::host;
   return s.sleep(kept ? std::make_unique<streams::host_store>(*s.of.if_alive(), s.on.index(), at) : nullptr, at);
 }
 
 void pool::wake(source_location at) {
   state& s = usable("pool::wake", at);
+  streams::host_store::prepare(*s.of.if_alive(), s.on.index(), at);
   streams::spills::turn const alone(s);
   s.wake(at);
 }

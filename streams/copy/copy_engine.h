@@ -22,11 +22,16 @@ driver::status try_peer_copy(clock::stream_clock&, void* dst, int dst_device, vo
 void enqueue_fill(clock::stream_clock&, void* dst, std::byte value, std::size_t bytes, source_location);
 // void functions throw device_lost or driver_error, and then nothing is enqueued.
 
-// Carries a copy between pinned memory and a device over links that the calling thread has lent, if any. peer/copy
-// sets it with the first link_sharing_guard. Returns: false: nothing was enqueued. Throws: as enqueue_copy
-using shared_copy = bool (*)(runtime::impl&, clock::stream_clock&, void* dst, void const* src, std::size_t bytes,
-                         bool to_device, source_location const&);
-inline constinit base::atomic<shared_copy> over_lent_links{nullptr};
+// Links that the calling thread has lent, for a pool that sleeps or wakes. peer/copy sets it with the first
+// link_sharing_guard.
+struct lent_links {
+  // Allocates what copies of that device need. Requires: no lock. Throws: out_of_memory, driver_error, bad_alloc
+  void (*prepare)(runtime::impl&, int device, source_location const&);
+  // With what is allocated. Returns: false: nothing was enqueued. Throws: as enqueue_copy, bad_alloc
+  bool (*carry)(runtime::impl&, clock::stream_clock&, void* dst, void const* src, std::size_t bytes, bool to_device,
+                source_location const&);
+};
+inline constinit base::atomic<lent_links const*> over_lent_links{nullptr};
 
 // For messages: "0x7f1000 (4096 B)".
 std::string range_text(void const*, std::size_t bytes);

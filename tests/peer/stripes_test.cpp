@@ -7,6 +7,7 @@
 #include "tests/peer/machine_fixture.h"
 #include "tests/support/on_purpose.h"
 #include "tests/support/sanitized.h"
+#include "weir/graph.h"
 #include "weir/observe.h"
 #include "weir/pool.h"
 
@@ -91,6 +92,26 @@ TEST(stripes, a_pool_sleeps_and_wakes_over_lent_links) {
   deallocate(at);
   EXPECT_EQ(race_reports().size(), 0u);
   r.expect_valid();
+}
+
+// The end of a graph's memory halts mapping, which a wake would wait for in itself.
+TEST(stripes, lanes_are_made_before_a_wake_begins) {
+  rig r;
+  pool model("model");
+  void* const at = model.allocate(r.s, n);
+  copy(r.s, at, r.there.data(), n);
+  model.sleep();
+  {
+    auto g = graph::capture(r.s, [&] { buffer const temporary(r.s, 5_MiB); });
+    g.launch(r.s);
+    r.s.synchronize();
+  }
+  link_sharing_guard const lent(others);
+  model.wake();
+  for (int d : {1, 2}) EXPECT_EQ(r.held_by(d), lane_bytes);
+  copy(r.s, r.back.data(), at, n);
+  EXPECT_EQ(r.came(), r.bytes);
+  deallocate(at);
 }
 
 // One driver call in the sleep, or the wake, is refused, whichever it is: the pool is whole, asleep or awake.

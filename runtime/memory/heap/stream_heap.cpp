@@ -226,9 +226,8 @@ void stream_heap::note_readers(handle& h, std::uint64_t more) noexcept {
 
 void stream_heap::free_left_behind() noexcept {
   if (!std::exchange(left_behind, 0)) return;
-  auto const is_left = [&](heap_block const& p) {
-    return p.is == state::reserved && std::ranges::find(unusable, &p, &released::place) == unusable.end();
-  };
+  // an unusable handle is mapped where its block is
+  auto const is_left = [](heap_block const& p) { return p.is == state::reserved && !p.in->page(p.at); };
   for (region const* r : blocks.regions()) {
     for (heap_block *p = r->first, *next = nullptr; p; p = next) {
       next = p->after;

@@ -113,7 +113,9 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
     return s;
   }
   of_.counts.missed();
-  if (heaps_.index.many()) bound_.raise(static_cast<std::size_t>(g.live_before) + r.rounded);
+  // what is mapped for a graph counts as live already
+  if (heaps_.index.many())
+    bound_.raise(static_cast<std::size_t>(g.live_before) + (mine.is_of_graph() ? kept : r.rounded));
   if (pool.is_registered()) {  // all of it is free
     out = reinterpret_cast<void*>(g.block);
     mine.blocks.roll_back(g);

@@ -16,7 +16,7 @@
 
 namespace weir::memory {
 namespace {
-// Times the bytes of a graph's heap: captures without end into one pool take no more addresses than that.
+// Times the bytes of a graph's pool: captures without end into one pool take no more addresses than that, for a stream.
 constexpr std::size_t most_left_behind = 4;
 }  // namespace
 
@@ -56,7 +56,7 @@ class growth::filling {
   driver::status next(address at, std::size_t left, std::size_t& n) {
     out_.places.try_emplace(at);             // so that nothing is lost when the host has no memory later
     // the bound counts what is free in a graph as live: it serves the graph alone
-    if (driver::status s; of_graph_ && may_move_ && move(at, left, n, s, whose::pool_s)) return s;
+    if (driver::status s; of_graph_ && may_move_ && !long_run_ && move(at, left, n, s, whose::pool_s)) return s;
     if (!fresh_ && !full_ && !one_handle_) charge_within_bound(left);  // a handle that was too large has gone
     if (fresh_) {
       n = sizes_.next(std::min(left, fresh_));
@@ -196,7 +196,7 @@ class growth::filling {
       {
         section const hold(m);
         if (a_.heaps_.index.many()) m.lock.revoke_bias();
-        if (m.left_behind > most_left_behind * static_cast<std::size_t>(m.counts.bytes_mapped())) return {};
+        if (m.left_behind && m.left_behind > most_left_behind * m.pool.get()->now().charged) return {};
         oldest.stream = m.home.load()->id();
         auto found = m.blocks.reserve_handle(
             left, enough,

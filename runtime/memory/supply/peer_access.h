@@ -28,6 +28,7 @@ class peer_access {
 
  private:
   driver::status open_handles(stream_heap&, std::uint64_t readers);  // Requires: mapping halts
+  static bool note_if_same(stream_heap&, handle const&, std::uint64_t readers);
 
   device_context& of_;
   heap_table& heaps_;

@@ -252,7 +252,9 @@ void pool_sleep::join(sleeper& its, std::size_t most) const {
              before.bytes + p.bytes <= here;
     };
     part* const before = out.empty() || out.back().in != p.in ? nullptr : &out.back();
-    if (!before || before->at + before->bytes != p.at || before->at < r->base || p.at == r->runs ||
+    // a free page that could not be dropped stays alone: the index of whole handles knows it
+    bool const in_use = before && !before->ranges.empty() && !p.ranges.empty();
+    if (!in_use || before->at + before->bytes != p.at || before->at < r->base || p.at == r->runs ||
         !continues(*before)) {
       out.push_back(p);
       continue;
