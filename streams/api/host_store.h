@@ -1,5 +1,5 @@
-// The bytes of a sleeping pool in one block, which is pinned here, copied on a stream of its own, and over the links
-// that the calling thread has lent.
+// The bytes of a sleeping pool in one block, copied on a stream of its own. Here the block is pinned, and copies
+// also use the links that the calling thread has lent.
 // Threads: one at a time. The destructors block until the copies are done.
 #pragma once
 #include <exception>

@@ -25,7 +25,8 @@ void enqueue_fill(clock::stream_clock&, void* dst, std::byte value, std::size_t 
 // Links that the calling thread has lent, for a pool that sleeps or wakes. peer/copy sets it with the first
 // link_sharing_guard.
 struct lent_links {
-  // Allocates what copies of that device need. Requires: no lock. Throws: out_of_memory, driver_error, bad_alloc
+  // Allocates what copies of that device need. Requires: no lock.
+  // Throws: out_of_memory, driver_error, bad_alloc
   void (*prepare)(runtime::impl&, int device, source_location const&);
   // With what is allocated. Returns: false: nothing was enqueued. Throws: as enqueue_copy, bad_alloc
   bool (*carry)(runtime::impl&, clock::stream_clock&, void* dst, void const* src, std::size_t bytes, bool to_device,

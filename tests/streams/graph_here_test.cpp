@@ -125,7 +125,7 @@ TEST_F(graphs_here, a_launch_under_way_keeps_the_memory) {
   EXPECT_TRUE(becomes([&] { return pools() == before; })) << pools() << " pools of graphs, before " << before;
 }
 
-// Every second of eight blocks is freed before a large one comes: 32 MiB are in use at most, in eight pieces at first.
+// Every second of eight blocks is freed before a large one comes, so that at most 32 MiB are in use.
 // Both graphs are launched after both captures: the addresses of the first are mapped still.
 TEST_F(graphs_here, pieces_of_freed_memory_serve_a_large_block) {
   graph_memory const shared;

@@ -90,7 +90,7 @@ TEST_F(sleepers, wake_with_their_bytes_at_their_addresses) {
   sound();
 }
 
-// Two handles of 2 MiB and one of 1 for each block before, and afterwards 64 MiB of neighbours in each handle.
+// Nine blocks lie in handles of a page or two. They wake in one handle.
 TEST_F(sleepers, wake_on_few_large_handles) {
   auto control = simulation::of(own);
   pool model("model");

@@ -16,7 +16,7 @@
 
 namespace weir::memory {
 namespace {
-// Times the bytes of a graph's pool: captures without end into one pool take no more addresses than that, for a stream.
+// Times the bytes of a graph's pool. A stream whose captures into one pool never end takes no more addresses.
 constexpr std::size_t most_left_behind = 4;
 }  // namespace
 

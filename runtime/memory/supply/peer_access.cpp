@@ -36,7 +36,8 @@ driver::status peer_access::grant(void const* p, int reader) {
   }
 }
 
-// The block is live, so that its handles stay, unless its pool sleeps or wakes meanwhile. Returns: whether it did not
+// The block is live, so that its handles stay, unless its pool sleeps or wakes meanwhile.
+// Returns: whether the handle is as it was
 bool peer_access::note_if_same(stream_heap& m, handle const& h, std::uint64_t readers) {
   base::biased_lock hold(m.lock);
   auto const now = m.handles.find(h.at);

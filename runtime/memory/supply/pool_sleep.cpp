@@ -325,8 +325,9 @@ std::size_t pool_sleep::plan_again(std::vector<stream_heap*> const& heaps, sleep
   for (part const& p : its.parts) before[p.at] = &p;
   for (part& p : now.parts) {
     auto const next = before.upper_bound(p.at);
+    // a handle that was unusable when the pool fell asleep stayed mapped
     if (next == before.begin() || p.at - std::prev(next)->first >= std::prev(next)->second->bytes) continue;
-    part const& was = *std::prev(next)->second;  // else it was unusable, and stayed mapped
+    part const& was = *std::prev(next)->second;
     p.saved = was.saved;
     for (range& r : p.ranges) {
       auto const in = std::prev(std::ranges::upper_bound(was.ranges, r.at, {}, &range::at));

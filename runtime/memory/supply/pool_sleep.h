@@ -24,7 +24,7 @@ class page_store {
   virtual driver::status mark(std::size_t number) = 0;  // of what is enqueued so far
   virtual driver::status wait(std::size_t number) = 0;  // Blocks: until all up to that mark is complete
   virtual driver::status wait_all() = 0;                // likewise
-  // At most, of a handle that wakes from here. A grant or an unmap of any size stops the copies for 30 to 150 us.
+  // At most, of a handle that wakes from here. Each grant or unmap stops the copies for 30 to 150 us.
   static constexpr std::size_t usual_pages = 32;
   virtual std::size_t pages_a_handle() const noexcept { return usual_pages; }
 };
