@@ -254,6 +254,28 @@ TEST_F(spilled, pools_and_spills_end_in_any_order) {
   EXPECT_TRUE(elsewhere.is_asleep());
 }
 
+// What sleeps there is gone. The device of the pool is not.
+TEST_F(spilled, a_lost_neighbour_is_no_loss_of_the_pools_device) {
+  model a("a", 1), b("b", 2);
+  spill const overflow({&a.memory, &b.memory}, {.neighbours = {weir::device(1)}});
+  {
+    buffer const more(part);  // a falls asleep
+    synchronize();
+    ASSERT_TRUE(a.memory.is_asleep());
+  }
+  simulation::of(own).lose_device(1);
+  EXPECT_THROW(synchronize(weir::device(1)), device_lost);
+  try {
+    a.memory.wake();
+    ADD_FAILURE() << "its bytes are gone";
+  } catch (device_lost const&) {
+    ADD_FAILURE() << "gpu:0 is not lost";
+  } catch (error const&) {}
+  b.step();
+  synchronize();
+  b.expect_bytes();
+}
+
 TEST_F(spilled, a_neighbour_comes_before_the_host) {
   model a("a", 1), b("b", 2);
   spill const overflow({&a.memory, &b.memory}, {.neighbours = {weir::device(1)}});
