@@ -10,6 +10,7 @@
 #include "tests/explore/clocks_program.h"
 #include "tests/explore/graph_program.h"
 #include "tests/explore/memory_program.h"
+#include "tests/explore/open_program.h"
 #include "tests/explore/pinned_program.h"
 #include "tests/explore/pool_program.h"
 #include "tests/explore/refused_program.h"
@@ -61,6 +62,7 @@ inline constexpr explored explored_programs[] = {
     {"refused", [](trial& t) { refused_among_threads(t).run(); }},
     {"pool", [](trial& t) { pool_among_threads(t).run(); }},
     {"pinned", [](trial& t) { pinned_among_threads(t).run(); }},
+    {"opened", [](trial& t) { opened_among_threads run(t); }},
     {"spill", [](trial& t) { spill_among_threads(t).run(); }, explored::watched::by_a_checker},
 };
 

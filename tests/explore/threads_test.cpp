@@ -30,6 +30,7 @@ TEST(explore_threads, a_host_far_ahead_reuses_small_blocks) {
 TEST(explore_threads, a_refusal_costs_no_memory_or_bytes) { tests::explore_program("refused", 400); }
 // A pool that one thread uses, another one needs, and a third wants room from.
 TEST(explore_threads, pools_under_a_spill_keep_their_bytes) { tests::explore_program("spill", 300); }
+TEST(explore_threads, opened_blocks_stay_open_while_a_pool_sleeps) { tests::explore_program("opened", 300); }
 // Nor does a pool refuse a buffer while there is room.
 TEST(explore_threads, a_pool_gives_no_range_twice) {
   tests::explore_program("pool", 60);

@@ -14,36 +14,25 @@ driver::status peer_access::grant(void const* p, int reader) {
   stream_heap& m = *r->owner.load();
   std::uint64_t const bit = std::uint64_t{1} << reader;
   base::lock_guard const alone(granting_);
-  for (bool opened = false;; opened = true) {
-    std::vector<handle> missing;
-    {
-      base::biased_lock hold(m.lock);
-      block_ref const b = block_ref::find(*r, reinterpret_cast<address>(p));
-      if (!b.live) return {driver::code::invalid};
-      for (address a = b.start, end = b.in_slab ? b.start + b.in_slab->size : b.block->end(); a < end;) {
-        handle const* const h = r->page(a);
-        if (!(h->readers & bit)) missing.push_back(*h);
-        a = h->at + h->bytes;
-      }
-    }
-    if (!opened)
-      if (auto const s = of_.machine.open(reader); !s.ok()) return s;
-    if (missing.empty()) return {};
-    for (handle const& h : missing) {
-      driver::status const s = h.asleep ? driver::status{} : of_.machine.grant(h.at, h.bytes, reader);
-      if (note_if_same(m, h, s.ok() ? bit : 0) && !s.ok()) return s;
+  std::vector<handle> missing;
+  {
+    base::biased_lock hold(m.lock);
+    block_ref const b = block_ref::find(*r, reinterpret_cast<address>(p));
+    if (!b.live) return {driver::code::invalid};
+    for (address a = b.start, end = b.in_slab ? b.start + b.in_slab->size : b.block->end(); a < end;) {
+      handle const* const h = r->page(a);
+      if (!(h->readers & bit)) missing.push_back(*h);
+      a = h->at + h->bytes;
     }
   }
-}
-
-// The block is live, so that its handles stay, unless its pool sleeps or wakes meanwhile.
-// Returns: whether the handle is as it was
-bool peer_access::note_if_same(stream_heap& m, handle const& h, std::uint64_t readers) {
-  base::biased_lock hold(m.lock);
-  auto const now = m.handles.find(h.at);
-  if (now == m.handles.end() || now->second.bytes != h.bytes || now->second.asleep != h.asleep) return false;
-  m.note_readers(now->second, readers);
-  return true;
+  if (auto const s = of_.machine.open(reader); !s.ok()) return s;
+  for (handle const& h : missing) {  // the block is live: its handles stay
+    driver::status const s = h.asleep ? driver::status{} : of_.machine.grant(h.at, h.bytes, reader);
+    if (!s.ok()) return s;
+    base::biased_lock hold(m.lock);
+    m.note_readers(m.handles.at(h.at), bit);
+  }
+  return {};
 }
 
 bool peer_access::granted(void const* p, int reader) const noexcept {
@@ -86,7 +75,9 @@ driver::status peer_access::open_handles(stream_heap& m, std::uint64_t readers) 
     if (auto const s = of_.machine.grant_all(r.at, r.bytes, readers); !s.ok()) return s;
   for (handle const& h : closed) {
     auto const s = h.asleep ? driver::status{} : of_.machine.grant_all(h.at, h.bytes, readers);
-    if (note_if_same(m, h, s.ok() ? readers : 0) && !s.ok()) return s;
+    if (!s.ok()) return s;
+    base::biased_lock hold(m.lock);
+    m.note_readers(m.handles.at(h.at), readers);
   }
   return {};
 }

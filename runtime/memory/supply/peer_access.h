@@ -21,6 +21,9 @@ class peer_access {
   driver::status grant(void const*, int reader);  // as allocator::grant
   bool granted(void const*, int reader) const noexcept;
   driver::status open_to(clock::stream_clock* home, std::uint64_t readers);  // as allocator::open_to
+  // While it is held, no other thread opens a handle. For handles of live blocks that come and go: a pool's that
+  // sleeps or wakes. Requires: memory_.changes is not held
+  [[nodiscard]] base::unique_lock no_grants() { return base::unique_lock(granting_); }
   void forget(std::uint64_t devices) { heaps_.remove_readers(devices); }
   std::uint64_t living(std::uint64_t devices) const noexcept;  // those that are not lost
   void validate(stream_heap const&, std::vector<std::string>& wrong,
@@ -28,12 +31,12 @@ class peer_access {
 
  private:
   driver::status open_handles(stream_heap&, std::uint64_t readers);  // Requires: mapping halts
-  static bool note_if_same(stream_heap&, handle const&, std::uint64_t readers);
 
   device_context& of_;
   heap_table& heaps_;
   physical_memory& memory_;
-  base::mutex granting_;  // held over the driver call, which refuses (208) two grants of one handle at once
+  // Held over the driver call, which refuses (208) two grants of one handle at once. Before memory_.changes
+  base::mutex granting_;
 };
 
 }  // namespace weir::memory

@@ -165,6 +165,7 @@ driver::status pool_sleep::sleep(memory_pool& pool, page_store* store, std::size
 
 // False: the driver keeps it mapped, or an alias of it.
 bool pool_sleep::unmap(part const& p, std::size_t& given) {
+  auto const alone = peers_.no_grants();
   mapping_lock::shared const going(memory_.changes);
   stream_heap& m = *p.in;
   aliased_handle const& known = m.aliased({driver::memory_handle::none, p.at});
@@ -343,6 +344,7 @@ driver::status pool_sleep::wake(memory_pool& pool, page_store* store) {
   auto const known = asleep_.find(&pool);
   if (!pool.is_asleep() || known == asleep_.end()) return {driver::code::invalid};
   sleeper& its = known->second;
+  auto const readers_stay = peers_.no_grants();
   auto const heaps = heaps_of(pool);
   for (stream_heap* const m : heaps) drop_what_is_free(*m);
   std::size_t const need = plan_again(heaps, its);
