@@ -25,7 +25,7 @@ namespace {
   X(GetUniqueId)                                                                                            \
   X(CommInitRankConfig) X(CommInitAll) X(CommDestroy) X(CommAbort) X(CommGetAsyncError) X(GetErrorString)   \
       X(GetLastError) X(AllReduce) X(Broadcast) X(AllGather) X(ReduceScatter) X(Send) X(Recv) X(GroupStart) \
-          X(GroupEnd)
+          X(GroupEnd) X(RedOpCreatePreMulSum)
 
 struct library {
 #define X(call) decltype(&::nccl##call) call = nullptr;
@@ -45,6 +45,9 @@ constexpr int oldest = 22600;
 // 2.28.9 registers several wrongly.
 constexpr int oldest_with_windows = 22700;
 constexpr int equal_offsets = 1;  // NCCL_WIN_COLL_SYMMETRIC
+// Bytes from which sums are slower in windows than elsewhere, if GPUs cannot multicast. Windows serve plain
+// sums alone: one of each element times 1 has the same bits, and takes the kernels for ordinary memory.
+constexpr std::size_t slower_in_windows = std::size_t{32} << 20;
 
 library load() {
   library found;
@@ -173,9 +176,10 @@ class nccl_backend final : public collective_backend {
       bool const bytes = !r.reduces();  // no arithmetic: element types do not matter
       std::size_t const count = static_cast<std::size_t>(r.count) * (bytes ? size_of(r.type) : 1);
       ncclDataType_t const type = bytes ? ncclUint8 : type_of(r.type);
+      ncclRedOp_t const how = operation_for(r, mine);
       switch (r.what) {
         case collective::all_reduce:
-          answer = nccl().AllReduce(r.in, r.out, count, type, operation_of(r.how), mine.comm, native.value);
+          answer = nccl().AllReduce(r.in, r.out, count, type, how, mine.comm, native.value);
           break;
         case collective::broadcast:
           answer = nccl().Broadcast(r.in, r.out, count, type, r.root, mine.comm, native.value);
@@ -184,7 +188,7 @@ class nccl_backend final : public collective_backend {
           answer = nccl().AllGather(r.in, r.out, count, type, mine.comm, native.value);
           break;
         case collective::reduce_scatter:
-          answer = nccl().ReduceScatter(r.in, r.out, count, type, operation_of(r.how), mine.comm, native.value);
+          answer = nccl().ReduceScatter(r.in, r.out, count, type, how, mine.comm, native.value);
           break;
         case collective::scatter:
         case collective::gather: answer = spread(rank, r, count, mine.comm, native.value); break;
@@ -246,6 +250,7 @@ class nccl_backend final : public collective_backend {
                                            equal_offsets);
         if (answer == ncclSuccess) answer = ncclInProgress;  // a call that does not block says success at once
         answer = settled(answer, mine.comm);
+        if (answer == ncclSuccess && mine.plain_sums.empty() && !may_multicast(device)) answer = make_plain_sums(mine);
       }
       if (answer != ncclSuccess) text = mine.failed = words(answer, mine.comm);  // other ranks may wait for this one
     }
@@ -317,8 +322,32 @@ class nccl_backend final : public collective_backend {
   }
 
  private:
+  struct one;
   static std::byte* part_of(void const* whole, std::size_t rank, std::size_t bytes) noexcept {
     return static_cast<std::byte*>(const_cast<void*>(whole)) + rank * bytes;
+  }
+
+  ncclRedOp_t operation_for(collective_request const& r, one const& mine) const noexcept {
+    auto const usual = operation_of(r.how);
+    std::size_t const parts = r.what == collective::reduce_scatter ? devices_.size() : 1;
+    if (usual != ncclSum || !r.placed || r.part_bytes() * parts < slower_in_windows) return usual;
+    auto const found = mine.plain_sums.find(type_of(r.type));
+    return found == mine.plain_sums.end() ? usual : found->second;
+  }
+  static ncclResult_t make_plain_sums(one& mine) {
+    float one32 = 1;
+    std::uint16_t one16 = 0x3c00, one_brain = 0x3f80;
+    for (auto const& [type, factor] : std::initializer_list<std::pair<ncclDataType_t, void*>>{
+             {ncclFloat32, &one32}, {ncclFloat16, &one16}, {ncclBfloat16, &one_brain}}) {
+      ncclResult_t const answer =
+          nccl().RedOpCreatePreMulSum(&mine.plain_sums[type], factor, type, ncclScalarHostImmediate, mine.comm);
+      if (answer != ncclSuccess) return answer;
+    }
+    return ncclSuccess;
+  }
+  bool may_multicast(int device) {
+    auto const about = runtime_.machine().info(device);
+    return about.ok() && about.value.multicast && os::environment("NCCL_NVLS_ENABLE") != "0";
   }
 
   // Makes the calls in one NCCL group. Returns: the first result other than ncclSuccess
@@ -388,6 +417,7 @@ class nccl_backend final : public collective_backend {
     ncclComm_t comm = nullptr;                            // null: aborted or left
     std::string failed;                                   // under calls: the error that ended it
     std::deque<void*> windows;                            // likewise; NCCL writes them, also later. Null: unused
+    std::map<ncclDataType_t, ncclRedOp_t> plain_sums;     // likewise; for large sums in windows. comm ends them
     base::atomic<std::uint64_t> last_stream{0}, last{0};  // the stamp after its last collective
   };
   static constexpr std::int64_t pause_ns = 1'000'000;

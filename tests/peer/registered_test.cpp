@@ -69,6 +69,41 @@ TEST(registered_pools, serve_every_collective) {
   });
 }
 
+// NCCL has other kernels for large sums. Twice a value has the next exponent, so that each sum is exact.
+TEST(registered_pools, sum_large_blocks_exactly) {
+  if (device_count() < 2) GTEST_SKIP() << "one device";
+  auto ranks = communicator::create_all(first_devices(2));
+  on_each(runtime::current(), ranks, [&](communicator& c) {
+    constexpr size_t bytes = 32_MiB;
+    pool const mine = of_rank(c.device().index(), 2 * bytes);
+    c.register_pool(mine);
+    auto* const block = static_cast<std::byte*>(mine.allocate(2 * bytes));
+    std::byte* const part = block + bytes * static_cast<size_t>(c.rank());  // in place
+    auto const expect = [&](std::byte* at, size_t size, std::initializer_list<int> sum) {
+      elements expected;
+      for (int const one : sum) expected.push_back(static_cast<std::byte>(one));
+      elements const host = to_host(at, size);
+      EXPECT_TRUE(std::equal(expected.begin(), expected.end(), host.begin()));
+      EXPECT_EQ(std::memcmp(host.data(), host.data() + expected.size(), host.size() - expected.size()), 0);
+    };
+    auto const sum = [&](dtype type, int value, std::initializer_list<int> twice) {
+      auto const n = static_cast<std::int64_t>(bytes / size_of(type));
+      fill(block, static_cast<std::byte>(value), 2 * bytes);
+      c.all_reduce({block, 2 * n, type});
+      expect(block, 2 * bytes, twice);
+      fill(block, static_cast<std::byte>(value), 2 * bytes);
+      c.reduce_scatter({part, n, type}, {block, 2 * n, type});
+      expect(part, bytes, twice);
+    };
+    sum(float32, 0x3f, {0x3f, 0x3f, 0xbf, 0x3f});
+    sum(bfloat16, 0x3f, {0xbf, 0x3f});
+    sum(float16, 0x3c, {0x3c, 0x40});
+    synchronize();
+    deallocate(block);
+    c.barrier();
+  });
+}
+
 // Memory outside on all ranks is served as before.
 TEST_F(registered_ranks, use_other_memory_too) {
   on_each(own, ranks, [&](communicator& c) {

@@ -180,6 +180,7 @@ result<device_info> cuda_driver::info(int device) {
     }
   }
   about.maps = attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 0) != 0;
+  about.multicast = attribute(CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, 0) != 0;
   CUmemAllocationProp wanted{};
   wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, id};
