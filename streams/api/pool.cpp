@@ -110,19 +110,20 @@ std::size_t streams::pool_state::sleep(std::unique_ptr<copied_store> store, sour
   std::size_t given = 0;
   driver::status const is = memory->sleep(*here, store.get(), given);
   if (!is.ok() && store && store->refusal) std::rethrow_exception(store->refusal);
-  require(is, "pool::sleep", "pool " + name,
-          is.what == driver::code::not_permitted
-              ? "A capture or a graph uses blocks of the pool: end the capture, and destroy the graph, before"
-              : "The pool is awake, and its memory is as it was: try again",
-          at);
+  if (!is.ok())  // the text needs host memory
+    require(is, "pool::sleep", "pool " + name,
+            is.what == driver::code::not_permitted
+                ? "A capture or a graph uses blocks of the pool: end the capture, and destroy the graph, before"
+                : "The pool is awake, and its memory is as it was: try again",
+            at);
   asleep_in = std::move(store);
   return given;
 }
 
 void streams::pool_state::wake(source_location at) {
   if (!here->is_asleep()) return;
-  require(memory->wake(*here, asleep_in.get(), at), "pool::wake", "pool " + name,
-          "The pool stays asleep, and its memory is kept: try again", at);
+  if (auto const is = memory->wake(*here, asleep_in.get(), at); !is.ok())
+    require(is, "pool::wake", "pool " + name, "The pool stays asleep, and its memory is kept: try again", at);
   asleep_in.reset();
 }
 

@@ -8,7 +8,12 @@
 
 namespace weir::streams {
 
-spills::spills(runtime::impl& r) : runtime_(r), memory_(r.part<memory::device_memory>()) { memory_.set_spiller(this); }
+spills::spills(runtime::impl& r)
+    : runtime_(r),
+      memory_(r.part<memory::device_memory>()),
+      turns_(static_cast<std::size_t>(r.machine().device_count())) {
+  memory_.set_spiller(this);
+}
 
 spills::~spills() { memory_.set_spiller(nullptr); }
 
@@ -18,13 +23,18 @@ void spills::add(std::span<member const> pools, source_location at) {
       throw invalid_use("spill", "pool " + m.its->name + ", which is registered",
                         "Peers may use its memory at any time: name ordinary pools", at, error_id{448});
   base::lock_guard const hold(lock_);
-  auto const before = members_;
-  for (member m : pools) {
-    m.last_use = ++uses_;
-    if (m.its->of.if_alive() == &runtime_ && members_.emplace(m.its->here, m).second) continue;
-    members_ = before;
-    throw invalid_use("spill", "pool " + m.its->name + ", of another spill or runtime", "Name each pool in one spill",
-                      at, error_id{430});
+  std::size_t added = 0;
+  try {
+    for (member m : pools) {
+      m.last_use = ++uses_;
+      if (m.its->of.if_alive() != &runtime_ || !members_.emplace(m.its->here, m).second)
+        throw invalid_use("spill", "pool " + m.its->name + ", of another spill or runtime",
+                          "Name each pool in one spill", at, error_id{430});
+      ++added;
+    }
+  } catch (...) {
+    for (member const& m : pools.first(added)) members_.erase(m.its->here);
+    throw;
   }
 }
 
@@ -36,7 +46,7 @@ void spills::remove(std::span<memory::memory_pool const* const> pools) noexcept 
     int const device = known->second.its->on.index();
     bool const mine = take_turn(device, lock);
     members_.erase(p);
-    if (mine) turns_.erase(device);
+    if (mine) turn_of(device) = 0;
   }
   changed_.notify_all();
 }
@@ -52,25 +62,23 @@ spills::set spills::under_spill(set of) const {
   return of;
 }
 
-bool spills::holds_any() const {
+bool spills::holds_any() const noexcept {
   auto const mine = held_.find(base::this_thread_id());
   return mine != held_.end() && std::ranges::any_of(mine->second, [](set const& s) { return !s.empty(); });
 }
 
-bool spills::take_turn(int device, base::unique_lock& lock) {
+bool spills::take_turn(int device, base::unique_lock& lock) noexcept {
   std::uint64_t const me = base::this_thread_id();
-  auto const other_has_it = [&] {
-    auto const now = turns_.find(device);
-    return now != turns_.end() && now->second != me;
-  };
+  std::uint64_t& its = turn_of(device);
+  auto const other_has_it = [&] { return its && its != me; };
   if (holds_any() && other_has_it()) return false;  // it may wait for this thread
   changed_.wait(lock, [&] { return !other_has_it(); });
-  return turns_.emplace(device, me).second;
+  return std::exchange(its, me) != me;
 }
 
 void spills::end_turn(int device) noexcept {
   base::lock_guard const hold(lock_);
-  turns_.erase(device);
+  turn_of(device) = 0;
   changed_.notify_all();
 }
 
@@ -147,8 +155,8 @@ void spills::wake_all(set const& needs, base::unique_lock& lock, source_location
     std::vector<pool_state*> asleep;
     bool wait = false;
     each([&](memory::memory_pool& p, member& m) {
-      auto const has_turn = turns_.find(m.its->on.index());
-      wait |= m.going || (p.is_asleep() && has_turn != turns_.end() && has_turn->second != me);
+      std::uint64_t const has_turn = turn_of(m.its->on.index());
+      wait |= m.going || (p.is_asleep() && has_turn && has_turn != me);
       if (p.is_asleep()) asleep.push_back(m.its);
     });
     if (wait) {
@@ -156,11 +164,12 @@ void spills::wake_all(set const& needs, base::unique_lock& lock, source_location
       continue;
     }
     if (asleep.empty()) return;
-    std::vector<int> taken;
-    for (pool_state const* const s : asleep) {
-      if (turns_.emplace(s->on.index(), me).second) taken.push_back(s->on.index());
-    }
     set const wanted = under_spill(needs);
+    std::vector<int> taken;
+    taken.reserve(asleep.size());
+    for (pool_state const* const s : asleep) {
+      if (std::exchange(turn_of(s->on.index()), me) != me) taken.push_back(s->on.index());
+    }
     for (auto* const p : wanted) ++members_.at(p).wanted;
     std::exception_ptr refused;
     lock.unlock();
@@ -173,7 +182,7 @@ void spills::wake_all(set const& needs, base::unique_lock& lock, source_location
     for (auto* const p : wanted) {
       if (auto const m = members_.find(p); m != members_.end()) --m->second.wanted;
     }
-    for (int const device : taken) turns_.erase(device);
+    for (int const device : taken) turn_of(device) = 0;
     changed_.notify_all();
     if (refused) std::rethrow_exception(refused);
   }
@@ -187,11 +196,11 @@ bool spills::wake(memory::memory_pool& pool, source_location at) {
   return true;
 }
 
-spills::member* spills::coldest(int device, std::uint64_t but, std::set<member*> const& refused, bool unheld) {
+spills::member* spills::coldest(int device, std::uint64_t but, std::uint64_t search, bool unheld) {
   member* out = nullptr;
   for (auto& [pool, m] : members_) {
     if (m.its->on.index() != device || pool->number == but || pool->is_asleep()) continue;
-    if (!pool->now().charged || m.stays || m.wanted || (unheld && m.holds) || refused.contains(&m)) continue;
+    if (!pool->now().charged || m.stays || m.wanted || (unheld && m.holds) || m.stayed_awake == search) continue;
     if (!out || m.last_use < out->last_use) out = &m;
   }
   return out;
@@ -219,14 +228,14 @@ bool spills::make_room(memory_report const& why) {
   if (!memory || (why.pool.limit && why.pool.reserved + why.rounded > why.pool.limit)) return false;
   base::unique_lock lock(lock_);
   bool const unheld = holds_any(), mine = take_turn(device, lock);
-  if (turns_.find(device)->second != base::this_thread_id()) return false;
+  if (turn_of(device) != base::this_thread_id()) return false;
   bool room = false;
-  std::set<member*> refused;
+  std::uint64_t const search = ++searches_;
   for (;;) {
     lock.unlock();
     room = memory->free_pages() >= why.rounded;
     lock.lock();
-    member* const next = room ? nullptr : coldest(device, why.pool.pool, refused, unheld);
+    member* const next = room ? nullptr : coldest(device, why.pool.pool, search, unheld);
     if (!next) break;
     next->going = true;  // no call begins to use it
     changed_.wait(lock, [&] { return !next->holds; });
@@ -235,9 +244,9 @@ bool spills::make_room(memory_report const& why) {
     lock.lock();
     next->going = false;
     changed_.notify_all();
-    if (!slept) refused.insert(next);
+    if (!slept) next->stayed_awake = search;
   }
-  if (mine) turns_.erase(device);
+  if (mine) turn_of(device) = 0;
   changed_.notify_all();
   return room;
 }

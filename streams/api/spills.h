@@ -6,7 +6,6 @@
 // them.
 #pragma once
 #include <map>
-#include <set>
 #include <span>
 #include <vector>
 
@@ -28,6 +27,7 @@ class spills final : memory::pool_spiller {  // a part of the runtime
     int wanted = 0;      // by calls that wake others for it
     bool stays = false;  // a graph or a collective may use it unseen
     bool going = false;  // to sleep
+    std::uint64_t stayed_awake = 0;  // the last search for room in which it could not sleep
   };
   void add(std::span<member const>, source_location);  // Throws: invalid_use
   void remove(std::span<memory::memory_pool const* const>) noexcept;
@@ -58,11 +58,12 @@ class spills final : memory::pool_spiller {  // a part of the runtime
   bool wake(memory::memory_pool&, source_location) override;
   bool make_room(memory_report const&) override;
   bool put_to_sleep(member const&);
-  member* coldest(int device, std::uint64_t but, std::set<member*> const& refused, bool unheld);
+  member* coldest(int device, std::uint64_t but, std::uint64_t search, bool unheld);
   set under_spill(set) const;  // Requires: lock_
-  bool holds_any() const;      // likewise: this thread
+  bool holds_any() const noexcept;  // likewise: this thread
+  std::uint64_t& turn_of(int device) noexcept { return turns_[static_cast<std::size_t>(device)]; }  // likewise
   // False: this thread has it already, or it has a hold, and another one has the turn.
-  bool take_turn(int device, base::unique_lock&);
+  bool take_turn(int device, base::unique_lock&) noexcept;
   void end_turn(int device) noexcept;
   void wake_all(set const&, base::unique_lock&, source_location);
 
@@ -71,9 +72,9 @@ class spills final : memory::pool_spiller {  // a part of the runtime
   base::mutex lock_;
   base::condition changed_;
   std::map<memory::memory_pool const*, member> members_;  // under lock_, and the following
-  std::map<int, std::uint64_t> turns_;                    // by device: the thread
+  std::vector<std::uint64_t> turns_;                      // by device: the thread. 0: none
   std::map<std::uint64_t, std::vector<set>> held_;        // by thread: of each call, the innermost last
-  std::uint64_t uses_ = 0;
+  std::uint64_t uses_ = 0, searches_ = 0;
 };
 
 // Holds what a call names while it lives. No effect if no pool is under a spill.

@@ -36,5 +36,8 @@ std::string captured_and_launched_twice();
 std::string shared_with_oneself();
 std::string collectives_by_copies();
 std::string pinned_pages_go_back();
+std::string asleep_and_awake();
+std::string pools_that_take_turns();
+std::string graphs_of_one_memory();
 
 }  // namespace weir::faults

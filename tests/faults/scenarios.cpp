@@ -343,6 +343,13 @@ constexpr std::array table{
              two_steps_in_registered_pools},
     scenario{
         "captures", {.devices = 1, .memory = 4_MiB, .schedule = scheduling::seeded}, {}, captured_and_launched_twice},
+    scenario{
+        "shared_captures", {.devices = 1, .memory = 4_MiB, .schedule = scheduling::seeded}, {}, graphs_of_one_memory},
+    scenario{"sleep", {.devices = 2, .memory = 4_MiB, .schedule = scheduling::seeded}, {}, asleep_and_awake},
+    scenario{"spill",
+             {.devices = 2, .memory = 1_MiB, .schedule = scheduling::seeded, .peers = simulated::links::pairs},
+             {},
+             pools_that_take_turns},
     scenario{"collectives", {.devices = 4, .memory = 2_MiB, .schedule = scheduling::seeded}, {}, all_collectives},
     scenario{"sharing", {.devices = 2, .memory = 2_MiB, .schedule = scheduling::seeded}, {}, shared_with_oneself, true},
     scenario{"chains",

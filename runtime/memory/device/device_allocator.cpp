@@ -145,8 +145,11 @@ void device_allocator::end_pool(memory_pool& p) noexcept {
 
 // Growth that is under way has charged the pool that its heap is in.
 void device_allocator::let_go(memory_pool& p) noexcept {
-  if (!p.let_go()) return;
-  if (p.is_asleep()) sleep_.forget(p);
+  if (p.let_go()) end(p);
+}
+
+void device_allocator::end(memory_pool& p) noexcept {
+  if (p.is_asleep()) sleep_.end(p);
   mapping_lock::exclusive const stay(memory_.changes);
   heaps_.end_pool(p);
 }
@@ -290,6 +293,7 @@ std::size_t device_allocator::empty_cache() {
   if (of_.lost() || process_was_forked()) return 0;
   base::internal_ordering const own_affair(of_.runtime.observer());
   graphs_.end_those_over();
+  for (memory_pool* const p : heaps_.ended_asleep()) end(*p);
   std::size_t bytes = 0;
   auto const await = [&](clock::stamp s) { return of_.clocks.complete(s) || of_.clocks.synchronize(s).ok(); };
   for (stream_heap* m : heaps_.all()) {

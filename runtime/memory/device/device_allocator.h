@@ -52,6 +52,7 @@ class device_allocator final : public allocator {
   whole_pool whole(memory_pool const&) const override;
   void end_pool(memory_pool&) noexcept override;
   void let_go(memory_pool&) noexcept override;
+  void end(memory_pool&) noexcept;  // which nothing holds
   driver::status sleep(memory_pool&, page_store*, std::size_t& given) override;
   driver::status wake(memory_pool&, page_store*, source_location) override;
   std::size_t free_pages() override { return audit_.look_for_room(nullptr, heaps_.rest()).anywhere; }

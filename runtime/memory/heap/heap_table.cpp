@@ -53,7 +53,8 @@ void heap_table::end_pool(memory_pool& p) noexcept {
   {
     base::lock_guard const hold(making_);
     for (auto const& m : heaps_) {
-      if (m->pool.get() != &p || p.is_asleep()) continue;  // what is asleep stays: its blocks can only be freed
+      // what is asleep stays, while blocks live there: they can only be freed
+      if (m->pool.get() != &p || m->asleep.get()) continue;
       section const in(*m);
       m->pool.set(&left_);
       auto const mapped = static_cast<std::size_t>(m->counts.bytes_mapped());
@@ -65,6 +66,14 @@ void heap_table::end_pool(memory_pool& p) noexcept {
     any_left_.store(true);
   }
   invalidate_fast_paths();
+}
+
+std::vector<memory_pool*> heap_table::ended_asleep() const {
+  base::lock_guard const hold(making_);
+  std::vector<memory_pool*> all;
+  for (auto const& m : heaps_)
+    if (memory_pool* const p = m->pool.get(); p->is_asleep() && p->has_ended()) all.push_back(p);
+  return all;
 }
 
 void heap_table::reset_peaks_of_pools() noexcept {

@@ -35,6 +35,7 @@ class heap_table {
   void close_pool(memory_pool&) noexcept;  // guards of it have no effect from now on; its memory stays in it
   // Its blocks stay as they are. Free pages of it serve others as before. Requires: mapping halts
   void end_pool(memory_pool&) noexcept;
+  std::vector<memory_pool*> ended_asleep() const;  // that heaps are in still. Throws: bad_alloc
   void reset_peaks_of_pools() noexcept;
   std::vector<memory_pool const*> pools() const;  // all that have not ended, and what ended ones left
   // Heaps that may have `bytes` for `mine`, from scan_start on, until one is `enough`; at most `most` a call.

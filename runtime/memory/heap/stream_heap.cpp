@@ -102,6 +102,15 @@ void stream_heap::return_run(slab& s) noexcept {
   });
 }
 
+bool stream_heap::holds_blocks() const {
+  bool live = !pending.empty();
+  blocks.each_block([&](heap_block const& p) {
+    live |= p.is == state::live;
+    if (p.is == state::slab) p.in_slab->each_live_slot(p, [&](slab const&, std::uint32_t) { live = true; });
+  });
+  return live;
+}
+
 void stream_heap::count_asleep(bool yes) noexcept {
   auto const count = [&](observe::size_pool p, std::size_t bytes, std::size_t requested) {
     yes ? counts.freed(p, bytes, requested) : counts.allocated(p, bytes, requested);

@@ -123,6 +123,7 @@ class alignas(64) stream_heap {
   // Blocks of a sleeping heap keep their addresses and count as freed. Its unmapped memory serves no request.
   // Requires: the lock
   base::single_writer<bool> asleep{false};
+  bool holds_blocks() const;  // that live, or are pending. Requires: the lock
   // Counts its live blocks and runs as freed (yes) or as allocated again. Requires: the lock
   void count_asleep(bool yes) noexcept;
   // other devices that each handle is open to, a bit each. Bits are set while mapping halts, and cleared at

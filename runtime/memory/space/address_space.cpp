@@ -27,16 +27,18 @@ driver::status address_space::open(driver::device_info const& info, std::size_t 
   std::size_t bytes =
       wanted ? std::max(round_up(wanted, page_), page_ * 16) : std::min(memory * 64, std::size_t{16} << 40);
   for (;; bytes = round_down(bytes / 2, page_)) {
+    std::size_t const extent = std::max(std::bit_floor(bytes / most_extents), page_);
+    decltype(by_extent_) table(new base::atomic<region*>[bytes / extent]);
     auto const got = machine_.reserve(bytes, page_);
     if (!got.ok() && got.is.what == driver::code::out_of_memory && bytes / 2 >= memory) continue;
     if (!got.ok()) return got.is;
     base_ = got.value;
     reserved_ = bytes;
-    extent_ = std::max(std::bit_floor(bytes / most_extents), page_);
+    extent_ = extent;
     generous_ = std::max(4 * std::bit_floor(std::min(memory / 4, bytes / 16)), extent_);
     extent_shift_ = std::countr_zero(extent_);
     extents_ = bytes / extent_;
-    by_extent_.reset(new base::atomic<region*>[extents_]);
+    by_extent_ = std::move(table);
     return {};
   }
 }

@@ -112,7 +112,6 @@ driver::status pool_sleep::save(sleeper const& all, page_store& store) {
     for (range const& r : all.parts[i].ranges) s = s.ok() ? store.save(r.at, r.bytes, r.offset) : s;
     if (s.ok()) s = store.mark(i);
   }
-  if (!s.ok()) (void)store.wait_all();
   return s;
 }
 
@@ -131,11 +130,12 @@ driver::status pool_sleep::sleep(memory_pool& pool, page_store* store, std::size
   }
   heaps = heaps_of(pool);
   auto const stay_awake = [&](driver::status why) {
-    wake_heaps(heaps, pool);
+    wake_heaps(heaps, pool, copies_ended(store) ? nullptr : &store->line());
     return why;
   };
-  sleeper all;
+  std::map<memory_pool const*, sleeper>::iterator known;
   try {
+    sleeper all;
     for (stream_heap* const m : heaps)
       if (auto const s = put_to_rest(*m, all); !s.ok()) return stay_awake(s);
     invalidate_fast_paths();
@@ -143,22 +143,24 @@ driver::status pool_sleep::sleep(memory_pool& pool, page_store* store, std::size
       for (range& r : p.ranges) r.offset = std::exchange(all.bytes, all.bytes + r.bytes);
     }
     driver::status s = store ? save(all, *store) : driver::status{};
+    if (s.ok() && store && !all.parts.empty()) s = store->wait(0);
     if (!s.ok()) return stay_awake(s);
     pool.put_asleep(all.bytes);
-    auto const [known, fresh] = asleep_.insert_or_assign(&pool, std::move(all));
-    auto& parts = known->second.parts;
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      if (store) s = store->wait(i);
-      if (!s.ok() && i == 0) {
-        asleep_.erase(known);
-        return stay_awake(s);
+    known = asleep_.insert_or_assign(&pool, std::move(all)).first;
+  } catch (std::bad_alloc const&) {
+    return stay_awake({driver::code::out_of_memory});
+  }
+  sleeper& its = known->second;
+  try {
+    for (std::size_t i = 0; i < its.parts.size(); ++i) {
+      if (store && !store->wait(i).ok()) {  // the rest stays mapped
+        its.copying = !copies_ended(store);
+        break;
       }
-      if (!s.ok()) break;  // the rest stays mapped
-      parts[i].saved = unmap(parts[i], given);
+      its.parts[i].saved = unmap(its.parts[i], given);
     }
   } catch (std::bad_alloc const&) {
-    if (store) (void)store->wait_all();
-    return stay_awake({driver::code::out_of_memory});
+    its.copying = !copies_ended(store);
   }
   return {};
 }
@@ -187,12 +189,18 @@ bool pool_sleep::unmap(part const& p, std::size_t& given) {
 }
 
 // Every block is again as it was before the pool fell asleep. Requires: all its handles are mapped.
-void pool_sleep::wake_heaps(std::vector<stream_heap*> const& heaps, memory_pool& pool) {
+void pool_sleep::wake_heaps(std::vector<stream_heap*> const& heaps, memory_pool& pool, clock::stream_clock* reader) {
   for (stream_heap* const m : heaps) {
     section const hold(*m);
     if (!m->asleep.get()) continue;
     m->asleep.set(false);
     m->count_asleep(false);
+    if (!reader) continue;
+    m->blocks.each_block([&](heap_block const& p) {
+      if (p.is == state::live) (void)m->use(*p.in, p.at, *reader);
+      if (p.is != state::slab) return;
+      p.in_slab->each_live_slot(p, [&](slab const& s, std::uint32_t i) { (void)m->use(*p.in, s.start(i), *reader); });
+    });
   }
   pool.set_asleep(false);
 }
@@ -223,20 +231,33 @@ void pool_sleep::split(stream_heap& m) const {
 }
 
 // Pages in which no block is live any more need not come back.
-void pool_sleep::drop_what_is_free(stream_heap& m) {
+std::vector<released> pool_sleep::drop_what_is_free(stream_heap& m) {
   section const hold(m);
   while (slab* const s = m.slots.any_empty()) m.return_run(*s);
   split(m);
-  auto const found =
+  auto found =
       m.blocks.reserve_handles(~std::size_t{0}, arena::first::lowest, [](std::uint64_t) { return true; });
-  for (released const& g : found.all) {
-    for (handle const& h : g.handles) {
-      if (!h.asleep) continue;
+  std::erase_if(found.all, [&](released& g) {
+    std::erase_if(g.handles, [&](handle const& h) {
+      if (!h.asleep) return false;
       g.in->set_pages(h, nullptr);
       m.handles.erase(h.at);
-    }
-    m.blocks.release_done(*g.place);
-  }
+      return true;
+    });
+    if (g.handles.empty()) m.blocks.release_done(*g.place);
+    return g.handles.empty();
+  });
+  return std::move(found.all);
+}
+
+bool pool_sleep::copies_ended(page_store* store) const {
+  return !store || store->wait_all().ok() || of_.machine.synchronize_device(of_.device).ok();
+}
+
+driver::status pool_sleep::finish_copies(sleeper& its) {
+  driver::status const s = its.copying ? of_.machine.synchronize_device(of_.device) : driver::status{};
+  its.copying &= !s.ok();
+  return s;
 }
 
 // Joins neighbours that sleep into parts of up to `most` bytes, each to be one handle.
@@ -345,35 +366,42 @@ driver::status pool_sleep::wake(memory_pool& pool, page_store* store) {
   if (!pool.is_asleep() || known == asleep_.end()) return {driver::code::invalid};
   sleeper& its = known->second;
   auto const readers_stay = peers_.no_grants();
+  if (auto const s = finish_copies(its); !s.ok()) return s;
   auto const heaps = heaps_of(pool);
-  for (stream_heap* const m : heaps) drop_what_is_free(*m);
+  for (stream_heap* const m : heaps) {
+    auto const mapped = drop_what_is_free(*m);
+    section const hold(*m);
+    for (released const& g : mapped) m->blocks.release_done(*g.place);
+  }
   std::size_t const need = plan_again(heaps, its);
   join(its, (store ? store->pages_a_handle() : page_store::usual_pages) * of_.space.page_bytes());
-  if (!pool.charge(need)) return {driver::code::out_of_memory};
+  if (pool.room() < need) return {driver::code::out_of_memory};
   std::size_t const reserved = of_.counts.reserved() + need, most = bound_.most(bound_.now(), need);
   if (reserved > most) (void)return_.some(reserved - most);  // as growth: free handles go before new ones come
-  auto const charge = [&] { return of_.may_take(need) == need && of_.counts.charge(need); };
-  if (!charge() && (return_.some(need) == 0 || !charge())) {
-    pool.refund(need);
-    return {driver::code::out_of_memory};
-  }
+  auto const charge = [&] {
+    if (of_.may_take(need) < need || !pool.charge(need)) return false;
+    if (!of_.counts.charge(need)) return pool.refund(need), false;
+    return true;
+  };
+  if (!charge() && (return_.some(need) == 0 || !charge())) return {driver::code::out_of_memory};
   driver::status s;
   std::size_t orphaned = 0;
   mapping_lock::shared const coming(memory_.changes);
-  for (part& p : its.parts) {
-    if (s.ok()) s = map(p, orphaned);
-    for (range const& r : p.ranges) {
-      if (s.ok() && store && p.saved) s = store->restore(r.at, r.bytes, r.offset);
+  try {
+    for (part& p : its.parts) {
+      if (s.ok()) s = map(p, orphaned);
+      for (range const& r : p.ranges) {
+        if (s.ok() && store && p.saved) s = store->restore(r.at, r.bytes, r.offset);
+      }
     }
-  }
-  if (store) {
-    auto const filled = store->wait_all();
-    s = s.ok() ? filled : s;
+    if (store && s.ok()) s = store->wait_all();
+  } catch (std::bad_alloc const&) {
+    s = {driver::code::out_of_memory};
   }
   if (!s.ok()) {
     of_.note_status(s);
-    bool const quiet = !store || store->wait_all().ok() || of_.machine.synchronize_device(of_.device).ok();
-    undo(its, pool, need, orphaned, quiet);
+    its.copying = !copies_ended(store);
+    undo(its, pool, need, orphaned, !its.copying);
     return s;
   }
   of_.counts.gave(need, 0);
@@ -382,7 +410,7 @@ driver::status pool_sleep::wake(memory_pool& pool, page_store* store) {
     section const hold(*p.in);
     adopt(p, p.made);
   }
-  wake_heaps(heaps, pool);
+  wake_heaps(heaps, pool, nullptr);
   asleep_.erase(known);
   return {};
 }
@@ -416,9 +444,20 @@ std::size_t pool_sleep::bytes_to_map(memory_pool const& pool) const {
   return all;
 }
 
-void pool_sleep::forget(memory_pool const& pool) noexcept {
+void pool_sleep::end(memory_pool const& pool) noexcept try {
   base::lock_guard const alone(changing_);
-  asleep_.erase(&pool);
-}
+  if (auto const known = asleep_.find(&pool); known != asleep_.end()) {
+    if (!finish_copies(known->second).ok()) return;
+    asleep_.erase(known);
+  }
+  for (stream_heap* const m : heaps_of(pool)) {
+    for (released& g : drop_what_is_free(*m)) (void)return_.one(*m, g);
+    section const hold(*m);
+    auto const sleeps = [](auto const& entry) { return entry.second.asleep; };  // not dropped: no host memory
+    if (!m->asleep.get() || m->holds_blocks() || std::ranges::any_of(m->handles, sleeps)) continue;
+    m->asleep.set(false);
+    m->count_asleep(false);
+  }
+} catch (std::bad_alloc const&) {}  // as after a refused call: again with the next empty_cache()
 
 }  // namespace weir::memory

@@ -24,6 +24,7 @@ class page_store {
   virtual driver::status mark(std::size_t number) = 0;  // of what is enqueued so far
   virtual driver::status wait(std::size_t number) = 0;  // Blocks: until all up to that mark is complete
   virtual driver::status wait_all() = 0;                // likewise
+  virtual clock::stream_clock& line() noexcept = 0;     // that the copies are on
   // At most, of a handle that wakes from here. Each grant or unmap stops the copies for 30 to 150 us.
   static constexpr std::size_t usual_pages = 32;
   virtual std::size_t pages_a_handle() const noexcept { return usual_pages; }
@@ -37,7 +38,8 @@ class pool_sleep {
 
   driver::status sleep(memory_pool&, page_store*, std::size_t& given);  // as allocator::sleep
   driver::status wake(memory_pool&, page_store*);                       // out_of_memory: nothing was freed for it
-  void forget(memory_pool const&) noexcept;                             // the pool ends asleep
+  // The pool has ended asleep, and never wakes: heaps of it without live blocks are as others, without memory.
+  void end(memory_pool const&) noexcept;
   std::size_t bytes_to_map(memory_pool const&) const;                   // by the next wake()
 
  private:
@@ -56,6 +58,7 @@ class pool_sleep {
   struct sleeper {
     std::vector<part> parts;
     std::size_t bytes = 0;
+    bool copying = false;  // copies of a call that failed may still use what is mapped
   };
   std::vector<stream_heap*> heaps_of(memory_pool const&) const;
   driver::status finish(std::vector<stream_heap*> const&);  // all work on live and freed blocks
@@ -64,13 +67,17 @@ class pool_sleep {
   static driver::status save(sleeper const&, page_store&);
   bool unmap(part const&, std::size_t& given);
   void split(stream_heap&) const;
-  void drop_what_is_free(stream_heap&);
+  // Returns: free memory that is mapped all the same, reserved
+  std::vector<released> drop_what_is_free(stream_heap&);
+  bool copies_ended(page_store*) const;  // asks the driver twice
+  driver::status finish_copies(sleeper&);
   std::size_t plan_again(std::vector<stream_heap*> const&, sleeper&);
   void join(sleeper&, std::size_t most) const;
   driver::status map(part&, std::size_t& orphaned);
   void adopt(part const&, handle const& made);
   void undo(sleeper&, memory_pool&, std::size_t charged, std::size_t orphaned, bool quiet);
-  void wake_heaps(std::vector<stream_heap*> const&, memory_pool&);
+  // reader: of a sleep that failed, whose copies may still read; null: none do
+  static void wake_heaps(std::vector<stream_heap*> const&, memory_pool&, clock::stream_clock* reader);
 
   device_context& of_;
   heap_table& heaps_;
