@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <optional>
+#include <set>
 
 #include "runtime/memory/device/device_memory.h"
 #include "weir/copy.h"
@@ -276,6 +277,28 @@ TEST_F(sleepers, a_pool_may_end_asleep) {
   free_all(all);
   sound();
   EXPECT_EQ(pinned_memory_stats().allocated_bytes.all.current, 0);
+}
+
+// Each of forty pools is dropped while it sleeps, before its blocks end or after.
+TEST_F(sleepers, a_pool_that_ends_asleep_leaves_its_addresses) {
+  for (bool blocks_end_first : {true, false}) {
+    std::set<void*> places;
+    for (int round = 0; round < 20; ++round) {
+      std::vector<block> all;
+      {
+        pool model("model");
+        all = fill_some(model);
+        places.insert(all.front().at);
+        model.sleep();
+        if (blocks_end_first) free_all(all);
+      }
+      free_all(all);
+      empty_cache();
+    }
+    EXPECT_LE(places.size(), 2u) << (blocks_end_first ? "blocks, then the pool" : "the pool, then its blocks");
+    sound();
+  }
+  EXPECT_EQ(memory_stats(weir::device(0)).reserved_bytes.all.current, 0);
 }
 
 struct limited_host : sleepers {
