@@ -56,7 +56,10 @@ class growth::filling {
   driver::status next(address at, std::size_t left, std::size_t& n) {
     out_.places.try_emplace(at);             // so that nothing is lost when the host has no memory later
     // the bound counts what is free in a graph as live: it serves the graph alone
-    if (driver::status s; of_graph_ && may_move_ && !long_run_ && move(at, left, n, s, whose::pool_s)) return s;
+    if (driver::status s; of_graph_ && may_move_ && !long_run_ && move(at, left, n, s, whose::pool_s)) {
+      if (s.ok() || s.what == driver::code::lost) return s;
+      may_move_ = false;  // the driver maps no handle twice: new memory may serve
+    }
     if (!fresh_ && !full_ && !one_handle_) charge_within_bound(left);  // a handle that was too large has gone
     if (fresh_) {
       n = sizes_.next(std::min(left, fresh_));
