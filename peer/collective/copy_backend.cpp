@@ -64,10 +64,11 @@ class chained_backend final : public collective_backend {
                     at);
   }
 
-  void register_memory(int rank, clock::stream_clock& on, collective_request const& r, source_location at) override {
-    others_->register_memory(rank, on, r, at);
+  void register_memory(int rank, clock::stream_clock& on, collective_request const& r, bool multicast,
+                       source_location at) override {
+    others_->register_memory(rank, on, r, multicast, at);
   }
-  void prepare_registration(int rank, source_location at) override { others_->prepare_registration(rank, at); }
+  bool prepare_registration(int rank, source_location at) override { return others_->prepare_registration(rank, at); }
 
   std::string broken(int rank) override {
     if (int const device = lost_.load(); device >= 0) return base::gpu_name(device) + " is lost";

@@ -94,9 +94,12 @@ class collective_backend {
   virtual void issue(int rank, clock::stream_clock& on, requests, source_location) = 0;
   // Keeps that memory ready for the rank's collectives, until leave(rank) or abort(). Throws: as issue.
   // Blocks: with NCCL until all ranks have called
-  virtual void register_memory(int /*rank*/, clock::stream_clock&, collective_request const&, source_location) {}
-  // All that can fail on one rank alone, before ranks wait for each other. Throws: not_supported, driver_error
-  virtual void prepare_registration(int /*rank*/, source_location) {}
+  // multicast: prepare_registration() of all ranks returned true.
+  virtual void register_memory(int /*rank*/, clock::stream_clock&, collective_request const&, bool /*multicast*/,
+                               source_location) {}
+  // All that can fail on one rank alone, before ranks wait for each other. Returns: whether its GPU may multicast.
+  // Throws: not_supported, driver_error, bad_alloc
+  virtual bool prepare_registration(int /*rank*/, source_location) { return false; }
   // Why the ranks cannot continue; empty if they can. Checked before each collective. Threads: any
   virtual std::string broken(int rank) = 0;
   // Whether all collectives of a rank are complete. Of ranks in several processes. Threads: any
@@ -174,7 +177,8 @@ class group {
     abort(rank, why);
   }
   // Before NCCL registers memory: a rank that waits inside NCCL cannot be freed. Blocks: until all ranks have come
-  virtual void meet_to_register(int rank, source_location) = 0;
+  // Returns: whether `mine` of all ranks is true
+  virtual bool meet_to_register(int rank, bool mine, source_location) = 0;
   virtual void issued(int /*rank*/) noexcept {}  // what the rank agreed on last
   // the rank's last agreement, whose issue failed
   virtual void withdraw(int rank, requests, source_location) noexcept = 0;
@@ -225,7 +229,7 @@ class thread_group final : public group {
     std::string_view operation;
     int first_rank;
     std::vector<bool> came;  // by rank, as all that follows
-    std::vector<color_and_key> colors;  // of a split
+    std::vector<color_and_key> colors;  // of a split; of a registration, whether the GPU may multicast
     bool full = false, over = false;    // all have come; the last has seen to it
     int last_rank = -1;
     std::exception_ptr failed{};  // for the last rank; `why`: its text, for the others
@@ -244,7 +248,7 @@ class thread_group final : public group {
   };
   void refuse_if_over(int rank, std::string const& operation, requests, source_location) const override;
   void agree(int rank, std::span<collective_request>, source_location) override;
-  void meet_to_register(int rank, source_location) override;
+  bool meet_to_register(int rank, bool mine, source_location) override;
   void withdraw(int rank, requests, source_location) noexcept override;
   void refuse_if_over(shared const& s, int rank, std::string const& operation, requests, source_location at) const;
   static pair& pair_of(shared& s, int rank, collective_request const&);

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <optional>
 
 #include "runtime/base/os_library.h"
 
@@ -41,12 +42,13 @@ struct library {
 // Older versions write directly into user buffers of peers in the same process, registered or not. That fails
 // on mapped memory without a grant to the peer.
 constexpr int oldest = 22600;
-// Sums of float32, float16 and bfloat16 and all_gather are faster in windows. One window lies in one handle:
+// Sums of float32, float16 and bfloat16 and all_gather have kernels for windows. One window lies in one handle:
 // 2.28.9 registers several wrongly.
 constexpr int oldest_with_windows = 22700;
 constexpr int equal_offsets = 1;  // NCCL_WIN_COLL_SYMMETRIC
-// Bytes from which sums are slower in windows than elsewhere, if GPUs cannot multicast. Windows serve plain
-// sums alone: one of each element times 1 has the same bits, and takes the kernels for ordinary memory.
+// Bytes of all ranks from which reductions of float32 are slower in windows than elsewhere, if GPUs do not
+// multicast. A sum of each element times 1 takes the kernels for ordinary memory, and gives the bits of those.
+// Sums of float16 and bfloat16 stay: the kernels for windows round once.
 constexpr std::size_t slower_in_windows = std::size_t{32} << 20;
 
 library load() {
@@ -218,7 +220,7 @@ class nccl_backend final : public collective_backend {
                        "Set NCCL_DEBUG=INFO for NCCL's own messages", at, error_id{285});
   }
 
-  void prepare_registration(int rank, source_location at) override {
+  bool prepare_registration(int rank, source_location at) override {
     library const& has = nccl();
     if (has.version < oldest_with_windows || !has.CommWindowRegister || !has.CommWindowDeregister)
       throw not_supported("register_pool",
@@ -226,13 +228,17 @@ class nccl_backend final : public collective_backend {
                           "Install NCCL 2.27 or newer, or do not register", at, error_id{452});
     one& mine = ranks_[static_cast<std::size_t>(rank)];
     int const device = devices_[static_cast<std::size_t>(rank)];
-    require(runtime_.machine().make_current(device), "register_pool",
-            base::text("rank ", rank, " of ", devices_.size(), " on ", base::gpu_name(device)), "", at);
+    std::string const operands = base::text("rank ", rank, " of ", devices_.size(), " on ", base::gpu_name(device));
+    require(runtime_.machine().make_current(device), "register_pool", operands, "", at);
+    auto const about = runtime_.machine().info(device);
+    require(about.is, "register_pool", operands, "", at);
     base::lock_guard const lock(mine.calls);
     mine.windows.push_back(nullptr);
+    return about.value.multicast && os::environment("NCCL_NVLS_ENABLE") != "0";
   }
 
-  void register_memory(int rank, clock::stream_clock&, collective_request const& r, source_location at) override {
+  void register_memory(int rank, clock::stream_clock&, collective_request const& r, bool multicast,
+                       source_location at) override {
     one& mine = ranks_[static_cast<std::size_t>(rank)];
     int const device = devices_[static_cast<std::size_t>(rank)];
     auto const operands = [&] {
@@ -250,7 +256,11 @@ class nccl_backend final : public collective_backend {
                                            equal_offsets);
         if (answer == ncclSuccess) answer = ncclInProgress;  // a call that does not block says success at once
         answer = settled(answer, mine.comm);
-        if (answer == ncclSuccess && mine.plain_sums.empty() && !may_multicast(device)) answer = make_plain_sums(mine);
+        mine.multicasts = multicast;
+        float factor = 1;
+        if (answer == ncclSuccess && devices_.size() > 1)
+          answer = nccl().RedOpCreatePreMulSum(&mine.times_one.emplace(), &factor, ncclFloat32, ncclScalarHostImmediate,
+                                               mine.comm);
       }
       if (answer != ncclSuccess) text = mine.failed = words(answer, mine.comm);  // other ranks may wait for this one
     }
@@ -328,26 +338,10 @@ class nccl_backend final : public collective_backend {
   }
 
   ncclRedOp_t operation_for(collective_request const& r, one const& mine) const noexcept {
-    auto const usual = operation_of(r.how);
     std::size_t const parts = r.what == collective::reduce_scatter ? devices_.size() : 1;
-    if (usual != ncclSum || !r.placed || r.part_bytes() * parts < slower_in_windows) return usual;
-    auto const found = mine.plain_sums.find(type_of(r.type));
-    return found == mine.plain_sums.end() ? usual : found->second;
-  }
-  static ncclResult_t make_plain_sums(one& mine) {
-    float one32 = 1;
-    std::uint16_t one16 = 0x3c00, one_brain = 0x3f80;
-    for (auto const& [type, factor] : std::initializer_list<std::pair<ncclDataType_t, void*>>{
-             {ncclFloat32, &one32}, {ncclFloat16, &one16}, {ncclBfloat16, &one_brain}}) {
-      ncclResult_t const answer =
-          nccl().RedOpCreatePreMulSum(&mine.plain_sums[type], factor, type, ncclScalarHostImmediate, mine.comm);
-      if (answer != ncclSuccess) return answer;
-    }
-    return ncclSuccess;
-  }
-  bool may_multicast(int device) {
-    auto const about = runtime_.machine().info(device);
-    return about.ok() && about.value.multicast && os::environment("NCCL_NVLS_ENABLE") != "0";
+    bool const slower = r.placed && !mine.multicasts && r.how == reduce_op::sum && r.type == float32 &&
+                        r.part_bytes() * parts >= slower_in_windows;
+    return slower && mine.times_one ? *mine.times_one : operation_of(r.how);
   }
 
   // Makes the calls in one NCCL group. Returns: the first result other than ncclSuccess
@@ -417,7 +411,8 @@ class nccl_backend final : public collective_backend {
     ncclComm_t comm = nullptr;                            // null: aborted or left
     std::string failed;                                   // under calls: the error that ended it
     std::deque<void*> windows;                            // likewise; NCCL writes them, also later. Null: unused
-    std::map<ncclDataType_t, ncclRedOp_t> plain_sums;     // likewise; for large sums in windows. comm ends them
+    std::optional<ncclRedOp_t> times_one;                 // likewise; the sum of elements times 1. Ends with comm
+    bool multicasts = false;                              // likewise; all ranks
     base::atomic<std::uint64_t> last_stream{0}, last{0};  // the stamp after its last collective
   };
   static constexpr std::int64_t pause_ns = 1'000'000;

@@ -151,18 +151,21 @@ class process_group final : public group {
   static std::string name_of_round(rank_watch::round of) {
     return std::string(base::name_in({"barrier", "split", "register_pool"}, of));
   }
-  // Returns: what each rank brought. A split brings a color, a key and more; all others what all ranks must share.
+  // Returns: what each rank brought. A split brings a color, a key and more; a registration what all ranks must
+  // share, and a character of its own; a barrier nothing.
   std::vector<rank_watch::offer> meet(rank_watch::round why, std::string const& brings, base::time_limit limit,
                                       source_location at) {
     std::string const operation = name_of_round(why);
     refuse_if_over(rank_, operation, {}, at);
     auto const end = watch().meet(why, limit, brings);
     if (end.is == rank_watch::at_barrier::end::all_came) {
+      std::size_t const shared = brings.empty() ? 0 : brings.size() - 1;
       for (std::size_t r = 0; r < end.brought.size(); ++r) {
         rank_watch::offer const& its = end.brought[r];
         bool const same = its.is.value_or(why) == why;
-        bool const fits = why == rank_watch::round::split ? its.bytes.size() >= sizeof(color_and_key)
-                                                          : its.bytes == brings;
+        bool const fits = why == rank_watch::round::split
+                              ? its.bytes.size() >= sizeof(color_and_key)
+                              : its.bytes.size() == brings.size() && its.bytes.starts_with(brings.substr(0, shared));
         if (!same || !fits)
           throw invalid_use(operation,
                             base::text("rank ", rank_, " calls ", operation, " where rank ", r, " calls ",
@@ -223,10 +226,11 @@ class process_group final : public group {
       throw;
     }
   }
-  void meet_to_register(int, source_location at) override {
+  bool meet_to_register(int, bool mine, source_location at) override {
     // what all ranks have called, this call too
     std::string const calls(reinterpret_cast<char const*>(&trace_), sizeof trace_);
-    (void)meet(rank_watch::round::register_pool, calls, options_.start, at);
+    auto const all = meet(rank_watch::round::register_pool, calls + (mine ? '1' : '0'), options_.start, at);
+    return std::ranges::all_of(all, [](rank_watch::offer const& its) { return its.bytes.back() == '1'; });
   }
   void issued(int) noexcept override { calling_.store(false); }
   void withdraw(int, requests all, source_location) noexcept override {

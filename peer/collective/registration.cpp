@@ -58,7 +58,7 @@ void group::register_pool(int rank, clock::stream_clock& on, memory::allocator& 
                       base::text("rank ", rank, ": pool ", pool.name,
                                  again ? " is registered already" : base::text(" is one more than ", most_pools)),
                       "Register each pool once, and few, of a higher limit", at, error_id{450});
-  backend_->prepare_registration(rank, at);
+  bool multicast = backend_->prepare_registration(rank, at);
   auto const whole = of.whole(pool);
   all.reserve(all.size() + 1);
   collective_request r{collective::register_pool, uint8, reduce_op::sum, 0, static_cast<std::int64_t>(whole.bytes),
@@ -67,8 +67,8 @@ void group::register_pool(int rank, clock::stream_clock& on, memory::allocator& 
   refuse_if_broken(rank, operation, {&r, 1}, at);
   agree(rank, {&r, 1}, at);
   try {
-    if (!runtime_.machine().simulated()) meet_to_register(rank, at);
-    backend_->register_memory(rank, on, r, at);
+    if (!runtime_.machine().simulated()) multicast = meet_to_register(rank, multicast, at);
+    backend_->register_memory(rank, on, r, multicast, at);
   } catch (...) {
     take_back(rank, operation, {&r, 1}, at);
     throw;

@@ -185,7 +185,8 @@ class sockets_backend final : public collective_backend {
   }
 
   // Nothing is brought: rank 0 compares.
-  void register_memory(int rank, clock::stream_clock& on, collective_request const& r, source_location at) override {
+  void register_memory(int rank, clock::stream_clock& on, collective_request const& r, bool,
+                       source_location at) override {
     on.set_carries_collectives(true);
     on.count_collective();
     issue(rank, on, {&r, 1}, at);

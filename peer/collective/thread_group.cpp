@@ -184,8 +184,9 @@ void thread_group::barrier(int rank, base::time_limit limit, source_location at)
 
 constexpr std::chrono::minutes longest_wait{10};
 
-void thread_group::meet_to_register(int rank, source_location at) {
-  (void)meet(rank, "register_pool", {}, longest_wait, at, nullptr);
+bool thread_group::meet_to_register(int rank, bool mine, source_location at) {
+  auto const m = meet(rank, "register_pool", {mine ? 1 : 0, 0}, longest_wait, at, nullptr);
+  return std::ranges::all_of(m->colors, [](color_and_key const& its) { return its[0] != 0; });
 }
 
 seat thread_group::split(int rank, int color, int key, source_location at) {

@@ -77,7 +77,7 @@ struct device_info {
   int numa_node = -1;                // of the nearest host memory; -1: not known
   std::string pci_bus_id, uuid;
   bool maps = true;                  // reserve, create, map and grant work; false: only create_segment does
-  bool multicast = false;            // its links to other GPUs can write and add in several at once (NVLink SHARP)
+  bool multicast = false;            // it can take part in it (NVLink SHARP)
 };
 struct memory_info { std::size_t free = 0, total = 0; };  // bytes, of the whole device
 

@@ -38,7 +38,6 @@ class copied_store : public memory::page_store {
     return clocks_.complete(marks_[number]) ? driver::status{} : clocks_.synchronize(marks_[number]);
   }
   driver::status wait_all() override { return line_.synchronize(); }
-  clock::stream_clock& line() noexcept override { return line_; }
 
   std::exception_ptr refusal;  // why reserve() refused
 

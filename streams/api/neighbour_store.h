@@ -14,7 +14,7 @@ class neighbour_store final : public copied_store {
         home_(streams_.lease(neighbour, priority::normal, at)) {}
   ~neighbour_store() override {
     (void)line_.synchronize();
-    if (block_) memory_.deallocate(block_, nullptr, at_);
+    if (block_) memory_.deallocate(block_, &line_, at_);
     streams_.give_back(home_);
   }
   driver::status save(memory::address from, std::size_t bytes, std::size_t offset) override {

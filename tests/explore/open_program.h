@@ -1,4 +1,4 @@
-// Threads open blocks of a pool to another device while the pool sleeps and wakes. What was opened stays open.
+// Threads open blocks of a pool to another device while pools sleep, wake and end. What was opened stays open.
 // Threads: those of a run; each has blocks of its own, and one puts the pool to sleep.
 #pragma once
 #include <vector>
@@ -20,8 +20,8 @@ class opened_among_threads {
  private:
   static constexpr std::size_t page = 64 << 10;
   struct block {
-    unsigned char* at;
-    std::size_t bytes;
+    unsigned char* at = nullptr;
+    std::size_t bytes = 0;
     bool opened = false;
   };
   static source_location here() { return source_location::current(); }
@@ -29,7 +29,7 @@ class opened_among_threads {
   void must(driver::status s, char const* what) {
     if (!s.ok()) t_.fail(std::string(what) + " answered " + std::string(driver::name_of(s.what)));
   }
-  void look(clock::stream_clock& line, block const& b) { give_filled(t_, line, filled::now, b.at, b.bytes, 7); }
+  void write(clock::stream_clock& line, block const& b) { give_filled(t_, line, filled::now, b.at, b.bytes, 7); }
 
   void sleep_some(int rounds) {
     for (int i = 0; i < rounds && !t_.failed(); ++i) {
@@ -38,7 +38,25 @@ class opened_among_threads {
       must(memory().sleep(pool_, nullptr, given), "sleep");
       t_.say("wakes");
       must(memory().wake(pool_, nullptr, here()), "wake");
+      if (t_.draw(3) == 0) end_one_asleep();
     }
+  }
+
+  void end_one_asleep() {
+    auto& other = memory().make_pool("other", 0);
+    auto const all = made(other);
+    std::size_t given = 0;
+    t_.say("another pool sleeps and ends");
+    must(memory().sleep(other, nullptr, given), "sleep");
+    must(memory().wake(other, nullptr, here()), "wake");  // in one handle
+    must(memory().sleep(other, nullptr, given), "sleep");
+    last_.lock()->at = all[3].at;  // amid others, so that its handle is cut
+    for (block const& b : all)
+      if (b.at != all[3].at) memory().deallocate(b.at, nullptr, here());
+    memory().end_pool(other);
+    last_.lock()->at = nullptr;
+    memory().deallocate(all[3].at, nullptr, here());
+    (void)memory().empty_cache();
   }
 
   void open_some(int steps) {
@@ -49,15 +67,16 @@ class opened_among_threads {
     }
     for (int i = 0; i < steps && !mine.empty() && !t_.failed(); ++i) {
       block& b = mine[t_.draw(static_cast<std::uint32_t>(mine.size()))];
-      if (t_.draw(4) == 0) {  // its pages may not come back
+      if (t_.draw(4) == 0) {  // then its pages need not come back
         t_.say("frees ", b.bytes, " bytes");
         memory().deallocate(b.at, nullptr, here());
         std::swap(b, mine.back());
         mine.pop_back();
         continue;
       }
+      if (auto const one = last_.lock(); one->at) must(memory().grant(one->at, 1), "grant, in a pool that ends,");
       t_.say("opens ", b.bytes, " bytes");
-      must(t_.coin(30) ? memory().open_to(&line_, 2) : memory().grant(b.at, 1), "grant");
+      t_.coin(30) ? must(memory().open_to(&line_, 2), "open_to") : must(memory().grant(b.at, 1), "grant");
       b.opened = true;
       if (!memory().granted(b.at, 1)) t_.fail("an opened block is said to be closed");
     }
@@ -68,9 +87,9 @@ class opened_among_threads {
   // A device that uses what is not open to it is lost.
   void end() {
     for (block const& b : free_) {
-      look(line_, b);
+      write(line_, b);
       must(bench_.clocks().synchronize(line_.now()), "synchronize");
-      if (b.opened) look(there_, b);
+      if (b.opened) write(there_, b);
       must(bench_.clocks().synchronize(there_.now()), "synchronize, of an opened block,");
     }
     for (block const& b : free_) memory().deallocate(b.at, nullptr, here());
@@ -78,12 +97,12 @@ class opened_among_threads {
     for (std::string const& what : memory().validate()) t_.fail(what);
   }
 
-  std::vector<block> made() {
+  std::vector<block> made(memory::memory_pool& in_pool) {
     std::vector<block> all;
-    std::uint64_t const in = memory::thread_caches::enter(pool_);
-    for (std::size_t const bytes : {3 * page, page, 500 * std::size_t{1}, 2 * page, page / 2, 4 * page}) {
+    std::uint64_t const in = memory::thread_caches::enter(in_pool);
+    for (std::size_t const bytes : {3 * page, page, std::size_t{500}, 2 * page, page / 2, 4 * page}) {
       all.push_back({static_cast<unsigned char*>(memory().allocate(line_, bytes, 0, here())), bytes});
-      look(line_, all.back());
+      write(line_, all.back());
     }
     memory::thread_caches::leave(in);
     return all;
@@ -93,8 +112,9 @@ class opened_among_threads {
   memory_bench& bench_;
   clock::stream_clock &line_ = t_.stream(0), &there_ = t_.stream(1);
   memory::memory_pool& pool_ = memory().make_pool("pool", 0);
+  base::guarded<block> last_{};  // that lives in a pool that ends asleep
   base::mutex taking_;
-  std::vector<block> free_ = made();  // of no thread
+  std::vector<block> free_ = made(pool_);  // of no thread
   base::atomic<int> started_{0};
 };
 

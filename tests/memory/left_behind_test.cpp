@@ -84,7 +84,7 @@ TEST(left_behind, stays_within_a_bound_however_many_captures_come) {
   m.end();
 }
 
-TEST(left_behind, is_nothing_if_no_handle_may_be_mapped_twice) {
+TEST(left_behind, a_refused_move_takes_new_memory) {
   captured_in_pieces m;
   m.capture(8);
   std::size_t const before = m.reserved();

@@ -111,7 +111,7 @@ status cuda_driver::release(memory_handle handle) {
   return said;
 }
 
-status cuda_driver::map(address at, std::size_t bytes, memory_handle handle) {
+status cuda_driver::map(address at, std::size_t bytes, memory_handle handle) try {
   if (status const may = may_call(); !may.ok()) return may;
   physical page;
   {
@@ -129,6 +129,8 @@ status cuda_driver::map(address at, std::size_t bytes, memory_handle handle) {
   status const said = to_status(r);
   if (said.what == code::lost) found_lost(page.device, r);
   return said;
+} catch (std::bad_alloc const&) {
+  return {code::out_of_memory};
 }
 
 status cuda_driver::unmap(address at, std::size_t bytes) {

@@ -72,8 +72,8 @@ class allocator {
   };
   virtual range use(void const*, clock::stream_clock& user) noexcept = 0;
 
-  // Lets device `reader` use the block's memory as it is now. Grants whole handles. Idempotent. Blocks: while a pool
-  // of the device wakes
+  // Lets device `reader` use the block's memory as it is now. Grants whole handles. Idempotent.
+  // Blocks: while a pool of the device wakes
   virtual driver::status grant(void const*, int reader) = 0;
   virtual bool granted(void const*, int reader) const noexcept = 0;
   // Opens all memory of that stream, null: of every stream, present and future, to these devices, a bit each.

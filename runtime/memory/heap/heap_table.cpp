@@ -72,7 +72,8 @@ std::vector<memory_pool*> heap_table::ended_asleep() const {
   base::lock_guard const hold(making_);
   std::vector<memory_pool*> all;
   for (auto const& m : heaps_)
-    if (memory_pool* const p = m->pool.get(); p->is_asleep() && p->has_ended()) all.push_back(p);
+    if (memory_pool* const p = m->pool.get(); p->is_asleep() && p->has_ended() && !std::ranges::count(all, p))
+      all.push_back(p);
   return all;
 }
 

@@ -21,8 +21,8 @@ class peer_access {
   driver::status grant(void const*, int reader);  // as allocator::grant
   bool granted(void const*, int reader) const noexcept;
   driver::status open_to(clock::stream_clock* home, std::uint64_t readers);  // as allocator::open_to
-  // While it is held, no other thread opens a handle. For handles of live blocks that come and go: a pool's that
-  // sleeps or wakes. Requires: memory_.changes is not held
+  // While it is held, no other thread opens a handle. For handles of live blocks that come and go: those of a
+  // pool that sleeps or wakes. Requires: memory_.changes is not held
   [[nodiscard]] base::unique_lock no_grants() { return base::unique_lock(granting_); }
   void forget(std::uint64_t devices) { heaps_.remove_readers(devices); }
   std::uint64_t living(std::uint64_t devices) const noexcept;  // those that are not lost
@@ -35,7 +35,7 @@ class peer_access {
   device_context& of_;
   heap_table& heaps_;
   physical_memory& memory_;
-  // Held over the driver call, which refuses (208) two grants of one handle at once. Before memory_.changes
+  // Held over the driver call, which refuses (208) two grants of one handle at once. Taken before memory_.changes
   base::mutex granting_;
 };
 

@@ -128,13 +128,13 @@ driver::status pool_sleep::sleep(memory_pool& pool, page_store* store, std::size
     mapping_lock::exclusive const stay(memory_.changes);
     pool.set_asleep(true);
   }
-  heaps = heaps_of(pool);
   auto const stay_awake = [&](driver::status why) {
-    wake_heaps(heaps, pool, copies_ended(store) ? nullptr : &store->line());
+    wake_heaps(heaps, pool);
     return why;
   };
   std::map<memory_pool const*, sleeper>::iterator known;
   try {
+    heaps = heaps_of(pool);
     sleeper all;
     for (stream_heap* const m : heaps)
       if (auto const s = put_to_rest(*m, all); !s.ok()) return stay_awake(s);
@@ -142,27 +142,31 @@ driver::status pool_sleep::sleep(memory_pool& pool, page_store* store, std::size
     for (part& p : all.parts) {
       for (range& r : p.ranges) r.offset = std::exchange(all.bytes, all.bytes + r.bytes);
     }
-    driver::status s = store ? save(all, *store) : driver::status{};
-    if (s.ok() && store && !all.parts.empty()) s = store->wait(0);
-    if (!s.ok()) return stay_awake(s);
     pool.put_asleep(all.bytes);
     known = asleep_.insert_or_assign(&pool, std::move(all)).first;
   } catch (std::bad_alloc const&) {
     return stay_awake({driver::code::out_of_memory});
   }
   sleeper& its = known->second;
+  driver::status s;
+  std::size_t gone = 0;
   try {
-    for (std::size_t i = 0; i < its.parts.size(); ++i) {
-      if (store && !store->wait(i).ok()) {  // the rest stays mapped
-        its.copying = !copies_ended(store);
-        break;
-      }
+    s = store ? save(its, *store) : s;
+    for (std::size_t i = 0; s.ok() && i < its.parts.size(); ++i) {
+      if (store) s = store->wait(i);
+      if (!s.ok()) break;
       its.parts[i].saved = unmap(its.parts[i], given);
+      ++gone;
     }
   } catch (std::bad_alloc const&) {
-    its.copying = !copies_ended(store);
+    s = {driver::code::out_of_memory};
   }
-  return {};
+  if (s.ok()) return {};
+  // The rest stays mapped, asleep if copies may still use it: its blocks' memory must not go to others meanwhile.
+  its.copying = !copies_ended(store);
+  if (gone || its.copying) return {};
+  asleep_.erase(known);
+  return stay_awake(s);
 }
 
 // False: the driver keeps it mapped, or an alias of it.
@@ -189,18 +193,12 @@ bool pool_sleep::unmap(part const& p, std::size_t& given) {
 }
 
 // Every block is again as it was before the pool fell asleep. Requires: all its handles are mapped.
-void pool_sleep::wake_heaps(std::vector<stream_heap*> const& heaps, memory_pool& pool, clock::stream_clock* reader) {
+void pool_sleep::wake_heaps(std::vector<stream_heap*> const& heaps, memory_pool& pool) {
   for (stream_heap* const m : heaps) {
     section const hold(*m);
     if (!m->asleep.get()) continue;
     m->asleep.set(false);
     m->count_asleep(false);
-    if (!reader) continue;
-    m->blocks.each_block([&](heap_block const& p) {
-      if (p.is == state::live) (void)m->use(*p.in, p.at, *reader);
-      if (p.is != state::slab) return;
-      p.in_slab->each_live_slot(p, [&](slab const& s, std::uint32_t i) { (void)m->use(*p.in, s.start(i), *reader); });
-    });
   }
   pool.set_asleep(false);
 }
@@ -251,11 +249,12 @@ std::vector<released> pool_sleep::drop_what_is_free(stream_heap& m) {
 }
 
 bool pool_sleep::copies_ended(page_store* store) const {
-  return !store || store->wait_all().ok() || of_.machine.synchronize_device(of_.device).ok();
+  auto const over = [](driver::status s) { return s.ok() || s.what == driver::code::lost; };
+  return !store || over(store->wait_all()) || over(of_.clocks.synchronize_device(of_.device));
 }
 
 driver::status pool_sleep::finish_copies(sleeper& its) {
-  driver::status const s = its.copying ? of_.machine.synchronize_device(of_.device) : driver::status{};
+  driver::status const s = its.copying ? of_.clocks.synchronize_device(of_.device) : driver::status{};
   its.copying &= !s.ok();
   return s;
 }
@@ -410,7 +409,7 @@ driver::status pool_sleep::wake(memory_pool& pool, page_store* store) {
     section const hold(*p.in);
     adopt(p, p.made);
   }
-  wake_heaps(heaps, pool, nullptr);
+  wake_heaps(heaps, pool);
   asleep_.erase(known);
   return {};
 }
@@ -446,15 +445,18 @@ std::size_t pool_sleep::bytes_to_map(memory_pool const& pool) const {
 
 void pool_sleep::end(memory_pool const& pool) noexcept try {
   base::lock_guard const alone(changing_);
+  auto const readers_stay = peers_.no_grants();
   if (auto const known = asleep_.find(&pool); known != asleep_.end()) {
     if (!finish_copies(known->second).ok()) return;
     asleep_.erase(known);
   }
+  mapping_lock::shared const going(memory_.changes);  // another thread may end it too: then its heaps are others'
   for (stream_heap* const m : heaps_of(pool)) {
+    if (!m->asleep.get()) continue;
     for (released& g : drop_what_is_free(*m)) (void)return_.one(*m, g);
     section const hold(*m);
     auto const sleeps = [](auto const& entry) { return entry.second.asleep; };  // not dropped: no host memory
-    if (!m->asleep.get() || m->holds_blocks() || std::ranges::any_of(m->handles, sleeps)) continue;
+    if (m->holds_blocks() || std::ranges::any_of(m->handles, sleeps)) continue;
     m->asleep.set(false);
     m->count_asleep(false);
   }

@@ -24,7 +24,6 @@ class page_store {
   virtual driver::status mark(std::size_t number) = 0;  // of what is enqueued so far
   virtual driver::status wait(std::size_t number) = 0;  // Blocks: until all up to that mark is complete
   virtual driver::status wait_all() = 0;                // likewise
-  virtual clock::stream_clock& line() noexcept = 0;     // that the copies are on
   // At most, of a handle that wakes from here. Each grant or unmap stops the copies for 30 to 150 us.
   static constexpr std::size_t usual_pages = 32;
   virtual std::size_t pages_a_handle() const noexcept { return usual_pages; }
@@ -69,15 +68,14 @@ class pool_sleep {
   void split(stream_heap&) const;
   // Returns: free memory that is mapped all the same, reserved
   std::vector<released> drop_what_is_free(stream_heap&);
-  bool copies_ended(page_store*) const;  // asks the driver twice
+  bool copies_ended(page_store*) const;  // if a wait is refused, it asks for the device
   driver::status finish_copies(sleeper&);
   std::size_t plan_again(std::vector<stream_heap*> const&, sleeper&);
   void join(sleeper&, std::size_t most) const;
   driver::status map(part&, std::size_t& orphaned);
   void adopt(part const&, handle const& made);
   void undo(sleeper&, memory_pool&, std::size_t charged, std::size_t orphaned, bool quiet);
-  // reader: of a sleep that failed, whose copies may still read; null: none do
-  static void wake_heaps(std::vector<stream_heap*> const&, memory_pool&, clock::stream_clock* reader);
+  static void wake_heaps(std::vector<stream_heap*> const&, memory_pool&);
 
   device_context& of_;
   heap_table& heaps_;
