@@ -1,5 +1,6 @@
 // Programs whose pools sleep and wake, in the host's memory and a neighbour's, and graphs whose handles move.
 // Threads: one.
+#include <stdexcept>
 #include <vector>
 
 #include "tests/faults/scenario.h"
@@ -50,6 +51,7 @@ std::string asleep_and_awake() {
   pool model("model");
   auto all = filled_in(model, {100, 5000, 70'000, 300'000, 200'000, 200'000, 70'000, 100});
   model.sleep();
+  if (!model.is_asleep()) throw std::logic_error("it does not sleep");
   all[0].reset(), all[4].reset();  // a slot, and pages between others
   model.wake();
   std::string const seen = ends_of(all);
@@ -81,6 +83,7 @@ std::string pools_that_take_turns() {
   spill const overflow({&a, &b, &c}, {.neighbours = {device(1)}});
   std::vector<std::vector<buffer>> all;
   for (pool const* p : {&a, &b, &c}) all.push_back(in(*p));
+  if (!a.is_asleep() && !b.is_asleep() && !c.is_asleep()) throw std::logic_error("none sleeps");
   for (int round = 0; round < 2; ++round)
     for (auto const& its : all) seen += ends_of(its);
   return seen;
