@@ -234,7 +234,7 @@ class nccl_backend final : public collective_backend {
     require(about.is, "register_pool", operands, "", at);
     base::lock_guard const lock(mine.calls);
     mine.windows.push_back(nullptr);
-    return about.value.multicast && os::environment("NCCL_NVLS_ENABLE") != "0";
+    return devices_.size() > 2 && about.value.multicast && os::environment("NCCL_NVLS_ENABLE") != "0";
   }
 
   void register_memory(int rank, clock::stream_clock&, collective_request const& r, bool multicast,
@@ -258,7 +258,7 @@ class nccl_backend final : public collective_backend {
         answer = settled(answer, mine.comm);
         mine.multicasts = multicast;
         float factor = 1;
-        if (answer == ncclSuccess && devices_.size() > 1)
+        if (answer == ncclSuccess && devices_.size() > 1 && !mine.times_one)
           answer = nccl().RedOpCreatePreMulSum(&mine.times_one.emplace(), &factor, ncclFloat32, ncclScalarHostImmediate,
                                                mine.comm);
       }

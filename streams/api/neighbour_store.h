@@ -14,18 +14,14 @@ class neighbour_store final : public copied_store {
         home_(streams_.lease(neighbour, priority::normal, at)) {}
   ~neighbour_store() override {
     (void)line_.synchronize();
-    if (block_) memory_.deallocate(block_, &line_, at_);
+    if (block_) memory_.deallocate(block_, clocks_.complete(last_) ? nullptr : &line_, at_);
     streams_.give_back(home_);
   }
   driver::status save(memory::address from, std::size_t bytes, std::size_t offset) override {
-    base::moving_a_pool const own;
-    return of_the_pool(try_peer_copy(line_, block_ + offset, memory_.device(), reinterpret_cast<void const*>(from),
-                                     line_.device(), bytes, at_));
+    return copied(block_ + offset, memory_.device(), reinterpret_cast<void const*>(from), line_.device(), bytes);
   }
   driver::status restore(memory::address to, std::size_t bytes, std::size_t offset) override {
-    base::moving_a_pool const own;
-    return of_the_pool(try_peer_copy(line_, reinterpret_cast<void*>(to), line_.device(), block_ + offset,
-                                     memory_.device(), bytes, at_));
+    return copied(reinterpret_cast<void*>(to), line_.device(), block_ + offset, memory_.device(), bytes);
   }
   std::size_t pages_a_handle() const noexcept override { return 512; }
 
@@ -38,8 +34,15 @@ class neighbour_store final : public copied_store {
     (void)memory_.grant(block_, line_.device());
     if (!line_.wait(home_.now()).ok() && !clocks_.synchronize(home_.now()).ok()) throw std::bad_alloc();
   }
+  driver::status copied(void* dst, int dst_device, void const* src, int src_device, std::size_t bytes) {
+    base::moving_a_pool const own;
+    auto const s = try_peer_copy(line_, dst, dst_device, src, src_device, bytes, at_);
+    last_ = line_.now();
+    return of_the_pool(s);
+  }
   memory::allocator& memory_;
   clock::stream_clock& home_;
+  clock::stamp last_;  // after the last copy
 };
 
 }  // namespace weir::streams

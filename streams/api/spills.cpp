@@ -206,7 +206,7 @@ spills::member* spills::coldest(int device, std::uint64_t but, std::uint64_t sea
   return out;
 }
 
-// False: it is awake, and another one may do.
+// False: it gave nothing, and another one may do.
 bool spills::put_to_sleep(member const& m) {
   int const own = m.its->on.index();
   for (int const there : m.neighbours) {

@@ -56,9 +56,9 @@ class growth::filling {
   driver::status next(address at, std::size_t left, std::size_t& n) {
     out_.places.try_emplace(at);             // so that nothing is lost when the host has no memory later
     // the bound counts what is free in a graph as live: it serves the graph alone
-    if (driver::status s; of_graph_ && may_move_ && !long_run_ && move(at, left, n, s, whose::pool_s)) {
+    if (driver::status s; may_move_inside_ && move(at, left, n, s, whose::pool_s)) {
       if (s.ok() || s.what == driver::code::lost) return s;
-      may_move_ = false;  // the driver maps no handle twice: new memory may serve
+      may_move_inside_ = false;  // the driver maps no handle twice: new memory may serve
     }
     if (!fresh_ && !full_ && !one_handle_) charge_within_bound(left);  // a handle that was too large has gone
     if (fresh_) {
@@ -251,6 +251,7 @@ class growth::filling {
   std::size_t bound_ = 0;                  // bytes
   std::size_t fresh_ = 0;                  // bytes charged for handles yet to be made
   bool may_move_ = !a_.of_.deterministic && !one_handle_;  // which handles are complete is nothing that a program says
+  bool may_move_inside_ = may_move_ && of_graph_ && !long_run_;  // handles of a graph's own pool
   bool patient_ = true;
   bool full_ = false;  // the driver has not even a page
 };

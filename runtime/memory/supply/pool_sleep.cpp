@@ -316,7 +316,7 @@ driver::status pool_sleep::map(part& p, std::size_t& orphaned) {
     orphaned += back.orphaned;
     return s;
   }
-  p.made = h;
+  p.made = h, p.made.readers = 0;
   driver::status const s = grant();
   p.made.readers = s.ok() ? readers : 0;
   return s;
@@ -364,8 +364,8 @@ driver::status pool_sleep::wake(memory_pool& pool, page_store* store) {
   auto const known = asleep_.find(&pool);
   if (!pool.is_asleep() || known == asleep_.end()) return {driver::code::invalid};
   sleeper& its = known->second;
-  auto const readers_stay = peers_.no_grants();
   if (auto const s = finish_copies(its); !s.ok()) return s;
+  auto const readers_stay = peers_.no_grants();
   auto const heaps = heaps_of(pool);
   for (stream_heap* const m : heaps) {
     auto const mapped = drop_what_is_free(*m);
@@ -445,11 +445,11 @@ std::size_t pool_sleep::bytes_to_map(memory_pool const& pool) const {
 
 void pool_sleep::end(memory_pool const& pool) noexcept try {
   base::lock_guard const alone(changing_);
-  auto const readers_stay = peers_.no_grants();
   if (auto const known = asleep_.find(&pool); known != asleep_.end()) {
     if (!finish_copies(known->second).ok()) return;
     asleep_.erase(known);
   }
+  auto const readers_stay = peers_.no_grants();
   mapping_lock::shared const going(memory_.changes);  // another thread may end it too: then its heaps are others'
   for (stream_heap* const m : heaps_of(pool)) {
     if (!m->asleep.get()) continue;
