@@ -53,7 +53,7 @@ class pool {
   // Writes what lives in the pool to pinned host memory, or drops it, and gives its pages to the device.
   // Blocks keep their addresses. Until wake() they can be freed; launches and copies that name them, and
   // allocations from the pool, are refused, but under a spill. No effect if it is asleep. Returns: bytes
-  // given back
+  // given back; once a driver call is refused, the pages that are left stay mapped
   // Blocks: until all work on the pool is complete, and written. Requires: no graph uses the pool's blocks
   // Throws: out_of_memory (of the host), not_supported (a device that maps no memory), invalid_use (a registered
   // pool), device_lost, driver_error: the pool is awake then, and unchanged

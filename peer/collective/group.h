@@ -97,8 +97,8 @@ class collective_backend {
   // multicast: prepare_registration() of all ranks returned true.
   virtual void register_memory(int /*rank*/, clock::stream_clock&, collective_request const&, bool /*multicast*/,
                                source_location) {}
-  // All that can fail on one rank alone, before ranks wait for each other. Returns: whether its GPU may multicast among these.
-  // Throws: not_supported, driver_error, bad_alloc
+  // All that can fail on one rank alone, before ranks wait for each other.
+  // Returns: whether its GPU may multicast among these. Throws: not_supported, driver_error, bad_alloc
   virtual bool prepare_registration(int /*rank*/, source_location) { return false; }
   // Why the ranks cannot continue; empty if they can. Checked before each collective. Threads: any
   virtual std::string broken(int rank) = 0;

@@ -105,8 +105,10 @@ std::string graphs_of_one_memory() {
       for (std::size_t i = 0; i < 6; i += 2) all[i].reset();
       buffer const large(s, 3 * piece);
       fill(large.data(), std::byte(first + 100), large.size());
-      for (std::size_t i = 0; i < 6; ++i)
-        copy(s, out.data<char>() + i, i % 2 ? all[i].data<char>() + piece - 1 : large.data<char>() + i, 1, non_blocking);
+      for (std::size_t i = 0; i < 6; ++i) {
+        char const* const from = i % 2 ? all[i].data<char>() + piece - 1 : large.data<char>() + i;
+        copy(s, out.data<char>() + i, from, 1, non_blocking);
+      }
     };
   };
   graph a = graph::capture(s, in_pieces(130'000, 10), {.memory = &shared});
