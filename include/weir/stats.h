@@ -48,7 +48,7 @@ struct memory_statistics {
   // torch's keys in torch's order, with weir's own among them
   std::vector<std::pair<std::string, std::int64_t>> flat() const;
 };
-struct stream_memory_use {  // one stream's memory on one device
+struct stream_memory_use {  // one stream's memory on one device; stream 0: of all that share pages
   std::uint64_t stream;
   size_t allocated, pending, cached;  // bytes: live, rounded; freed and still in use elsewhere; free
   size_t largest_free;                // bytes of one block

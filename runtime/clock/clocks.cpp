@@ -124,6 +124,7 @@ stream_clock* clocks::take_over(int device, driver::stream_handle h, std::uint64
   found->set_carries_collectives(false);
   found->capture_seen_.store(0, base::memory_order_relaxed);
   found->unfenced_.store(0), found->frees_.store(0), found->live_blocks_.store(0), found->marked_.store(false);
+  found->shared_.store(0);
   found->lane_.store(nullptr), found->stands_for_.store(nullptr), found->capture_.store(0);
   found->stands_for_held_.reset();
   found->tenure_.store(tenure_word::make(id, device), base::memory_order_release);
@@ -252,6 +253,16 @@ void clocks::let_go(stream_clock& keeper) noexcept {
   stream_clock* const one[] = {&keeper};
   end_lanes(one);
 }
+
+stream_clock& clocks::make_idle(int device) {
+  stream_clock& made = make(device, driver::stream_handle::none, life::captured);
+  end(made);
+  made.done_.raise(made.last_.load());
+  return made;
+}
+
+// A later stamp of an ended clock means its last fence, which is complete.
+void clocks::pass(stream_clock& idle) noexcept { (void)idle.begin(); }
 
 void clocks::end_lanes(std::span<stream_clock* const> lanes) noexcept {
   if (lanes.empty()) return;

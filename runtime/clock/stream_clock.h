@@ -106,6 +106,10 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
     return !marked_.load(base::memory_order_relaxed) && live_blocks_.load(base::memory_order_relaxed) <= 0;
   }
   bool is_fenced() const noexcept { return !unfenced_.load(base::memory_order_relaxed); }  // all that was freed
+  // Of a keeper, or of the home of memory that streams share: nothing is enqueued there.
+  bool has_no_stream() const noexcept { return handle() == driver::stream_handle::none; }
+  // Counts a block that this stream took from pages that it shares. Returns: how many it has taken
+  std::uint32_t count_shared() noexcept { return shared_.fetch_add(1, base::memory_order_relaxed) + 1; }
   void saw_captured(bool yes) const noexcept {  // the driver's answer just now
     while (seen_captured() != yes && !note_captured(yes, capture_seen_.load(base::memory_order_relaxed))) {}
   }
@@ -229,6 +233,7 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   base::atomic<std::uint32_t> unfenced_{0}, frees_{0};  // borrowed: frees since its last fence, and ever
   base::atomic<std::int32_t> live_blocks_{0};
   base::atomic<bool> marked_{false};
+  base::atomic<std::uint32_t> shared_{0};  // blocks taken from shared pages
   // Closes the fast allocation path on a captured stream. False: another answer was noted since `seen` was
   // read.
   bool note_captured(bool yes, std::uint32_t seen) const noexcept {
@@ -302,6 +307,10 @@ class clocks {
   // A clock without a stream, for what is held until let_go(). Throws: bad_alloc
   stream_clock& make_keeper(int device) { return make(device, driver::stream_handle::none, life::captured); }
   void let_go(stream_clock& keeper) noexcept;  // its stamps are complete
+  // A clock without a stream, for memory that is complete whenever it is free. Throws: bad_alloc
+  // Ensures: each of its stamps is complete
+  stream_clock& make_idle(int device);
+  void pass(stream_clock& idle) noexcept;  // its next stamp differs from those before
   std::vector<stamp> collectives_given() const;    // of every stream that carries them and is not known to be done
   bool lost(int device) const noexcept;            // a call on that device answered lost
   void note(int device, driver::status) noexcept;  // Requires: the answer of a call that names this device alone

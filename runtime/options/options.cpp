@@ -57,6 +57,9 @@ constexpr option_row table[] = {
     {"fence_interval", &options::fence_interval, "16 MiB, or a fraction of the stream's memory", nullptr,
      "Bytes freed between two fences while a second stream is active. With fewer bytes a wait for memory covers less "
      "work after the last use, and frees cost more."},
+    {"streams_with_pages", &options::streams_with_pages, "", nullptr,
+     "How many streams of a device get pages of their own at their first block. Small blocks of a later stream come "
+     "from pages that such streams share, until the stream is busy. See docs/decisions/shared-pages.md."},
     {"deterministic", &options::deterministic, "", nullptr,
      "Addresses of device blocks depend on the program's calls alone, not on when work completes. The exception is "
      "short memory during collectives. Costs memory and overlap: see docs/decisions/reuse.md."},

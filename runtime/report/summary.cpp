@@ -34,12 +34,16 @@ std::string in_units(std::int64_t bytes) { return bytes_text(static_cast<std::si
 // Noteworthy: at least an eighth of `of`, and at least a page.
 bool worth(std::int64_t bytes, std::int64_t of) { return bytes >= 2 << 20 && bytes >= of / 8; }
 
+std::string stream_text(std::uint64_t number) {
+  return number ? "stream " + std::to_string(number) : std::string("streams that share pages");
+}
+
 std::string whose_cached(statistic const& cached, std::int64_t reserved, std::span<stream_memory_use const> streams) {
   std::string out = in_units(cached.current) + " of " + in_units(reserved) + " are free";
   std::size_t told = 0;
   for (stream_memory_use const& u : streams) {
     if (u.cached == 0 || u.cached < static_cast<std::size_t>(cached.current) / 8 || told == 3) continue;
-    out += (told++ ? ", " : ": ") + bytes_text(u.cached) + " belong to stream " + std::to_string(u.stream) +
+    out += (told++ ? ", " : ": ") + bytes_text(u.cached) + " belong to " + stream_text(u.stream) +
            (u.allocated == 0 && u.pending == 0 ? ", which holds nothing else" : "");
   }
   return out + ". Other streams can use them when memory is short; empty_cache() returns them to the driver.\n";
@@ -51,8 +55,8 @@ std::string what_is_pending(std::int64_t pending, std::span<stream_memory_use co
   for (stream_memory_use const& u : streams)
     for (auto const& w : u.waits_for)
       if (told < 4)
-        out += (told++ ? "," : "") + (" " + bytes_text(w.bytes) + " of stream " + std::to_string(u.stream) +
-                                      " on stream " + std::to_string(w.stream));
+        out += (told++ ? "," : "") + (" " + bytes_text(w.bytes) + " of " + stream_text(u.stream) + " on " +
+                                      stream_text(w.stream));
   return out + ".\n";
 }
 

@@ -13,6 +13,7 @@ inline options drawn_policies(trial& t) {
   o.device_waits = static_cast<options::wait_policy>(t.draw(3));
   o.deterministic = o.device_waits == options::wait_policy::before_growth && t.coin();
   if (t.coin()) o.fence_interval = 1;
+  if (t.coin()) o.streams_with_pages = 1;
   return o;
 }
 

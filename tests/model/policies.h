@@ -17,6 +17,7 @@ inline void choose_policies(options& o, std::uint64_t seed) {
   o.device_waits = static_cast<options::wait_policy>(at_random / 12 % 3);
   o.deterministic = o.device_waits == options::wait_policy::before_growth;
   if (at_random / 108 % 2) o.fence_interval = 1;  // each free: a wait before growth finds its fence
+  if (at_random / 216 % 2) o.streams_with_pages = 1;  // the others share
 }
 
 // Free memory goes back at the second miss, in one program of five.

@@ -67,6 +67,7 @@ class pending_queue {
     n.stamps.assign(stamps.begin(), stamps.end());  // copied: reuses the node's capacity
     n.block = b.block, n.in_slab = b.in_slab, n.index = b.index, n.bytes = b.bytes, n.since = b.since;
     n.more.clear();
+    if (newest_.size() > most_newest * (size_ + most_kept)) forget_streams_without_blocks();
     for (clock::stamp const s : stamps) {
       std::uint64_t& newest = newest_[s.stream];
       newest = std::max(newest, s.n);
@@ -245,6 +246,16 @@ class pending_queue {
     spare_.push_front(b);
     ++spares_;
   }
+  // Streams come and go while others' blocks wait: what is known of them does not grow with their number.
+  void forget_streams_without_blocks() noexcept {
+    for (auto& [stream, n] : newest_) n = 0;
+    for (node const& b : by_sequence_)
+      for (clock::stamp const s : b.stamps) {
+        auto const known = newest_.find(s.stream);
+        if (known != newest_.end()) known->second = std::max(known->second, s.n);
+      }
+    std::erase_if(newest_, [](auto const& one) { return one.second == 0; });
+  }
   // Few streams keep their entries for their next block; those of many streams are dropped.
   void forget_when_empty() noexcept {
     if (size_ != 0) return;
@@ -252,7 +263,7 @@ class pending_queue {
     for (auto& [stream, n] : newest_) n = 0;
   }
 
-  static constexpr std::size_t most_spares = 1024, most_kept = 4;
+  static constexpr std::size_t most_spares = 1024, most_kept = 4, most_newest = 16;
   queues queues_;                         // by stream; some may be empty
   node_list spare_;  // unused nodes: allocating and freeing threads would contend for malloc's lock
   std::size_t spares_ = 0;

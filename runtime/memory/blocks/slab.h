@@ -161,6 +161,19 @@ struct alignas(64) slab {
     byte(i).set(byte(i).get() | slot_bits::noted);
     return n;
   }
+  using spare_note = std::map<std::uint32_t, note>::node_type;
+  // The slot's home is `home`. The spare note serves a slot that has none.
+  void set_home(std::uint32_t i, clock::stream_clock& home, spare_note spare) noexcept {
+    if (note* const known = note_of(i)) {
+      known->home = &home;
+      return;
+    }
+    spare.key() = i;
+    spare.mapped().home = &home;
+    notes.insert(std::move(spare));
+    say_more(i);
+    byte(i).set(byte(i).get() | slot_bits::noted);
+  }
   note* note_of(std::uint32_t i) noexcept {
     if (!has_note(i)) return nullptr;
     auto const found = notes.find(i);
@@ -267,6 +280,11 @@ class slabs {
   // live or pending -> free. Returns: true if the slab is empty and not kept, so its run may be returned.
   bool give(slab&, std::uint32_t index, std::uint64_t freed) noexcept;
   void hold(slab&, std::uint32_t index) noexcept;              // live -> pending
+  // pending -> live, for the stream whose use it waits for. Requires: fits_byte
+  void take_back(slab& s, std::uint32_t index, std::size_t requested) noexcept {
+    --s.pending;
+    s.set_live(index, requested);
+  }
   std::size_t take_for_cache(int size_class, std::span<cached_slot>) noexcept;  // free -> cached; Returns: how many
   // cached -> free; as give
   bool return_from_cache(slab& s, std::uint32_t index, std::uint64_t freed) noexcept {

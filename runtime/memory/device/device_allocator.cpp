@@ -42,6 +42,7 @@ void* device_allocator::allocate_in(memory_pool& pool, from where, alloc_request
     throw invalid_use("allocate", base::text(r.bytes, " B in pool ", pool.name, ", which is asleep"),
                       "Wake the pool first (pool::wake)", r.at, error_id{385});
   }
+  if (void* const p = where == from::pools_in_force ? allocate_shared(pool, r) : nullptr) return p;
   stream_heap& mine = heaps_.of(r.home, pool);
   thread_cache* const cache = where == from::pools_in_force ? mine.cache_to_allocate() : mine.cache_here();
   void* p = nullptr;
@@ -63,6 +64,21 @@ void* device_allocator::allocate_in(memory_pool& pool, from where, alloc_request
   }
   if (fell_asleep) [[unlikely]] return allocate_in(pool, where, r);
   if (r.home.alive() == clock::life::borrowed && !mine.is_of_graph()) r.home.note_block(1);
+  return p;
+}
+
+void* device_allocator::allocate_shared(memory_pool& pool, alloc_request const& r) {
+  if (r.size_class < 0 || !sharing_.serves(pool, r.home)) [[likely]]
+    return nullptr;
+  void* p = sharing_.take(pool, r);
+  if (!p) {
+    graphs_.end_those_over();
+    if (clock::stream_clock* const lane = lane_of(r.home, r)) return allocate_captured(*lane, r);
+    base::internal_ordering const own_affair(of_.runtime.observer());
+    p = sharing_.take_after_a_miss(pool, r);
+    return_idle();
+  }
+  if (p && r.home.alive() == clock::life::borrowed) r.home.note_block(1);
   return p;
 }
 

@@ -7,6 +7,7 @@
 #include "runtime/memory/device/idle_return.h"
 #include "runtime/memory/device/memory_audit.h"
 #include "runtime/memory/device/oom_ladder.h"
+#include "runtime/memory/device/page_sharing.h"
 #include "runtime/memory/device/reuse.h"
 #include "runtime/memory/supply/growth.h"
 #include "runtime/memory/supply/pool_sleep.h"
@@ -86,6 +87,7 @@ class device_allocator final : public allocator {
                       source_location);
   void* allocate_in(memory_pool&, from, alloc_request const&);
   void* allocate_cold(stream_heap& mine, alloc_request const&);
+  void* allocate_shared(memory_pool&, alloc_request const&);  // null: the stream has pages of its own
   // The stream's lane, if it is captured; null: it is not. One driver call. Throws: as allocate
   clock::stream_clock* lane_of(clock::stream_clock& home, alloc_request const&) const;
   void* allocate_captured(clock::stream_clock& lane, alloc_request const&);
@@ -109,6 +111,7 @@ class device_allocator final : public allocator {
   completion_poller completion_{of_, heaps_};
   idle_return idle_{of_, heaps_, completion_, return_};
   block_reuse reuse_{of_, heaps_, completion_, bound_};
+  page_sharing sharing_{of_, heaps_, completion_, growth_};
   memory_audit audit_{of_, heaps_, mover_, peers_, memory_};
   oom_ladder ladder_;
   free_path free_{of_, heaps_, graphs_};

@@ -60,7 +60,7 @@ void idle_return::set_mark(stream_heap& m, std::vector<mark>& marks) {
   if (!marks.empty() && marks.back().upto.stream != newest.stream) marks.clear();  // another home has the heap
   if (!newest.n || (!marks.empty() && marks.back().upto.n >= newest.n)) return;
   (void)of_.is_complete(newest);  // a fence that it records serves this, too
-  if (home->now().n <= newest.n) (void)home->fence();
+  if (home->now().n <= newest.n) home->has_no_stream() ? of_.clocks.pass(*home) : (void)home->fence();
   // refused: what was freed since the last fence waits for the next look
   newest.n = std::min(newest.n, home->now().n - 1);
   if (newest.n && (marks.empty() || marks.back().upto.n < newest.n)) marks.push_back({newest, base::now_ns()});

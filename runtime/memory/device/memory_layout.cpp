@@ -52,7 +52,7 @@ std::vector<mapped_range> memory_audit::layout() const {
       for (slabs::taken const s : c->out.slots()) waiting.push_back(s.from->start(s.index));
     }
     std::sort(waiting.begin(), waiting.end());
-    std::uint64_t const stream = m->shown_home().id(), pool = m->pool.get()->number;
+    std::uint64_t const stream = m->shown_stream(), pool = m->pool.get()->number;
     for (region* r : m->blocks.regions()) {
       bool in_range = false;
       for (heap_block const* p = r->first; p; p = p->after) {
@@ -94,7 +94,7 @@ std::vector<stream_memory_use> memory_audit::by_stream() const {
   }
   for (stream_heap* m : heaps_.all()) {
     base::biased_lock hold(m->lock);
-    auto const found = all.find(m->shown_home().id());
+    auto const found = all.find(m->shown_stream());
     if (found == all.end()) continue;
     std::map<std::uint64_t, std::size_t> waits;
     m->pending.each([&](pending_block const& b) { waits[b.stamps.front().stream] += b.bytes; });

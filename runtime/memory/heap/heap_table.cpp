@@ -93,13 +93,16 @@ std::vector<memory_pool const*> heap_table::pools() const {
   return all;
 }
 
+stream_heap* heap_table::recent(clock::stream_clock const& t, memory_pool const& pool) const noexcept {
+  stream_heap* const m = recent_[(t.id() + pool.number) % recent_.size()].load(base::memory_order_acquire);
+  bool const its = m && m->home.load(base::memory_order_acquire) == &t && m->pool.get() == &pool;
+  return its ? m : nullptr;
+}
+
 stream_heap& heap_table::of(clock::stream_clock& t, memory_pool& pool) {
-  auto& near = recent_[(t.id() + pool.number) % recent_.size()];
-  if (stream_heap* const m = near.load(base::memory_order_acquire);
-      m && m->home.load(base::memory_order_acquire) == &t && m->pool.get() == &pool)
-    return *m;
+  if (stream_heap* const m = recent(t, pool)) return *m;
   stream_heap& found = find(t, pool);
-  near.store(&found, base::memory_order_release);
+  recent_[(t.id() + pool.number) % recent_.size()].store(&found, base::memory_order_release);
   return found;
 }
 
@@ -110,20 +113,44 @@ stream_heap* heap_table::in(clock::stream_clock const& t, memory_pool const& poo
   return m == found->second.end() ? nullptr : *m;
 }
 
-stream_heap& heap_table::find(clock::stream_clock& t, memory_pool& pool) {
-  {
-    base::lock_guard hold(making_);
-    if (stream_heap* const found = in(t, pool)) return *found;
-  }
-  if (of_.clocks.any_ended() || any_left_.load()) ask_the_retired();
-  base::lock_guard hold(making_);
-  if (stream_heap* const found = in(t, pool)) return *found;
+stream_heap* heap_table::if_made(clock::stream_clock const& t, memory_pool const& pool) const noexcept {
+  if (stream_heap* const m = recent(t, pool)) return m;
+  base::lock_guard const hold(making_);
+  return in(t, pool);
+}
+
+clock::stream_clock& heap_table::shared_home() {
+  if (clock::stream_clock* const known = shared_home_.load(base::memory_order_acquire)) return *known;
+  base::lock_guard const hold(making_);
+  if (!shared_home_.load()) shared_home_.store(&of_.clocks.make_idle(of_.device), base::memory_order_release);
+  return *shared_home_.load();
+}
+
+stream_heap* heap_table::existing_or_left(clock::stream_clock& t, memory_pool& pool) {
+  if (stream_heap* const found = in(t, pool)) return found;
   auto& of_stream = by_stream_[t.id()];
   base::make_room(of_stream);
   // the handles of another stream's heap are not open to readers that this stream alone has
   bool const own_readers = !of_stream.empty() && of_stream.front()->readers.load() != readers_;
   bool const may = !own_readers && (of_.clocks.any_ended() || any_left_.load());
-  if (stream_heap* const left = may ? inherit(t, pool) : nullptr) return *left;
+  return may ? inherit(t, pool) : nullptr;
+}
+
+stream_heap* heap_table::inherited(clock::stream_clock& t, memory_pool& pool) {
+  if (!of_.clocks.any_ended() && !any_left_.load()) return nullptr;
+  ask_the_retired();
+  base::lock_guard const hold(making_);
+  stream_heap* const found = existing_or_left(t, pool);
+  if (!found && by_stream_.at(t.id()).empty()) by_stream_.erase(t.id());
+  return found;
+}
+
+stream_heap& heap_table::find(clock::stream_clock& t, memory_pool& pool) {
+  if (stream_heap* const found = if_made(t, pool)) return *found;
+  if (of_.clocks.any_ended() || any_left_.load()) ask_the_retired();
+  base::lock_guard hold(making_);
+  if (stream_heap* const found = existing_or_left(t, pool)) return *found;
+  auto& of_stream = by_stream_[t.id()];
   auto made = std::make_unique<stream_heap>(of_, index, t, pool);
   made->readers.store(of_stream.empty() ? readers_ : of_stream.front()->readers.load());
   index.make_room();
@@ -176,6 +203,7 @@ stream_heap* heap_table::inherit(clock::stream_clock& heir, memory_pool& pool) {
     memory_pool& its = *m->pool.get();
     // a stream's life changes under making_
     if ((m->home.load()->alive() != clock::life::retired && &its != &left_) || its.is_asleep()) continue;
+    if (m->is_shared() && &its != &left_) continue;  // its streams go on
     section const hold(*m);
     if (!may_inherit(*m, heir, pool)) continue;
     clock::stream_clock& old = *m->home.load();

@@ -19,6 +19,12 @@ class heap_table {
 
   stream_heap& of(clock::stream_clock&, memory_pool&);  // made if missing. Throws: bad_alloc
   stream_heap& of(clock::stream_clock& t) { return of(t, rest_); }
+  stream_heap* if_made(clock::stream_clock const&, memory_pool const&) const noexcept;  // null: there is none
+  stream_heap* inherited(clock::stream_clock&, memory_pool&);  // null: nothing is left for it. Throws: bad_alloc
+  // The heap of pages that streams share in that pool, made if missing. Throws: bad_alloc
+  stream_heap& shared(memory_pool& p) { return of(shared_home(), p); }
+  clock::stream_clock& shared_home();  // its home. Throws: bad_alloc
+  clock::stream_clock* shared_home_if_made() const noexcept { return shared_home_.load(base::memory_order_acquire); }
   std::vector<stream_heap*> all() const;
   // Calls `act` with each heap of that stream, under the table's lock.
   template <class Do>
@@ -71,7 +77,10 @@ class heap_table {
   base::atomic<std::size_t> scan_start{0};  // where a miss begins among many heaps
 
  private:
+  stream_heap* recent(clock::stream_clock const&, memory_pool const&) const noexcept;  // null: ask find()
   stream_heap& find(clock::stream_clock&, memory_pool&);
+  // Null: no heap is left for it. Requires: making_
+  stream_heap* existing_or_left(clock::stream_clock&, memory_pool&);
   stream_heap* in(clock::stream_clock const&, memory_pool const&) const;    // Null: none. Requires: making_
   stream_heap* inherit(clock::stream_clock& heir, memory_pool&);            // Requires: making_
   bool may_inherit(stream_heap const&, clock::stream_clock& heir, memory_pool const&) const;  // Requires: its lock
@@ -88,6 +97,7 @@ class heap_table {
   std::vector<std::unique_ptr<memory_pool>> pools_;  // also ended ones: threads may look at them
   base::atomic<bool> any_left_{false};               // a pool has ended
   std::array<base::atomic<stream_heap*>, 64> recent_{};  // by stream id: looked at first
+  base::atomic<clock::stream_clock*> shared_home_{nullptr};    // made under making_
 };
 
 }  // namespace weir::memory

@@ -36,18 +36,65 @@ void* stream_heap::take(alloc_request const& r) {
     heap_block* const p = blocks.take(r.rounded, r.alignment);
     return p ? hand_out(*p, r, nullptr) : nullptr;
   }
-  auto got = slots.take(r.size_class, r.bytes);
-  if (!got.from) {
-    std::size_t const wanted = slots.next_run_bytes(r.size_class), bytes = slots.usual_next_run_bytes(r.size_class),
-                      alignment = slabs::run_alignment(r.size_class);
-    heap_block* run = blocks.take_run(wanted, alignment);
-    if (!run && bytes < wanted) run = blocks.take_run(bytes, alignment);
-    if (!run && slots.has_shed()) run = blocks.take_short_run(bytes, alignment, size_classes::bytes(r.size_class));
-    if (!run) return nullptr;
-    cut_run(*run, r.size_class);
-    got = slots.take(r.size_class, r.bytes);
-  }
+  slabs::taken const got = free_slot(r);
+  return got.from ? hand_out(got, r) : nullptr;
+}
+
+slabs::taken stream_heap::free_slot(alloc_request const& r) {
+  if (auto const got = slots.take(r.size_class, r.bytes); got.from) return got;
+  std::size_t const wanted = slots.next_run_bytes(r.size_class), bytes = slots.usual_next_run_bytes(r.size_class),
+                    alignment = slabs::run_alignment(r.size_class);
+  heap_block* run = blocks.take_run(wanted, alignment);
+  if (!run && bytes < wanted) run = blocks.take_run(bytes, alignment);
+  if (!run && slots.has_shed()) run = blocks.take_short_run(bytes, alignment, size_classes::bytes(r.size_class));
+  if (!run) return {};
+  cut_run(*run, r.size_class);
+  return slots.take(r.size_class, r.bytes);
+}
+
+namespace {
+slab::spare_note note_for_later() {  // Throws: bad_alloc
+  std::map<std::uint32_t, slab::note> one;
+  one[0];
+  return one.extract(one.begin());
+}
+}  // namespace
+
+// A stream's own last block comes first: its work is ordered, because the stream is the same.
+void* stream_heap::take_for(clock::stream_clock& user, alloc_request const& r) {
+  if (asleep.get()) return nullptr;
+  slab::spare_note spare = note_for_later();
+  slabs::taken got = slot_freed_by(user, r);
+  if (!got.from) got = free_slot(r);
+  if (!got.from) return nullptr;
+  got.from->set_home(got.index, user, std::move(spare));
   return hand_out(got, r);
+}
+
+slabs::taken stream_heap::slot_freed_by(clock::stream_clock& user, alloc_request const& r) noexcept {
+  pending_block b;
+  auto const suits = [&](pending_block const& p) {
+    return p.in_slab && p.in_slab->size_class == r.size_class && p.stamps.size() == 1 && p.more.empty() &&
+           slab::fits_byte(p.in_slab->size, r.bytes);
+  };
+  if (pending.empty() || !pending.take(user.id(), suits, b)) return {};
+  note_waiting();
+  counts.pending_no_more(observe::size_pool::small, b.bytes);
+  of.record_pending(observe::action::free_completed, b.in_slab->start(b.index), b.bytes, 0);
+  slots.take_back(*b.in_slab, b.index, r.bytes);
+  return {b.in_slab, b.index};
+}
+
+void stream_heap::give_to(clock::stream_clock& user, void* p) {
+  auto const at = reinterpret_cast<address>(p);
+  block_ref const b = block_ref::find(*of.space.find(p), at);
+  try {
+    b.in_slab->set_home(b.index, user, note_for_later());
+  } catch (std::bad_alloc const&) {
+    counts.freed(observe::size_pool::small, b.in_slab->size, b.in_slab->requested(b.index));
+    if (slots.give(*b.in_slab, b.index, home.load()->now().n)) return_run(*b.in_slab);
+    throw;
+  }
 }
 
 void* stream_heap::take_or_shed(alloc_request const& r) {
@@ -247,13 +294,13 @@ void stream_heap::free_left_behind() noexcept {
 }
 
 void stream_heap::record_mapping(handle const& h, observe::action what) const noexcept {
-  observe::note(what, reinterpret_cast<void const*>(h.at), h.bytes, shown_home().id(), of.runtime.id(), of.device,
+  observe::note(what, reinterpret_cast<void const*>(h.at), h.bytes, shown_stream(), of.runtime.id(), of.device,
                 {nullptr, nullptr, 0});
 }
 
 void stream_heap::log_mapping(std::size_t bytes, char const* what) const noexcept {
   if (bytes && logs(of.runtime, log_level::debug)) [[unlikely]]
-    log(log_level::debug, {of.device, shown_home().id(), bytes}, what);
+    log(log_level::debug, {of.device, shown_stream(), bytes}, what);
 }
 
 heap_index::rows stream_heap::to_be_listed() const noexcept {

@@ -29,6 +29,10 @@ class alignas(64) stream_heap {
   void* take(alloc_request const&);
   void* take_or_shed(alloc_request const&);
   void* take_anywhere(alloc_request const&);  // blocks also where runs would lie, and runs among blocks
+  // Of pages that streams share: a small block whose home is `user`. Requires: is_shared. Throws: bad_alloc
+  void* take_for(clock::stream_clock& user, alloc_request const&);
+  // Names the home of a small block that has none yet. Throws: bad_alloc, and the block is free again
+  void give_to(clock::stream_clock& user, void* block);
   void* hand_out(heap_block&, alloc_request const&, clock::stream_clock* other_home);
   void* hand_out(slabs::taken, alloc_request const&);
   void cut_run(heap_block& run, int size_class);  // Throws: bad_alloc; the run is free again then
@@ -140,12 +144,15 @@ class alignas(64) stream_heap {
   bool cacheable() const noexcept {
     auto const is = pool.get()->is;
     return home.load(base::memory_order_acquire)->alive() != clock::life::borrowed && is != memory_pool::kind::left &&
-           is != memory_pool::kind::graph && !pool.get()->is_asleep();
+           is != memory_pool::kind::graph && !pool.get()->is_asleep() && !is_shared();
   }
+  // Its small blocks are those of many streams: each names its own home (device/page_sharing.h).
+  bool is_shared() const noexcept { return home.load(base::memory_order_acquire)->has_no_stream(); }
   bool is_of_graph() const noexcept { return pool.get()->is == memory_pool::kind::graph; }
   bool pages_stay() const noexcept { return pool.get()->pages_stay(); }
   // The home in reports: of a graph's memory the stream that was captured.
   clock::stream_clock& shown_home() const noexcept { return shown(*home.load()); }
+  std::uint64_t shown_stream() const noexcept { return is_shared() ? 0 : shown_home().id(); }  // 0: of many
   static clock::stream_clock& shown(clock::stream_clock& home) noexcept {
     clock::stream_clock* const captured = home.stands_for();
     return captured ? *captured : home;
@@ -156,6 +163,8 @@ class alignas(64) stream_heap {
     return (allocation_table::bucket_of(&t) + p.number * 7) % thread_table::buckets;
   }
   void run_gone(std::size_t bytes) noexcept;  // to the counters
+  slabs::taken free_slot(alloc_request const&);                       // from a slab, or from a run that is cut now
+  slabs::taken slot_freed_by(clock::stream_clock&, alloc_request const&) noexcept;  // that waits for it alone
 };
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Winvalid-offsetof"

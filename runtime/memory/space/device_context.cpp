@@ -23,7 +23,8 @@ device_context::device_context(weir::runtime::impl& r, int device, allocator* a,
       polls(r.options().poll_on_miss),
       deterministic(r.options().deterministic),
       waits(r.options().device_waits),
-      fence_interval(r.options().fence_interval) {
+      fence_interval(r.options().fence_interval),
+      streams_with_pages(r.options().streams_with_pages) {
   auto info = machine.info(device);
   require(info.is, "allocate", base::gpu_name(device), "", at);
   driver_reserve = driver_reserve_of(r.options(), machine.simulated(), info.value.multi_processor_count);

@@ -96,6 +96,9 @@ driver::status peer_access::open_to(clock::stream_clock* home, std::uint64_t rea
     auto const open = [&]() -> driver::status {
       std::vector<stream_heap*> its;
       heaps_.each_of(*home, [&](stream_heap& m) { its.push_back(&m); });
+      // its small blocks may lie in pages that it shares
+      if (auto const* const shared = heaps_.shared_home_if_made())
+        heaps_.each_of(*shared, [&](stream_heap& m) { its.push_back(&m); });
       for (stream_heap* const m : its) {
         if (auto const s = open_handles(*m, readers); !s.ok()) return s;
       }

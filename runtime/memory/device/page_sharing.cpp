@@ -1,0 +1,54 @@
+// Which streams share pages, and their allocations from them.
+// Threads: as page_sharing.h.
+#include "runtime/memory/device/page_sharing.h"
+
+#include <algorithm>
+
+#include "runtime/memory/device/searches.h"
+
+namespace weir::memory {
+
+std::size_t page_sharing::most_with_pages() const noexcept {
+  std::size_t const limit = of_.counts.limit();
+  std::size_t const all = limit ? limit : of_.space.info().total_memory;
+  return std::max(of_.streams_with_pages, all / part_of_device / of_.space.page_bytes());
+}
+
+bool page_sharing::serves(memory_pool& pool, clock::stream_clock& home) {
+  std::size_t const heaps = heaps_.index.size();
+  if (heaps < of_.streams_with_pages || of_.deterministic || pool.pages_stay()) [[likely]]
+    return false;
+  stream_heap const* const own = heaps_.if_made(home, pool);
+  if (own && own->counts.bytes_mapped()) return false;
+  // The handles of shared pages are not open to readers that this stream alone has.
+  if (own && own->readers.load() != heaps_.shared(pool).readers.load()) return false;
+  std::uint32_t const taken = home.count_shared();
+  if (taken < busy) return true;
+  if (own || heaps < most_with_pages()) return false;
+  // Pages that another stream left cost nothing. They are looked for now and then only, because all heaps are.
+  return taken % busy || !heaps_.inherited(home, pool);
+}
+
+void* page_sharing::take(memory_pool& pool, alloc_request const& r) {
+  stream_heap& all = heaps_.shared(pool);
+  section const hold(all);
+  return all.take_for(r.home, r);
+}
+
+void* page_sharing::take_after_a_miss(memory_pool& pool, alloc_request const& r) {
+  stream_heap& all = heaps_.shared(pool);
+  if (of_.polls && completion_.poll(all, asked_a_miss)) {
+    if (void* const p = take(pool, r)) return p;
+  }
+  alloc_request const for_all{*all.home.load(), r.bytes, r.alignment, r.size_class, r.rounded, r.at};
+  void* out = nullptr;
+  if (driver::status const s = growth_.grow(all, for_all, out); !s.ok()) {
+    of_.note_status(s);
+    return nullptr;
+  }
+  section const hold(all);
+  all.give_to(r.home, out);
+  return out;
+}
+
+}  // namespace weir::memory
