@@ -213,6 +213,44 @@ TEST(page_sharing, a_stream_open_to_a_peer_shares_no_more) {
   EXPECT_EQ(device.validate(), std::vector<std::string>{});
 }
 
+// A pool's shared pages sleep and wake with it, and a block that is freed meanwhile stays away.
+TEST(page_sharing, shared_pages_sleep_with_their_pool) {
+  crowd m;
+  memory::memory_pool& pool = m.device().make_pool("many", 0);
+  std::uint64_t const entered = memory::thread_caches::enter(pool);
+  std::vector<void*> held;
+  for (int i = 0; i < 40; ++i) held.push_back(m.take(m.late(), 4096));
+  for (void* const p : held) ASSERT_EQ(m.device().find(p)->pool, &pool);
+  std::size_t given = 0;
+  std::size_t const before = m.reserved();
+  ASSERT_TRUE(m.device().sleep(pool, nullptr, given).ok());
+  EXPECT_EQ(m.reserved(), before - given);
+  EXPECT_GE(given, 40u * 4096);
+  m.give(held.back()), held.pop_back();
+  m.sound();
+  ASSERT_TRUE(m.device().wake(pool, nullptr, at).ok());
+  for (void* const p : held) EXPECT_EQ(m.device().find(p)->bytes, 4096u), m.give(p);
+  memory::thread_caches::leave(entered);
+  m.sound();
+  m.device().end_pool(pool);
+  m.sound();
+}
+
+// What is free for that time goes back, although the heap's home never enqueues anything.
+TEST(page_sharing, idle_shared_pages_go_back) {
+  crowd m;
+  m.device().let_idle_go_after(1);
+  void* const p = m.take(m.late(), 4096);
+  std::size_t const before = m.reserved();
+  m.give(p);
+  for (int i = 0; i < 4; ++i) {  // a question, its answer, a mark, and the return
+    ASSERT_TRUE(m.bench.control->run());
+    m.device().return_idle();
+  }
+  EXPECT_LT(m.reserved(), before);
+  m.sound();
+}
+
 TEST(page_sharing, a_deterministic_runtime_shares_nothing) {
   crowd m({.deterministic = true});
   std::size_t const before = m.reserved();

@@ -2,6 +2,7 @@
 // Threads: one.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <random>
 #include <set>
@@ -35,6 +36,24 @@ TEST(pending_queue, a_block_waits_for_the_last_of_its_stamps) {
   EXPECT_EQ(reclaimed, 1);
   EXPECT_TRUE(q.empty());
   EXPECT_EQ(q.bytes(), 0u);
+}
+
+// A server's streams come and go while some block always waits.
+TEST(pending_queue, streams_that_come_and_go_leave_no_entry) {
+  pending_queue q;
+  std::vector<heap_block> blocks(100'000);
+  std::size_t most = 0;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    blocks[i].bytes = 512;
+    q.push(block_of(blocks[i], {{i + 1, 1}}));
+    q.reclaim([&](clock::stamp s, pending_block&) { return s.stream + 3 <= i; }, [](pending_block const&) {});
+    if (i % 100 == 0) most = std::max(most, q.newest().size());
+  }
+  EXPECT_LE(q.size(), 4u);
+  EXPECT_LE(most, 200u) << "four blocks wait at a time";
+  auto const all = q.newest();
+  for (std::size_t stream : {blocks.size(), blocks.size() - 1})
+    EXPECT_EQ(std::ranges::count(all, clock::stamp{stream, 1}), 1) << "a block waits for it";
 }
 
 TEST(pending_queue, settling_looks_at_one_more_block_a_stream) {

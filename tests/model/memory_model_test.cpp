@@ -25,10 +25,18 @@ TEST_P(memory_model, every_byte_of_every_block_is_right) {
     EXPECT_GT(ooms, wanted.count() / 10) << "the ladder is hardly ever climbed to its end";
   }
 }
+TEST(memory_model_shared, every_byte_of_every_shared_page_is_right) {
+  tests::seeds const wanted("memory_model_shared", 3'000, 0, 1);
+  for (auto const seed : wanted) {
+    tests::verdict const wrong =
+        tests::memory_program(seed, tests::about::small_blocks).run();
+    ASSERT_TRUE(wrong.ok()) << wrong << "; replay with WEIR_TEST_SEED=" << seed;
+  }
+}
 // Regressions: a wait of weir closed a cycle of ranks, and out_of_memory came before completion was polled.
 TEST(memory_model_once_found, these_programs_are_right) {
   for (std::uint64_t const seed : {47'590u, 80'451u, 112'095u, 156'673u, 195'287u, 1'653'302'169u}) {
-    tests::verdict const wrong = tests::memory_program(seed, false).run();
+    tests::verdict const wrong = tests::memory_program(seed, tests::about::default_policies).run();
     EXPECT_TRUE(wrong.ok()) << wrong << "; seed " << seed;
   }
   // With `deterministic`, a new stream waited for a collective that used an

@@ -21,13 +21,13 @@ namespace weir::tests {
 
 class memory_program {
  public:
-  explicit memory_program(std::uint64_t seed, bool policies = true)
-      : random_(seed * 0x9e3779b97f4a7c15u + 1),
+  explicit memory_program(std::uint64_t seed, about what = about::drawn_policies)
+      : random_(seed * 0x9e3779b97f4a7c15u + 1), small_(what == about::small_blocks),
         devices_(below(3) == 0 ? 2 : 1),
         capacity_((std::size_t{1} + below(4)) << (below(2) ? 20 : 18)) {
     options o;
     if (below(4) == 0) o.device_limit = capacity_ / 2;
-    if (policies) choose_policies(o, seed);
+    choose_policies(o, seed, what);
     collectives_ = below(4) == 0;
     simulated like{
         .devices = devices_, .memory = capacity_, .schedule = simulated::scheduling::seeded, .seed = seed + 1};
@@ -41,7 +41,7 @@ class memory_program {
       checker_ = both.control;
       return std::move(both.machine);
     });
-    if (policies && idle_goes(o, seed)) let_idle_go(*bench_, devices_);
+    if (what == about::drawn_policies && idle_goes(o, seed)) let_idle_go(*bench_, devices_);
     bool const foreign = below(4) == 0;
     for (int i = 0, n = 2 + below(3); i < n; ++i) {
       lines_.push_back(nullptr);
@@ -159,7 +159,7 @@ class memory_program {
     must(machine().destroy_event(device_of(before), e.value), "destroy_event");
   }
 
-  std::size_t some_size() { return tests::some_size([this](int n) { return below(n); }, capacity_); }
+  std::size_t some_size() { return tests::some_size([this](int n) { return below(n); }, small_ ? 0 : capacity_); }
 
   void allocate() { allocate(below(static_cast<int>(lines_.size()))); }
   void allocate(int s) {
@@ -481,6 +481,7 @@ class memory_program {
   }
 
   std::mt19937_64 random_;
+  bool const small_;
   int const devices_;
   std::size_t const capacity_;
   verdict wrong_;
@@ -492,7 +493,6 @@ class memory_program {
   std::vector<clock::stream_clock*> lines_;
   std::optional<memory_bench> bench_;
   driver::check::control* checker_ = nullptr;  // null: no checker
-
  public:
   std::uint64_t allocations = 0, ooms = 0;
 };

@@ -31,9 +31,10 @@ inline bool painted(unsigned char const* at, std::size_t bytes, std::uint32_t pa
   return bytes <= 4 || std::memcmp(at, at + 4, bytes - 4) == 0;
 }
 
-// Sizes of all kinds, up to a third of the device. below(n): a number from 0 to n - 1.
+// Sizes of all kinds, up to a third of the device; of capacity 0 a few small ones. below(n): a number from 0 to n - 1.
 template <class Below>
 std::size_t some_size(Below const& below, std::size_t capacity) {
+  if (capacity == 0) return std::size_t{64} << 2 * below(3);  // few sizes, so that a freed block soon serves again
   switch (below(8)) {
     case 0: return static_cast<std::size_t>(below(64));
     case 1: case 2: return static_cast<std::size_t>(below(4096));

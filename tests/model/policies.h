@@ -10,7 +10,12 @@
 
 namespace weir::tests {
 
-inline void choose_policies(options& o, std::uint64_t seed) {
+// What a random program is about: small_blocks are those of streams that share pages.
+enum class about : std::uint8_t { default_policies, drawn_policies, small_blocks };
+
+inline void choose_policies(options& o, std::uint64_t seed, about what) {
+  if (what == about::small_blocks) o.streams_with_pages = 1;
+  if (what != about::drawn_policies) return;
   std::uint64_t const at_random = (seed * 0xff51afd7ed558ccdu) >> 24;
   if (at_random % 3) return;
   o.poll_on_miss = at_random / 3 % 4 != 0;

@@ -51,6 +51,10 @@ std::span<kind_of_program const> programs_by_name() {
   static constexpr kind_of_program all[] = {
       {"buckets", [](std::uint64_t seed) { return buckets_program(seed).run(); }},
       {"pools", [](std::uint64_t seed) { return pools_program(seed).run(); }},
+      {"shared pages",
+       [](std::uint64_t seed) {
+         return memory_program(seed, about::small_blocks).run();
+       }},
       {"idle", [](std::uint64_t seed) { return idle_program(seed).run(); }},
       {"spill", [](std::uint64_t seed) { return by_seed(seed, "spill"); }},
   };
