@@ -22,7 +22,19 @@ done
 
 # Blocks of C++ are tested, programs and pages name their headers, and names in backticks exist. Then a copy with faults of each kind.
 if command -v python3 > /dev/null; then
-  "$root/tests/tools/page_programs" "$root" || fail "the programs and names of the pages"
+  mkdir "$work/programs"
+  "$root/tests/tools/page_programs" "$root" "$work/programs" || fail "the programs and names of the pages"
+  while read -r line; do
+    read -r tool name more <<< "${line%%:*}"
+    case $tool in
+      weir) [ ! -x "$2/bin/weir" ] || "$2/bin/weir" $name $more --help > "$work/help" 2>&1 || fail "a page shows $line: no such command" ;;
+      ./run) cat "$root/run" "$root"/examples/*/*.cpp > "$work/help"; grep -q "^  $name " "$root/run" || fail "a page shows $line: no such command" ;;
+      *) cp "$root/$tool" "$work/help" || fail "a page shows $line: no such file" ;;
+    esac
+    for option in ${line#*:}; do
+      [ ! -s "$work/help" ] || [ "$option" = --benchmark ] || grep -qF -- "$option" "$work/help" || fail "a page shows $line: no option $option"
+    done
+  done < <(sort -u "$work/programs/commands")
   mkdir "$work/tree"
   ln -s "$root"/* "$work/tree/"
   rm "$work/tree"/{README.md,docs}
@@ -84,6 +96,11 @@ objects=$(sed -nE 's/^  (mutable )?([a-z_]+)&? [a-z]+_(\{.*\})?;$/\2/p' "$root/r
 [ "$(wc -w <<< "$objects")" -gt 12 ] || fail "only $(wc -w <<< "$objects") objects were looked for"
 for object in $objects; do
   grep -qE "^\|[^|]*\`$object\`" "$root/docs/decisions/memory-objects.md" || fail "docs/decisions/memory-objects.md has no row of $object"
+done
+
+# docs/explanation/architecture.md has each room of the library.
+for room in $(awk '$1 ~ /\/$/ && $2 < 90 { print $1 }' "$root/tools/floors.txt"); do
+  sed -n '/^```/,/^```/p' "$root/docs/explanation/architecture.md" | grep -qw "$(basename "$room")" || fail "docs/explanation/architecture.md shows no $room"
 done
 
 lines=$(wc -l < "$root/README.md")

@@ -30,10 +30,4 @@ echo mine > "$work/kept"
 ln -s "$work/kept" "$work/tmp/timeline.json"
 TMPDIR=$work/tmp "$2/bin/questions" overlap > /dev/null
 [ "$(cat "$work/kept")" = mine ] && [ "$(ls "$work/tmp")" = timeline.json ] && [ -L "$work/tmp/timeline.json" ] || { echo "FAILED: questions changed a file of TMPDIR"; failed=1; }
-
-# Commands and options must be the tool's; page_programs compares the code.
-while read -r command option; do
-  "$2/bin/weir" "$command" --help > "$work/help" 2>&1 || { echo "FAILED: weir $command"; failed=1; }
-  [ -z "$option" ] || grep -q -- "$option" "$work/help" || { echo "FAILED: weir $command has no $option"; failed=1; }
-done <<< "$(grep -oE '`weir [a-z]+[^`]*`' "$page" | tr -d '`' | sed -E 's/^weir ([a-z]+)( .*)?(--[a-z]+)?.*$/\1 \2/' | sed -E 's/^([a-z]+) .*(--[a-z]+).*/\1 \2/; t; s/ .*//' | sort -u)"
 exit $failed
