@@ -364,6 +364,9 @@ if(NOT WEIR_SANITIZE)
     set_tests_properties(tools.${name} PROPERTIES TIMEOUT 120 LABELS tools COST 300)  # longest first
   endforeach()
   set_tests_properties(tools.docs PROPERTIES TIMEOUT 400)  # a browser opens four pages
+  if(TARGET weir_shared)
+    set_tests_properties(tools.package PROPERTIES TIMEOUT 400)  # builds every program of the pages, some by nvcc
+  endif()
   set_tests_properties(floors PROPERTIES TIMEOUT 60 LABELS tools)
 endif()
 

@@ -1,7 +1,10 @@
 // The first program: one file, GPUs or simulated devices.
 #include <cstdio>
+#include "weir/device.h"
+#include "weir/launch.h"
 #include "weir/observe.h"
 #include "weir/parallel_for.h"
+#include "weir/stream.h"
 #include "weir/tensor.h"
 
 struct scale_by {  // a kernel: plain C++ that nvcc and the host compiler both read

@@ -123,8 +123,8 @@ WEIR_API weir_status weir_pool_wake(weir_pool*); /* the same addresses. Refused:
 
 /* Streams ---------------------------------------------------------------------------------------------------- */
 
-/* Registers a stream of the program. It is then as quick as weir's own: caches of each thread, fences only when
-   another stream looks for memory. Registered twice, it is one stream.
+/* Registers a stream of the program. It then has what weir's own have: caches of each thread, fences only when
+   another stream looks. Each allocation asks whether it is captured. Registered twice, it is one stream.
    Requires: the stream exists until the last weir_unregister_stream, and is not in use by a call then. */
 WEIR_API weir_status weir_register_stream(int device, weir_stream stream);
 WEIR_API weir_status weir_unregister_stream(int device, weir_stream stream);

@@ -63,7 +63,7 @@ struct options {
   size_t address_space = 0;      // bytes of addresses reserved for each device; 0: 16 TiB, halved until it fits
   // Finds races: two declared uses of a byte (launch, copy, tensors) that nothing orders, and memory used
   // before or after its lifetime. race_reports() of weir/observe.h returns them; unqueried ones are printed
-  // at the end. Costs 0.1 to 0.8 us a call (docs/how-to/test-without-a-gpu.md). WEIR_CHECK_RACES=1 sets it
+  // at the end. What it costs a call: docs/reference/benchmarks.md. WEIR_CHECK_RACES=1 sets it
   // for all runtimes.
   bool check_races = false;
   // Every launch waits for its work, so that errors name the right line. CUDA_LAUNCH_BLOCKING=1 sets it too.

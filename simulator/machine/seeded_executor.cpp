@@ -42,7 +42,7 @@ class seeded_executor final : public stepping {
   }
 
   outcome until(base::unique_lock& lock, stream& s, std::uint64_t position) override {
-    // jumps up to ten hours
+    // jumps up to five hours
     if (s.done < position && all_.takes.takes(freedom::time, 20)) now_ns_ += std::int64_t{1} << tape_.draw(45);
     return stepping::until(lock, s, position);
   }

@@ -66,35 +66,34 @@ mkdir "$work/mine"
 page=$root/docs/tutorial/find-a-race.md
 block() { awk -v kind="^\`\`\`$1\$" '$0 ~ kind && !done { on = 1; next } /^```$/ { if (on) done = 1; on = 0 } on' "$page"; }
 block cmake > "$work/mine/CMakeLists.txt"
-block cpp > "$work/mine/my_test.cpp"
-# A block of any page after <!-- program: NAME --> is a whole program; with `cuda` behind the name only nvcc reads it.
+# Whole programs and parts of programs on pages (page_programs). Those of kind `cuda` are compiled alone, by nvcc.
 with_cuda=no
 ! grep -q 'WEIR_BUILT_WITH_CUDA \(ON\|1\|TRUE\))' "$work/prefix"/lib*/cmake/weir/weir-config.cmake "$work/prefix"/lib/*/cmake/weir/weir-config.cmake 2> /dev/null || with_cuda=yes
-programs=0
-while IFS=: read -r file mark; do
-  read -r _ _ name cuda _ <<< "$mark"
-  [ "$cuda" != cuda ] || [ $with_cuda = yes ] || continue
-  programs=$((programs + 1))
-  awk -v mark="$mark" '$0 == mark { wait = 1; next } wait && /^```/ { on = !on; if (!on) exit; next } on' "$file" > "$work/mine/$name"
-  if [ "$cuda" = cuda ]; then
-    printf 'add_library(program%s OBJECT)\ntarget_link_libraries(program%s PRIVATE weir::weir)\nweir_kernels(program%s %s)\n' $programs $programs $programs "$name"
-  else
-    printf 'add_executable(program%s)\ntarget_link_libraries(program%s PRIVATE weir::weir)\nweir_kernels(program%s %s)\n' $programs $programs $programs "$name"
-  fi >> "$work/mine/CMakeLists.txt"
-done < <(grep -r --include='*.md' '^<!-- program: .* -->$' "$root/README.md" "$root/docs")
-[ $programs -ge 1 ] || { echo "no page has a program"; exit 1; }
+"$root/tests/tools/page_programs" "$root" "$work/mine"
+echo 'include_directories(.)' >> "$work/mine/CMakeLists.txt"
+while read -r file kind _; do
+  target=${file%.*}
+  case $kind.$with_cuda.$file in
+    cuda.no.*) continue ;;
+    cuda.*) echo "add_library($target OBJECT)" ;;
+    runs.*) echo "add_executable($target)" ;;
+    fails.*) continue ;;  # by the page's own CMakeLists.txt
+  esac
+  [[ $file == *.cpp ]] && echo "target_sources($target PRIVATE $file)" || echo "weir_kernels($target $file)"
+  echo "target_link_libraries($target PRIVATE weir::weir)"
+done < "$work/mine/list" >> "$work/mine/CMakeLists.txt"
 make_mine() { cmake -S "$work/mine" -B "$work/mine/build" "${arguments[@]}" > "$work/log" 2>&1 && cmake --build "$work/mine/build" >> "$work/log" 2>&1 || { cat "$work/log"; exit 1; }; }
 make_mine
+while read -r file kind output; do
+  [ "$kind" = runs ] || continue
+  (cd "$work/mine/build" && WEIR_DEVICES=sim:2 "./${file%.*}" > "$work/said" 2>&1) && [[ $(cat "$work/said") == *"$output" ]] || { cat "$work/said"; echo "a page shows $file, which fails, or does not print '$output'"; exit 1; }
+done < "$work/mine/list"
 if "$work/mine/build/my_test" > "$work/said"; then
   echo "the page's program found nothing"
   exit 1
 fi
 shown=$(grep -m 1 '^race: bytes .* my_test.cpp' "$root/docs/tutorial/find-a-race.md")
 grep -qxF "$shown" "$work/said" || { cat "$work/said"; echo "and the page shows: $shown"; exit 1; }
-# The README shows two lines of it.
-sed -n '/^## A race/,/^## How/p' "$root/README.md" | sed -n '/^```cpp/,/^```$/p' | grep -v '^```' | while IFS= read -r line; do
-  grep -qxF -- "$line" "$work/mine/my_test.cpp" || { echo "README.md shows a line that the program has not: $line"; exit 1; }
-done
 sed -i 's/^  weir::parallel_for/  compute.wait(copies);\n&/' "$work/mine/my_test.cpp"
 make_mine
 "$work/mine/build/my_test"

@@ -20,6 +20,41 @@ for page in "${pages[@]}"; do
 done
 [ $quoted -gt 0 ] || fail "no page quotes a file"
 
+# Blocks of C++ are tested, programs and pages name their headers, and names in backticks exist. Then a copy with faults of each kind.
+if command -v python3 > /dev/null; then
+  mkdir "$work/programs"
+  "$root/tests/tools/page_programs" "$root" "$work/programs" || fail "the programs and names of the pages"
+  while read -r line; do
+    read -r tool name more <<< "${line%%:*}"
+    case $tool in
+      weir) [ ! -x "$2/bin/weir" ] || "$2/bin/weir" $name $more --help > "$work/help" 2>&1 || fail "a page shows $line: no such command" ;;
+      ./run) cat "$root/run" "$root"/examples/*/*.cpp > "$work/help"; grep -q "^  $name " "$root/run" || fail "a page shows $line: no such command" ;;
+      *) cp "$root/$tool" "$work/help" || fail "a page shows $line: no such file" ;;
+    esac
+    for option in ${line#*:}; do
+      [ ! -s "$work/help" ] || [ "$option" = --benchmark ] || grep -qF -- "$option" "$work/help" || fail "a page shows $line: no option $option"
+    done
+  done < <(sort -u "$work/programs/commands")
+  mkdir "$work/tree"
+  ln -s "$root"/* "$work/tree/"
+  rm "$work/tree"/{README.md,docs}
+  cp -r "$root"/{README.md,docs} "$work/tree/"
+  wrong=dok
+  sed -i '/^<!-- part: pools.1 -->$/d' "$work/tree/docs/how-to/pools.md"
+  sed -i 's/`weir doctor`/`weir '$wrong'tor`/; s/^weir::record_timeline();/weir::record_time();/' "$work/tree/docs/how-to/where-did-my-memory-go.md"
+  sed -i '/^#include "weir.memory.h"/d; s/^#include "weir.copy.h"/&\n#include "weir\/peer.h"/' "$work/tree/README.md"
+  sed -i 's/weir.collective.h/weir\/coll.h/' "$work/tree/docs/how-to/several-processes.md"
+  echo 'Call `weir::empty_cash()`.' >> "$work/tree/docs/how-to/install.md"
+  status=0
+  "$root/tests/tools/page_programs" "$work/tree" > "$work/said" || status=$?
+  [ $status = 1 ] || fail "page_programs found nothing in pages with faults"
+  for text in 'pools.md:5: no comment before' 'pools.1 is no part of a page' "${wrong}tor is not in the repository" 'record_time(); is not in examples' \
+    'saxpy.cu does not include the header of allocate (memory.h)' 'saxpy.cu uses nothing of peer.h' 'no header is named for communicator' \
+    'no public header declares weir::empty_cash'; do
+    grep -qF -- "$text" "$work/said" || fail "page_programs did not find: $text"
+  done
+fi
+
 # Figures: the page whole, and the table of the README.
 "$root/tools/figures" > "$work/page"
 cmp -s "$work/page" "$root/docs/reference/benchmarks.md" || fail "docs/reference/benchmarks.md is not what tools/figures prints (tools/figures --write)"
@@ -54,6 +89,18 @@ chmod +x "$work/weir" "$work/weir_bench"
 WEIR_TOOL=$work/weir "$root/tools/figures" --measure x/a.trace.gz > "$work/run" && "$root/tools/figures" "$work/run" > "$work/page"
 for cell in 'a machine of stubs' '| 12.5 |' '| 50.5 | 51 |' '| equal stages | 1.010 | 1.020 |' '| a fill | 80 | 81 |' '| a | 9 | 1.020 |'; do
   grep -qF -- "$cell" "$work/page" || fail "the page of a measured run has no '$cell'"
+done
+
+# docs/decisions/memory-objects.md has each object that a device's allocator is made of.
+objects=$(sed -nE 's/^  (mutable )?([a-z_]+)&? [a-z]+_(\{.*\})?;$/\2/p' "$root/runtime/memory/device/device_allocator.h")
+[ "$(wc -w <<< "$objects")" -gt 12 ] || fail "only $(wc -w <<< "$objects") objects were looked for"
+for object in $objects; do
+  grep -qE "^\|[^|]*\`$object\`" "$root/docs/decisions/memory-objects.md" || fail "docs/decisions/memory-objects.md has no row of $object"
+done
+
+# docs/explanation/architecture.md has each room of the library.
+for room in $(awk '$1 ~ /\/$/ && $2 < 90 { print $1 }' "$root/tools/floors.txt"); do
+  sed -n '/^```/,/^```/p' "$root/docs/explanation/architecture.md" | grep -qw "$(basename "$room")" || fail "docs/explanation/architecture.md shows no $room"
 done
 
 lines=$(wc -l < "$root/README.md")
@@ -117,7 +164,7 @@ total, broken = 0, False
 sentences = []
 for page in sys.argv[1:]:
     text = open(page, encoding="utf-8").read()
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    prose = re.sub(r"^```.*?^```|^<!--.*?-->$", "", text, flags=re.S | re.M)
     generated = page in ("docs/reference/benchmarks.md", "docs/reference/options.md")
     total += 0 if generated else sum(bool(re.search("[A-Za-z0-9]", word)) for word in prose.split())
     prose = re.sub(r"^(\||#|<!--|!\[).*$", "", prose, flags=re.M)

@@ -30,20 +30,4 @@ echo mine > "$work/kept"
 ln -s "$work/kept" "$work/tmp/timeline.json"
 TMPDIR=$work/tmp "$2/bin/questions" overlap > /dev/null
 [ "$(cat "$work/kept")" = mine ] && [ "$(ls "$work/tmp")" = timeline.json ] && [ -L "$work/tmp/timeline.json" ] || { echo "FAILED: questions changed a file of TMPDIR"; failed=1; }
-
-# The page quotes code of the programs, with two exceptions.
-awk '/^```cpp/ { code = 1; next } /^```/ { code = 0 } code' "$page" | sed 's/^ *//; s/ *$//' | grep . > "$work/code"
-while IFS= read -r line; do
-  grep -qF -- "$line" "$source" || [[ $line == weir::dump_memory_* ]] || { echo "FAILED: the page quotes what is not in the programs: $line"; failed=1; }
-done < "$work/code"
-# Names must be in public headers, commands and options in the tool.
-for name in $(grep -o 'weir::[a-z0-9_:]*[a-z0-9_]' "$page" | sort -u); do
-  for part in ${name//::/ }; do
-    [ "$part" = weir ] || grep -qrw -- "$part" "$1/include/weir" || { echo "FAILED: no header has $name"; failed=1; }
-  done
-done
-while read -r command option; do
-  "$2/bin/weir" "$command" --help > "$work/help" 2>&1 || { echo "FAILED: weir $command"; failed=1; }
-  [ -z "$option" ] || grep -q -- "$option" "$work/help" || { echo "FAILED: weir $command has no $option"; failed=1; }
-done <<< "$(grep -oE '`weir [a-z]+[^`]*`' "$page" | tr -d '`' | sed -E 's/^weir ([a-z]+)( .*)?(--[a-z]+)?.*$/\1 \2/' | sed -E 's/^([a-z]+) .*(--[a-z]+).*/\1 \2/; t; s/ .*//' | sort -u)"
 exit $failed

@@ -29,7 +29,7 @@ std::string options_document() {
       "Options come from the file that `WEIR_CONF_FILE` names, from `WEIR_CONF=key:value,key:value`, from the other "
       "variables below,\n"
       "or from `weir::options` in code. The later of these sources overrides the earlier. A runtime with options in "
-      "code ignores the others.\n\n"
+      "code ignores the others, except WEIR_CHECK_RACES.\n\n"
       "- The file has lines `key:value`; `#` begins a comment. It is a regular file of at most 1 MiB.\n"
       "- A size is a number of bytes, or a number and KiB, MiB, GiB or TiB. A time is a number and ms, s or min.\n"
       "- A switch is true or false, on or off, yes or no, 1 or 0.\n"

@@ -21,7 +21,7 @@ char const* const usage =
     "  doctor    checks of this machine, options in force, advice\n"
     "  replay    recorded allocations of a program: the memory and the time that they take\n"
     "  snapshot  a memory snapshot of weir or PyTorch: sums, and a page for a browser\n"
-    "  bench     what calls cost here: alloc, copy, pipeline, share\n"
+    "  bench     what calls cost here: alloc, copy, pipeline, share, train\n"
     "\n"
     "options:\n"
     "  --version   the version\n"
