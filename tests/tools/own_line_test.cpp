@@ -81,6 +81,8 @@ TEST(own_line, without_any_the_stack_has_the_name_of_its_work) {
   EXPECT_EQ(own_call(stack(backward.begin(), backward.begin() + 5)), "operator mm");
   EXPECT_EQ(own_call(stack{recorder, gather, malloc, {"my_kernel()", "", 0}, {"main", "", 0}}), "my_kernel()");
   EXPECT_EQ(own_call(stack{}), "");
+  EXPECT_EQ(own_call(stack{{"", "(no Python frame: autograd, or a library)", 0}}),
+            "(no Python frame: autograd, or a library)");
 }
 
 }  // namespace

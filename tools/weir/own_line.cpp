@@ -83,6 +83,9 @@ std::string own_call(std::span<frame const> all) {
   for (frame const& f : all) {
     if (!f.name.empty() && !has_any(f.name, recorder_functions)) return f.name;
   }
+  for (frame const& f : all) {  // weir in PyTorch writes words in the place of a file
+    if (!f.file.empty() && f.file != "??") return f.file;
+  }
   return all.empty() ? "" : all.front().name;
 }
 

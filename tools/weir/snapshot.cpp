@@ -79,10 +79,11 @@ void print(report::device_snapshot const& d) {
   sums const s = sums_of(d);
   std::printf(
       "gpu:%d: %s reserved, %s in use by %zu blocks (%s requested), %s freed and still used, %s free in %zu holes "
-      "(the largest %s); %zu events\n",
+      "(the largest %s); %s\n",
       d.device, bytes_text(s.reserved).c_str(), bytes_text(s.live).c_str(), s.blocks, bytes_text(s.requested).c_str(),
       bytes_text(s.pending).c_str(), bytes_text(s.reserved - s.live - s.pending).c_str(), s.holes,
-      bytes_text(s.largest).c_str(), d.trace.size());
+      bytes_text(s.largest).c_str(),
+      d.trace.empty() ? "no history: the state at one moment" : (std::to_string(d.trace.size()) + " events").c_str());
   print_lines(d);
 }
 

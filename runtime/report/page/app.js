@@ -57,6 +57,8 @@ function facts() {
   const all = [["most live and pending", bytesText(most)], ["most reserved", bytesText(reserved)], ["events", countText(r.hasHistory ? r.events - r.before : 0)], ["over", timeText(r.us[r.events - 1] - r.us[r.before])]];
   if (!r.hasHistory) all.push(["no history:", "the state at one moment. What came before is not known"]);
   else if (r.before && r.live[r.before - 1]) all.push(["live before the recording began", bytesText(r.live[r.before - 1])]);
+  const unknown = r.bytes.filter((bytes, b) => bytes === 0 && r.born[b] < r.before).length;
+  if (unknown) all.push(["of unknown size, from before", countText(unknown) + (unknown === 1 ? " block" : " blocks")]);
   if (r.failures.length) all.push(["out of memory", countText(r.failures.length) + " times"]);
   for (const [name, live, held, limit] of r.pools) all.push(["pool " + name, bytesText(live) + " live, " + bytesText(held) + " reserved" + (limit ? " of " + bytesText(limit) : "")]);
   its("facts").replaceChildren(...all.map(([what, value]) => {
