@@ -136,6 +136,14 @@ void checking_driver::freed(address at, std::size_t bytes, waits_for r, source_l
   known->freed(at, bytes, {behind.data(), behind.size()}, {counted.data(), counted.size()}, where);
 }
 
+void checking_driver::manages(address at, std::shared_ptr<managed_block const> what) {
+  auto const known = judge_.lock();
+  auto const b = known->blocks.find(at, 1);
+  if (b == known->blocks.end() || b->first != at) return;  // of another runtime
+  b->second.user = known->order.find(what->device, what->stream);
+  b->second.manages = std::move(what);
+}
+
 void checking_driver::stream_made(user s, source_location where) {
   if (process_was_forked()) return;
   auto const known = judge_.lock();

@@ -84,6 +84,22 @@ inline void host_uses(void const* at, std::size_t bytes, host_use how, char cons
   if (detail::checkers.load(base::memory_order_relaxed) > 0) [[unlikely]]
     detail::tell_host_use(at, bytes, how, {operation, where});
 }
+// A block whose parts weir uses for the program, on a stream of its own: reports give its parts their names, and the
+// call that orders the program's use instead of weir's stream.
+struct managed_block {
+  struct part {
+    std::size_t offset = 0, bytes = 0;
+    std::string name;  // "gradient \"w\" (gradient 3) in bucket 1"
+  };
+  std::vector<part> parts;      // by offset; disjoint
+  int device = -1;
+  stream_handle stream{};       // weir's
+  std::string work;             // "the reductions of rank 0"
+  std::string_view call_before, call_after;  // weir's use comes after the first, the program's after the second
+};
+inline bool attached() noexcept { return detail::checkers.load(base::memory_order_relaxed) > 0; }
+void manages(void const* block, managed_block) noexcept;  // every checker of the process is told
+
 // Prints the findings that were never queried. Called before the process ends.
 void print_all_findings() noexcept;
 
