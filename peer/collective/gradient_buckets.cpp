@@ -227,7 +227,7 @@ void gradient_buckets::build(stream_ref on, source_location at) {
     throw;
   }
   s.block = static_cast<std::byte*>(block);
-  if (driver::check::attached()) driver::check::manages(block, s.named_parts(device));
+  if (auto* const checker = driver::check::control_of(owner.machine())) checker->manages(block, s.named_parts(device));
   observe::note(observe::action::alloc, block, bytes, home.id(), owner.id(), device, at);
 }
 

@@ -75,15 +75,6 @@ void detail::tell_host_use(void const* at, std::size_t bytes, host_use how, base
   } catch (...) {}  // out of memory: this use is missed
 }
 
-void manages(void const* block, managed_block what) noexcept {
-  if (process_was_forked()) return;
-  try {
-    auto const kept = std::make_shared<managed_block const>(std::move(what));
-    auto const all = alive().lock();
-    for (checking_driver* c : *all) c->manages(reinterpret_cast<address>(block), kept);
-  } catch (...) {}  // out of memory: its parts have no names
-}
-
 void print_all_findings() noexcept {
   auto const all = alive().lock();
   for (checking_driver* c : *all) c->print_findings();

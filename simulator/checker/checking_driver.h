@@ -76,6 +76,8 @@ class checking_driver final : public driver_front<checking_driver>, public contr
   epoch position(int device, stream_handle) override;
   bool ordered(epoch, int device, stream_handle) override;
   bool complete(epoch) override;
+  void manages(void const* block, managed_block) override;
+  void is_weirs_own(int device, stream_handle) override;
 
   void stream_made(user, source_location) override;
   void allocated(user home, address, std::size_t bytes, source_location) override;
@@ -85,7 +87,6 @@ class checking_driver final : public driver_front<checking_driver>, public contr
   void relied_on(user waiter, user other) override;
 
   void host_uses(address, std::size_t bytes, host_use, base::site);
-  void manages(address block, std::shared_ptr<managed_block const>);
   bool met_shield(std::uint64_t shield, os::bad_access const&);  // false: not a shield of this machine
   void print_findings() noexcept;  // only if findings() was never called
   void print_findings_at_a_fault() noexcept;  // the same, unless a thread holds the checker's lock

@@ -65,7 +65,7 @@ std::string text_of(base::site const& s) {
 }
 
 std::string knowledge::stream(stream_id s) const {
-  return "stream " + number(order.number_of(s)) + " of gpu:" + number(static_cast<std::uint64_t>(order.device_of(s)));
+  return (order.is_weirs(s) ? "weir's own stream " : "stream ") + number(order.number_of(s)) + " of gpu:" + number(static_cast<std::uint64_t>(order.device_of(s)));
 }
 
 std::string knowledge::block_text(blocks::map::iterator b) const {
@@ -115,15 +115,19 @@ block const* knowledge::managed_at(address at) {
   return b != blocks.end() && b->second.user ? &b->second : nullptr;
 }
 
-// A program cannot wait for weir's own stream: the calls of the managed block order its uses.
+// A program cannot wait for weir's own stream: the calls of the managed block order its uses, or the stream of the call
+// that the work is a part of.
 std::string knowledge::remedy(access const& before, access const& now, address from) {
   std::string const second = now.site.at.file_name() ? text_of(now.site.at) : "the second";
   block const* const b = managed_at(from);
+  auto const waited = [&](access const& a) {
+    return order.is_weirs(a.stream) ? "the stream of " + text_of(a.site) : stream(a.stream);
+  };
   if (!b || (before.stream != b->user && now.stream != b->user))
-    return "let " + stream(now.stream) + " wait for " + stream(before.stream) +
+    return "let " + waited(now) + " wait for " + waited(before) +
            " (stream_ref::wait, or an event recorded there) before " + second + ".";
   managed_block const& m = *b->manages;
-  std::string const whose = " On " + stream(b->user) + ", weir's own, run " + m.work + ".";
+  std::string const whose = " On " + stream(b->user) + " run " + m.work + ".";
   if (before.stream == b->user)
     return "before " + second + " call " + std::string(m.call_after) + " with " + stream(now.stream) +
            ", or let that stream wait for the one that was passed." + whose;

@@ -219,9 +219,9 @@ TEST(collectives, a_use_before_finish_names_gradient_and_call) {
     p.finish();
   });
   expect_one(all, "race",
-             {", gradient \"first\" (gradient 0) in bucket 0: all_reduce at ", "writes them on stream 3 of gpu:0",
+             {", gradient \"first\" (gradient 0) in bucket 0: all_reduce at ", "writes them on weir's own stream 3 of gpu:0",
               "Remedy: before " + at_line(wrote) + " call gradient_buckets::finish with stream 2 of gpu:0",
-              "On stream 3 of gpu:0, weir's own, run the reductions of rank 0."});
+              "On weir's own stream 3 of gpu:0 run the reductions of rank 0."});
 }
 
 TEST(collectives, a_write_beside_mark_ready_names_that_call) {
@@ -236,7 +236,7 @@ TEST(collectives, a_write_beside_mark_ready_names_that_call) {
   expect_one(all, "race",
              {", gradient \"last\" (gradient 1) in bucket 0: ",
               "Remedy: call gradient_buckets::mark_ready with stream 1 of gpu:0 after launch at ",
-              "weir's own, run the reductions of rank 0."});
+              "On weir's own stream 3 of gpu:0 run the reductions of rank 0."});
 }
 
 TEST(collectives, a_write_under_a_collective_names_both_lines) {
