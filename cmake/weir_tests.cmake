@@ -340,7 +340,8 @@ weir_test_of_program(examples_pipeline_test pipeline main.cpp)
 
 # The tool's GPU sizes, topology matrix, snapshot reader and models, without its main.
 if(TARGET tools_test)
-  target_sources(tools_test PRIVATE tools/weir/gpu_sizes.cpp tools/weir/topology.cpp tools/weir/unpickle.cpp)
+  target_sources(tools_test PRIVATE tools/weir/gpu_sizes.cpp tools/weir/own_line.cpp tools/weir/topology.cpp
+                 tools/weir/unpickle.cpp)
   if(TARGET bench_train_models)
     target_link_libraries(tools_test PRIVATE bench_train_models)
   else()

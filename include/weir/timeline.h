@@ -31,8 +31,9 @@ void stop_timeline();                         // keeps what was recorded
 // Writes the records of the current runtime's devices and of all threads as trace-event JSON.
 // Blocks: until the recorded work is complete. Throws: invalid_use (the file cannot be written, and why).
 void dump_timeline(std::string const& path, source_location = source_location::current());
-// Returns, for each device of the current runtime, how long its streams copied, computed and waited, how much
-// copying overlapped kernels, and the line with the longest other copies. Blocks: as dump_timeline.
+// Returns, for each device of the current runtime, how long its streams copied, computed, ran collectives and
+// waited; of copies and of collectives how much overlapped kernels, and the line of the longest others. A
+// collective's time has its wait for other ranks, a graph counts as a kernel. Blocks: as dump_timeline.
 std::string timeline_summary(source_location = source_location::current());
 
 }  // namespace weir

@@ -13,6 +13,7 @@
 #include "runtime/memory/device/device_memory.h"
 #include "runtime/memory/heap/thread_caches.h"
 #include "runtime/observe/history.h"
+#include "simulator/checker/race_checker.h"
 #include "streams/stream/context.h"
 
 namespace weir {
@@ -78,6 +79,7 @@ struct WEIR_LOCAL gradient_buckets::state {
   }
 
   void* allocate(clock::stream_clock& home, std::size_t bytes, source_location);
+  driver::check::managed_block named_parts(int device) const;  // of the gradients
   void lay_out();
   void start_full_buckets(source_location);
   one& find(int i, std::string_view operation, source_location);
@@ -124,6 +126,21 @@ void* gradient_buckets::state::allocate(clock::stream_clock& home, std::size_t b
     from.end_pool(*std::exchange(pool, nullptr));
     throw;
   }
+}
+
+driver::check::managed_block gradient_buckets::state::named_parts(int device) const {
+  driver::check::managed_block out{.parts = {},
+                                   .device = device,
+                                   .stream = streams::clock_of(*side).handle(),
+                                   .work = base::text("the reductions of rank ", rank),
+                                   .call_before = "gradient_buckets::mark_ready",
+                                   .call_after = "gradient_buckets::finish"};
+  for (int i = static_cast<int>(ones.size()) - 1; i >= 0; --i) {  // in order of offsets
+    one const& o = ones[static_cast<std::size_t>(i)];
+    out.parts.push_back({half + o.offset, static_cast<std::size_t>(o.count) * size_of(o.type),
+                         base::text("gradient ", named(i), " in bucket ", o.bucket)});
+  }
+  return out;
 }
 
 void gradient_buckets::state::start_full_buckets(source_location at) {
@@ -210,6 +227,7 @@ void gradient_buckets::build(stream_ref on, source_location at) {
     throw;
   }
   s.block = static_cast<std::byte*>(block);
+  if (auto* const checker = driver::check::control_of(owner.machine())) checker->manages(block, s.named_parts(device));
   observe::note(observe::action::alloc, block, bytes, home.id(), owner.id(), device, at);
 }
 

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "runtime/clock/stream_clock.h"
+#include "simulator/checker/race_checker.h"
 #include "streams/stream/stream_pool.h"
 
 namespace weir::peer {
@@ -16,6 +17,7 @@ class internal_stream {
       : pool_(r.part<streams::stream_pool>()) {
     r.open(device, operation, where);
     line_ = &pool_.lease(device, priority::normal, where);
+    if (auto* const checker = driver::check::control_of(r.machine())) checker->is_weirs_own(device, line_->handle());
   }
   ~internal_stream() {
     static_cast<void>(line_->synchronize());  // a lost device answers at once

@@ -1,4 +1,4 @@
-// Merges a device's kernels into disjoint intervals, and intersects each copy with them.
+// Merges a device's kernels into disjoint intervals, and intersects each copy and each collective with them.
 #include "runtime/report/trace_events.h"
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "runtime/base/text.h"
 #include "runtime/options/options.h"
 
 namespace weir::report {
@@ -39,43 +40,78 @@ std::int64_t within(stretch s, std::vector<stretch> const& others) {
   return sum;
 }
 
-struct device_times {
-  std::vector<stretch> kernels;
-  std::vector<observe::span const*> copies;
-  std::int64_t waited = 0;
+// Work that a device can hide behind kernels: its copies, or its collectives.
+struct hidden_work {
+  std::string_view one, many;  // names
+  std::vector<observe::span const*> spans{};
 };
 
-std::string sentence(int device, device_times const& d) {
-  auto const kernels = joined(d.kernels);
-  std::int64_t computing = 0, copying = 0, overlapped = 0;
-  for (stretch const k : kernels) computing += k.to - k.from;
+struct device_times {
+  std::vector<stretch> kernels;
+  hidden_work copies{"copy", "copies"}, collectives{"collective", "collectives"};
+  std::int64_t waited = 0, on_host = 0;
+  bool graphs = false;
+};
+
+std::int64_t sum_of(std::vector<observe::span const*> const& spans) {
+  std::int64_t sum = 0;
+  for (observe::span const* const s : spans) sum += s->end_ns - s->begin_ns;
+  return sum;
+}
+
+// The share that ran while a kernel ran, and the line that spent most without one.
+std::string share_hidden(hidden_work const& work, std::vector<stretch> const& kernels) {
+  std::int64_t const all = sum_of(work.spans);
+  if (all == 0) return "";
   struct line {
     std::int64_t alone = 0, whole = 0;
-    std::size_t bytes = 0, copies = 0;
-    std::set<std::uint64_t> calls{};  // of copies in several parts
+    std::size_t bytes = 0, count = 0;
+    std::set<std::uint64_t> calls{};  // of work in several parts
   };
+  std::int64_t overlapped = 0;
   std::map<std::pair<std::string, unsigned>, line> lines;
-  for (observe::span const* const c : d.copies) {
-    std::int64_t const whole = c->end_ns - c->begin_ns, both = within({c->begin_ns, c->end_ns}, kernels);
-    copying += whole, overlapped += both;
-    line& l = lines[{c->at.file_name() ? c->at.file_name() : "", c->at.line()}];
-    l.alone += whole - both, l.whole += whole, l.bytes += c->bytes;
-    l.copies += c->link == 0 || l.calls.insert(c->link).second;
+  for (observe::span const* const s : work.spans) {
+    std::int64_t const whole = s->end_ns - s->begin_ns, both = within({s->begin_ns, s->end_ns}, kernels);
+    overlapped += both;
+    line& l = lines[{s->at.file_name() ? s->at.file_name() : "", s->at.line()}];
+    l.alone += whole - both, l.whole += whole, l.bytes += s->bytes;
+    l.count += s->link == 0 || l.calls.insert(s->link).second;
   }
-  std::string out = "gpu:" + std::to_string(device) + ": kernels ran for " + time_text(computing) + ", copies for " +
-                    time_text(copying) + ", streams waited for each other for " + time_text(d.waited) + ".\n";
-  if (d.copies.empty() || copying == 0) return out;
-  out += "Of the copies, " + std::to_string(overlapped * 100 / copying) + " % of the time overlapped with a kernel.\n";
+  std::string const out = base::text("Of the ", work.many, ", ", overlapped * 100 / all,
+                                     " % of the time overlapped with a kernel.\n");
   auto const worst = std::max_element(lines.begin(), lines.end(),
                                       [](auto const& a, auto const& b) { return a.second.alone < b.second.alone; });
-  if (worst->second.alone * 50 < copying) return out;
+  line const& l = worst->second;
+  if (l.alone * 50 < all) return out;
   std::string file = worst->first.first;
   file = file.substr(file.rfind('/') + 1);
-  line const& l = worst->second;
-  std::string const copies = l.copies == 1 ? "1 copy of " + bytes_text(l.bytes)
-                                           : std::to_string(l.copies) + " copies, " + bytes_text(l.bytes) + " in all,";
-  return out + "Longest alone: " + copies + " at " + file + ":" + std::to_string(worst->first.second) + ", " +
-         time_text(worst->second.alone) + " of " + time_text(worst->second.whole) + ".\n";
+  std::string const what = l.count == 1 ? base::text("1 ", work.one, " of ", bytes_text(l.bytes))
+                                        : base::text(l.count, " ", work.many, ", ", bytes_text(l.bytes), " in all,");
+  return base::text(out, "Longest alone: ", what, " at ", file, ":", worst->first.second, ", ", time_text(l.alone),
+                    " of ", time_text(l.whole), ".\n");
+}
+
+std::string sentences(int device, device_times const& d) {
+  auto const kernels = joined(d.kernels);
+  std::int64_t computing = 0;
+  for (stretch const k : kernels) computing += k.to - k.from;
+  std::string out = base::text(base::gpu_name(device), d.graphs ? ": kernels and graphs ran for " : ": kernels ran for ",
+                               time_text(computing), ", copies for ", time_text(sum_of(d.copies.spans)));
+  if (!d.collectives.spans.empty()) out += ", collectives for " + time_text(sum_of(d.collectives.spans));
+  if (d.on_host != 0) out += ", host functions for " + time_text(d.on_host);
+  out += ", streams waited for each other for " + time_text(d.waited) + ".\n";
+  return out + share_hidden(d.copies, kernels) + share_hidden(d.collectives, kernels);
+}
+
+// By the names that the streams' calls give their spans: what is none of these is a collective, named by its calls.
+void count(observe::span const& s, device_times& d) {
+  std::int64_t const ns = s.end_ns - s.begin_ns;
+  if (s.name == "copy" || s.name == "fill") d.copies.spans.push_back(&s);
+  else if (s.name == "wait") d.waited += ns;
+  else if (s.name == "launch_host") d.on_host += ns;
+  else if (s.name == "launch" || s.name == "graph") d.kernels.push_back({s.begin_ns, s.end_ns});
+  else d.collectives.spans.push_back(&s);
+  d.graphs |= s.name == "graph";
 }
 
 }  // namespace
@@ -84,13 +120,10 @@ std::string overlap(std::span<observe::span const> spans) {
   std::map<int, device_times> devices;
   for (observe::span const& s : spans) {
     if (s.where != observe::span::on::stream) continue;
-    device_times& d = devices[s.device];
-    if (s.name == "copy" || s.name == "fill") d.copies.push_back(&s);
-    else if (s.name == "wait") d.waited += s.end_ns - s.begin_ns;
-    else d.kernels.push_back({s.begin_ns, s.end_ns});
+    count(s, devices[s.device]);
   }
   std::string out;
-  for (auto const& [device, d] : devices) out += sentence(device, d);
+  for (auto const& [device, d] : devices) out += sentences(device, d);
   return out.empty() ? "Nothing was recorded: call record_timeline() first.\n" : out;
 }
 

@@ -34,7 +34,8 @@ std::string base64(std::string_view bytes) {
   return out;
 }
 
-// Lines of the program and streams, numbered once for all devices.
+// Lines of the program, calls and streams, numbered once for all devices. A site is a line and the calls that led to
+// it. Calls are a tree, the outermost nearest the root: two stacks share what they have in common outside.
 class names {
  public:
   explicit names(std::span<stack_of const> stacks) {
@@ -43,9 +44,7 @@ class names {
   std::uint32_t site(source_location const& at, std::uint32_t stack) {
     auto const [found, fresh] = numbers_.try_emplace({at.file_name() ? at.file_name() : "", at.line(), stack},
                                                      static_cast<std::uint32_t>(numbers_.size()));
-    if (fresh)
-      sites_ += (sites_.empty() ? "[" : ",[") + base::json_text(label(at, stack)) + ',' +
-                base::json_text(calls(at, stack)) + ']';
+    if (fresh) sites_ += base::text(sites_.empty() ? "[" : ",[", line(at, stack), ',', innermost_call(at, stack), ']');
     return found->second;
   }
   std::uint32_t stream(std::uint64_t id) {
@@ -53,9 +52,24 @@ class names {
     if (fresh) stream_list_ += (stream_list_.empty() ? "" : ",") + base::json_text(std::to_string(id));
     return found->second;
   }
-  std::string json() const { return "\"sites\":[" + sites_ + "],\"streams\":[" + stream_list_ + "]"; }
+  std::string json() const {
+    return "\"lines\":[" + lines_ + "],\"frames\":[" + frames_ + "],\"calls\":[" + calls_ + "],\"sites\":[" + sites_ +
+           "],\"streams\":[" + stream_list_ + "]";
+  }
 
  private:
+  std::vector<frame> const* frames_of(std::uint32_t stack) const {
+    auto const found = stacks_.find(stack);
+    return found == stacks_.end() || found->second->frames.empty() ? nullptr : &found->second->frames;
+  }
+  // Sites of one line have one number, whichever stacks led there.
+  std::uint32_t line(source_location const& at, std::uint32_t stack) {
+    std::string name = label(at, stack);
+    std::string key = at.file_name() ? base::text(at.file_name(), ':', at.line()) : name;
+    auto const [found, fresh] = line_numbers_.try_emplace(std::move(key), line_numbers_.size());
+    if (fresh) lines_ += (lines_.empty() ? "" : ",") + base::json_text(name);
+    return static_cast<std::uint32_t>(found->second);
+  }
   std::string label(source_location const& at, std::uint32_t stack) const {
     if (at.file_name()) {
       std::string_view file = at.file_name();
@@ -64,26 +78,40 @@ class names {
       }
       return std::string(file) + (at.line() ? ":" + std::to_string(at.line()) : "");
     }
-    auto const found = stacks_.find(stack);
-    return found == stacks_.end() || found->second->frames.empty() ? "(line not known)"
-                                                                   : found->second->frames.front().name;
+    auto const* const frames = frames_of(stack);
+    return frames ? frames->front().name : "(line not known)";
   }
-  std::string calls(source_location const& at, std::uint32_t stack) const {
-    std::string out;
-    if (at.file_name())
-      out = base::text(at.function_name() ? at.function_name() : "", "\n  ", at.file_name(), ':', at.line());
-    auto const found = stacks_.find(stack);
-    if (found == stacks_.end()) return out;
-    for (frame const& f : found->second->frames) {
-      out += (out.empty() ? "" : "\n") + f.name;
-      if (!f.file.empty()) out += base::text("\n  ", f.file, ':', f.line);
+  // Returns: number of the innermost call plus one; 0: no call is known
+  std::size_t innermost_call(source_location const& at, std::uint32_t stack) {
+    std::size_t call = 0;
+    bool const named = at.file_name() && at.line();
+    bool has_line = !named;
+    if (auto const* const frames = frames_of(stack)) {
+      for (auto f = frames->rbegin(); f != frames->rend(); ++f) {
+        call = this->call(call, *f);
+        has_line |= named && f->line == at.line() && f->file == at.file_name();
+      }
     }
-    return out;
+    if (has_line) return call;
+    return this->call(call, {at.function_name() ? at.function_name() : "", at.file_name(), at.line()});
   }
+  std::size_t call(std::size_t outer, frame const& f) {
+    std::string text = f.name;
+    if (!f.file.empty() && f.file != "??") text += "\n  " + f.file;
+    if (f.line) text += base::text(':', f.line);
+    auto const [its_text, new_text] = frame_numbers_.try_emplace(std::move(text), frame_numbers_.size());
+    if (new_text) frames_ += (frames_.empty() ? "" : ",") + base::json_text(its_text->first);
+    auto const [found, fresh] = call_numbers_.try_emplace({outer, its_text->second}, call_numbers_.size() + 1);
+    if (fresh) calls_ += base::text(calls_.empty() ? "" : ",", outer, ',', its_text->second);
+    return found->second;
+  }
+
   boost::unordered_flat_map<std::uint32_t, stack_of const*> stacks_;
-  std::map<std::tuple<std::string_view, unsigned, std::uint32_t>, std::uint32_t> numbers_;
+  std::map<std::tuple<std::string_view, unsigned, std::uint32_t>, std::uint32_t> numbers_;  // of sites
+  std::map<std::string, std::size_t> line_numbers_, frame_numbers_;
+  std::map<std::pair<std::size_t, std::size_t>, std::size_t> call_numbers_;  // by the outer call and the frame
   std::map<std::uint64_t, std::uint32_t> streams_;
-  std::string sites_, stream_list_;
+  std::string lines_, frames_, calls_, sites_, stream_list_;
 };
 
 struct block_there {

@@ -35,7 +35,7 @@ struct frame {
 };
 struct stack_of {
   std::uint32_t number = 0;
-  std::vector<frame> frames;  // innermost first
+  std::vector<frame> frames;  // innermost first; one that was read from a file has the frame of `where`, too
 };
 std::string snapshot(std::span<device_snapshot const>, std::span<stack_of const>, std::string_view settings);
 // An HTML page: memory over time, and the layout at any moment. One file, no network access.

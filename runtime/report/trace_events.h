@@ -19,7 +19,7 @@ struct device_memory_events {
   std::int64_t live_bytes = 0;         // after the last
 };
 std::string trace_events(std::span<observe::span const>, std::span<device_memory_events const>);
-// The share of a device's copies that ran while kernels ran.
+// The share of a device's copies, and of its collectives, that ran while kernels ran.
 std::string overlap(std::span<observe::span const>);
 
 }  // namespace weir::report

@@ -2,6 +2,7 @@
 // Threads: under the checker's lock.
 #pragma once
 #include <map>
+#include <memory>
 #include <optional>
 
 #include "runtime/base/byte_range.h"
@@ -9,6 +10,8 @@
 #include "weir/types.h"
 
 namespace weir::driver::check {
+
+struct managed_block;
 
 struct block {
   std::size_t bytes = 0;
@@ -18,6 +21,8 @@ struct block {
   bool live = true;
   bool of_graph = false;     // a graph's memory: its launches may use it, whether it is freed or not
   source_location allocated{nullptr, nullptr, 0}, freed{nullptr, nullptr, 0};
+  stream_id user = 0;                           // weir's stream that uses the parts of a managed block
+  std::shared_ptr<managed_block const> manages{};  // null: the program alone uses it
 };
 
 class blocks {

@@ -76,6 +76,8 @@ class checking_driver final : public driver_front<checking_driver>, public contr
   epoch position(int device, stream_handle) override;
   bool ordered(epoch, int device, stream_handle) override;
   bool complete(epoch) override;
+  void manages(void const* block, managed_block) override;
+  void is_weirs_own(int device, stream_handle) override;
 
   void stream_made(user, source_location) override;
   void allocated(user home, address, std::size_t bytes, source_location) override;

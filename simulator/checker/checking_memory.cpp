@@ -136,6 +136,22 @@ void checking_driver::freed(address at, std::size_t bytes, waits_for r, source_l
   known->freed(at, bytes, {behind.data(), behind.size()}, {counted.data(), counted.size()}, where);
 }
 
+void checking_driver::manages(void const* at, managed_block what) {
+  if (process_was_forked()) return;
+  auto const known = judge_.lock();
+  auto const b = known->blocks.find(reinterpret_cast<address>(at), 1);
+  if (b == known->blocks.end()) return;
+  b->second.user = known->order.find(what.device, what.stream);
+  b->second.manages = std::make_shared<managed_block const>(std::move(what));
+  known->order.set_weirs(b->second.user);
+}
+
+void checking_driver::is_weirs_own(int device, stream_handle s) {
+  if (process_was_forked()) return;
+  auto const known = judge_.lock();
+  known->order.set_weirs(known->order.find(device, s));
+}
+
 void checking_driver::stream_made(user s, source_location where) {
   if (process_was_forked()) return;
   auto const known = judge_.lock();

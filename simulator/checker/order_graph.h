@@ -37,7 +37,9 @@ class graph {
   void set_number(stream_id s, std::uint64_t number) noexcept { at(s).number = number; }
   // the place of the stream's constructor; no file name: unknown
   source_location made_at(stream_id s) const noexcept { return streams_[s - 1].made; }
-  void set_made(stream_id s, source_location where) noexcept { at(s).made = where; }
+  void set_made(stream_id s, source_location where) noexcept { at(s).made = where, at(s).is_weirs = false; }
+  bool is_weirs(stream_id s) const noexcept { return streams_[s - 1].is_weirs; }
+  void set_weirs(stream_id s) noexcept { at(s).made = {nullptr, nullptr, 0}, at(s).is_weirs = true; }
   std::size_t streams() const noexcept { return streams_.size(); }
 
   moment now(stream_id);                      // what the stream's next operation comes after
@@ -69,6 +71,7 @@ class graph {
     std::uint64_t given = 0, done = 0, known_done = 0;
     std::uint64_t number = 0;  // in reports; 0: its id
     source_location made{nullptr, nullptr, 0};
+    bool is_weirs = false;  // weir's own: the program cannot name it
     views seen;
     // `seen` of the last operation, for blocking and legacy streams: the next one may come after more
     views at_last;

@@ -42,6 +42,20 @@ struct finding {
 };
 std::string_view name_of(finding::kind) noexcept;
 
+// A block whose parts weir uses for the program, on a stream of its own: reports give its parts their names, and the
+// call that orders the program's use instead of weir's stream.
+struct managed_block {
+  struct part {
+    std::size_t offset = 0, bytes = 0;
+    std::string name;  // "gradient \"w\" (gradient 3) in bucket 1"
+  };
+  std::vector<part> parts;      // by offset; disjoint
+  int device = -1;
+  stream_handle stream{};       // weir's
+  std::string work;             // "the reductions of rank 0"
+  std::string_view call_before, call_after;  // weir's use comes after the first, the program's after the second
+};
+
 class control {
  public:
   virtual ~control() = default;
@@ -55,6 +69,11 @@ class control {
   };
   virtual late_waits counted() const = 0;
   virtual std::vector<std::string> census() const = 0;  // objects made through this driver and not released
+
+  virtual void manages(void const* block, managed_block) = 0;
+  // The stream carries parts of the program's calls, until the program leases it. weir orders the program's streams
+  // with it inside these calls, so that reports ask to wait for the stream of the call instead.
+  virtual void is_weirs_own(int device, stream_handle) = 0;
 
   // For comparison with other clocks: the stream's current position, and facts about such positions.
   virtual epoch position(int device, stream_handle) = 0;

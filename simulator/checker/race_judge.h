@@ -77,6 +77,8 @@ struct knowledge {
   std::string stream(stream_id) const;
   std::string bytes_of(address, std::size_t);        // "bytes 0-63 of block 2 of gpu:0 (256 B, allocated at a.cpp:3)"
   std::string block_text(blocks::map::iterator) const;
+  block const* managed_at(address);               // null: the program alone uses the block there
+  std::string remedy(access const& before, access const& now, address from);
 };
 
 // The text of a place in a program, and a key that identifies it.

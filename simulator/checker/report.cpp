@@ -30,6 +30,18 @@ std::string key_of(source_location const& h) {
   return h.file_name() ? std::string(h.file_name()) + ':' + number(h.line()) : "?";
 }
 
+// ", gradient "w" (gradient 3) in bucket 1, …": the parts of a managed block that the bytes touch; empty: none.
+std::string parts_text(block const& b, std::size_t from, std::size_t bytes) {
+  std::string out;
+  if (!b.manages) return out;
+  int named = 0;
+  for (managed_block::part const& p : b.manages->parts) {
+    if (p.offset >= from + bytes || from >= p.offset + p.bytes) continue;
+    if (constexpr int most = 3; named++ < most) out += ", " + p.name;
+  }
+  return named > 3 ? out + " and " + number(static_cast<std::uint64_t>(named - 3)) + " more" : out;
+}
+
 }  // namespace
 
 std::string key_of_call(base::site const& s) { return key_of(s, 0); }
@@ -53,7 +65,7 @@ std::string text_of(base::site const& s) {
 }
 
 std::string knowledge::stream(stream_id s) const {
-  return "stream " + number(order.number_of(s)) + " of gpu:" + number(static_cast<std::uint64_t>(order.device_of(s)));
+  return (order.is_weirs(s) ? "weir's own stream " : "stream ") + number(order.number_of(s)) + " of gpu:" + number(static_cast<std::uint64_t>(order.device_of(s)));
 }
 
 std::string knowledge::block_text(blocks::map::iterator b) const {
@@ -67,7 +79,7 @@ std::string knowledge::block_text(blocks::map::iterator b) const {
 std::string knowledge::bytes_of(address at, std::size_t bytes) {
   auto const range = [&](std::uint64_t from) { return "bytes " + number(from) + "-" + number(from + bytes - 1); };
   if (auto const b = blocks.find(at, bytes); b != blocks.end() && b->first <= at)
-    return range(at - b->first) + " of " + block_text(b);
+    return range(at - b->first) + " of " + block_text(b) + parts_text(b->second, at - b->first, bytes);
   part const p = memory.find(at, bytes).front();
   if (p.of->number == 0) return number(bytes) + " bytes of unknown memory";
   return range(p.from) + " of memory " + number(p.of->number) +
@@ -98,14 +110,37 @@ void knowledge::note(finding::kind what, std::string key, std::string text, sour
   to_tell.push_back(found.back());
 }
 
+block const* knowledge::managed_at(address at) {
+  auto const b = blocks.find(at, 1);
+  return b != blocks.end() && b->second.user ? &b->second : nullptr;
+}
+
+// A program cannot wait for weir's own stream: the calls of the managed block order its uses, or the stream of the call
+// that the work is a part of.
+std::string knowledge::remedy(access const& before, access const& now, address from) {
+  std::string const second = now.site.at.file_name() ? text_of(now.site.at) : "the second";
+  block const* const b = managed_at(from);
+  auto const waited = [&](access const& a) {
+    return order.is_weirs(a.stream) ? "the stream of " + text_of(a.site) : stream(a.stream);
+  };
+  if (!b || (before.stream != b->user && now.stream != b->user))
+    return "let " + waited(now) + " wait for " + waited(before) +
+           " (stream_ref::wait, or an event recorded there) before " + second + ".";
+  managed_block const& m = *b->manages;
+  std::string const whose = " On " + stream(b->user) + " run " + m.work + ".";
+  if (before.stream == b->user)
+    return "before " + second + " call " + std::string(m.call_after) + " with " + stream(now.stream) +
+           ", or let that stream wait for the one that was passed." + whose;
+  return "call " + std::string(m.call_before) + " with " + stream(before.stream) + " after " + text_of(before.site) +
+         ", or let the stream that was passed wait for that one." + whose;
+}
+
 void knowledge::report_race(access const& before, access const& now, address from, std::size_t bytes) {
   address const first = std::max(from, before.at), last = std::min(from + bytes, before.at + before.bytes);
   bool const alias = first >= last;  // the older use went through another mapping
   std::string const which = alias ? bytes_of(from, bytes) : bytes_of(first, last - first);
   std::string const a = text_of(before.site), b = text_of(now.site);
-  std::string const wait = "let " + stream(now.stream) + " wait for " + stream(before.stream) +
-                           " (stream_ref::wait, or an event recorded there) before " +
-                           (now.site.at.file_name() ? text_of(now.site.at) : "the second") + ".";
+  std::string const wait = remedy(before, now, alias ? from : first);
   auto const after = [&](stream_id later, stream_id s) { return order.so_far(later).seen.promised->of(s) != 0; };
   bool const reversed = !now.captured && after(before.stream, now.stream) && !after(now.stream, before.stream);
   std::string const missing =

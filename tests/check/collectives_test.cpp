@@ -184,6 +184,61 @@ TEST(collectives, buckets_reduced_during_backward_are_right) {
   }));
 }
 
+// Two gradients in one bucket, reduced on a stream that the program does not know.
+struct bucketed {
+  std::vector<communicator> ranks = two_ranks();
+  std::vector<gradient_buckets> g;
+  stream other{device(0)};
+  bucketed() {
+    for (int r : {0, 1}) {
+      device_guard const on(r);
+      g.emplace_back(ranks[static_cast<size_t>(r)]);
+      g.back().add("first", count), g.back().add("last", count);
+      g.back().build();
+    }
+  }
+  void mark(int which) {
+    for (int r : {0, 1}) {
+      device_guard const on(r);
+      write(line(r), g[static_cast<size_t>(r)].gradient(which).data, bytes);
+      g[static_cast<size_t>(r)].mark_ready(which, line(r));
+    }
+  }
+  void finish() {
+    for (int r : {0, 1}) g[static_cast<size_t>(r)].finish(line(r));
+    two::done();
+  }
+};
+
+TEST(collectives, a_use_before_finish_names_gradient_and_call) {
+  int wrote = 0;
+  auto const all = found([&] {
+    bucketed p;
+    p.mark(1), p.mark(0);
+    write(line(0), p.g[0].gradient(0).data, bytes), wrote = __LINE__;
+    p.finish();
+  });
+  expect_one(all, "race",
+             {", gradient \"first\" (gradient 0) in bucket 0: all_reduce at ", "writes them on weir's own stream 3 of gpu:0",
+              "Remedy: before " + at_line(wrote) + " call gradient_buckets::finish with stream 2 of gpu:0",
+              "On weir's own stream 3 of gpu:0 run the reductions of rank 0."});
+}
+
+TEST(collectives, a_write_beside_mark_ready_names_that_call) {
+  auto const all = found([&] {
+    bucketed p;
+    p.mark(1);
+    p.other.wait(line(0));
+    write(p.other, p.g[0].gradient(1).data, bytes);
+    p.mark(0);
+    p.finish();
+  });
+  expect_one(all, "race",
+             {", gradient \"last\" (gradient 1) in bucket 0: ",
+              "Remedy: call gradient_buckets::mark_ready with stream 1 of gpu:0 after launch at ",
+              "On weir's own stream 3 of gpu:0 run the reductions of rank 0."});
+}
+
 TEST(collectives, a_write_under_a_collective_names_both_lines) {
   int reduced = 0, wrote = 0;
   auto const all = found([&] {

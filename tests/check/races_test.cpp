@@ -420,5 +420,28 @@ TEST(reports, without_the_option_nothing_is_looked_at) {
   require_no_races();
 }
 
+// A large copy goes in parts, some over the links of other devices, on streams that the program does not know.
+TEST(races, a_part_of_a_striped_copy_names_the_call) {
+  constexpr size_t bytes = 24_MiB, chunk = 1_MiB;
+  int named = 0;
+  for (size_t at = 0; at < bytes; at += chunk) {
+    auto const all = found_in({.devices = 3, .memory = 256_MiB, .schedule = simulated::scheduling::stepped}, [at] {
+      stream copies(device(0)), other(device(0));
+      buffer on_gpu(bytes), there = pinned(bytes);
+      device const others[] = {1, 2};
+      link_sharing_guard const lent(others);
+      other.ref().wait(current_stream()), copies.ref().wait(current_stream());
+      copy(copies, on_gpu.data(), there.data(), bytes, non_blocking);
+      write(other, on_gpu.data<std::byte>() + at, chunk);
+      for (stream_ref s : {copies.ref(), other.ref()}) s.synchronize();
+    });
+    ASSERT_EQ(all.size(), 1u) << texts(all);
+    EXPECT_NE(all[0].text.find("copy at races_test.cpp"), std::string::npos) << all[0].text;
+    EXPECT_EQ(all[0].text.find("wait for weir's own"), std::string::npos) << all[0].text;
+    named += all[0].text.find("wait for the stream of copy at races_test.cpp") != std::string::npos;
+  }
+  EXPECT_GT(named, 0) << "no part went over a lent link";
+}
+
 }  // namespace
 }  // namespace weir::check_tests

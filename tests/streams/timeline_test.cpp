@@ -317,6 +317,7 @@ TEST_F(timelines, collectives_are_spans_of_each_rank) {
   for (span const& s : f.spans)
     on_device += s.name == "all_reduce" && s.pid > 0 && s.args.at("bytes").as_int64() == 4096;
   EXPECT_EQ(on_device, 2);
+  EXPECT_NE(timeline_summary().find("Of the collectives, "), std::string::npos) << timeline_summary();
 }
 
 TEST_F(timelines, a_file_that_cannot_be_written_is_named) {

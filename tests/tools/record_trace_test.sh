@@ -11,27 +11,67 @@ failed=0
 expect() {  # expect NAME EXPECTED FOUND
   [ "$2" = "$3" ] || { echo "FAILED: $1"; diff <(echo "$2") <(echo "$3") || true; failed=1; }
 }
-snapshot() {  # snapshot FILE TRACES: a pickle with entries ACTION, ADDRESS, SIZE, STREAM
-  python3 - "$1" "$2" << 'PY'
+snapshot() {  # snapshot FILE TRACES [BLOCKS]: a pickle with entries ACTION, ADDRESS, SIZE, STREAM, and blocks STATE, SIZE of stream 77 at 0x10
+  python3 - "$@" << 'PY'
 import pickle, sys
 names = dict(o="oom", a="alloc", r="free_requested", c="free_completed", s="segment_alloc")
 entries = lambda t: [dict(action=names[w], addr=at, size=n, stream=s, time_us=0) for w, at, n, s in t]
-pickle.dump({"segments": [], "device_traces": [entries(t) for t in eval(sys.argv[2])]}, open(sys.argv[1], "wb"))
+states = dict(a="active_allocated", p="active_pending_free", i="inactive")
+blocks = [dict(state=states[w], size=n, requested_size=n - 1) for w, n in eval((sys.argv + ["[]"])[3])]
+segments = [dict(device=0, address=0x10, total_size=sum(b["size"] for b in blocks), stream=77, blocks=blocks)] if blocks else []
+pickle.dump({"segments": segments, "device_traces": [entries(t) for t in eval(sys.argv[2])]}, open(sys.argv[1], "wb"))
 PY
 }
 converted() { "$root/tools/record_trace" "$work/out.trace" --snapshot "$@" > "$work/told"; cat "$work/out.trace"; }
 
-# One address is reused. A block that another stream used (0x40) completes after later allocations. One free
-# precedes the recording.
-snapshot "$work/one" '[[], [("s", 0, 4096, 0), ("a", 0x10, 700, 77), ("r", 0x90, 5, 0), ("c", 0x90, 5, 0), ("r", 0x10, 700, 77), ("c", 0x10, 700, 77),
+# One address is reused. A block that another stream used (0x40) completes after later allocations.
+snapshot "$work/one" '[[], [("s", 0, 4096, 0), ("a", 0x10, 700, 77), ("r", 0x10, 700, 77), ("c", 0x10, 700, 77),
   ("a", 0x10, 300, 77), ("a", 0x40, 1000, 5), ("r", 0x40, 1000, 5), ("a", 0x60, 20, 77), ("r", 0x10, 300, 77), ("c", 0x10, 300, 77), ("c", 0x40, 1000, 5), ("r", 0x60, 20, 77)]]'
 expect "lines of a trace" $'a 0 700 0\nf 0\na 1 300 0\na 2 1000 1\nf 2\na 3 20 0\nf 1\nc 2\nf 3\nc 3' "$(converted "$work/one")"
-expect "what is in use on another stream counts until it completes" '"ops": 10, "blocks": 4, "streams": 2, "peak_requested": 1320, "refused": 0' "$(grep -o '"ops".*[0-9]' "$work/told")"
+expect "what is in use on another stream counts until it completes" '"ops": 10, "blocks": 4, "streams": 2, "peak_requested": 1320, "refused": 0, "began_with": 0' "$(grep -o '"ops".*[0-9]' "$work/told")"
 snapshot "$work/two" '[[("a", 1, 8, 0)], [("a", 1, 9, 3)]]'
-expect "the first device that was used" "a 0 8 0" "$(converted "$work/two")"
+expect "the first device that was used" "a 0 8 0" "$(converted "$work/two" 2> "$work/said")"
+grep -q 'of gpu:0. Used as well: gpu:1. Pass' "$work/said" || { echo "FAILED: the other device is told: $(cat "$work/said")"; failed=1; }
 expect "a device that is named" "a 0 9 0" "$(converted "$work/two" 1)"
 "$root/tools/record_trace" "$work/out.trace.gz" --snapshot "$work/two" > "$work/told"
 expect "a trace whose name ends so is packed" "a 0 8 0" "$(gzip -dc "$work/out.trace.gz")"
+
+# A recording that began in the middle begins with what was in use then: a block that its end still has (0x10), one that
+# it frees (0x90), one whose free it completes (0x50), one freed before and still pending at the end (0x30).
+snapshot "$work/middle" '[[("a", 0x20, 16, 5), ("r", 0x90, 5, 5), ("c", 0x90, 5, 5), ("c", 0x50, 64, 77)]]' '[("a", 16), ("a", 16), ("p", 16), ("i", 999)]'
+expect "what was in use before" $'# began with 4 blocks, 99 bytes\na 0 15 0\na 1 15 0\nf 1\na 2 64 0\nf 2\na 3 5 1\na 4 16 1\nf 3\nc 2\nc 1' "$(converted "$work/middle" 2> "$work/said")"
+expect "counts to the peak" '"peak_requested": 115, "refused": 0, "began_with": 99' "$(grep -o '"peak_requested".*[0-9]' "$work/told")"
+grep -q '99 bytes were in use then' "$work/said" || { echo "FAILED: the beginning is told: $(cat "$work/said")"; failed=1; }
+# The second half of a program needs as much as the whole, wherever the recording began. Its answer tells that it is a part.
+if [ -x "$build/bin/weir" ]; then
+  mib=$((1 << 20))
+  whole="(\"a\", 16, 40 * $mib, 0), (\"a\", 1 << 30, 50 * $mib, 0), (\"r\", 1 << 30, 0, 0), (\"c\", 1 << 30, 0, 0)"
+  for part in "$whole" "${whole#*), }"; do
+    snapshot "$work/part" "[[$part, (\"a\", 1 << 31, 60 * $mib, 0)]]" "[(\"a\", 40 * $mib)]"
+    converted "$work/part" > /dev/null 2>&1
+    expect "the whole program's limit" 'FITS IN        100MiB' "$("$build/bin/weir" replay --fit --devices sim "$work/out.trace" > "$work/fit"; grep -o 'FITS IN *[0-9]*MiB' "$work/fit")"
+  done
+  grep -q 'began in the middle of the program: 40.0 MiB were in use' "$work/fit" || { echo "FAILED: a part is told: $(cat "$work/fit")"; failed=1; }
+fi
+# weir records no size with the free of a block from before.
+snapshot "$work/sizes" '[[("a", 0x20, 16, 5), ("r", 0x90, 0, 5), ("c", 0x90, 0, 5)]]'
+status=0
+"$root/tools/record_trace" - --snapshot "$work/sizes" > "$work/told" 2> "$work/said" || status=$?
+expect "the status with unknown sizes" "1" "$status"
+grep -q 'sizes of 1 blocks are not known' "$work/said" || { echo "FAILED: unknown sizes are told: $(cat "$work/said")"; failed=1; }
+# Without history there is no trace: the state at one moment is told instead.
+snapshot "$work/state" '[[]]' '[("a", 16), ("i", 999)]'
+rm -f "$work/out.trace"
+status=0
+"$root/tools/record_trace" "$work/out.trace" --snapshot "$work/state" > "$work/told" 2> "$work/said" || status=$?
+expect "the status without history" "1" "$status"
+[ ! -e "$work/out.trace" ] || { echo "FAILED: an empty trace is written"; failed=1; }
+grep -q 'no history of gpu:0.*one moment: 1 blocks of 15 bytes in use, 1015 bytes reserved.*Record from the start' "$work/said" || { echo "FAILED: the state is told: $(cat "$work/said")"; failed=1; }
+
+if [ -x "$build/bin/weir" ]; then
+  "$build/bin/weir" snapshot "$work/state" > "$work/told"
+  grep -q 'free in 1 holes.*; no history: the state at one moment' "$work/told" || { echo "FAILED: no history is told: $(cat "$work/told")"; failed=1; }
+fi
 
 # A recording that ends out of memory says so, and how much was missing.
 snapshot "$work/short" '[[("a", 1, 700, 0), ("o", 0, 9000, 0)]]'
@@ -64,7 +104,7 @@ status=0
 told=$(recorded "$work/run.trace" "$work/program.py" --steps 3) || status=$?
 expect "the status of a program that failed" 1 "$status"
 expect "a program's trace" $'# PyTorch 2.0 on a GPU, reserved 2048 bytes, failed\na 0 1024 0' "$(cat "$work/run.trace")"
-expect "what PyTorch reserved" '"peak_requested": 1024, "refused": 0, "peak_reserved": 2048, "ratio": 2.0}' "$(grep -o '"peak_requested.*' <<< "$told")"
+expect "what PyTorch reserved" '"peak_requested": 1024, "refused": 0, "began_with": 0, "peak_reserved": 2048, "ratio": 2.0}' "$(grep -o '"peak_requested.*' <<< "$told")"
 grep -q 'program.py failed: ValueError: no more steps' "$work/said" || { echo "FAILED: the program's failure is told"; failed=1; }
 
 # A program that went on after a refusal needs no more. A module is recorded like a file, each rank into its own.

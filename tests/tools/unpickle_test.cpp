@@ -90,8 +90,8 @@ TEST(unpickle, reads_back_the_written_values) {
       auto const its = std::find_if(read.stacks.begin(), read.stacks.end(),
                                     [&](auto const& s) { return s.number == with_stack->stack; });
       ASSERT_NE(its, read.stacks.end());
-      ASSERT_EQ(its->frames.size(), 2u);
-      EXPECT_EQ(its->frames[1].name + its->frames[1].file, "outermostm.cpp");
+      ASSERT_EQ(its->frames.size(), 3u) << "the program's line, and the frames outside it";
+      EXPECT_EQ(its->frames[2].name + its->frames[2].file, "outermostm.cpp");
     }
   }
 }
@@ -191,6 +191,50 @@ TEST(unpickle, reads_pythons_pickles) {
   auto const& e = read.devices[0].trace[0];
   EXPECT_TRUE(e.action == "alloc" && e.at == 4096 && e.bytes == 10 && e.where.line() == 3);
   EXPECT_STREQ(e.where.file_name(), "a.py");
+}
+
+// PyTorch writes a list of frames for each event, and the same again for the next event of that line.
+std::string of_a_program_with_deep_stacks(std::size_t events, std::size_t lines) {
+  std::vector<stack_of> deep;
+  device_snapshot d{0, {}, {}};
+  for (std::size_t i = 0; i < events; ++i) {
+    stack_of& s = deep.emplace_back(stack_of{static_cast<std::uint32_t>(i + 1), {}});
+    s.frames.push_back({"torch::unwind::unwind()", "??", 0});
+    for (std::uint32_t f = 0; f < 40; ++f) s.frames.push_back({"at::_ops::call_" + std::to_string(f), "??", 0});
+    s.frames.push_back({"forward", "/p/site-packages/torch/nn/modules/module.py", 1097});
+    s.frames.push_back({"train", "/home/me/train.py", static_cast<std::uint32_t>(1 + i % lines)});
+    d.trace.push_back({"alloc", 0x1000 * (i + 1), 512, 0, static_cast<std::int64_t>(i), {}, s.number});
+  }
+  return snapshot({&d, 1}, deep, "");
+}
+
+TEST(unpickle, stacks_are_compared_by_their_frames) {
+  auto const read = read_snapshot(of_a_program_with_deep_stacks(60, 3), "a.pickle");
+  EXPECT_EQ(read.stacks.size(), 3u);
+  auto const& t = read.devices[0].trace;
+  ASSERT_EQ(t.size(), 60u);
+  for (std::size_t i = 3; i < t.size(); ++i) {
+    EXPECT_EQ(t[i].stack, t[i - 3].stack);
+    EXPECT_NE(t[i].stack, t[i - 1].stack);
+  }
+}
+
+TEST(unpickle, an_event_has_the_line_of_the_program) {
+  auto const read = read_snapshot(of_a_program_with_deep_stacks(2, 2), "a.pickle");
+  trace_entry const& e = read.devices[0].trace[1];
+  EXPECT_STREQ(e.where.file_name(), "/home/me/train.py");
+  EXPECT_EQ(e.where.line(), 2u);
+  EXPECT_EQ(read.stacks[e.stack - 1].frames.size(), 43u) << "all frames, in their order";
+}
+
+// 100,000 events take at most 5 MB, so 2,000 take at most 100 KB: half of that is the page's own.
+TEST(unpickle, a_page_has_each_frame_once) {
+  auto const read = read_snapshot(of_a_program_with_deep_stacks(2'000, 50), "a.pickle");
+  std::string const text = page(read.devices, read.stacks, "a program");
+  EXPECT_LT(text.size(), 100'000u);
+  std::size_t times = 0;
+  for (std::size_t at = 0; (at = text.find("call_17", at)) != text.npos; ++at) ++times;
+  EXPECT_EQ(times, 1u);
 }
 
 }  // namespace

@@ -89,8 +89,8 @@ peak=$(sed -n 's/.*"peak_allocated": \([0-9]*\),.*/\1/p' <<< "$out")
 # Two streams: the peak may only be too high, and only slightly.
 [ "${peak:-0}" -ge 83886192 ] && [ "${peak:-0}" -le $((83886192 + (16 << 20))) ] || { echo "FAILED: peak_allocated is $peak"; failed=1; }
 expect 0 '"devices": "1 simulated device of 141 GiB; driver time modelled"'
-expect 0 '"ooms": 0, "recovery_attempts": 0, "opened_early": 0, "recovered_by": {}}'
-wanted="trace devices epsilon ops peak_requested peak_allocated peak_reserved ratio torch_reserved first_ns_per_op warm_ns_per_op first_driver_ns_per_op warm_driver_ns_per_op handles_created handles_moved warm_handles_moved ooms recovery_attempts opened_early recovered_by"
+expect 0 '"ooms": 0, "recovery_attempts": 0, "opened_early": 0, "recovered_by": {}, "began_with": 0}'
+wanted="trace devices epsilon ops peak_requested peak_allocated peak_reserved ratio torch_reserved first_ns_per_op warm_ns_per_op first_driver_ns_per_op warm_driver_ns_per_op handles_created handles_moved warm_handles_moved ooms recovery_attempts opened_early recovered_by began_with"
 keys=$(grep -o '"[a-z_]*":' <<< "$out" | tr -d '":' | xargs)
 [ "$keys" = "$wanted" ] || { echo "FAILED: the keys are $keys"; failed=1; }
 gzip -c "$work/small" > "$work/small.gz"
@@ -122,7 +122,7 @@ expect 3 'larger than the memory limit'  # two pages do not fit, though the byte
 # A block in use on another stream until its c: short of memory, the replay waits for it, as a program would.
 printf 'a 0 8388608 0\nf 0\na 1 8388608 1\nc 0\nf 1\n' > "$work/later"
 run replay --json --devices sim --limit 12MiB "$work/later"
-expect 0 '"ooms": 0, "recovery_attempts": 2, "opened_early": 2, "recovered_by": {"out-of-memory callbacks": 2}}'
+expect 0 '"ooms": 0, "recovery_attempts": 2, "opened_early": 2, "recovered_by": {"out-of-memory callbacks": 2}, "began_with": 0}'
 printf 'a 0 8388608 65535\na 1 8388608 7\nf 0\nf 1\na 2 8388608 65535\nf 2\n' > "$work/numbers"
 run replay --devices sim "$work/numbers"
 expect 0 'numbers: 6 operations of 2 streams on 1 simulated device'
@@ -134,7 +134,7 @@ expect 0 '4 GB and up'
 [[ $out != *$'\r'* ]] || { echo "FAILED: progress is told where no terminal is: $(cat -v <<< "$out")"; failed=1; }
 run replay --fit --json --devices sim "$work/page"
 expect 0 '"fits": true, "ops": 1, "peak_requested": 2097153, "torch_reserved": null, "gpu_gb": 4, "epsilon": 0.0195, "limit": 4194304, '
-wanted="trace devices fits ops peak_requested torch_reserved gpu_gb epsilon limit ratio warm_ns_per_op warm_driver_ns_per_op opened_early careful_limit careful_ratio careful_warm_ns_per_op careful_warm_driver_ns_per_op careful_opened_early unlimited_peak_reserved unlimited_warm_ns_per_op unlimited_warm_driver_ns_per_op recorded_refusal needs_more_than"
+wanted="trace devices fits ops peak_requested torch_reserved gpu_gb epsilon limit ratio warm_ns_per_op warm_driver_ns_per_op opened_early careful_limit careful_ratio careful_warm_ns_per_op careful_warm_driver_ns_per_op careful_opened_early unlimited_peak_reserved unlimited_warm_ns_per_op unlimited_warm_driver_ns_per_op recorded_refusal needs_more_than began_with"
 keys=$(grep -o '"[a-z_]*":' <<< "$out" | tr -d '":' | xargs)
 [ "$keys" = "$wanted" ] || { echo "FAILED: the keys are $keys"; failed=1; }
 run replay --json --devices sim --limit 4194304 "$work/page"
@@ -146,10 +146,11 @@ run replay --fit --json --devices sim "$work/later"
 expect 0 '"limit": 8388608, "ratio": 0.5000, '
 printf 'a 0 2147483648 0\n' > "$work/large"
 run replay --fit --devices sim:1:1 "$work/large" "$work/small"
-expect 3 'DOES NOT FIT'
+expect 3 'DOES NOT FIT   > 2048MiB'
+expect 3 'at least 4 GB'
 expect 3 'FITS IN'
 run replay --fit --json --devices sim:1:1 "$work/large"
-expect 1 '"fits": false, "ops": 1, "peak_requested": 2147483648, "torch_reserved": null, "gpu_gb": null, "epsilon": 0.0195, "limit": null, '
+expect 1 '"fits": false, "ops": 1, "peak_requested": 2147483648, "torch_reserved": null, "gpu_gb": 4, "epsilon": 0.0195, "limit": null, '
 # The first line of a recording has what PyTorch reserved.
 { echo '# PyTorch 2.11.0 on NVIDIA H100, reserved 188743680 bytes'; cat "$work/small"; } > "$work/recorded"
 run replay --devices sim "$work/recorded"
@@ -161,11 +162,12 @@ run replay --devices sim "$work/small"
 # A recording that ends out of memory is a part of the program: no limit is known to be enough.
 printf '# a comment\na 0 1048576 0\n# refused 104857600\nf 0\n# refused 104857600\n' > "$work/part"
 run replay --fit --devices sim "$work/part"
-expect 3 'NEEDS MORE'
+expect 3 'NEEDS MORE     > 101MiB'
+expect 3 'at least 4 GB'
 expect 3 '100 MiB was refused. It needs more than 101 MiB.'
 run replay --fit --json --devices sim "$work/part"
 expect 1 '"fits": false, "ops": 2'
-expect 1 '"recorded_refusal": 104857600, "needs_more_than": 105906176}'
+expect 1 '"recorded_refusal": 104857600, "needs_more_than": 105906176, "began_with": 0}'
 run replay --devices sim --limit 100MiB "$work/part"
 expect 3 'DOES NOT FIT a limit of 100 MiB'
 [[ $out != *"weir replay --fit"* ]] || { echo "FAILED: a part of a program has no smallest limit: $out"; failed=1; }
@@ -173,15 +175,32 @@ run replay --devices sim --limit 3000MiB "$work/part"
 expect 3 'MAY NOT FIT a limit of 3000 MiB'
 run replay --devices sim "$work/part"
 expect 0 'ran out of memory while it was recorded'
+# What it needs names the least device, and is larger than what was recorded.
+printf 'a 0 1048576 0\n# refused 10485760000\n' > "$work/hungry"
+run replay --fit --devices sim "$work/hungry"
+expect 3 'at least 12 GB'
+run replay --fit --json --devices sim "$work/hungry"
+expect 1 '"fits": false, "ops": 1, "peak_requested": 1048576, "torch_reserved": null, "gpu_gb": 12, '
+# A recording that began in the middle says so with each answer.
+printf '# began with 1 blocks, 8388608 bytes\na 0 8388608 0\nf 0\n' > "$work/middle"
+for how in '' --fit '--limit 1GiB'; do
+  run replay $how --devices sim "$work/middle"
+  expect 0 'began in the middle of the program: 8 MiB were in use then'
+  run replay $how --json --devices sim "$work/middle"
+  expect 0 '"began_with": 8388608}'
+done
 # A refusal after the peak: the program needs more than the peak.
 printf 'a 0 8388608 0\nf 0\n# refused 1048576\n' > "$work/after"
 run replay --devices sim "$work/after"
 expect 0 '1 MiB was refused. It needs more than 8 MiB.'
 run replay --fit --json --devices sim "$work/after"
-expect 1 '"recorded_refusal": 1048576, "needs_more_than": 8388608}'
+expect 1 '"recorded_refusal": 1048576, "needs_more_than": 8388608, "began_with": 0}'
 printf 'a 0 1 0\n# refused\n' > "$work/wrong"
 run replay --devices sim "$work/wrong"
 expect 1 'line 2 is no "# refused BYTES"'
+printf '# began with many\na 0 1 0\n' > "$work/wrong"
+run replay --devices sim "$work/wrong"
+expect 1 'line 1 is no "# began with BLOCKS blocks, BYTES bytes"'
 run replay --fit --limit 1GiB --devices sim "$work/small"
 expect 2 "Leave these out"
 run replay --fit --devices sim

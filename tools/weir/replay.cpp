@@ -36,7 +36,7 @@ void print_json(std::string const& path, trace const& t, replay_outcome const& o
       "%lld, \"peak_reserved\": %lld, \"ratio\": %s, \"torch_reserved\": %s, "
       "\"first_ns_per_op\": %s, \"warm_ns_per_op\": %s, \"first_driver_ns_per_op\": %s, \"warm_driver_ns_per_op\": %s, "
       "\"handles_created\": %llu, \"handles_moved\": %llu, \"warm_handles_moved\": %llu, \"ooms\": %llu, "
-      "\"recovery_attempts\": %llu, \"opened_early\": %llu, \"recovered_by\": {%s}}\n",
+      "\"recovery_attempts\": %llu, \"opened_early\": %llu, \"recovered_by\": {%s}, \"began_with\": %zu}\n",
       base::json_text(path).c_str(), base::json_text(o.devices).c_str(), part_text(o.epsilon).c_str(),
       t.operations.size(), t.peak_requested, static_cast<long long>(o.memory.allocated_bytes.all.peak),
       static_cast<long long>(o.memory.reserved_bytes.all.peak), base::json_number(ratio(t, o), 4).c_str(),
@@ -48,7 +48,7 @@ void print_json(std::string const& path, trace const& t, replay_outcome const& o
       static_cast<unsigned long long>(o.memory.num_alloc_retries), static_cast<unsigned long long>(o.opened_early),
       recovered_by(o.memory, [](std::string_view rung, std::string const& times) {
         return base::json_text(std::string(rung)) + ": " + times;
-      }).c_str());
+      }).c_str(), t.began_with);
 }
 
 std::string count_text(std::uint64_t n) { return std::to_string(n); }
@@ -85,6 +85,7 @@ void print_text(std::string const& path, trace const& t, replay_outcome const& o
   else if (too_small && s.limit && !t.refused)
     std::printf("  The smallest limit that fits: weir replay --fit\n");
   if (t.refused) std::printf("  %s\n", refusal_text(t).c_str());
+  if (t.began_with) std::printf("  %s\n", began_text(t).c_str());
   std::printf("  an operation           host         driver\n    first replay %9.1f ns %11.1f ns\n    %-12s %9.1f ns "
               "%11.1f ns\n",
               o.first_ns, o.first_driver_ns, s.rounds > 2 ? "later" : "second", o.warm_ns, o.warm_driver_ns);

@@ -98,23 +98,26 @@ std::string json_of(char const* prefix, trace const& t, fitted const& f) {
          "opened_early\": " + (f.limit ? std::to_string(f.under.opened_early) : "null");
 }
 
-// A recording that ends out of memory shows a part of the program.
+// A recording that ends out of memory shows a part of the program: bytes that any device for the whole must have.
+std::size_t least_of(trace const& t, found const& f) {
+  return std::max({f.usual.limit.value_or(0), t.needed, t.peak_held});
+}
 bool fits_whole(trace const& t, found const& f) { return f.usual.limit && !t.refused; }
 
 void print_json(std::string const& path, trace const& t, found const& f) {
-  gpu_size const* const gpu = f.usual.limit ? smallest_gpu(*f.usual.limit) : nullptr;
+  gpu_size const* const gpu = smallest_gpu(least_of(t, f));
   std::printf(
       "{\"trace\": %s, \"devices\": %s, \"fits\": %s, \"ops\": %zu, \"peak_requested\": %zu, "
       "\"torch_reserved\": %s, \"gpu_gb\": %s, \"epsilon\": %s, %s, %s, "
       "\"unlimited_peak_reserved\": %lld, \"unlimited_warm_ns_per_op\": %s, \"unlimited_warm_driver_ns_per_op\": "
-      "%s, \"recorded_refusal\": %zu, \"needs_more_than\": %zu}\n",
+      "%s, \"recorded_refusal\": %zu, \"needs_more_than\": %zu, \"began_with\": %zu}\n",
       base::json_text(path).c_str(), base::json_text(f.unlimited.devices).c_str(), fits_whole(t, f) ? "true" : "false",
       t.operations.size(), t.peak_requested, number_or_null(t.of_torch).c_str(),
       gpu ? std::to_string(gpu->gb).c_str() : "null",
       base::json_number(f.unlimited.epsilon, 4).c_str(), json_of("", t, f.usual).c_str(),
       json_of("careful_", t, f.careful).c_str(), static_cast<long long>(f.unlimited.memory.reserved_bytes.all.peak),
       base::json_number(f.unlimited.warm_ns, 1).c_str(), base::json_number(f.unlimited.warm_driver_ns, 1).c_str(),
-      t.refused, t.needed);
+      t.refused, t.needed, t.began_with);
 }
 
 void print_head() {
@@ -131,20 +134,26 @@ std::string pass_text(trace const& t, replay_outcome const& o) {
   return "host " + milliseconds(t, o.warm_ns) + ", driver " + milliseconds(t, o.warm_driver_ns);
 }
 
+std::string gpu_text(gpu_size const* gpu, bool whole) {
+  if (!gpu) return "none";
+  return whole ? std::to_string(gpu->gb) + " GB and up" : "at least " + std::to_string(gpu->gb) + " GB";
+}
+
 // Returns: the GPU that the row names; null: none
 gpu_size const* print_row(std::string const& path, trace const& t, found const& f) {
   auto const& [limit, under] = f.usual;
-  std::size_t const least = limit ? std::max(*limit, t.needed) : 0;
-  gpu_size const* const gpu = limit && !t.refused ? smallest_gpu(least) : nullptr;
+  std::size_t const least = least_of(t, f);
+  gpu_size const* const gpu = smallest_gpu(least);
   char const* const verdict = !limit ? "DOES NOT FIT" : t.refused ? "NEEDS MORE" : "FITS IN";
-  std::string const ratio = limit ? base::json_number(of_peak(t, *limit), 4) : "-";
-  std::printf("%-14s %-12s %-12s %-26s %-26s %-12s %-14s %s\n", verdict, limit ? limit_text(*limit).c_str() : "-",
-              ratio.c_str(), limit ? pass_text(t, under).c_str() : "-",
+  std::string const limit_is = fits_whole(t, f) ? limit_text(*limit) : "> " + limit_text(least);
+  std::printf("%-14s %-12s %-12s %-26s %-26s %-12s %-14s %s\n", verdict, limit_is.c_str(),
+              fits_whole(t, f) ? base::json_number(of_peak(t, *limit), 4).c_str() : "-",
+              limit ? pass_text(t, under).c_str() : "-",
               f.unlimited.memory.num_ooms ? "-" : pass_text(t, f.unlimited).c_str(),
-              limit ? bytes_text(least + beside_weir).c_str() : "-",
-              gpu ? (std::to_string(gpu->gb) + " GB and up").c_str() : limit && !t.refused ? "none" : "-",
+              bytes_text(least + beside_weir).c_str(), gpu_text(gpu, fits_whole(t, f)).c_str(),
               base::visible(path).c_str());
   if (t.refused) std::printf("  %s\n", refusal_text(t).c_str());
+  if (t.began_with) std::printf("  %s\n", began_text(t).c_str());
   return gpu;
 }
 

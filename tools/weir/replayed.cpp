@@ -225,6 +225,11 @@ std::string refusal_text(trace const& t) {
          bytes_text(t.needed) + ". Record it with a smaller batch or on a larger GPU.";
 }
 
+std::string began_text(trace const& t) {
+  return "The recording began in the middle of the program: " + bytes_text(t.began_with) +
+         " were in use then and count. An earlier peak is not in it. Record from the start to have that, too.";
+}
+
 std::string number_or_null(std::optional<std::size_t> n) { return n ? std::to_string(*n) : "null"; }
 
 double ratio(trace const& t, replay_outcome const& o) {

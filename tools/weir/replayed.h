@@ -38,6 +38,8 @@ struct replay_settings {
 replay_outcome replay_one(std::string const& path, trace const&, replay_settings const&);
 // "The recording refused 8.0 GiB ..."; requires that one was refused
 std::string refusal_text(trace const&);
+// "The recording began in the middle ..."; requires that it did
+std::string began_text(trace const&);
 std::string number_or_null(std::optional<std::size_t>);  // as JSON
 double ratio(trace const&, replay_outcome const&);  // the peak reserved, of the peak requested
 

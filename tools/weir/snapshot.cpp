@@ -46,6 +46,11 @@ sums sums_of(report::device_snapshot const& d) {
   return s;
 }
 
+std::string where_text(source_location const& at) {
+  if (!at.file_name()) return "(unknown line: allocated before the recording began, or by a thread without Python)";
+  return base::visible(at.file_name()) + (at.line() ? ":" + std::to_string(at.line()) : "");
+}
+
 // Live blocks by the line that allocated them, in descending order of bytes.
 void print_lines(report::device_snapshot const& d) {
   struct line {
@@ -57,8 +62,7 @@ void print_lines(report::device_snapshot const& d) {
     for (memory_block const& b : g.blocks) {
       if (b.state != block_state::active_allocated) continue;
       line& l = all[{b.where.file_name() ? b.where.file_name() : "", b.where.line()}];
-      l.where = b.where.file_name() ? base::visible(b.where.file_name()) + ":" + std::to_string(b.where.line())
-                                    : "(unknown line: allocated before the recording began)";
+      l.where = where_text(b.where);
       l.bytes += b.bytes, ++l.blocks;
     }
   }
@@ -75,10 +79,11 @@ void print(report::device_snapshot const& d) {
   sums const s = sums_of(d);
   std::printf(
       "gpu:%d: %s reserved, %s in use by %zu blocks (%s requested), %s freed and still used, %s free in %zu holes "
-      "(the largest %s); %zu events\n",
+      "(the largest %s); %s\n",
       d.device, bytes_text(s.reserved).c_str(), bytes_text(s.live).c_str(), s.blocks, bytes_text(s.requested).c_str(),
       bytes_text(s.pending).c_str(), bytes_text(s.reserved - s.live - s.pending).c_str(), s.holes,
-      bytes_text(s.largest).c_str(), d.trace.size());
+      bytes_text(s.largest).c_str(),
+      d.trace.empty() ? "no history: the state at one moment" : (std::to_string(d.trace.size()) + " events").c_str());
   print_lines(d);
 }
 

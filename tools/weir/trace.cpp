@@ -151,12 +151,23 @@ class reader {
     out_.where = base::visible(text.substr(mark.size(), at - mark.size()));
   }
   void comment(std::string_view kind, words& w) {
-    if (kind != "#" || w.word() != "refused") return;
+    if (kind != "#") return;
+    std::string_view const word = w.word();
+    if (word == "began") return begin_with(w);
+    if (word != "refused") return;
     auto const bytes = w.number();
     if (!bytes || *bytes > most_bytes) wrong("is no \"# refused BYTES\"", "Write the bytes of the refused allocation");
     if (live_ + *bytes <= out_.needed) return;
     out_.refused = *bytes;
     out_.needed = live_ + *bytes;
+  }
+  void begin_with(words& w) {
+    bool const with = w.word() == "with", blocks = w.number().has_value();
+    bool const comma = w.word() == "blocks,";
+    auto const bytes = w.number();
+    if (!with || !blocks || !comma || !bytes || *bytes > most_bytes)
+      wrong("is no \"# began with BLOCKS blocks, BYTES bytes\"", "Write what was in use when the recording began");
+    out_.began_with = *bytes;
   }
   void take(std::uint64_t id, words& w) {
     auto const bytes = w.number(), stream = w.number();

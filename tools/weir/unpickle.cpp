@@ -7,10 +7,13 @@
 
 #include <algorithm>
 #include <bit>
+#include <boost/container_hash/hash.hpp>
 #include <boost/unordered/unordered_flat_map.hpp>
 #include <cstring>
+#include <tuple>
 
 #include "runtime/base/text.h"
+#include "tools/weir/own_line.h"
 
 namespace weir::report {
 namespace {
@@ -33,9 +36,11 @@ struct found_entry {
   trace_entry entry;
   std::uint64_t frames;
 };
-struct found_frame {
-  std::string const *name, *file;
-  std::uint32_t line;
+using found_frame = std::tuple<std::string const*, std::string const*, std::uint32_t>;  // name, file, line
+using frame_numbers = std::vector<std::uint32_t>;                                        // innermost first
+struct found_place {
+  source_location where{nullptr, nullptr, 0};
+  std::uint32_t stack = 0;
 };
 struct found_segment {
   memory_segment segment;
@@ -211,12 +216,18 @@ class reader {
     }
     d.at = next_;
     if (field(f, "action")) make(d, dictionary::type::entry, entries_, entry(f));
-    else if (field(f, "filename"))
-      make(d, dictionary::type::frame, frames_,
-           {&string(f, "name"), &string(f, "filename"), static_cast<std::uint32_t>(whole(f, "line"))});
+    else if (field(f, "filename")) make_frame(d, f);
     else if (field(f, "blocks")) make(d, dictionary::type::segment, segments_, segment(f));
     else if (field(f, "state") && field(f, "size")) make(d, dictionary::type::block, blocks_, block(f));
     else plain_[d.record] = std::move(f);
+  }
+  // Frames of one function, file and line have one number: stacks are compared by these.
+  void make_frame(dictionary& d, fields const& f) {
+    found_frame const one{&string(f, "name"), &string(f, "filename"), static_cast<std::uint32_t>(whole(f, "line"))};
+    auto const [known, fresh] = frame_numbers_.try_emplace(one, static_cast<std::uint32_t>(frames_.size()));
+    if (fresh) frames_.push_back(one);
+    if (d.record + 1 == plain_.size()) plain_.pop_back();
+    d.is = dictionary::type::frame, d.record = known->second;
   }
   template <class T>
   void make(dictionary& d, dictionary::type is, std::vector<T>& all, T one) {
@@ -331,28 +342,43 @@ class reader {
       place(e.frames, to.trace.back().where, to.trace.back().stack);
     }
   }
-  // Sets `where` to the first frame with a source line, and `stack` if the list has more frames.
+  // Sets `where` to the line of the program, and `stack` if the list has more frames.
   void place(std::uint64_t list, source_location& where, std::uint32_t& stack) {
     if (list == no_list || lists_[list].empty()) return;
-    auto const [known, fresh] = places_.try_emplace(list);
-    if (fresh) {
-      stack_of all{static_cast<std::uint32_t>(list + 1), {}};
-      for (value const v : lists_[list]) {
-        found_frame const& f = record(v, dictionary::type::frame, frames_);
-        if ((spent_ += sizeof(frame) + f.name->size() + f.file->size()) > largest_stacks)
-          refuse("the stacks are too long for the file");
-        all.frames.push_back({*f.name, *f.file, f.line});
-      }
-      auto const named = std::find_if(all.frames.begin(), all.frames.end(),
-                                      [](frame const& f) { return f.line > 0 && !f.file.empty(); });
-      if (named != all.frames.end()) {
-        known->second.first = {out_.texts.emplace(named->file).first->c_str(),
-                               out_.texts.emplace(named->name).first->c_str(), named->line};
-        all.frames.erase(named);
-      }
-      if (!all.frames.empty()) known->second.second = all.number, out_.stacks.push_back(std::move(all));
+    auto const [known, fresh] = places_by_list_.try_emplace(list);
+    if (fresh) known->second = place_of(lists_[list]);
+    where = known->second.where, stack = known->second.stack;
+  }
+  // PyTorch writes a list of its own for each entry, also where two have the same frames.
+  found_place place_of(std::vector<value> const& list) {
+    frame_numbers numbers;
+    for (value const v : list) {
+      if (v.is != value::type::dict || dicts_[v.what].is != dictionary::type::frame)
+        refuse("a list has an item of another type");
+      numbers.push_back(dicts_[v.what].record);
     }
-    where = known->second.first, stack = known->second.second;
+    auto const [known, fresh] = places_.try_emplace(std::move(numbers));
+    if (fresh) known->second = named(known->first);
+    return known->second;
+  }
+  found_place named(frame_numbers const& numbers) {
+    stack_of all{static_cast<std::uint32_t>(out_.stacks.size() + 1), {}};
+    for (std::uint32_t const n : numbers) {
+      auto const& [name, file, line] = frames_[n];
+      if ((spent_ += sizeof(frame) + name->size() + file->size()) > largest_stacks)
+        refuse("the stacks are too long for the file");
+      all.frames.push_back({*name, *file, line});
+    }
+    found_place place;
+    std::size_t const own = own_line(all.frames);
+    bool const has_line = own < all.frames.size();
+    frame const is = has_line ? all.frames[own] : frame{"", own_call(all.frames), 0};
+    if (!is.file.empty())
+      place.where = {out_.texts.emplace(is.file).first->c_str(), out_.texts.emplace(is.name).first->c_str(), is.line};
+    if (has_line && all.frames.size() == 1) return place;
+    place.stack = all.number;
+    out_.stacks.push_back(std::move(all));
+    return place;
   }
 
   std::string_view in_, file_;
@@ -366,7 +392,9 @@ class reader {
   std::vector<found_block> blocks_;
   std::vector<found_entry> entries_;
   std::vector<found_segment> segments_;
-  boost::unordered_flat_map<std::uint64_t, std::pair<source_location, std::uint32_t>> places_;
+  boost::unordered_flat_map<found_frame, std::uint32_t, boost::hash<found_frame>> frame_numbers_;
+  boost::unordered_flat_map<std::uint64_t, found_place> places_by_list_;
+  boost::unordered_flat_map<frame_numbers, found_place, boost::hash<frame_numbers>> places_;
   loaded_snapshot out_;
 };
 

@@ -2,7 +2,7 @@
 const its = id => document.getElementById(id);
 const names = JSON.parse(its("recording").textContent);
 const chart = new Chart(its("chart")), overview = new Overview(its("overview"), chart), map = new MemoryMap(its("map"), its("map_frame"), its("map_height"), names);
-const state = {by: names.sites.length > 2 ? "line" : "size", moment: 0, hovered: null, chosen: -1, lit: -1, changed: true};
+const state = {by: names.lines.length > 2 ? "line" : "size", moment: 0, hovered: null, chosen: -1, lit: -1, changed: true};
 let recording, stack, lastDraw = 0;
 
 function text(at, content) { if (at.textContent !== content) at.textContent = content; }
@@ -54,7 +54,11 @@ function facts() {
   const r = recording, most = r.live[r.peak] + r.pending[r.peak];
   let reserved = 0;
   for (let i = r.before; i < r.events; ++i) reserved = Math.max(reserved, r.reserved[i]);
-  const all = [["most live and pending", bytesText(most)], ["most reserved", bytesText(reserved)], ["events", countText(r.events - r.before)], ["over", timeText(r.us[r.events - 1] - r.us[r.before])]];
+  const all = [["most live and pending", bytesText(most)], ["most reserved", bytesText(reserved)], ["events", countText(r.hasHistory ? r.events - r.before : 0)], ["over", timeText(r.us[r.events - 1] - r.us[r.before])]];
+  if (!r.hasHistory) all.push(["no history:", "the state at one moment. What came before is not known"]);
+  else if (r.before && r.live[r.before - 1]) all.push(["live before the recording began", bytesText(r.live[r.before - 1])]);
+  const unknown = r.bytes.filter((bytes, b) => bytes === 0 && r.born[b] < r.before).length;
+  if (unknown) all.push(["of unknown size, from before", countText(unknown) + (unknown === 1 ? " block" : " blocks")]);
   if (r.failures.length) all.push(["out of memory", countText(r.failures.length) + " times"]);
   for (const [name, live, held, limit] of r.pools) all.push(["pool " + name, bytesText(live) + " live, " + bytesText(held) + " reserved" + (limit ? " of " + bytesText(limit) : "")]);
   its("facts").replaceChildren(...all.map(([what, value]) => {
@@ -64,10 +68,17 @@ function facts() {
   }));
 }
 
-function siteText(site) { return names.sites[site][0]; }
+function siteText(site) { return names.lines[names.sites[site][0]]; }
+// Calls with a source line; where none has one, all. Innermost first.
+function callsText(site) {
+  const all = [];
+  for (let call = names.sites[site][1]; call; call = names.calls[2 * call - 2]) all.push(names.frames[names.calls[2 * call - 1]]);
+  const lines = all.filter(frame => /:\d+$/.test(frame)), shown = (lines.length ? lines : all).map(frame => frame.length > 200 ? frame.slice(0, 200) + "…" : frame);
+  return shown.slice(0, 12).join("\n") + (shown.length > 12 ? "\n… " + countText(shown.length - 12) + " more" : "");
+}
 function eventText(i) {
   const r = recording, kind = r.kind[i], what = r.what[i];
-  if (i < r.before) return "before the recording began";
+  if (i < r.before || !r.hasHistory) return "before the recording began";
   if (kind === MAP || kind === UNMAP) return (kind === MAP ? "memory taken from" : "memory given back to") + " the driver";
   if (kind === OOM) return "OUT OF MEMORY: " + bytesText(r.failures[what].bytes) + " for stream " + names.streams[r.failures[what].stream] + " at " + siteText(r.failures[what].site);
   const block = bytesText(r.bytes[what]) + " of stream " + names.streams[r.stream[what]] + ", taken at " + siteText(r.site[what]);
@@ -81,7 +92,7 @@ function blockText(b, moment) {
   return bytesText(r.bytes[b]) + (pending ? ", given back; " + (r.user[b] ? "stream " + names.streams[r.user[b] - 1] : "another stream") + " still uses it" : ", live") +
     "\nstream " + names.streams[r.stream[b]] + ", at 0x" + r.at[b].toString(16) +
     "\ntaken: " + when(r.born[b]) + "\ngiven back: " + (r.freed[b] < r.events ? when(r.freed[b]) : "not in this recording") +
-    "\n" + (names.sites[r.site[b]][1] || siteText(r.site[b]));
+    "\n" + siteText(r.site[b]) + "\n" + callsText(r.site[b]);
 }
 
 function drawLegend(moment) {

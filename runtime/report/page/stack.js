@@ -46,7 +46,7 @@ class Stack {
     this.of = new Uint8Array(recording.blocks);
     if (by === "size") this.bySize();
     else if (by === "stream") this.byKey(recording.stream, k => "stream " + recordingNames.streams[k]);
-    else this.byKey(recording.site, k => recordingNames.sites[k][0], k => recordingNames.sites[k][1]);
+    else this.byKey(recording.site.map(site => recordingNames.sites[site][0]), k => recordingNames.lines[k], k => this.callsOf(k, recordingNames));
     const k = this.names.length, n = recording.events;
     this.sums = new Float64Array(k * Math.ceil(n / CHUNK)), this.now = new Float64Array(k), this.nowAt = -1;
     for (let i = 0; i < n; ++i) {
@@ -82,7 +82,15 @@ class Stack {
     const others = byPeak.length - shown.length;
     for (let b = 0; b < this.of.length; ++b) { const n = number.get(key[b]); this.of[b] = n === undefined ? shown.length : n; }
     this.names = shown.map(nameOf), this.details = shown.map(detailOf), this.colours = shown.map((_, i) => COLOURS[i % COLOURS.length]);
-    if (others) this.names.push(countText(others) + " others"), this.details.push(""), this.colours.push("#a3a7ad");
+    const most = byPeak.slice(shown.length, shown.length + 20).map(k => bytesText(peak.get(k)) + "  " + nameOf(k));
+    if (others) this.names.push(countText(others) + " others"), this.details.push(most.join("\n") + (others > most.length ? "\n…" : "")), this.colours.push("#a3a7ad");
+  }
+  // The calls that led to a line's most bytes.
+  callsOf(line, recordingNames) {
+    const r = this.recording, sums = new Map();
+    for (let b = 0; b < r.blocks; ++b) if (recordingNames.sites[r.site[b]][0] === line) sums.set(r.site[b], (sums.get(r.site[b]) || 0) + r.bytes[b]);
+    const most = [...sums.keys()].reduce((a, b) => sums.get(b) > sums.get(a) ? b : a);
+    return (sums.size > 1 ? "of " + countText(sums.size) + " ways here, that of the most bytes:\n" : "") + callsText(most);
   }
   apply(i) {
     const r = this.recording, kind = r.kind[i];

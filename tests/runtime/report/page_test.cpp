@@ -291,6 +291,41 @@ TEST(page, shows_events_and_takes_pointer_and_keys) {
     (void)in_browser(page({&p.snapshot, 1}, {}, "a made up program"), "", "picture", true);
 }
 
+std::string answer_of(device_snapshot const& d, std::span<stack_of const> stacks, std::string const& expression,
+                      char const* name) {
+  return in_browser(page({&d, 1}, stacks, ""),
+                    "document.getElementById('answer').textContent = failures.join() + " + expression, name);
+}
+
+// Two ways to one line are one colour. What is under the pointer tells which way it was.
+TEST(page, a_line_is_one_category_whichever_calls_led_there) {
+  if (!has_browser()) GTEST_SKIP() << "no chromium on this machine (apt-get install chromium), or under the checker";
+  source_location const line{"/home/me/train.py", "train", 30}, other{"/home/me/train.py", "train", 34};
+  std::vector<stack_of> const stacks{{1, {{"norm", "functional.py", 2935}, {"train", "/home/me/train.py", 30}}},
+                                     {2, {{"linear", "linear.py", 134}, {"train", "/home/me/train.py", 30}}}};
+  device_snapshot const d{0, {}, {{"alloc", 0x1000, 512, 1, 5, line, 1}, {"alloc", 0x2000, 512, 1, 6, line, 2},
+                                  {"alloc", 0x3000, 512, 1, 7, other, 0}, {"alloc", 0x4000, 512, 1, 8, {}, 0}}};
+  EXPECT_EQ(answer_of(d, stacks, "(restack('line'), stack.names.toSorted().join()) + '; ' + [0, 1, 2].map(b => "
+                                 "callsText(recording.site[b]).replaceAll('\\n  ', ' ').replaceAll('\\n', ', ')).join('; ')",
+                      "lines"),
+            "(line not known),me/train.py:30,me/train.py:34; "
+            "norm functional.py:2935, train /home/me/train.py:30; linear linear.py:134, train /home/me/train.py:30; "
+            "train /home/me/train.py:34");
+}
+
+// A page must not look like the whole of a program of which it has a part.
+TEST(page, of_a_part_says_so) {
+  if (!has_browser()) GTEST_SKIP() << "no chromium on this machine (apt-get install chromium), or under the checker";
+  device_snapshot d{0, {{0x1000, 1 << 20, 1, false, {{0x1000, 4096, 4096, block_state::active_allocated, {}}}}}, {}};
+  constexpr char const* facts = "document.getElementById('facts').textContent";
+  EXPECT_NE(answer_of(d, {}, facts, "state").find("no history: the state at one moment"), std::string::npos);
+  d.trace.push_back({"alloc", 0x3000, 64, 1, 5, lines[0]});
+  d.trace.push_back({"free_requested", 0x9000, 0, 1, 6});
+  std::string const said = answer_of(d, {}, facts, "part");
+  EXPECT_NE(said.find("live before the recording began 4.00 KiB"), std::string::npos) << said;
+  EXPECT_NE(said.find("of unknown size, from before 1 block"), std::string::npos) << said;
+}
+
 TEST(page, of_nothing_says_so) {
   if (!has_browser()) GTEST_SKIP() << "no chromium on this machine (apt-get install chromium), or under the checker";
   EXPECT_EQ(in_browser(page({}, {}, ""),
