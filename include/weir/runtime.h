@@ -88,7 +88,7 @@ struct options {
   size_t fence_interval = 0;
   // Streams of a device that get pages of their own at their first block. Small blocks of a later stream come
   // from pages that such streams share, until the stream is busy (docs/decisions/shared-pages.md).
-  size_t streams_with_pages = 16;
+  std::uint32_t streams_with_pages = 16;
   // Block addresses depend only on the program's calls, not on when work is seen to be complete. If their
   // order is fixed, every run has the same addresses, relative to the device's first. Costs memory and
   // overlap.

@@ -46,10 +46,9 @@ void name_library(std::string path_prefix);  // frames of files below it are not
   external_stream const* const home = all->registered(device, handle);
   return home ? detail::allocate_quickly(*home, rounded(bytes), alignment) : nullptr;
 }
-// Throws: as allocate() and retained_streams::of()
-inline void* allocate_rounded(std::size_t bytes, int device, CUstream_st* handle) {
+// `home` is the stream of that handle. Throws: as allocate()
+inline void* allocate_rounded(std::size_t bytes, int device, CUstream_st* handle, stream_ref home) {
   constexpr source_location unknown;  // a line of Python
-  stream_ref const home = streams().of(device, handle);
   bool const any_open = at_hand.open_pools.load(std::memory_order_relaxed);
   auto const entered = any_open ? pools().entered(device, handle, home) : nullptr;
   std::optional<pool_guard> const inside = entered ? std::make_optional<pool_guard>(*entered) : std::nullopt;

@@ -119,11 +119,11 @@ WEIR_HOOK int weir_torch_lend(CUstream_st* stream) noexcept {
   return done([&] { streams().lend(stream); });
 }
 
-// For libraries without hooks: the block is of the stream that is named here.
+// For libraries without hooks: the block is of the stream that is named here, which may end before it.
 WEIR_HOOK void* weir_torch_allocate(std::size_t bytes, int device, CUstream_st* stream) noexcept {
   return guarded(
       [&] {
-        void* const p = allocate_rounded(bytes, device, stream);
+        void* const p = allocate_rounded(bytes, device, stream, streams().borrow(device, stream));
         count(device, rounded(bytes), 1);
         return p;
       },

@@ -47,7 +47,7 @@ std::string of_bytes(std::size_t n) {
         "weir-115: this process is a fork of one that used a device, and cannot use one itself. Start it with "
         "the method spawn (torch.multiprocessing.set_start_method('spawn'))");
   }
-  return allocate_rounded(bytes, device, handle);
+  return allocate_rounded(bytes, device, handle, streams().of(device, handle));
 } catch (...) {
   throw_for_torch(device, bytes);
 }

@@ -69,6 +69,17 @@ stream_ref retained_streams::enrol(int device, CUstream_st* handle) {
   return known->stream;
 }
 
+stream_ref retained_streams::borrow(int device, CUstream_st* handle) {
+  if (external_stream const* const known = registered(device, handle)) return *known;
+  {
+    std::lock_guard const hold(lock_);
+    auto const found = beyond_.find(key_of(device, handle));
+    if (found != beyond_.end() && found->second.device == device) return found->second.stream;
+    open_to_others(device);
+  }
+  return borrow_stream(weir::device(device), handle, unknown);
+}
+
 void retained_streams::lend(CUstream_st* handle) {
   if (reinterpret_cast<std::uintptr_t>(handle) < 2) return;  // the legacy stream, which never ends
   std::lock_guard const hold(lock_);

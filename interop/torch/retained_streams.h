@@ -1,6 +1,7 @@
 // The streams of other libraries, found by their handles.
 // Each is registered with weir at its first use, for good: PyTorch's streams are made once and never destroyed.
-// Streams that end before the process does are lent, and borrowed by each call that names them.
+// Streams that end before the process does are borrowed by each call that names them: those that were lent, and
+// all that borrow() names.
 // Threads: any; a registered stream is found without a lock.
 // Requires: a stream that was not lent before its first use exists until the process ends.
 #pragma once
@@ -33,6 +34,8 @@ class retained_streams {
     external_stream const* const known = registered(device, handle);
     return known ? *known : enrol(device, handle);
   }
+  // The same for a library that may destroy the stream later: it is not registered.
+  stream_ref borrow(int device, CUstream_st* handle);
   // Null: of() has more to do.
   external_stream const* registered(int device, CUstream_st* handle) const noexcept {
     entry const* const e = find(key_of(device, handle));

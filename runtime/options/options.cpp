@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "runtime/base/os.h"
@@ -121,6 +122,13 @@ constexpr std::pair<std::string_view, std::string_view> of_pytorch[] = {
     {"pinned_use_background_threads", "Leave it out: weir queries events in the calls that need memory"},
 };
 
+std::optional<std::uint32_t> count_from_text(std::string_view text) {
+  std::uint32_t count = 0;
+  auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), count);
+  if (failed != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return count;
+}
+
 // `where`: WEIR_CONF, or a file and a line. Returns: the row that was set.
 size_t set_option(options& into, std::string_view key, std::string_view value, std::string_view where,
                   source_location at) {
@@ -145,6 +153,8 @@ size_t set_option(options& into, std::string_view key, std::string_view value, s
           required(time_from_text(value), " is not a time", "Write a number and ms, s or min, or 0: " + name + ":30s");
     else if (auto const* const part = std::get_if<double options::*>(&row.at))
       into.** part = required(part_from_text(value), " is not a number from 0 to 1", "Write " + name + ":0.02");
+    else if (auto const* const count = std::get_if<std::uint32_t options::*>(&row.at))
+      into.** count = required(count_from_text(value), " is not a number", "Write " + name + ":16");
     else if (auto const* const policy = std::get_if<options::wait_policy options::*>(&row.at))
       into.**policy = static_cast<options::wait_policy>(word_of(wait_policies, key, value, where, at));
     else if (auto const* const level = std::get_if<log_level options::*>(&row.at))
@@ -332,6 +342,7 @@ std::string option_text(option_row const& row, options const& o) {
     std::snprintf(text, sizeof text, "%g", o.**part);
     return text;
   }
+  if (auto const* const count = std::get_if<std::uint32_t options::*>(&row.at)) return std::to_string(o.**count);
   if (auto const* const policy = std::get_if<options::wait_policy options::*>(&row.at))
     return std::string(wait_policies[static_cast<size_t>(o.**policy)]);
   if (auto const* const level = std::get_if<log_level options::*>(&row.at))

@@ -23,7 +23,7 @@ struct machine_choice {
 struct option_row {
   std::string_view name;      // in WEIR_CONF, and the name of the member
   std::variant<size_t options::*, std::chrono::milliseconds options::*, bool options::*, double options::*,
-               options::wait_policy options::*, log_level options::*>
+               options::wait_policy options::*, log_level options::*, std::uint32_t options::*>
       at;
   std::string_view nothing;   // the meaning of a size or time of 0
   char const* variable;       // an environment variable that switches it on; null: none

@@ -59,6 +59,24 @@ TEST_F(torch_streams, handle_of_an_ended_stream_serves_again) {
   EXPECT_EQ(memory_allocated(0), 0u) << "100 blocks of 2 MiB were served by 64 MiB";
 }
 
+// CuPy's streams end with their objects. None is registered by an allocation there, and PyTorch's stay so.
+TEST_F(torch_streams, borrowed_streams_may_end_before_their_memory) {
+  simulated_stream const of_torch(0);
+  stream_ref const registered = all->of(0, of_torch.handle());
+  EXPECT_EQ(all->borrow(0, of_torch.handle()), registered);
+  EXPECT_EQ(all->borrow(0, nullptr), all->of(0, nullptr));
+  std::vector<void*> kept;
+  for (int i = 0; i < 100; ++i) {
+    simulated_stream const theirs(0);
+    deallocate(allocate(all->borrow(0, theirs.handle()), large));
+    if (i < 10) kept.push_back(allocate(all->borrow(0, theirs.handle()), small));
+    EXPECT_EQ(all->registered(0, theirs.handle()), nullptr);
+  }
+  for (void* const p : kept) deallocate(p);
+  deallocate(allocate(default_stream(0), 60_MiB));  // looks at all memory of the streams that ended
+  EXPECT_EQ(memory_allocated(0), 0u);
+}
+
 TEST_F(torch_streams, registered_stream_is_not_lent_later) {
   simulated_stream const theirs(0);
   deallocate(take(small, per_thread));  // a borrowed stream is known

@@ -351,19 +351,6 @@ class CuPy(Case):
             assert weir.cupy.memory_allocated() == 0
         """)
 
-    # The object of an external stream does not keep the stream.
-    def test_external_streams_are_lent(self):
-        self.passes("""
-            import cupy, weir._library, weir.cupy
-            lent = []
-            weir._library.load().weir_torch_lend = lambda *what: lent.append(what) or 0
-            for kind in (cupy.cuda.Stream, cupy.cuda.ExternalStream):
-                cupy.stream = kind(0)
-                weir.cupy._streams.clear()
-                weir.cupy.allocate(100)
-            assert lent == [(0,)], lent
-        """)
-
 
 class Wheel(Case):
     """./run wheel, into an environment of its own."""

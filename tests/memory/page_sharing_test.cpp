@@ -18,7 +18,7 @@ using memory::page_sharing;
 // The default number of streams has pages already, so each further stream shares some.
 struct crowd : tests::reuse_machine {
   explicit crowd(options o = {}, std::size_t memory = std::size_t{1} << 30) : reuse_machine(o, memory) {
-    for (std::size_t i = 0; i < o.streams_with_pages; ++i) owners.push_back(take(bench.stream(0), 4096));
+    for (std::uint32_t i = 0; i < o.streams_with_pages; ++i) owners.push_back(take(bench.stream(0), 4096));
   }
   clock::stream_clock& late() { return bench.stream(0); }
   std::size_t reserved() { return device().reserved(); }

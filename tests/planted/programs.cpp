@@ -6,6 +6,7 @@
 #include "tests/model/chain_program.h"
 #include "tests/model/clock_program.h"
 #include "tests/model/copy_program.h"
+#include "tests/model/doors_program.h"
 #include "tests/model/aliases_program.h"
 #include "tests/model/idle_program.h"
 #include "tests/model/memory_program.h"
@@ -56,6 +57,7 @@ std::span<kind_of_program const> programs_by_name() {
          return memory_program(seed, about::small_blocks).run();
        }},
       {"idle", [](std::uint64_t seed) { return idle_program(seed).run(); }},
+      {"doors", [](std::uint64_t seed) { return doors_program(seed).run(); }},
       {"spill", [](std::uint64_t seed) { return by_seed(seed, "spill"); }},
   };
   return all;

@@ -59,6 +59,16 @@ TEST(options, each_policy_of_reuse_is_one) {
   }
 }
 
+TEST(options, a_count_is_a_whole_number) {
+  EXPECT_EQ(parse_options("").streams_with_pages, 16u);
+  EXPECT_EQ(parse_options("streams_with_pages:0").streams_with_pages, 0u);
+  EXPECT_EQ(parse_options("streams_with_pages:64").streams_with_pages, 64u);
+  for (char const* const text : {"-1", "4KiB", "many", "99999999999", ""}) {
+    std::string const said = refused([&] { parse_options(std::string("streams_with_pages:") + text); });
+    EXPECT_TRUE(has(said, "streams_with_pages") && has(said, "Write streams_with_pages:16")) << said;
+  }
+}
+
 TEST(options, a_time_has_a_unit_and_is_printed_readably) {
   using namespace std::chrono_literals;
   EXPECT_EQ(parse_options("").pinned_idle, 0ms);

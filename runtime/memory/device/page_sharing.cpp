@@ -11,7 +11,7 @@ namespace weir::memory {
 std::size_t page_sharing::most_with_pages() const noexcept {
   std::size_t const limit = of_.counts.limit();
   std::size_t const all = limit ? limit : of_.space.info().total_memory;
-  return std::max(of_.streams_with_pages, all / part_of_device / of_.space.page_bytes());
+  return std::max<std::size_t>(of_.streams_with_pages, all / part_of_device / of_.space.page_bytes());
 }
 
 bool page_sharing::serves(memory_pool& pool, clock::stream_clock& home) {

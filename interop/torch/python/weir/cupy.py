@@ -8,18 +8,6 @@ work may use the memory at once. Wait for work of other streams on it before the
 """
 from weir import _library
 
-_streams = {}  # weir knows CuPy's streams by their handles for good: a destroyed one could come back as another
-
-
-def _stream(cupy):
-    current = cupy.cuda.get_current_stream()
-    handle = int(current.ptr)
-    if handle not in _streams:
-        if isinstance(current, cupy.cuda.ExternalStream):  # its object does not keep the stream
-            _library.call("lend", handle)
-        _streams[handle] = current
-    return handle
-
 
 class _Block:
     """Owns one block of weir."""
@@ -41,8 +29,7 @@ def allocate(size):
 
     lib = _library.load()
     device = cupy.cuda.runtime.getDevice()
-    stream = _stream(cupy)
-    address = lib.weir_torch_allocate(size, device, stream)
+    address = lib.weir_torch_allocate(size, device, int(cupy.cuda.get_current_stream().ptr))
     if address is None:
         text = lib.weir_torch_error().decode(errors="replace")
         if "out of memory" not in text:
