@@ -15,7 +15,7 @@ class internal_stream {
   internal_stream(runtime::impl& r, int device, std::string_view operation, source_location where)
       : pool_(r.part<streams::stream_pool>()) {
     r.open(device, operation, where);
-    line_ = &pool_.lease(device, priority::normal, where);
+    line_ = &pool_.lease(device, driver::stream_kind::independent, priority::normal, where);
   }
   ~internal_stream() {
     static_cast<void>(line_->synchronize());  // a lost device answers at once

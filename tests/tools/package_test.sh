@@ -67,10 +67,12 @@ page=$root/docs/tutorial/find-a-race.md
 block() { awk -v kind="^\`\`\`$1\$" '$0 ~ kind && !done { on = 1; next } /^```$/ { if (on) done = 1; on = 0 } on' "$page"; }
 block cmake > "$work/mine/CMakeLists.txt"
 block cpp > "$work/mine/my_test.cpp"
-# A block of any page after <!-- program: NAME --> is a whole program; with `cuda` behind the name only nvcc reads it.
+# A block of any page after <!-- program: NAME --> is a whole program, which runs here on simulated devices. With `cuda` behind
+# the name it needs a GPU, and is compiled only.
 with_cuda=no
 ! grep -q 'WEIR_BUILT_WITH_CUDA \(ON\|1\|TRUE\))' "$work/prefix"/lib*/cmake/weir/weir-config.cmake "$work/prefix"/lib/*/cmake/weir/weir-config.cmake 2> /dev/null || with_cuda=yes
 programs=0
+to_run=()
 while IFS=: read -r file mark; do
   read -r _ _ name cuda _ <<< "$mark"
   [ "$cuda" != cuda ] || [ $with_cuda = yes ] || continue
@@ -80,11 +82,16 @@ while IFS=: read -r file mark; do
     printf 'add_library(program%s OBJECT)\ntarget_link_libraries(program%s PRIVATE weir::weir)\nweir_kernels(program%s %s)\n' $programs $programs $programs "$name"
   else
     printf 'add_executable(program%s)\ntarget_link_libraries(program%s PRIVATE weir::weir)\nweir_kernels(program%s %s)\n' $programs $programs $programs "$name"
+    to_run+=("program$programs")
   fi >> "$work/mine/CMakeLists.txt"
 done < <(grep -r --include='*.md' '^<!-- program: .* -->$' "$root/README.md" "$root/docs")
 [ $programs -ge 1 ] || { echo "no page has a program"; exit 1; }
 make_mine() { cmake -S "$work/mine" -B "$work/mine/build" "${arguments[@]}" > "$work/log" 2>&1 && cmake --build "$work/mine/build" >> "$work/log" 2>&1 || { cat "$work/log"; exit 1; }; }
 make_mine
+for program in "${to_run[@]}"; do  # a printed figure beside the expected one is that one
+  said=$(WEIR_DEVICES=sim:2 "$work/mine/build/$program") || { echo "$program of a page ended with status $?: $said"; exit 1; }
+  [[ ! $said =~ ([0-9.]+),\ expected\ ([0-9.]+) || ${BASH_REMATCH[1]} = "${BASH_REMATCH[2]}" ]] || { echo "$program of a page: $said"; exit 1; }
+done
 if "$work/mine/build/my_test" > "$work/said"; then
   echo "the page's program found nothing"
   exit 1
