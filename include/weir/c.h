@@ -7,6 +7,7 @@
    A stream is a CUDA stream: cudaStream_t, CUstream. Null is the legacy stream of the device that the call
    names. Any other handle is that of a registered stream (weir_register_stream) or of weir's own, or is
    borrowed: then the stream has to exist during the call only. cudaStreamPerThread is the caller's own.
+   weir makes no stream here: each stays ordered with the legacy stream, or not, as the program made it.
 
    Stable: a later version adds calls, status values and members at the end of structs. It changes none. */
 #pragma once

@@ -71,6 +71,8 @@ struct queued {
 bool begin_work(stream_ref, std::span<memory_use const>, source_location);
 // Simulated devices only. Calls `drop` also when it throws.
 void queue_work(stream_ref, std::span<memory_use const>, queued, source_location);
+// The handle for on_gpu, whose work the launch declares. With the stream's device current in CUDA.
+CUstream_st* handle_for_work(stream_ref, source_location);
 // on_gpu threw; it may still have enqueued work.
 void abandon_work(stream_ref, std::span<memory_use const>) noexcept;
 void end_work(stream_ref, std::span<memory_use const>, source_location);  // waits here if launch_blocking is set
@@ -98,7 +100,7 @@ void launch(stream_ref s, memory_uses u, OnGpu&& on_gpu, OnHost&& on_host,
                        at);
   } else {
     try {
-      on_gpu(s.native(at));
+      on_gpu(detail::handle_for_work(s, at));
     } catch (...) {
       detail::abandon_work(s, u.all());
       throw;

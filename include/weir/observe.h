@@ -139,6 +139,9 @@ struct race_report {
 // All reports of the current runtime; none without check_races. Unqueried ones are printed when it or the
 // process ends.
 std::vector<race_report> race_reports(source_location = source_location::current());
+// What the checker did not judge, as a sentence: uses that no call of weir declares. An empty race_reports()
+// says nothing about these. Empty: none, as usual on simulated devices, or without check_races.
+std::string races_not_judged(source_location = source_location::current());
 // Throws: race_found with the first report, if any
 void require_no_races(source_location = source_location::current());
 // Sets the callback for each new report; an empty one removes it. It runs on the thread whose call revealed

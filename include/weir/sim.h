@@ -63,11 +63,13 @@ class simulation {  // a view of a runtime's machine, valid during the runtime's
 
 // A stream of a simulated device that weir does not know, as a program's own CUDA stream is one. Code that
 // gets streams by handle can so be tested without a GPU: give its handle to external_stream, borrow_stream or
-// weir/c.h.
+// weir/c.h. A launch that names no stream is one on borrow_stream(device, nullptr), the legacy stream.
 class simulated_stream {
  public:
-  // Of the current runtime. Default: the current device. Throws: invalid_use (a real machine, no such device)
+  // Of the current runtime. Default: the current device, non_blocking.
+  // Throws: invalid_use (a real machine, no such device)
   explicit simulated_stream(device = gpu, source_location = source_location::current());
+  simulated_stream(device, stream_flags, source_location = source_location::current());
   // Destroys the stream; its work still runs, and its handle may be given to another stream.
   // Requires: before its runtime ends
   ~simulated_stream();

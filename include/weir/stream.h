@@ -13,6 +13,15 @@ namespace weir WEIR_API {
 using float_milliseconds = std::chrono::duration<float, std::milli>;
 // torch: lower runs first; clamped to the device's range
 enum class priority : std::int8_t { normal = 0, high = -1, highest = -2 };
+// Whether CUDA's legacy stream, which launches and copies use that name no stream, is ordered with a stream.
+// The values are CUDA's.
+enum class stream_flags : std::uint8_t {
+  // cudaStreamDefault, the streams of cudaStreamCreate: work of the legacy stream waits for all earlier work of
+  // the device's blocking streams, and their later work waits for it. A capture of a blocking stream forbids
+  // the legacy stream meanwhile.
+  blocking = 0,
+  non_blocking = 1,  // cudaStreamNonBlocking: nothing orders it with the legacy stream but waits and events
+};
 class event;
 namespace detail {
 struct stream_access;
@@ -57,6 +66,9 @@ class stream_ref {
   void wait(stream_ref, source_location = source_location::current()) const;  // torch: wait_stream
   event record_event(source_location = source_location::current()) const;
   bool is_capturing(source_location = source_location::current()) const;
+  // cudaStreamGetFlags: whether the legacy stream is ordered with it; blocking for the legacy stream itself and
+  // for per-thread streams. Blocks: no. Throws: invalid_use (an external stream in a capture), device_lost
+  stream_flags flags(source_location = source_location::current()) const;
   // Handle for <<<>>> and libraries. Makes the stream's device current in CUDA, not in weir.
   // Throws: not_supported on a simulated device (use weir::launch), device_lost
   CUstream_st* native(source_location = source_location::current()) const;
@@ -69,11 +81,17 @@ class stream_ref {
   std::uint64_t tenure_;  // number of the lease or registration
 };
 
-class stream {  // leased from the device's pool: live `stream`s are always distinct, unlike torch's 33rd
+// Leased from the device's pool: live `stream`s are always distinct, unlike torch's 33rd.
+// Default: non_blocking. A launch or copy without a stream is not ordered with it, as it is with a stream of
+// cudaStreamCreate. Until a program names a stream everywhere, make its streams with stream_flags::blocking.
+class stream {
  public:
   // Default: the current device. Throws: invalid_use (cpu, no such device), device_lost, driver_error
   explicit stream(weir::priority = priority::normal, source_location = source_location::current());
   explicit stream(weir::device, weir::priority = priority::normal, source_location = source_location::current());
+  explicit stream(stream_flags, weir::priority = priority::normal, source_location = source_location::current());
+  stream(weir::device, stream_flags, weir::priority = priority::normal,
+         source_location = source_location::current());
   ~stream();  // returns it; its work continues, and other streams may use its memory. Blocks: no
   stream(stream&&) noexcept;
   stream& operator=(stream&&) noexcept;
@@ -90,6 +108,7 @@ class stream {  // leased from the device's pool: live `stream`s are always dist
   void wait(event const& e, source_location at = source_location::current()) const { ref_.wait(e, at); }
   void wait(stream_ref other, source_location at = source_location::current()) const { ref_.wait(other, at); }
   event record_event(source_location = source_location::current()) const;
+  stream_flags flags(source_location at = source_location::current()) const { return ref_.flags(at); }
   CUstream_st* native(source_location at = source_location::current()) const { return ref_.native(at); }
 
  private:
@@ -98,7 +117,7 @@ class stream {  // leased from the device's pool: live `stream`s are always dist
 
 // torch.cuda.ExternalStream: registers a stream of the program during this object's lifetime. Registered
 // twice, it is one stream. It then is as quick as weir's own: caches of each thread, fences only when another
-// stream looks for memory.
+// stream looks for memory. It keeps the flags that the program made it with.
 // Requires: the stream exists until this object is destroyed.
 class external_stream {
  public:
@@ -118,7 +137,7 @@ class external_stream {
 // The stream with this handle, for calls that follow at once: no promise is needed that it exists later. weir
 // asks it only inside calls that name it, and tells streams apart by CUDA's id, as a handle may be given to a
 // later stream. A registered handle is the registered stream. Null is the legacy stream; cudaStreamPerThread
-// is the caller's. A borrowed stream serves allocate, deallocate, record_stream, launch, copy, fill, wait,
+// is the caller's; both are blocking, others as the program made them. A borrowed stream serves allocate, deallocate, record_stream, launch, copy, fill, wait,
 // query and synchronize. What needs a stream for longer refuses it (set_stream) or needs it registered. Free
 // its blocks by deallocate(borrow_stream(…), p): after a free that does not name it, memory may have to wait
 // for the whole device.
@@ -127,7 +146,8 @@ class external_stream {
 // Throws: invalid_use (a stream of another device), device_lost, driver_error
 stream_ref borrow_stream(weir::device, CUstream_st*, source_location = source_location::current());
 
-// The device's default stream. It is ordered with CUDA's legacy stream, and so with bare <<<>>> launches.
+// The device's default stream. It is blocking: ordered with CUDA's legacy stream, and so with bare <<<>>>
+// launches.
 stream_ref default_stream(device = gpu, source_location = source_location::current());
 // The default stream, unless the thread has set another.
 stream_ref current_stream(device = gpu, source_location = source_location::current());

@@ -16,7 +16,7 @@ class internal_stream {
   internal_stream(runtime::impl& r, int device, std::string_view operation, source_location where)
       : pool_(r.part<streams::stream_pool>()) {
     r.open(device, operation, where);
-    line_ = &pool_.lease(device, priority::normal, where);
+    line_ = &pool_.lease(device, driver::stream_kind::independent, priority::normal, where);
     if (auto* const checker = driver::check::control_of(r.machine())) checker->is_weirs_own(device, line_->handle());
   }
   ~internal_stream() {

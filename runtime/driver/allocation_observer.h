@@ -28,6 +28,9 @@ class allocation_observer {
   virtual void allocated(user home, address, std::size_t bytes, source_location) = 0;
   // The block is freed. Called before its memory can be reused, and before its stamps are taken.
   virtual void freed(address, std::size_t bytes, waits_for, source_location) = 0;
+  // The program got the handle of this stream, or of an event, with which it can give work to CUDA itself.
+  virtual void stream_handed_out(user) = 0;
+  virtual void event_handed_out(event_handle) = 0;
   // The block now belongs to `to`, which already waits for the block's earlier use.
   virtual void handed_over(user to, address, std::size_t bytes, source_location) = 0;
   // weir inserted a wait on its own: `waiter` waits for `other`'s use of these bytes.

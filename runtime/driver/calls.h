@@ -53,7 +53,7 @@ inline constexpr contract none{};                                               
   X(pin, may::lose | may::lack | may::forbid) X(unpin, may::lose | may::forbid) X(find, may::fail)                     \
   X(create_stream, may::lose | may::lack) X(destroy_stream, may::lose) X(query_stream, may::lose | may::forbid)        \
   X(synchronize_stream, may::lose | may::forbid) X(capturing, may::lose)                                               \
-  X(capture_of, may::lose | may::forbid)                                                                               \
+  X(capture_of, may::lose | may::forbid) X(kind_of, may::lose | may::forbid)                                           \
   X(adopt, may::lose | may::mistake) X(identify, may::lose | may::mistake)                                             \
   X(stream_device, may::lose | may::mistake | may::forbid) X(native, may::fail | may::refuse)                          \
   X(create_event, may::lose | may::lack) X(destroy_event, may::lose) X(native_event, may::fail | may::refuse)          \

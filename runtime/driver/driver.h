@@ -211,6 +211,8 @@ class driver {
   // The ordinal of an external stream's device. `device` is the one that is asked, and that of the legacy and
   // the per-thread stream. not_permitted: it is captured. Requires: the stream exists
   virtual result<int> stream_device(int device, CUstream_st*) = 0;
+  // Of a stream that create_stream or adopt named. not_permitted: a captured one, which is not asked
+  virtual result<stream_kind> kind_of(int device, stream_handle) = 0;  // never spoils a capture
   virtual result<CUstream_st*> native(int device, stream_handle) = 0;  // Simulated: not_supported
   virtual result<event_handle> create_event(int device, event_kind) = 0;
   virtual status destroy_event(int device, event_handle) = 0;          // pending waits and records stay valid

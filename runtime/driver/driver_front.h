@@ -80,6 +80,7 @@ class driver_front : public driver {
   result<stream_handle> adopt(int d, CUstream_st* s) override { WEIR_ON(adopt, d, d, s); }
   result<identity> identify(int d, CUstream_st* s) override { WEIR_ON(identify, d, d, s); }
   result<int> stream_device(int d, CUstream_st* s) override { WEIR_ON(stream_device, d, d, s); }
+  result<stream_kind> kind_of(int d, stream_handle s) override { WEIR_ON(kind_of, d, d, s); }
   result<CUstream_st*> native(int d, stream_handle s) override { WEIR_ON(native, d, d, s); }
   result<event_handle> create_event(int d, event_kind kind) override { WEIR_ON(create_event, d, d, kind); }
   status destroy_event(int d, event_handle e) override { WEIR_ON(destroy_event, d, d, e); }

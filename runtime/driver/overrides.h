@@ -34,6 +34,7 @@ result<std::uint64_t> capture_of(int device, stream_handle) override;
 result<stream_handle> adopt(int device, CUstream_st*) override;
 result<identity> identify(int device, CUstream_st*) override;
 result<int> stream_device(int device, CUstream_st*) override;
+result<stream_kind> kind_of(int device, stream_handle) override;
 result<CUstream_st*> native(int device, stream_handle) override;
 result<event_handle> create_event(int device, event_kind) override;
 status destroy_event(int device, event_handle) override;

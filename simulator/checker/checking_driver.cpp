@@ -23,6 +23,10 @@ base::guarded<std::vector<checking_driver*>>& alive() {
 }
 base::atomic<bool> any_found{false}, any_printed{false};
 base::atomic<std::uint64_t> uses_seen{0};  // by checkers that have ended or printed
+base::guarded<unjudged>& unseen_by_all() {   // the same
+  static auto* const all = new base::guarded<unjudged>;
+  return *all;
+}
 constexpr int status_of_reports = 66;  // as in other sanitizers
 
 // A call in a forked child returns early: a thread that is not in the child may hold the lock.
@@ -37,10 +41,11 @@ void print_at_exit() {
     if (wanted == race_check::off) return;
     if (!any_found.load()) {
       std::uint64_t const n = uses_seen.load();
+      std::string const scope = unseen_by_all().lock()->text();
       os::print_error("weir-434: the race checker found no error" +
                       (n ? " in " + std::to_string(n) + " uses of memory"
                          : std::string(", and saw no use of memory")) +
-                      "\n");
+                      (scope.empty() ? "" : ". " + scope) + "\n");
     } else if (any_printed.load() && wanted == race_check::fail) {
       os::end_process(status_of_reports);
     }
@@ -112,6 +117,8 @@ checking_driver::~checking_driver() {
 
 void checking_driver::print(knowledge& known) {
   uses_seen.fetch_add(std::exchange(known.uses, 0));
+  *unseen_by_all().lock() += known.unseen();
+  known.handed_out.clear(), known.of_program.clear(), known.events_handed_out.clear();
   if (known.found.empty()) return;
   any_found.store(true);
   if (std::exchange(known.taken, true)) return;
@@ -137,10 +144,26 @@ void checking_driver::print_findings_at_a_fault() noexcept {
 
 // Effects of a call -----------------------------------------------------------------------------------------
 
+// Asks a stream of the program for its kind. A captured one cannot be asked: its next work asks again.
+template <class Then>
+auto checking_driver::of_program(int device, stream_handle s, Then then) {
+  auto const kind = noted(inner_->kind_of(device, s), device);
+  auto const known = judge_.lock();
+  stream_id const id = known->order.knows(device, s) ? known->order.find(device, s)
+                                                     : known->order.add(device, s, graph::joins::unasked);
+  if (kind.ok())
+    known->order.set_joins(id, kind.value == stream_kind::blocking ? graph::joins::legacy : graph::joins::nothing);
+  return then(*known, id);
+}
+
 moment checking_driver::before(int device, stream_handle s) {
   if (process_was_forked()) return {};
-  auto const known = judge_.lock();
-  return known->order.now(known->order.find(device, s));
+  {
+    auto const known = judge_.lock();
+    stream_id const id = known->order.find(device, s);
+    if (!known->order.is_unasked(id)) [[likely]] return known->order.now(id);
+  }
+  return of_program(device, s, [](knowledge& known, stream_id id) { return known.order.now(id); });
 }
 
 status checking_driver::note(status is, int device) {
@@ -228,10 +251,9 @@ status checking_driver::destroy_stream(int device, stream_handle s) {
 result<stream_handle> checking_driver::adopt(int device, CUstream_st* native) {
   auto const r = noted(inner_->adopt(device, native), device);
   if (!r.ok() || process_was_forked()) return r;
-  auto const known = judge_.lock();
-  if (!known->order.knows(device, r.value))
-    known->order.add(device, r.value,
-                     r.value == stream_handle::legacy ? graph::joins::is_legacy : graph::joins::legacy);
+  bool const is_predefined = r.value == stream_handle::legacy || r.value == stream_handle::per_thread;
+  if (is_predefined || made_.lock()->streams.contains({device, r.value})) return r;
+  of_program(device, r.value, [](knowledge& known, stream_id id) { known.of_program.insert(id); });
   return r;
 }
 

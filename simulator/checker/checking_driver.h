@@ -71,6 +71,7 @@ class checking_driver final : public driver_front<checking_driver>, public contr
 
   std::vector<finding> findings() override;
   void on_finding(std::function<void(finding const&)>) override;
+  check::unjudged unseen() const override { return judge_.lock()->unseen(); }
   late_waits counted() const override;
   std::vector<std::string> census() const override;
   epoch position(int device, stream_handle) override;
@@ -82,6 +83,8 @@ class checking_driver final : public driver_front<checking_driver>, public contr
   void stream_made(user, source_location) override;
   void allocated(user home, address, std::size_t bytes, source_location) override;
   void freed(address, std::size_t bytes, waits_for, source_location) override;
+  void stream_handed_out(user) override;
+  void event_handed_out(event_handle) override;
   void handed_over(user to, address, std::size_t bytes, source_location) override;
   void wait_inserted(user waiter, user other, address, std::size_t bytes) override;
   void relied_on(user waiter, user other) override;
@@ -99,6 +102,8 @@ class checking_driver final : public driver_front<checking_driver>, public contr
     return behind();
   }
   moment before(int device, stream_handle);
+  template <class Then>
+  auto of_program(int device, stream_handle, Then);  // then(knowledge&, stream_id), under the lock
   moment given(int device, stream_handle);         // complete once the driver reports the stream done
   status after(status, int device, moment const&, std::span<range const>, char const* operation);
   status seen(status, int device, moment const&);  // a successful call proves `moment` complete

@@ -158,6 +158,17 @@ void checking_driver::stream_made(user s, source_location where) {
   known->order.set_made(known->order.find(s.device, s.stream), where);
 }
 
+void checking_driver::stream_handed_out(user s) {
+  if (process_was_forked()) return;
+  auto const known = judge_.lock();
+  known->handed_out.insert(known->order.find(s.device, s.stream));
+}
+
+void checking_driver::event_handed_out(event_handle e) {
+  if (process_was_forked()) return;
+  judge_.lock()->events_handed_out.insert(e);
+}
+
 void checking_driver::handed_over(user to, address at, std::size_t bytes, source_location where) {
   if (process_was_forked()) return;
   auto const known = judge_.lock();

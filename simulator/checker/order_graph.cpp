@@ -9,6 +9,7 @@ view const& nothing() {
   return empty;
 }
 std::size_t index(int device) noexcept { return static_cast<std::size_t>(device); }
+bool joins_legacy(graph::joins how) noexcept { return how == graph::joins::legacy || how == graph::joins::is_legacy; }
 }  // namespace
 
 // Bounded by what is known: a promise beyond that is ignored.
@@ -50,6 +51,16 @@ stream_id graph::add(int device, stream_handle h, joins how) {
   if (how == joins::is_legacy) legacy_[index(device)] = id;
   if (how == joins::legacy) joined_by_legacy_[index(device)].push_back(id);
   return id;
+}
+
+void graph::set_joins(stream_id id, joins how) {
+  stream_state& s = at(id);
+  if (s.how == how) return;
+  auto& joined = joined_by_legacy_[index(s.device)];
+  if (s.how == joins::legacy) std::erase(joined, id);
+  if (how == joins::legacy) joined.push_back(id);
+  s.how = how;
+  s.at_last = s.seen;
 }
 
 stream_id graph::find(int device, stream_handle h) {
@@ -106,12 +117,12 @@ moment graph::now(stream_id id) {
 
 moment graph::so_far(stream_id id) const {
   stream_state const& s = streams_[id - 1];
-  return {{id, s.given}, s.how == joins::nothing ? s.seen : s.at_last, 0};
+  return {{id, s.given}, joins_legacy(s.how) ? s.at_last : s.seen, 0};
 }
 
 void graph::recorded_on(stream_id id) noexcept {
   stream_state& s = at(id);
-  if (s.how != joins::nothing) s.at_last = s.seen;
+  if (joins_legacy(s.how)) s.at_last = s.seen;
 }
 
 epoch graph::enqueued(stream_id id) {

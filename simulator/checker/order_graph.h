@@ -24,13 +24,16 @@ struct moment {
 
 class graph {
  public:
-  enum class joins : std::uint8_t { nothing, legacy, is_legacy };
+  // unasked: a stream of the program whose flags are not known yet. It counts as joining nothing.
+  enum class joins : std::uint8_t { nothing, legacy, is_legacy, unasked };
 
   stream_id add(int device, stream_handle, joins);
   stream_id find(int device, stream_handle);  // adds an unknown stream
   stream_id unlink(int device, stream_handle);  // the driver may reuse the handle. 0: not known
   void link(int device, stream_handle h, stream_id s) { by_handle_[key(device, h)] = s; }
   bool knows(int device, stream_handle h) const { return by_handle_.count(key(device, h)) != 0; }
+  bool is_unasked(stream_id s) const noexcept { return streams_[s - 1].how == joins::unasked; }
+  void set_joins(stream_id, joins);           // a handle may come back as a stream of the other kind
   int device_of(stream_id s) const noexcept { return streams_[s - 1].device; }
   // the number in reports
   std::uint64_t number_of(stream_id s) const noexcept { return streams_[s - 1].number ? streams_[s - 1].number : s; }

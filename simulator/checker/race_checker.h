@@ -6,8 +6,9 @@
 // A captured graph is checked twice: part against part, and as one operation of its stream at each launch.
 // Accidental completion and weir's own waits do not count as order: all schedules give equal reports.
 // Host uses: those through weir (host_uses), and on a guarded machine all accesses to pages that work uses.
-// Unknown: undeclared uses, direct CUDA calls, and order between ranks that only a collective makes.
-// Streams of other libraries count as ordered with the legacy stream.
+// Unknown: undeclared uses, direct CUDA calls, and order between ranks that only a collective makes. Whoever
+// says that nothing was found says this, too (unjudged).
+// The legacy stream comes before and after the blocking streams of its device, and no other.
 #pragma once
 #include <functional>
 #include <memory>
@@ -56,9 +57,21 @@ struct managed_block {
   std::string_view call_before, call_after;  // weir's use comes after the first, the program's after the second
 };
 
+// What was not judged so far.
+struct unjudged {
+  bool direct_work = false;           // CUDA may get work without weir: every machine of GPUs
+  std::uint64_t streams = 0;          // whose handles native() handed out
+  std::uint64_t events = 0;           // likewise
+  std::uint64_t program_streams = 0;  // made by the program, and named to weir
+  bool host_pointers = false;         // work used pinned memory that the machine does not guard
+  unjudged& operator+=(unjudged const&) noexcept;
+  std::string text() const;           // "Not judged: …"; empty: all was
+};
+
 class control {
  public:
   virtual ~control() = default;
+  virtual check::unjudged unseen() const = 0;
   virtual std::vector<finding> findings() = 0;  // all so far; they are then not printed at exit
   // Called once per new finding, on the thread that caused it, perhaps under locks: it must not call weir.
   virtual void on_finding(std::function<void(finding const&)>) = 0;

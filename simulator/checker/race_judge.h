@@ -2,6 +2,8 @@
 // Threads: any. Under its lock it calls only the machine's shields.
 #pragma once
 
+#include <set>
+
 #include "runtime/base/sync.h"
 #include "runtime/driver/allocation_observer.h"
 #include "simulator/checker/blocks.h"
@@ -35,6 +37,10 @@ struct knowledge {
   bool taken = false;                           // findings() was called
   std::size_t added = 0, sweep_at = 4096;       // accesses since the last sweep
   std::uint64_t uses = 0;                       // of memory, that work declared
+  std::set<stream_id> handed_out, of_program;   // streams on which CUDA may get work without weir
+  std::set<event_handle> events_handed_out;
+  bool open_to_host = false;                    // work used pinned memory that the machine did not guard
+  unjudged unseen() const noexcept;
 
   // of: the graph whose launch it is; null: no launch
   epoch used(stream_id, moment const& before, std::span<range const>, base::site, trust,

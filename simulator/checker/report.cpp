@@ -64,6 +64,35 @@ std::string text_of(base::site const& s) {
   return s.at.file_name() ? operation + " at " + text_of(s.at) : operation;
 }
 
+unjudged& unjudged::operator+=(unjudged const& more) noexcept {
+  direct_work |= more.direct_work;
+  streams += more.streams;
+  events += more.events;
+  program_streams += more.program_streams;
+  host_pointers |= more.host_pointers;
+  return *this;
+}
+
+std::string unjudged::text() const {
+  auto const count = [](std::uint64_t n, char const* what) {
+    return number(n) + ' ' + what + (n == 1 ? "" : "s");
+  };
+  std::string text;
+  if (direct_work) {
+    text = "work given to CUDA itself (";
+    if (streams) text += "on " + count(streams, "stream") + " handed out by native(), ";
+    if (events) text += "with " + count(events, "event") + " handed out by native(), ";
+    if (program_streams) text += "on " + count(program_streams, "stream") + " of the program, ";
+    text += text.back() == '(' ? "without a stream)" : "or without a stream)";
+  }
+  if (host_pointers) text += std::string(text.empty() ? "" : "; ") + "accesses of the host through a pointer";
+  return text.empty() ? text : "Not judged: " + text;
+}
+
+unjudged knowledge::unseen() const noexcept {
+  return {!machine, handed_out.size(), events_handed_out.size(), of_program.size(), open_to_host};
+}
+
 std::string knowledge::stream(stream_id s) const {
   return (order.is_weirs(s) ? "weir's own stream " : "stream ") + number(order.number_of(s)) + " of gpu:" + number(static_cast<std::uint64_t>(order.device_of(s)));
 }

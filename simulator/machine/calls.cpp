@@ -206,6 +206,13 @@ int machine::owner_of(int otherwise, stream_handle h) {
   return s ? s->device : otherwise;
 }
 
+result<stream_kind> machine::kind_of(int device, stream_handle h) {
+  stream_call const s(*this, device, h);
+  if (!s) return {s.why};
+  if (s->in) return {{code::not_permitted}};
+  return {fine, s->kind};
+}
+
 result<CUstream_st*> machine::native(int device, stream_handle) {
   status const s = may_call(device, need::exists);
   return {s.ok() ? status{code::not_supported} : s};

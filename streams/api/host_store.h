@@ -20,7 +20,7 @@ class copied_store : public memory::page_store {
         runtime_(r),
         streams_(r.part<stream_pool>()),
         clocks_(r.part<clock::clocks>()),
-        line_(streams_.lease(device, priority::normal, at)) {}
+        line_(streams_.lease(device, driver::stream_kind::independent, priority::normal, at)) {}
   ~copied_store() override { streams_.give_back(line_); }
   driver::status reserve(std::size_t bytes) override try {
     take(bytes);

@@ -200,6 +200,10 @@ void queue_work(stream_ref s, std::span<memory_use const> uses, queued q, source
   require_of(stream, is, "launch", at);  // a refusing driver has dropped the work
 }
 
+CUstream_st* handle_for_work(stream_ref s, source_location at) {
+  return streams::native_handle(streams::clock_or_throw(s, "launch", at), at);
+}
+
 void abandon_work(stream_ref s, std::span<memory_use const> uses) noexcept {
   clock::stream_clock& stream = streams::clock_of(s);
   let_pools_go(stream);

@@ -11,7 +11,7 @@ class neighbour_store final : public copied_store {
   neighbour_store(runtime::impl& r, int device, int neighbour, source_location at)
       : copied_store(r, device, at),
         memory_(r.part<memory::device_memory>().on(neighbour, at)),
-        home_(streams_.lease(neighbour, priority::normal, at)) {}
+        home_(streams_.lease(neighbour, driver::stream_kind::independent, priority::normal, at)) {}
   ~neighbour_store() override {
     (void)line_.synchronize();
     if (block_) memory_.deallocate(block_, clocks_.complete(last_) ? nullptr : &line_, at_);

@@ -9,6 +9,7 @@
 #include "simulator/machine/machine.h"
 #include "simulator/threads/thread_scheduler.h"
 #include "streams/stream/context.h"
+#include "streams/stream/stream_pool.h"
 #include "weir/observe.h"
 #include "weir/sim.h"
 
@@ -111,14 +112,17 @@ driver::driver& program_machine(runtime& of) {
 driver::stream_handle handle_of(CUstream_st* s) { return driver::stream_handle{reinterpret_cast<std::uintptr_t>(s)}; }
 }  // namespace
 
-simulated_stream::simulated_stream(device d, source_location at) : runtime_(&runtime::current(at)) {
+simulated_stream::simulated_stream(device d, source_location at)
+    : simulated_stream(d, stream_flags::non_blocking, at) {}
+
+simulated_stream::simulated_stream(device d, stream_flags f, source_location at) : runtime_(&runtime::current(at)) {
   runtime::impl& r = runtime_->get();
   if (!r.machine().simulated())
     throw invalid_use("simulated_stream", "this runtime has " + runtime_->description(), "On GPUs create a CUDA stream",
                       at, error_id{229});
   device_ = streams::resolve(d, r, "simulated_stream", at);
   r.open(device_, "simulated_stream", at);
-  auto const made = program_machine(*runtime_).create_stream(device_, driver::stream_kind::independent, 0);
+  auto const made = program_machine(*runtime_).create_stream(device_, streams::kind_of(f), 0);
   require(made.is, "simulated_stream", base::gpu_name(device_), "Destroy streams that are not needed", at);
   handle_ = reinterpret_cast<CUstream_st*>(static_cast<std::uintptr_t>(made.value));
 }
@@ -166,6 +170,11 @@ std::vector<race_report> race_reports(source_location at) {
     for (finding const& f : c->findings()) all.push_back(public_report(f));
   }
   return all;
+}
+
+std::string races_not_judged(source_location at) {
+  auto* const c = checker(at);
+  return c ? c->unseen().text() : std::string();
 }
 
 void require_no_races(source_location at) {

@@ -74,6 +74,9 @@ inline clock::stream_clock& clock_or_throw(stream_ref s, std::string_view operat
   throw_not_valid(s, operation, at);
 }
 
+// Its handle in CUDA, with its device current there. Throws: not_supported (simulated), device_lost
+CUstream_st* native_handle(clock::stream_clock const&, source_location);
+
 // A call that gives work to the stream that its caller named. weir cannot ask a borrowed stream later, so it
 // gets its fence at the end of the call.
 class named_work {

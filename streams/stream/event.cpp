@@ -1,6 +1,7 @@
 // Events: a program's own points in a stream, recorded any number of times, timed on request.
 // Threads: any. An event's lock is held across a record, never across a wait.
 #include "runtime/base/call_site.h"
+#include "runtime/driver/allocation_observer.h"
 #include "runtime/memory/device/device_memory.h"
 #include "streams/stream/context.h"
 #include "streams/stream/timed_work.h"
@@ -135,6 +136,7 @@ CUevent_st* event::native(source_location at) const {
   auto const r = stream->owner().machine().native_event(now->event->handle());
   require(r.is, "event::native", streams::describe(*stream),
           "Use native() on GPUs only: other devices have no CUDA event", at);
+  if (auto* const w = stream->owner().observer()) [[unlikely]] w->event_handed_out(now->event->handle());
   now->event->give_away();
   now->last->stale.store(true);
   return r.value;

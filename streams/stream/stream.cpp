@@ -125,8 +125,20 @@ bool stream_ref::is_capturing(source_location at) const {
   return r.value;
 }
 
-CUstream_st* stream_ref::native(source_location at) const {
-  auto& stream = streams::clock_or_throw(*this, "stream::native", at);
+stream_flags stream_ref::flags(source_location at) const {
+  auto& stream = streams::clock_or_throw(*this, "stream::flags", at);
+  bool const is_own = stream.alive() == clock::life::own;
+  auto const r = is_own
+                     ? driver::result<driver::stream_kind>{{}, stream.owner().part<streams::stream_pool>().kind_of(stream)}
+                     : stream.owner().machine().kind_of(stream.device(), stream.handle());
+  if (r.is.what == driver::code::not_permitted)
+    throw invalid_use("stream::flags", streams::describe(stream) + ", which is captured",
+                      "Ask an external stream for its flags before or after its capture", at, error_id{453});
+  require(r.is, "stream::flags", streams::describe(stream), "", at);
+  return r.value == driver::stream_kind::blocking ? stream_flags::blocking : stream_flags::non_blocking;
+}
+
+CUstream_st* streams::native_handle(clock::stream_clock const& stream, source_location at) {
   auto& machine = stream.owner().machine();
   auto const r = machine.native(stream.device(), stream.handle());
   require(r.is, "stream::native", streams::describe(stream),
@@ -135,14 +147,28 @@ CUstream_st* stream_ref::native(source_location at) const {
   return r.value;
 }
 
+CUstream_st* stream_ref::native(source_location at) const {
+  auto& stream = streams::clock_or_throw(*this, "stream::native", at);
+  auto* const handle = streams::native_handle(stream, at);
+  // The checker judges no work that CUDA gets by this handle, and says so.
+  if (auto* const w = stream.owner().observer()) [[unlikely]]
+    w->stream_handed_out({stream.device(), stream.handle()});
+  return handle;
+}
+
 event stream::record_event(source_location at) const { return ref_.record_event(at); }
 
-stream::stream(weir::priority p, source_location at) : stream(gpu, p, at) {}
+stream::stream(weir::priority p, source_location at) : stream(gpu, stream_flags::non_blocking, p, at) {}
 
-stream::stream(weir::device d, weir::priority p, source_location at)
+stream::stream(weir::device d, weir::priority p, source_location at) : stream(d, stream_flags::non_blocking, p, at) {}
+
+stream::stream(stream_flags f, weir::priority p, source_location at) : stream(gpu, f, p, at) {}
+
+stream::stream(weir::device d, stream_flags f, weir::priority p, source_location at)
     : ref_(streams::ref_of([&]() -> clock::stream_clock& {
         auto& r = streams::current_runtime(at);
-        auto& s = r.part<streams::stream_pool>().lease(streams::resolve(d, r, "stream", at), p, at);
+        int const device = streams::resolve(d, r, "stream", at);
+        auto& s = r.part<streams::stream_pool>().lease(device, streams::kind_of(f), p, at);
         if (auto* const w = r.observer()) [[unlikely]]
           w->stream_made({s.device(), s.handle()}, at);
         return s;

@@ -47,20 +47,27 @@ clock::stream_clock& stream_pool::default_line(int device, source_location at) {
   return slot.compare_exchange(first, &made) ? made : *first;
 }
 
-clock::stream_clock& stream_pool::lease(int device, priority p, source_location at) {
+clock::stream_clock& stream_pool::lease(int device, driver::stream_kind kind, priority p, source_location at) {
   {
     auto leases = leases_.lock();
-    auto const idle = std::find_if(leases->begin(), leases->end(),
-                                   [&](leased const& l) { return !l.out && l.device == device && l.at == p; });
+    auto const idle = std::find_if(leases->begin(), leases->end(), [&](leased const& l) {
+      return !l.out && l.device == device && l.kind == kind && l.at == p;
+    });
     if (idle != leases->end()) {
       idle->out = true;
       return *idle->stream;
     }
     base::make_room(*leases);
   }
-  auto& stream = make(device, driver::stream_kind::independent, p, at);
-  leases_.lock()->push_back({&stream, device, p, true});
+  auto& stream = make(device, kind, p, at);
+  leases_.lock()->push_back({&stream, device, kind, p, true});
   return stream;
+}
+
+driver::stream_kind stream_pool::kind_of(clock::stream_clock const& stream) {
+  auto const leases = leases_.lock();
+  auto const it = std::find_if(leases->begin(), leases->end(), [&](leased const& l) { return l.stream == &stream; });
+  return it == leases->end() ? driver::stream_kind::blocking : it->kind;  // the default stream is not leased
 }
 
 void stream_pool::give_back(clock::stream_clock& stream) noexcept {

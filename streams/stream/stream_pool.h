@@ -1,4 +1,4 @@
-// The driver streams of one runtime: a default stream per device, and pooled streams by priority.
+// The driver streams of one runtime: a default stream per device, and pooled streams by kind and priority.
 // Threads: any. A part of the runtime.
 #pragma once
 #include <memory>
@@ -8,14 +8,21 @@
 
 namespace weir::streams {
 
+inline driver::stream_kind kind_of(stream_flags f) noexcept {
+  return f == stream_flags::blocking ? driver::stream_kind::blocking : driver::stream_kind::independent;
+}
+
 class stream_pool {
  public:
   explicit stream_pool(runtime::impl&);
   ~stream_pool();  // Blocks: until the work of its streams is done, except on lost devices
   // Created on first use, which opens the device. Throws: device_lost, driver_error
   clock::stream_clock& default_line(int device, source_location);
-  // Exclusive until give_back(). Throws: device_lost, driver_error
-  clock::stream_clock& lease(int device, priority, source_location);
+  // Exclusive until give_back(). Never a stream of another kind: only one of them is ordered with the legacy
+  // stream. Throws: device_lost, driver_error
+  clock::stream_clock& lease(int device, driver::stream_kind, priority, source_location);
+  // Of a stream of this pool. No driver call.
+  driver::stream_kind kind_of(clock::stream_clock const&);
   void give_back(clock::stream_clock&) noexcept;
   driver::driver& machine() noexcept { return runtime_.machine(); }
 
@@ -23,6 +30,7 @@ class stream_pool {
   struct leased {
     clock::stream_clock* stream;
     int device;
+    driver::stream_kind kind;
     priority at;
     bool out;  // in use
   };

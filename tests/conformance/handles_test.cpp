@@ -1,4 +1,4 @@
-// Rule M20 of docs/reference/simulated-machine.md, on every machine: streams that come by CUDA's handle.
+// Rules M6 and M20 of docs/reference/simulated-machine.md, on every machine: streams that come by CUDA's handle.
 // Threads: one, but for the per-thread streams.
 #include <set>
 
@@ -82,6 +82,30 @@ TEST_P(external_handles, m20_a_per_thread_stream_is_each_threads_own) {
   EXPECT_EQ(mine.handle, stream_handle::per_thread);
   EXPECT_EQ(identify(native(stream_handle::per_thread)).id, mine.id);
   elsewhere([&] { EXPECT_NE(identify(native(stream_handle::per_thread)).id, mine.id); });
+}
+
+// As cudaStreamGetFlags. The predefined streams are blocking, also while a blocking stream is captured.
+TEST_P(external_handles, m6_a_stream_says_its_kind) {
+  auto const kind = [&](stream_handle s) {
+    auto const r = machine().kind_of(0, s);
+    EXPECT_OK(r.is);
+    return r.value;
+  };
+  auto const apart = stream(0), with = stream(0, stream_kind::blocking);
+  for (auto const mode : {capture_mode::global, capture_mode::this_thread, capture_mode::relaxed}) {
+    EXPECT_EQ(kind(apart), stream_kind::independent);
+    EXPECT_EQ(kind(with), stream_kind::blocking);
+    ASSERT_OK(machine().begin_capture(0, with, mode));
+    EXPECT_EQ(kind(stream_handle::legacy), stream_kind::blocking);
+    EXPECT_EQ(kind(stream_handle::per_thread), stream_kind::blocking);
+    EXPECT_EQ(kind(apart), stream_kind::independent);
+    EXPECT_SAYS(code::not_permitted, machine().kind_of(0, with).is);
+    auto const kept = machine().end_capture(0, with);
+    EXPECT_OK(kept.is);  // it was not spoiled
+    if (kept.ok()) {
+      EXPECT_OK(machine().destroy_graph(kept.value));
+    }
+  }
 }
 
 TEST_P(external_handles, m20_another_devices_stream_is_not_adopted) {

@@ -285,6 +285,7 @@ std::string streams_by_handle() {
   simulated_stream registered, borrowed, captured;
   {
     external_stream const known(gpu, registered.handle());
+    seen += stream_ref(known).flags() == stream_flags::blocking ? "blocking" : "non-blocking";
     buffer const b(known, 1000);
     b.record_stream(borrow_stream(gpu, borrowed.handle()));
   }

@@ -9,6 +9,7 @@
 #include "tests/model/doors_program.h"
 #include "tests/model/aliases_program.h"
 #include "tests/model/idle_program.h"
+#include "tests/model/legacy_program.h"
 #include "tests/model/memory_program.h"
 #include "tests/model/over_wait_program.h"
 #include "tests/model/places_program.h"
@@ -58,6 +59,7 @@ std::span<kind_of_program const> programs_by_name() {
        }},
       {"idle", [](std::uint64_t seed) { return idle_program(seed).run(); }},
       {"doors", [](std::uint64_t seed) { return doors_program(seed).run(); }},
+      {"legacy", [](std::uint64_t seed) { return legacy_program(seed).run(); }},
       {"spill", [](std::uint64_t seed) { return by_seed(seed, "spill"); }},
   };
   return all;

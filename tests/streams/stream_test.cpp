@@ -1,6 +1,7 @@
 // Streams through the public surface, on machines whose streams the test moves.
 #include "weir/copy.h"
 #include "weir/launch.h"
+#include "weir/sim.h"
 #include "weir/stream.h"
 
 #include <mutex>
@@ -87,6 +88,47 @@ TEST_F(stepped_streams, the_longest_idle_lease_is_given_first) {
 }
 
 // What it was moved from is refused.
+TEST_F(stepped_streams, a_stream_says_its_flags) {
+  EXPECT_EQ(stream().flags(), stream_flags::non_blocking);
+  EXPECT_EQ(stream(priority::high).flags(), stream_flags::non_blocking);
+  EXPECT_EQ(stream(stream_flags::blocking).flags(), stream_flags::blocking);
+  stream const elsewhere(1, stream_flags::blocking, priority::highest);
+  EXPECT_EQ(elsewhere.ref().flags(), stream_flags::blocking);
+  EXPECT_EQ(elsewhere.device(), device(1));
+  EXPECT_EQ(default_stream().flags(), stream_flags::blocking);
+  EXPECT_EQ(borrow_stream(0, nullptr).flags(), stream_flags::blocking);
+  EXPECT_EQ(borrow_stream(0, reinterpret_cast<CUstream_st*>(2)).flags(), stream_flags::blocking);
+  for (auto const f : {stream_flags::blocking, stream_flags::non_blocking}) {
+    simulated_stream theirs(0, f);
+    external_stream const known(0, theirs.handle());
+    EXPECT_EQ(stream_ref(known).flags(), f);
+    theirs.begin_capture();
+    EXPECT_NE(refused<invalid_use>([&] { (void)stream_ref(known).flags(); }).find("captured"), std::string::npos);
+    theirs.end_capture();
+    EXPECT_EQ(stream_ref(known).flags(), f) << "the question has not spoiled the capture";
+  }
+}
+
+// One of the other kind would be ordered with the legacy stream, or lack an order that the program relies on.
+TEST_F(stepped_streams, a_lease_is_never_of_the_other_flags) {
+  std::uint64_t blocking = 0, apart = 0;
+  for (int turn = 0; turn < 3; ++turn) {
+    for (auto const f : {stream_flags::blocking, stream_flags::non_blocking}) {
+      stream const s{f};  // the one of the other kind is idle
+      auto const kind = machine.kind_of(0, streams::clock_of(s).handle());
+      ASSERT_TRUE(kind.ok());
+      EXPECT_EQ(kind.value == driver::stream_kind::blocking, f == stream_flags::blocking);
+      EXPECT_EQ(s.flags(), f);
+      std::uint64_t& known = f == stream_flags::blocking ? blocking : apart;
+      if (turn) {
+        EXPECT_EQ(s.id(), known) << "leases go back";
+      }
+      known = s.id();
+    }
+  }
+  EXPECT_NE(blocking, apart);
+}
+
 TEST_F(stepped_streams, a_moved_stream_keeps_its_lease) {
   stream a;
   auto const id = a.ref().id();
@@ -322,7 +364,8 @@ TEST(stream_pool, its_end_waits_for_a_device_without_fences) {
   } seen;
   {
     tests::memory_bench bench({.devices = 1, .schedule = simulated::scheduling::stepped, .seed = 1});
-    auto& line = bench.core.part<streams::stream_pool>().lease(0, priority::normal, source_location::current());
+    auto& line = bench.core.part<streams::stream_pool>().lease(0, driver::stream_kind::independent, priority::normal,
+                                                                source_location::current());
     driver::work const sets_done{[](void* done) { *static_cast<bool*>(done) = true; }, nullptr, &seen.done};
     ASSERT_TRUE(bench.machine().enqueue(0, line.handle(), {}, sets_done).ok());
     auto& refusing = bench.control->refusing();

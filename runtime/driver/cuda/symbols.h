@@ -57,6 +57,7 @@
   X(cuStreamIsCapturing, 10000)               \
   X(cuStreamGetCaptureInfo, 11030)            \
   X(cuStreamGetCtx, 9020)                     \
+  X(cuStreamGetFlags, 5050)                   \
   X(cuStreamGetId, 12000)                     \
   X(cuStreamWaitEvent, 3020)                  \
   X(cuStreamWaitValue32, 11070)               \

@@ -98,6 +98,19 @@ result<identity> cuda_driver::identify(int device, CUstream_st* foreign) {
   return {in.answer(r), {handle_of(s), false, id}};
 }
 
+result<stream_kind> cuda_driver::kind_of(int device, stream_handle s) {
+  call in(*this, device, call::mode::asks);
+  if (in.refused()) return {in.refusal()};
+  CUstream const stream = stream_of(s);
+  if (!stream) return {invalid};
+  // The legacy stream is not asked, as a blocking stream may be captured.
+  if (stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) return {{}, stream_kind::blocking};
+  if (status const said = refuse_captured(device, s); !said.ok()) return {said};
+  unsigned flags = 0;
+  status const said = in.answer(api_.cuStreamGetFlags(stream, &flags));
+  return {said, flags & CU_STREAM_NON_BLOCKING ? stream_kind::independent : stream_kind::blocking};
+}
+
 result<CUstream_st*> cuda_driver::native(int device, stream_handle s) {
   if (status const may = may_call(); !may.ok()) return {may};
   if (!exists(device)) return {invalid};
