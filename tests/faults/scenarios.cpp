@@ -291,14 +291,6 @@ std::string streams_by_handle() {
   buffer of_borrowed(borrow_stream(gpu, borrowed.handle()), 1000);
   stream_ref const last_use = borrow_stream(gpu, borrowed.handle());
   deallocate(last_use, of_borrowed.release());
-  captured.begin_capture();
-  try {
-    seen += borrow_stream(gpu, captured.handle()).device().str();
-  } catch (...) {
-    captured.end_capture();
-    throw;
-  }
-  captured.end_capture();
   {
     simulated_stream without_device;  // as a memory resource gets it
     void* const p = allocate(detail::stream_of(without_device.handle()), 1000);
@@ -309,6 +301,14 @@ std::string streams_by_handle() {
       throw;
     }
   }
+  captured.begin_capture();
+  try {
+    seen += borrow_stream(gpu, captured.handle()).device().str();
+  } catch (...) {
+    captured.end_capture();
+    throw;
+  }
+  captured.end_capture();
   borrow_stream(gpu, captured.handle()).wait(borrow_stream(gpu, borrowed.handle()));
   borrow_stream(gpu, captured.handle()).synchronize();
   return seen;
