@@ -292,6 +292,16 @@ std::string streams_by_handle() {
   buffer of_borrowed(borrow_stream(gpu, borrowed.handle()), 1000);
   stream_ref const last_use = borrow_stream(gpu, borrowed.handle());
   deallocate(last_use, of_borrowed.release());
+  {
+    simulated_stream without_device;  // as a memory resource gets it
+    void* const p = allocate(detail::stream_of(without_device.handle()), 1000);
+    try {
+      detail::deallocate_on(gpu, without_device.handle(), p);
+    } catch (...) {  // a refused free leaves the block
+      deallocate(p);
+      throw;
+    }
+  }
   captured.begin_capture();
   try {
     seen += borrow_stream(gpu, captured.handle()).device().str();
@@ -300,11 +310,6 @@ std::string streams_by_handle() {
     throw;
   }
   captured.end_capture();
-  {
-    simulated_stream without_device;  // as a memory resource gets it
-    void* const p = allocate(detail::stream_of(without_device.handle()), 1000);
-    detail::deallocate_on(gpu, without_device.handle(), p);
-  }
   borrow_stream(gpu, captured.handle()).wait(borrow_stream(gpu, borrowed.handle()));
   borrow_stream(gpu, captured.handle()).synchronize();
   return seen;
