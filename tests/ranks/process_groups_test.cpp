@@ -24,7 +24,9 @@ TEST(process_groups, bring_every_member) {
         g.end().synchronize();
         EXPECT_EQ(to_host(sum.data(), 4), encode(int32, {n * (n + 1) / 2.}));
         EXPECT_EQ(to_host(all.data(), all.size()), encode(int32, values_of(n, [](std::int64_t i) { return 1. * i; })));
-        if (n > 1) EXPECT_EQ(to_host(its.data(), 4), encode(int32, {1. * last}));
+        if (n > 1) {
+          EXPECT_EQ(to_host(its.data(), 4), encode(int32, {1. * last}));
+        }
       }
       c.barrier();
     });
