@@ -147,8 +147,47 @@ class communicator {
 
  private:
   friend class gradient_buckets;
+  friend class collective_group;
   struct state;
   explicit communicator(std::unique_ptr<state>) noexcept;
+  std::unique_ptr<state> state_;
+};
+
+// Collects collectives, sends and receives of one rank. end() enqueues them as one call, as ncclGroupStart and
+// ncclGroupEnd do: NCCL takes one launch for many small ones. Each result has the bits that the single call gives.
+// All ranks put the same collectives in the same order into one group. Sends and receives concern two ranks, as ever.
+// Requires: no member writes memory that another member reads or writes. They run in no order among each other.
+// Threads: as the communicator. A second group, or a single call, may come before end(): it is enqueued first.
+class collective_group {
+ public:
+  explicit collective_group(communicator const&);
+  collective_group(collective_group&&) noexcept;
+  collective_group& operator=(collective_group&&) noexcept;
+  ~collective_group();  // enqueues nothing: a group that an exception leaves has no effect
+
+  // Add a member: the communicator's calls of these names, which enqueue nothing yet and touch no memory.
+  // Throw: invalid_use (counts, a root, a rank), not_supported (an element type). The group stays as it was.
+  void all_reduce(device_span, reduce_op = reduce_op::sum, source_location = source_location::current());
+  void broadcast(device_span, int root, source_location = source_location::current());
+  void scatter(device_span out, device_span in, int root, source_location = source_location::current());
+  void gather(device_span out, device_span in, int root, source_location = source_location::current());
+  void all_gather(device_span out, device_span in, source_location = source_location::current());
+  void reduce_scatter(device_span out, device_span in, reduce_op = reduce_op::sum,
+                      source_location = source_location::current());
+  void all_to_all(device_span out, device_span in, source_location = source_location::current());
+  void send(device_span in, int to, source_location = source_location::current());
+  void receive(device_span out, int from, source_location = source_location::current());
+  int size() const noexcept;  // members
+
+  // Enqueues all members on the thread's current stream of the rank's device, and empties the group for its next use.
+  // Returns: a stamp that completes with all of them; of an empty group, with the stream's earlier work.
+  // Blocks: as the communicator's calls; NCCL carries large broadcasts of a group, too.
+  // Throws: as those calls, for any member, and invalid_use (two members share memory; a rank's group differs). No
+  // member was enqueued: end() may be called again. Or failure() tells why no rank can continue.
+  stamp end(source_location = source_location::current());
+
+ private:
+  struct state;
   std::unique_ptr<state> state_;
 };
 

@@ -5,8 +5,6 @@
 #include "peer/collective/group.h"
 #include "runtime/core/parts.h"
 #include "runtime/memory/device/device_memory.h"
-#include "streams/api/known_range.h"
-#include "streams/api/spills.h"
 #include "streams/stream/context.h"
 #include "streams/stream/timed_work.h"
 
@@ -23,20 +21,38 @@ std::string_view name_of(collective what) noexcept {
                        what);
 }
 
-std::string_view name_of(requests all) noexcept { return all.size() > 1 ? "send_receive" : name_of(all[0].what); }
+namespace {
+bool are_send_receive(requests all) noexcept {
+  return all.size() == 2 && all[0].what == collective::send && all[1].what == collective::receive;
+}
+}  // namespace
+
+std::string_view name_of(requests all) noexcept {
+  if (are_send_receive(all)) return "send_receive";
+  auto const differs = [&](collective_request const& r) { return r.what != all[0].what; };
+  return all.empty() || std::any_of(all.begin(), all.end(), differs) ? "collective_group" : name_of(all[0].what);
+}
 
 std::string text_of(requests all) {
-  std::string text;
-  for (collective_request const& r : all) text += (text.empty() ? "" : " and ") + r.text();
-  return text;
+  if (all.size() == 1) return all[0].text();
+  if (are_send_receive(all)) return all[0].text() + " and " + all[1].text();
+  constexpr std::size_t named = 4;
+  std::string text = base::text("a group of ", all.size(), ": ");
+  for (std::size_t i = 0; i < std::min(named, all.size()); ++i) text += (i ? ", " : "") + all[i].of_one();
+  return all.size() > named ? text + base::text(" and ", all.size() - named, " more") : text;
 }
 
 bool collective_request::matches(collective_request const& other) const noexcept {
   return what == other.what && type == other.type && count == other.count && (!reduces() || how == other.how) &&
-         (!has_root() || root == other.root) && placed == other.placed;
+         (!has_root() || root == other.root) && placed == other.placed && member == other.member &&
+         members == other.members;
 }
 
 std::string collective_request::text() const {
+  return members > 1 ? base::text(of_one(), ", member ", member + 1, " of a group of ", members) : of_one();
+}
+
+std::string collective_request::of_one() const {
   if (what == collective::register_pool) return base::text(name_of(what), " of ", count, " B");
   std::string s = base::text(name_of(what), " of ", count, " ", weir::name_of(type));
   if (reduces()) s += " (" + std::string(weir::name_of(how)) + ")";
@@ -47,12 +63,8 @@ std::string collective_request::text() const {
 
 collective_request::own_touches collective_request::touches(std::size_t ranks) const noexcept {
   std::size_t const part = part_bytes(), all = part * ranks;
-  bool const reads_all = what == collective::reduce_scatter || what == collective::scatter ||
-                         what == collective::all_to_all,
-             writes_all = what == collective::all_gather || what == collective::gather ||
-                          what == collective::all_to_all;
-  own_touches t{{{{reinterpret_cast<driver::address>(in), reads_all ? all : part, false},
-                  {reinterpret_cast<driver::address>(out), writes_all ? all : part, true}}},
+  own_touches t{{{{reinterpret_cast<driver::address>(in), reads_all() ? all : part, false},
+                  {reinterpret_cast<driver::address>(out), writes_all() ? all : part, true}}},
                 in ? 0u : 1u,
                 2};
   t.count = part == 0 ? 0 : std::size_t{in != nullptr} + std::size_t{out != nullptr};
@@ -92,11 +104,29 @@ void group::take_back(int rank, std::string const& operation, requests all, sour
   else end_broken(rank, why, operation, at);
 }
 
+clock::stream_clock& group::stream(int rank, std::string_view operation, source_location at) const {
+  return streams::current_clock(owner(operation, at), device(rank), at);
+}
+
+stamp group::call(int rank, std::span<collective_request> all, std::span<source_location const> from,
+                  source_location at) {
+  clock::stream_clock& on = stream(rank, name_of(all), at);
+  use_on(on, all, rank, size(), from);
+  return issue(rank, on, all, at);
+}
+
 stamp group::issue(int rank, clock::stream_clock& on, std::span<collective_request> all, source_location at) {
   std::string_view const name = name_of(all);
   std::string const operation(name);
   refuse_if_broken(rank, operation, all, at);
-  for (collective_request& r : all) r.placed = placed(rank, r);
+  if (all.empty()) return streams::public_stamp(on.now());
+  std::uint32_t members = 0;
+  for (collective_request& r : all) {
+    r.placed = placed(rank, r);
+    if (!r.between_two()) r.member = members++;
+  }
+  for (collective_request& r : all)
+    if (!r.between_two()) r.members = members;
   on.set_carries_collectives(true);
   if (auto* const memory = runtime_.part<memory::device_memory>().if_made(on.device()))
     memory->fence_what_came_free(on);
@@ -142,50 +172,12 @@ class groups {
 
 }  // namespace
 
-void use_on(clock::stream_clock& stream, device_span what, std::string_view operation, std::string_view operand,
-            source_location at) {
-  std::string const op(operation);
-  auto const role = [&] { return base::text(operand, " of ", what.count, " ", weir::name_of(what.dtype), " at"); };
-  auto const named = [&] { return role() + " " + base::address_text(what.data); };
-  if (what.count < 0)
-    throw invalid_use(op, named() + ": a negative count", "Pass a number of elements, 0 or more", at, error_id{259});
-  std::size_t bytes = 0;
-  if (__builtin_mul_overflow(static_cast<std::size_t>(what.count), size_of(what.dtype), &bytes))
-    throw invalid_use(op, named() + ": the number of bytes overflows", "Pass a number of elements", at, error_id{260});
-  if (bytes == 0) return;
-  // another rank's thread may enqueue the collective
-  if (auto* const pools = stream.owner().part_if_made<streams::spills>()) [[unlikely]] {
-    void const* const named_there = what.data;
-    pools->hold(&stream, {&named_there, 1}, at, streams::spills::until::the_end);
-    pools->let_go();
-  }
-  using streams::known_range;
-  auto const is = known_range::of(stream.owner(), what.data, bytes);
-  bool const known = is.require_inside(operation, role(), at).is == known_range::verdict::inside;
-  int device = is.device;
-  if (!known) {  // the program's own driver memory
-    auto const found = stream.owner().machine().find(what.data);
-    require(found.is, operation, named(), "Pass memory that the driver knows", at);
-    if (found.value.in == driver::where::device) device = found.value.device;
-  }
-  if (device != stream.device()) {
-    std::string const whose =
-        device < 0 ? "not memory of " : "memory of " + base::gpu_name(device) + ", the rank's device is ";
-    throw invalid_use(op, named() + " is " + whose + base::gpu_name(stream.device()),
-                      "Pass memory of the rank's device, from weir::allocate, a buffer or a tensor", at, error_id{261});
-  }
-  if (is.memory && is.block.home != &stream) is.memory->record_use(what.data, stream, at);
-}
-
 void add_to(runtime::impl& owner, std::shared_ptr<group> const& one) { owner.part<groups>().add(one); }
 
 }  // namespace peer
 
 communicator::state::~state() {
   if (all) all->leave(rank);
-}
-clock::stream_clock& communicator::state::stream(std::string_view operation, source_location at) const {
-  return streams::current_clock(all->owner(operation, at), all->device(rank), at);
 }
 
 communicator::communicator(std::unique_ptr<state> s) noexcept : state_(std::move(s)) {}
@@ -217,168 +209,38 @@ int communicator::rank() const noexcept { return state_->rank; }
 int communicator::size() const noexcept { return state_->all->size(); }
 weir::device communicator::device() const noexcept { return weir::device(state_->all->device(state_->rank)); }
 
-namespace {
-
-void require_reducible(dtype type, std::string_view operation, source_location at) {
-  if (!peer::reducible(type))
-    throw not_supported(std::string(operation), "elements of " + std::string(name_of(type)),
-                        "Reduce float32, float64, float16, bfloat16, int8, uint8, int32 or int64", at, error_id{264});
-}
-
-void require_rank(int rank, int ranks, std::string_view operation, source_location at,
-                  std::string_view role = "root") {
-  if (rank < 0 || rank >= ranks)
-    throw invalid_use(std::string(operation), base::text(role, " ", rank, " of ", ranks, " ranks"),
-                      "Ranks count from 0 to " + std::to_string(ranks - 1), at, error_id{265});
-}
-
-void require_other_rank(int other, int own, int ranks, std::string_view operation, source_location at) {
-  require_rank(other, ranks, operation, at, "rank");
-  if (other == own)
-    throw invalid_use(std::string(operation), base::text("rank ", own, " names itself"),
-                      "Pass another rank, or use weir::copy", at, error_id{438});
-}
-
-void require_one_type(device_span out, device_span in, std::string_view operation, source_location at) {
-  if (out.dtype != in.dtype)
-    throw invalid_use(std::string(operation),
-                      base::text("out and in are of ", name_of(out.dtype), " and ", name_of(in.dtype)),
-                      "Use one element type for both", at, error_id{266});
-}
-
-std::uintptr_t first_byte(device_span s) { return reinterpret_cast<std::uintptr_t>(s.data); }
-std::uintptr_t byte_count(device_span s) { return static_cast<std::uintptr_t>(s.count) * size_of(s.dtype); }
-bool lie_apart(device_span a, device_span b) {
-  return first_byte(a) + byte_count(a) <= first_byte(b) || first_byte(b) + byte_count(b) <= first_byte(a);
-}
-
-void require_apart(device_span out, device_span in, std::string_view operation, source_location at) {
-  if (byte_count(in) != 0 && byte_count(out) != 0 && !lie_apart(out, in))
-    throw invalid_use(std::string(operation),
-                      base::text("out at ", base::address_text(out.data), " overlaps in at ",
-                                 base::address_text(in.data)),
-                      "Pass memory that does not overlap", at, error_id{436});
-}
-
-// Requires: `part` is the rank's slice of `whole`, or does not overlap it.
-void require_slice_or_apart(device_span whole, device_span part, int rank, int ranks, std::string_view operation,
-                            source_location at) {
-  std::string const op(operation);
-  require_one_type(whole, part, operation, at);
-  std::int64_t product = 0;
-  if (__builtin_mul_overflow(part.count, static_cast<std::int64_t>(ranks), &product) || product != whole.count)
-    throw invalid_use(op,
-                      base::text("parts of ", part.count, " elements from ", ranks, " ranks do not make ", whole.count),
-                      "Pass one part for each rank", at, error_id{267});
-  bool const slice = first_byte(part) == first_byte(whole) + static_cast<std::uintptr_t>(rank) * byte_count(part);
-  if (!slice && !lie_apart(whole, part))
-    throw invalid_use(op,
-                      base::text("the part at ", base::address_text(part.data), " overlaps the whole at ",
-                                 base::address_text(whole.data), ", and is not rank ", rank, "'s slice of it"),
-                      "Pass that slice, or memory that does not overlap", at, error_id{268});
-}
-
-}  // namespace
-
 stamp communicator::all_reduce(device_span what, reduce_op how, source_location at) {
-  require_reducible(what.dtype, "all_reduce", at);
-  clock::stream_clock& on = state_->stream("all_reduce", at);
-  peer::use_on(on, what, "all_reduce", "the buffer", at);
-  return state_->issue(on, {peer::collective::all_reduce, what.dtype, how, 0, what.count, what.data, what.data}, at);
+  return state_->call(state_->asks(at).all_reduce(what, how), at);
 }
-
 stamp communicator::broadcast(device_span what, int root, source_location at) {
-  require_rank(root, size(), "broadcast", at);
-  clock::stream_clock& on = state_->stream("broadcast", at);
-  peer::use_on(on, what, "broadcast", "the buffer", at);
-  return state_->issue(
-      on, {peer::collective::broadcast, what.dtype, reduce_op::sum, root, what.count, what.data, what.data}, at);
+  return state_->call(state_->asks(at).broadcast(what, root), at);
 }
-
 stamp communicator::scatter(device_span out, device_span in, int root, source_location at) {
-  require_rank(root, size(), "scatter", at);
-  clock::stream_clock& on = state_->stream("scatter", at);
-  bool const mine = root == rank();
-  if (mine) {
-    require_slice_or_apart(in, out, rank(), size(), "scatter", at);
-    peer::use_on(on, in, "scatter", "in", at);
-  }
-  peer::use_on(on, out, "scatter", "out", at);
-  return state_->issue(
-      on, {peer::collective::scatter, out.dtype, reduce_op::sum, root, out.count, mine ? in.data : nullptr, out.data},
-      at);
+  return state_->call(state_->asks(at).scatter(out, in, root), at);
 }
-
 stamp communicator::gather(device_span out, device_span in, int root, source_location at) {
-  require_rank(root, size(), "gather", at);
-  clock::stream_clock& on = state_->stream("gather", at);
-  bool const mine = root == rank();
-  if (mine) {
-    require_slice_or_apart(out, in, rank(), size(), "gather", at);
-    peer::use_on(on, out, "gather", "out", at);
-  }
-  peer::use_on(on, in, "gather", "in", at);
-  return state_->issue(
-      on, {peer::collective::gather, in.dtype, reduce_op::sum, root, in.count, in.data, mine ? out.data : nullptr}, at);
+  return state_->call(state_->asks(at).gather(out, in, root), at);
 }
-
 stamp communicator::all_gather(device_span out, device_span in, source_location at) {
-  clock::stream_clock& on = state_->stream("all_gather", at);
-  require_slice_or_apart(out, in, rank(), size(), "all_gather", at);
-  peer::use_on(on, in, "all_gather", "in", at);
-  peer::use_on(on, out, "all_gather", "out", at);
-  return state_->issue(on, {peer::collective::all_gather, in.dtype, reduce_op::sum, 0, in.count, in.data, out.data},
-                       at);
+  return state_->call(state_->asks(at).all_gather(out, in), at);
 }
-
 stamp communicator::reduce_scatter(device_span out, device_span in, reduce_op how, source_location at) {
-  require_reducible(in.dtype, "reduce_scatter", at);
-  clock::stream_clock& on = state_->stream("reduce_scatter", at);
-  require_slice_or_apart(in, out, rank(), size(), "reduce_scatter", at);
-  peer::use_on(on, in, "reduce_scatter", "in", at);
-  peer::use_on(on, out, "reduce_scatter", "out", at);
-  return state_->issue(on, {peer::collective::reduce_scatter, in.dtype, how, 0, out.count, in.data, out.data}, at);
+  return state_->call(state_->asks(at).reduce_scatter(out, in, how), at);
 }
-
 stamp communicator::all_to_all(device_span out, device_span in, source_location at) {
-  clock::stream_clock& on = state_->stream("all_to_all", at);
-  require_one_type(out, in, "all_to_all", at);
-  if (out.count != in.count || in.count % size() != 0)
-    throw invalid_use("all_to_all",
-                      base::text("in of ", in.count, " and out of ", out.count, " elements for ", size(), " ranks"),
-                      "Pass equal counts, a multiple of the number of ranks", at, error_id{435});
-  peer::use_on(on, in, "all_to_all", "in", at);
-  peer::use_on(on, out, "all_to_all", "out", at);
-  require_apart(out, in, "all_to_all", at);
-  return state_->issue(
-      on, {peer::collective::all_to_all, in.dtype, reduce_op::sum, 0, in.count / size(), in.data, out.data}, at);
+  return state_->call(state_->asks(at).all_to_all(out, in), at);
 }
-
 stamp communicator::send(device_span in, int to, source_location at) {
-  require_other_rank(to, rank(), size(), "send", at);
-  clock::stream_clock& on = state_->stream("send", at);
-  peer::use_on(on, in, "send", "in", at);
-  return state_->issue(on, {peer::collective::send, in.dtype, reduce_op::sum, to, in.count, in.data, nullptr}, at);
+  return state_->call(state_->asks(at).send(in, to), at);
 }
-
 stamp communicator::receive(device_span out, int from, source_location at) {
-  require_other_rank(from, rank(), size(), "receive", at);
-  clock::stream_clock& on = state_->stream("receive", at);
-  peer::use_on(on, out, "receive", "out", at);
-  return state_->issue(on, {peer::collective::receive, out.dtype, reduce_op::sum, from, out.count, nullptr, out.data},
-                       at);
+  return state_->call(state_->asks(at).receive(out, from), at);
 }
-
 stamp communicator::send_receive(device_span in, int to, device_span out, int from, source_location at) {
-  for (int const other : {to, from}) require_other_rank(other, rank(), size(), "send_receive", at);
-  clock::stream_clock& on = state_->stream("send_receive", at);
-  peer::use_on(on, in, "send_receive", "in", at);
-  peer::use_on(on, out, "send_receive", "out", at);
-  require_apart(out, in, "send_receive", at);
-  peer::collective_request both[] = {
-      {peer::collective::send, in.dtype, reduce_op::sum, to, in.count, in.data, nullptr},
-      {peer::collective::receive, out.dtype, reduce_op::sum, from, out.count, nullptr, out.data}};
-  return state_->all->issue(rank(), on, both, at);
+  peer::collective_request both[] = {state_->asks(at).send(in, to, "send_receive"),
+                                     state_->asks(at).receive(out, from, "send_receive")};
+  source_location const where[] = {at, at};
+  return state_->all->call(rank(), both, where, at);
 }
 
 void communicator::barrier(std::chrono::milliseconds limit, source_location at) {

@@ -3,6 +3,7 @@
 // Threads: each rank by one thread at a time; abort by any. A rank waits here for its turn's other ranks.
 //
 // Invariant: while a meeting is full, no rank's thread leaves before the last rank has enqueued all copies.
+#include <algorithm>
 #include <map>
 
 #include "peer/collective/copy_chains.h"
@@ -43,8 +44,13 @@ class chained_backend final : public collective_backend {
   }
 
   void issue(int rank, clock::stream_clock& on, requests all, source_location at) override {
-    collective_request const& r = all[0];
     auto& said = said_[static_cast<std::size_t>(rank)];
+    if (all.size() > 1) {  // the other carrier takes one launch for all
+      if (std::any_of(all.begin(), all.end(), [](auto const& one) { return one.has_root(); }))
+        said = by_others("members of a group are not copied");
+      return others_->issue(rank, on, all, at);
+    }
+    collective_request const& r = all[0];
     if (!r.has_root()) return others_->issue(rank, on, all, at);
     std::size_t const bytes = r.part_bytes() * (r.what == collective::broadcast ? 1 : devices_.size()),
                       from = chains_.from(r.what, devices_.size());

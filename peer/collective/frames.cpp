@@ -15,16 +15,16 @@ bool filled(int line, std::span<std::byte> into) noexcept {
 }  // namespace
 
 frame_head head_of(collective_request const& r, std::size_t bytes) {
-  return {r.turn, bytes, r.count, r.root, r.what, r.type, r.how, 0, r.placed};
+  return {r.turn, bytes, r.count, r.root, r.what, r.type, r.how, 0, r.placed, r.member, r.members};
 }
 
 collective_request request_of(frame_head const& h) {
-  return {h.what, h.type, h.how, h.root, h.count, nullptr, nullptr, h.turn, h.placed};
+  return {h.what, h.type, h.how, h.root, h.count, nullptr, nullptr, h.turn, h.placed, h.member, h.members};
 }
 
 bool known(frame_head const& h, int ranks) noexcept {
   return h.what <= collective::register_pool && h.type <= boolean && h.how <= reduce_op::max && h.count >= 0 &&
-         h.count < (std::int64_t{1} << 58) / ranks && h.root >= 0 && h.root < ranks;
+         h.count < (std::int64_t{1} << 58) / ranks && h.root >= 0 && h.root < ranks && h.member < h.members;
 }
 
 std::size_t brought(collective_request const& r, int rank, int ranks) {

@@ -20,8 +20,9 @@ struct frame_head {
   reduce_op how{};
   std::uint8_t leaves = 0;  // 1: the last frame of this rank
   std::uint64_t placed = 0;
+  std::uint32_t member = 0, members = 1;
 };
-static_assert(sizeof(frame_head) == 40);
+static_assert(sizeof(frame_head) == 48);
 
 frame_head head_of(collective_request const&, std::size_t bytes);
 collective_request request_of(frame_head const&);

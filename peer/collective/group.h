@@ -43,10 +43,18 @@ struct collective_request {
   std::uint64_t turn = 0;
   // where it lies in registered pools, as far as it is equal on all ranks; set by group::issue
   std::uint64_t placed = 0;
+  // its place among the collectives of one call, and their number; set by group::issue. Of sends and receives as here
+  std::uint32_t member = 0, members = 1;
 
   bool reduces() const noexcept { return what == collective::all_reduce || what == collective::reduce_scatter; }
   bool has_root() const noexcept {
     return what == collective::broadcast || what == collective::scatter || what == collective::gather;
+  }
+  bool reads_all() const noexcept {  // `in` holds a part for each rank
+    return what == collective::reduce_scatter || what == collective::scatter || what == collective::all_to_all;
+  }
+  bool writes_all() const noexcept {
+    return what == collective::all_gather || what == collective::gather || what == collective::all_to_all;
   }
   bool between_two() const noexcept { return what == collective::send || what == collective::receive; }
   std::size_t part_bytes() const noexcept { return static_cast<std::size_t>(count) * size_of(type); }
@@ -65,7 +73,8 @@ struct collective_request {
     if (!between_two()) return {0, 0, turn};
     return what == collective::send ? key{mine, other, turn} : key{other, mine, turn};
   }
-  std::string text() const;                           // "all_reduce of 12 float32 (sum)"
+  std::string text() const;     // "all_reduce of 12 float32 (sum)"; of a group: ", member 2 of a group of 3"
+  std::string of_one() const;   // without the group
   struct own_touches {
     std::array<driver::touch, 2> all{};
     std::size_t first = 0, count = 0;
@@ -74,7 +83,7 @@ struct collective_request {
   own_touches touches(std::size_t ranks) const noexcept;  // own memory that one rank's part reads and writes
 };
 
-// What one call enqueues: a collective, a send, a receive, or a send and a receive that do not wait for each other.
+// What one call enqueues: a collective, a send, a receive, or a group of them, which do not wait for each other.
 using requests = std::span<collective_request const>;
 std::string_view name_of(requests) noexcept;
 std::string text_of(requests);
@@ -88,7 +97,7 @@ bool reducible(dtype) noexcept;  // all but int16 and boolean, which NCCL lacks
 class collective_backend {
  public:
   virtual ~collective_backend() = default;
-  // Enqueues this rank's part.
+  // Enqueues this rank's part. Several: all or none, and none waits for another.
   // Blocks: only as NCCL does. Throws: device_lost, driver_error. After a throw nothing is under way, or
   // broken() tells why no rank can continue.
   virtual void issue(int rank, clock::stream_clock& on, requests, source_location) = 0;
@@ -150,6 +159,11 @@ class group {
   int size() const noexcept { return static_cast<int>(devices_.size()); }
   int device(int rank) const noexcept { return devices_[static_cast<std::size_t>(rank)]; }  // of a rank of this process
 
+  // The thread's current stream of the rank's device.
+  clock::stream_clock& stream(int rank, std::string_view operation, source_location) const;
+  // Marks the memory of all and enqueues them on that stream. from: where each was asked for.
+  stamp call(int rank, std::span<collective_request>, std::span<source_location const> from, source_location);
+  // Requires: their memory is marked.
   stamp issue(int rank, clock::stream_clock& on, std::span<collective_request>, source_location);
   stamp issue(int rank, clock::stream_clock& on, collective_request r, source_location at) {
     return issue(rank, on, std::span(&r, 1), at);
@@ -215,7 +229,7 @@ class thread_group final : public group {
   std::string failure() const override;
 
  private:
-  struct asked {       // a call that not all of its ranks have made yet
+  struct asked {       // a collective or transfer that not all of its ranks have called yet
     collective_request first;
     int first_rank;
     source_location at;
@@ -224,6 +238,7 @@ class thread_group final : public group {
   struct pair {  // what one rank sends to another
     std::uint64_t sent = 0, received = 0;  // turns that were called
     std::vector<asked> open;               // called by one of the two
+    std::size_t checked = 0;               // of the call that is being compared
   };
   struct round {  // a barrier, a split or a registration
     std::string_view operation;
@@ -238,6 +253,7 @@ class thread_group final : public group {
   };
   struct shared {
     std::vector<asked> open;                   // open[i] is turn closed + i
+    std::size_t most = 1;                      // members of the largest call: as many may be withdrawn
     std::uint64_t closed = 0;                  // turns that all ranks have called
     std::vector<std::uint64_t> next;           // by rank: its next turn
     std::map<std::array<int, 2>, pair> pairs;  // by sender and receiver
@@ -252,6 +268,10 @@ class thread_group final : public group {
   void withdraw(int rank, requests, source_location) noexcept override;
   void refuse_if_over(shared const& s, int rank, std::string const& operation, requests, source_location at) const;
   static pair& pair_of(shared& s, int rank, collective_request const&);
+  // Makes room. Throws: invalid_use if another rank calls something else; nothing has changed
+  static void compare(shared& s, int rank, requests, source_location);
+  void take_part(shared& s, int rank, collective_request&, source_location) const noexcept;
+  void undo_part(shared& s, int rank, collective_request const&, source_location) const noexcept;
   // Blocks: until all ranks have come, and the last has seen to the round
   std::shared_ptr<round> meet(int rank, std::string_view operation, color_and_key, base::time_limit, source_location,
                               void (thread_group::*see_to)(round&, source_location) noexcept);
@@ -269,6 +289,25 @@ std::shared_ptr<group> group_of_threads(runtime::impl&, std::vector<int> devices
 // All communicators of a runtime, which they may outlive.
 void add_to(runtime::impl&, std::shared_ptr<group> const&);
 
+// Requests of one rank. They touch no memory and ask for no stream.
+// Throw: invalid_use (counts, a root, a rank), not_supported (an element type)
+struct asking {
+  int rank, ranks;
+  source_location at;
+  collective_request all_reduce(device_span, reduce_op) const;
+  collective_request broadcast(device_span, int root) const;
+  collective_request scatter(device_span out, device_span in, int root) const;
+  collective_request gather(device_span out, device_span in, int root) const;
+  collective_request all_gather(device_span out, device_span in) const;
+  collective_request reduce_scatter(device_span out, device_span in, reduce_op) const;
+  collective_request all_to_all(device_span out, device_span in) const;
+  collective_request send(device_span in, int to, std::string_view operation = "send") const;
+  collective_request receive(device_span out, int from, std::string_view operation = "receive") const;
+};
+// Marks all memory that the rank's part uses. Throws: as use_on(device_span), and invalid_use (it overlaps).
+// from: where each was asked for.
+void use_on(clock::stream_clock&, requests, int rank, int ranks, std::span<source_location const> from);
+
 // Marks the block for the stream. Throws: invalid_use unless all elements are in one block of its device.
 void use_on(clock::stream_clock&, device_span, std::string_view operation, std::string_view operand, source_location);
 
@@ -280,11 +319,8 @@ struct WEIR_LOCAL communicator::state {
   std::shared_ptr<peer::group> all;
   int rank = 0;
 
-  // The thread's current stream of the rank's device.
-  clock::stream_clock& stream(std::string_view operation, source_location) const;
-  stamp issue(clock::stream_clock& on, peer::collective_request const& r, source_location at) {
-    return all->issue(rank, on, r, at);
-  }
+  peer::asking asks(source_location at) const { return {rank, all->size(), at}; }
+  stamp call(peer::collective_request r, source_location at) const { return all->call(rank, {&r, 1}, {&at, 1}, at); }
   ~state();
 };
 

@@ -159,7 +159,6 @@ class nccl_backend final : public collective_backend {
 
   void issue(int rank, clock::stream_clock& on, requests all, source_location at) override {
     if (std::all_of(all.begin(), all.end(), [](auto const& r) { return r.count == 0; })) return;
-    collective_request const& r = all[0];
     one& mine = ranks_[static_cast<std::size_t>(rank)];
     driver::driver& machine = runtime_.machine();
     auto const operands = [&] {
@@ -175,30 +174,10 @@ class nccl_backend final : public collective_backend {
       if (!mine.comm)
         throw driver_error(0, std::string(name_of(all)), operands() + ": the communicator was aborted",
                            "Create a new one with communicator::create_all", at, error_id{284});
-      bool const bytes = !r.reduces();  // no arithmetic: element types do not matter
-      std::size_t const count = static_cast<std::size_t>(r.count) * (bytes ? size_of(r.type) : 1);
-      ncclDataType_t const type = bytes ? ncclUint8 : type_of(r.type);
-      ncclRedOp_t const how = operation_for(r, mine);
-      switch (r.what) {
-        case collective::all_reduce:
-          answer = nccl().AllReduce(r.in, r.out, count, type, how, mine.comm, native.value);
-          break;
-        case collective::broadcast:
-          answer = nccl().Broadcast(r.in, r.out, count, type, r.root, mine.comm, native.value);
-          break;
-        case collective::all_gather:
-          answer = nccl().AllGather(r.in, r.out, count, type, mine.comm, native.value);
-          break;
-        case collective::reduce_scatter:
-          answer = nccl().ReduceScatter(r.in, r.out, count, type, how, mine.comm, native.value);
-          break;
-        case collective::scatter:
-        case collective::gather: answer = spread(rank, r, count, mine.comm, native.value); break;
-        case collective::all_to_all: answer = exchange(r, count, mine.comm, native.value); break;
-        case collective::send:
-        case collective::receive: answer = transfer(all, mine.comm, native.value); break;
-        case collective::register_pool: break;
-      }
+      auto const enqueue_all = [&](auto const& note) {
+        for (collective_request const& each : all) note(enqueue(rank, each, mine, native.value));
+      };
+      answer = all.size() == 1 ? enqueue(rank, all[0], mine, native.value) : in_a_group(enqueue_all);
       answer = settled(answer, mine.comm);
       if (answer != ncclSuccess) {
         text = words(answer, mine.comm);
@@ -344,12 +323,36 @@ class nccl_backend final : public collective_backend {
     return slower && mine.times_one ? *mine.times_one : operation_of(r.how);
   }
 
-  // Makes the calls in one NCCL group. Returns: the first result other than ncclSuccess
+  ncclResult_t enqueue(int rank, collective_request const& r, one const& mine, CUstream_st* on) const {
+    if (r.count == 0) return ncclSuccess;
+    bool const bytes = !r.reduces();  // no arithmetic: element types do not matter
+    std::size_t const count = static_cast<std::size_t>(r.count) * (bytes ? size_of(r.type) : 1);
+    ncclDataType_t const type = bytes ? ncclUint8 : type_of(r.type);
+    ncclRedOp_t const how = operation_for(r, mine);
+    switch (r.what) {
+      case collective::all_reduce: return nccl().AllReduce(r.in, r.out, count, type, how, mine.comm, on);
+      case collective::broadcast: return nccl().Broadcast(r.in, r.out, count, type, r.root, mine.comm, on);
+      case collective::all_gather: return nccl().AllGather(r.in, r.out, count, type, mine.comm, on);
+      case collective::reduce_scatter: return nccl().ReduceScatter(r.in, r.out, count, type, how, mine.comm, on);
+      case collective::scatter:
+      case collective::gather: return spread(rank, r, count, mine.comm, on);
+      case collective::all_to_all: return exchange(r, count, mine.comm, on);
+      case collective::send: return nccl().Send(r.in, count, type, r.root, mine.comm, on);
+      case collective::receive: return nccl().Recv(r.out, count, type, r.root, mine.comm, on);
+      case collective::register_pool: return ncclSuccess;
+    }
+    return ncclSuccess;
+  }
+
+  // Makes the calls in one NCCL group. NCCL enqueues all or none. Returns: the first error; else ncclInProgress if
+  // a call returned that.
   template <class Calls>
   static ncclResult_t in_a_group(Calls calls) {
     ncclResult_t worst = nccl().GroupStart();
     if (worst != ncclSuccess) return worst;
-    auto const note = [&](ncclResult_t answer) { worst = worst == ncclSuccess ? answer : worst; };
+    auto const note = [&](ncclResult_t answer) {
+      if (answer != ncclSuccess && (worst == ncclSuccess || worst == ncclInProgress)) worst = answer;
+    };
     calls(note);
     note(nccl().GroupEnd());
     return worst;
@@ -381,16 +384,6 @@ class nccl_backend final : public collective_backend {
         int const peer = static_cast<int>(other);
         note(nccl().Send(part_of(r.in, other, bytes), bytes, ncclUint8, peer, comm, on));
         note(nccl().Recv(part_of(r.out, other, bytes), bytes, ncclUint8, peer, comm, on));
-      }
-    });
-  }
-
-  static ncclResult_t transfer(requests all, ncclComm_t comm, CUstream_st* on) {
-    return in_a_group([&](auto const& note) {
-      for (collective_request const& r : all) {
-        if (r.count == 0) continue;
-        note(r.what == collective::send ? nccl().Send(r.in, r.part_bytes(), ncclUint8, r.root, comm, on)
-                                        : nccl().Recv(r.out, r.part_bytes(), ncclUint8, r.root, comm, on));
       }
     });
   }

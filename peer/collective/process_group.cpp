@@ -32,7 +32,8 @@ std::uint64_t next_trace(std::uint64_t before, collective_request const& r) noex
   std::uint64_t x = before ^ static_cast<std::uint64_t>(r.count);
   for (std::uint64_t const part : {static_cast<std::uint64_t>(r.what) | static_cast<std::uint64_t>(r.type) << 8 |
                                        (r.reduces() ? static_cast<std::uint64_t>(r.how) << 16 : 0),
-                                   (r.has_root() ? static_cast<std::uint64_t>(r.root) : 0) ^ r.placed}) {
+                                   (r.has_root() ? static_cast<std::uint64_t>(r.root) : 0) ^ r.placed,
+                                   r.member | static_cast<std::uint64_t>(r.members) << 32}) {
     x = (x ^ part) * 0x9e3779b97f4a7c15u;
     x ^= x >> 32;
   }
@@ -208,14 +209,19 @@ class process_group final : public group {
   }
 
   void agree(int, std::span<collective_request> all, source_location at) override {
-    if (all[0].between_two()) {
+    {
       auto counts = transfers_.lock();
-      for (collective_request& r : all) r.turn = count_of(*counts, r)++;
-    } else {
-      all[0].turn = next_.fetch_add(1);
+      for (collective_request& r : all)
+        if (r.between_two()) r.turn = count_of(*counts, r)++;
+    }
+    if (have_collective(all)) {  // one for the watch: then it sees a rank that calls the members singly
       before_ = trace_;
-      trace_ = next_trace(trace_, all[0]);
-      watch().counts(all[0].turn + 1, trace_);
+      for (collective_request& r : all) {
+        if (r.between_two()) continue;
+        r.turn = turn_++;
+        trace_ = next_trace(trace_, r);
+      }
+      watch().counts(next_.fetch_add(1) + 1, trace_);
     }
     try {  // after it has been counted: a rank that leaves later is judged by the count, and by calling_
       refuse_if_over(rank_, std::string(name_of(all)), all, at);
@@ -235,13 +241,18 @@ class process_group final : public group {
   void issued(int) noexcept override { calling_.store(false); }
   void withdraw(int, requests all, source_location) noexcept override {
     calling_.store(false);
-    if (all[0].between_two()) {
+    {
       auto counts = transfers_.lock();
-      for (collective_request const& r : all) --count_of(*counts, r);
-      return;
+      for (collective_request const& r : all)
+        if (r.between_two()) --count_of(*counts, r);
     }
+    if (!have_collective(all)) return;
+    for (collective_request const& r : all) turn_ -= !r.between_two();
     trace_ = before_;
     watch().counts(next_.fetch_sub(1) - 1, trace_);
+  }
+  static bool have_collective(requests all) noexcept {
+    return std::any_of(all.begin(), all.end(), [](collective_request const& r) { return !r.between_two(); });
   }
   static std::uint64_t& count_of(std::vector<rank_watch::transfers>& all, collective_request const& r) noexcept {
     auto& with = all[static_cast<std::size_t>(r.root)];
@@ -249,7 +260,8 @@ class process_group final : public group {
   }
 
   int const rank_;
-  base::atomic<std::uint64_t> next_{0};
+  base::atomic<std::uint64_t> next_{0};   // calls with a collective
+  std::uint64_t turn_ = 0;                // collectives. By the rank's thread
   std::uint64_t trace_ = 0, before_ = 0;  // of all calls; and without the last. By the rank's thread
   base::guarded<std::vector<rank_watch::transfers>> transfers_;  // called, by the other rank
   bool const simulated_;

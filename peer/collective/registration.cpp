@@ -100,7 +100,7 @@ void communicator::register_pool(pool const& p, source_location at) {
     throw invalid_use("register_pool", base::text("rank ", rank(), ": pool ", its.name, why),
                       "Pass a pool of this runtime and of the rank's device, made with pool_options::registered", at,
                       error_id{449});
-  state_->all->register_pool(rank(), state_->stream("register_pool", at), *its.memory, *its.here, at);
+  state_->all->register_pool(rank(), state_->all->stream(rank(), "register_pool", at), *its.memory, *its.here, at);
 }
 
 }  // namespace weir

@@ -69,61 +69,81 @@ void thread_group::refuse_other(int rank, collective_request const& r, asked con
 void thread_group::agree(int rank, std::span<collective_request> all, source_location at) {
   auto s = shared_.lock();
   refuse_if_over(*s, rank, std::string(name_of(all)), all, at);
-  if (all[0].between_two()) {
-    for (collective_request const& r : all) {
-      pair& p = pair_of(*s, rank, r);
-      if (p.open.capacity() < p.open.size() + 2) p.open.reserve(2 * p.open.size() + 2);
-      bool const sends = r.what == collective::send, second = sends ? p.sent < p.received : p.received < p.sent;
-      if (second && !r.fits(p.open.front().first)) refuse_other(rank, r, p.open.front(), at);
+  compare(*s, rank, all, at);
+  for (collective_request& r : all) take_part(*s, rank, r, at);
+}
+
+void thread_group::compare(shared& s, int rank, requests all, source_location at) {
+  s.most = std::max(s.most, all.size());
+  // for these members, and for as many that undo_part() reopens
+  auto const make_room = [&](std::vector<asked>& open) {
+    std::size_t const needed = open.size() + all.size() + s.most;
+    if (open.capacity() < needed) open.reserve(std::max(needed, 2 * open.size()));
+  };
+  make_room(s.open);
+  for (collective_request const& r : all) {
+    if (!r.between_two()) continue;
+    pair& p = pair_of(s, rank, r);
+    p.checked = 0;
+    make_room(p.open);
+  }
+  std::size_t place = static_cast<std::size_t>(s.next[static_cast<std::size_t>(rank)] - s.closed);
+  for (collective_request const& r : all) {
+    if (r.between_two()) {
+      pair& p = pair_of(s, rank, r);
+      bool const sends = r.what == collective::send;
+      std::uint64_t const mine = (sends ? p.sent : p.received) + p.checked, others = sends ? p.received : p.sent;
+      if (mine < others && !r.fits(p.open[p.checked].first)) refuse_other(rank, r, p.open[p.checked], at);
+      ++p.checked;
+    } else {
+      if (place < s.open.size() && !r.matches(s.open[place].first)) refuse_other(rank, r, s.open[place], at);
+      ++place;
     }
-    for (collective_request& r : all) {  // throws nothing: there is room
-      pair& p = pair_of(*s, rank, r);
-      bool const sends = r.what == collective::send, second = sends ? p.sent < p.received : p.received < p.sent;
-      r.turn = sends ? p.sent++ : p.received++;
-      if (second) p.open.erase(p.open.begin());
-      else p.open.push_back({r, rank, at, 1});
-    }
+  }
+}
+
+void thread_group::take_part(shared& s, int rank, collective_request& r, source_location at) const noexcept {
+  if (r.between_two()) {
+    pair& p = pair_of(s, rank, r);
+    bool const sends = r.what == collective::send, second = sends ? p.sent < p.received : p.received < p.sent;
+    r.turn = sends ? p.sent++ : p.received++;
+    if (second) p.open.erase(p.open.begin());
+    else p.open.push_back({r, rank, at, 1});
     return;
   }
-  collective_request& r = all[0];
-  // room for this collective, and for one that withdraw() reopens
-  if (s->open.capacity() < s->open.size() + 2) s->open.reserve(2 * s->open.size() + 2);
-  std::uint64_t& next = s->next[static_cast<std::size_t>(rank)];
-  std::size_t const place = static_cast<std::size_t>(next - s->closed);
-  if (place == s->open.size()) {
-    s->open.push_back({r, rank, at, 0});
-  } else if (asked const& first = s->open[place]; !r.matches(first.first)) {
-    refuse_other(rank, r, first, at);
-  }
-  ++s->open[place].ranks;
+  std::uint64_t& next = s.next[static_cast<std::size_t>(rank)];
+  std::size_t const place = static_cast<std::size_t>(next - s.closed);
+  if (place == s.open.size()) s.open.push_back({r, rank, at, 0});
+  ++s.open[place].ranks;
   r.turn = next++;
-  if (s->open.front().ranks == size()) {  // only the front can be complete; this rank was its last
-    s->open.erase(s->open.begin());
-    ++s->closed;
+  if (s.open.front().ranks == size()) {  // only the front can be complete; this rank was its last
+    s.open.erase(s.open.begin());
+    ++s.closed;
   }
 }
 
 void thread_group::withdraw(int rank, requests all, source_location at) noexcept {
   auto s = shared_.lock();
-  if (all[0].between_two()) {
-    for (collective_request const& r : all) {
-      pair& p = pair_of(*s, rank, r);
-      bool const sends = r.what == collective::send;
-      std::uint64_t const mine = --(sends ? p.sent : p.received);
-      if (mine < (sends ? p.received : p.sent)) p.open.insert(p.open.begin(), {r.seen_from(rank), r.root, at, 1});
-      else p.open.pop_back();
-    }
+  for (std::size_t i = all.size(); i-- > 0;) undo_part(*s, rank, all[i], at);
+}
+
+void thread_group::undo_part(shared& s, int rank, collective_request const& r, source_location at) const noexcept {
+  if (r.between_two()) {
+    pair& p = pair_of(s, rank, r);
+    bool const sends = r.what == collective::send;
+    std::uint64_t const mine = --(sends ? p.sent : p.received);
+    if (mine < (sends ? p.received : p.sent)) p.open.insert(p.open.begin(), {r.seen_from(rank), r.root, at, 1});
+    else p.open.pop_back();
     return;
   }
-  collective_request const& r = all[0];
-  std::uint64_t const sequence = --s->next[static_cast<std::size_t>(rank)];
-  if (sequence < s->closed) {  // this rank completed it: reopen it for the retry
-    s->open.insert(s->open.begin(), {r, rank == 0 ? size() - 1 : 0, at, size() - 1});
-    --s->closed;
+  std::uint64_t const sequence = --s.next[static_cast<std::size_t>(rank)];
+  if (sequence < s.closed) {  // this rank completed it: reopen it for the retry
+    s.open.insert(s.open.begin(), {r, rank == 0 ? size() - 1 : 0, at, size() - 1});
+    --s.closed;
     return;
   }
-  std::size_t const place = static_cast<std::size_t>(sequence - s->closed);
-  if (--s->open[place].ranks == 0) s->open.pop_back();  // no other rank got this far, so it is the last entry
+  std::size_t const place = static_cast<std::size_t>(sequence - s.closed);
+  if (--s.open[place].ranks == 0) s.open.pop_back();  // no other rank got this far, so it is the last entry
 }
 
 std::shared_ptr<thread_group::round> thread_group::meet(int rank, std::string_view operation, color_and_key mine,

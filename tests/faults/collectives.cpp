@@ -72,6 +72,36 @@ std::string all_collectives() {
   return seen;
 }
 
+// Three members, one of which only two ranks call.
+std::string collectives_in_a_group() {
+  constexpr int n = 3;
+  constexpr std::int64_t part = 100;
+  std::vector<buffer> sums, parts, whole;
+  for (int d = 0; d < n; ++d) {
+    device_guard const on(d);
+    for (auto* each : {&sums, &parts, &whole}) {
+      each->emplace_back(4 * part * (each == &whole ? n : 1));
+      fill(each->back().data(), std::byte(d + 1), each->back().size());
+    }
+  }
+  auto ranks = communicator::create_all(devices(n));
+  for (int round = 0; round < 2; ++round) {
+    for (std::size_t d = 0; d < n; ++d) {
+      collective_group group(ranks[d]);
+      group.all_reduce({sums[d].data(), part, int32});
+      if (d == 0) group.send({parts[0].data(), part, int32}, 2);
+      if (d == 2) group.receive({parts[2].data(), part, int32}, 0);
+      group.all_to_all({whole[d].data(), 0, int32}, {whole[d].data(), 0, int32});
+      group.broadcast({whole[d].data(), n * part, int32}, 1);
+      group.end();
+    }
+  }
+  std::string seen;
+  for (auto const* each : {&sums, &parts, &whole})
+    for (buffer const& b : *each) seen += bytes_of(b.data(), b.size());
+  return seen;
+}
+
 namespace {
 // A linear model with two outputs, trained with momentum on two devices that share gradients.
 std::string trained(bool registered) {

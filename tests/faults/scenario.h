@@ -30,6 +30,7 @@ std::span<scenario const> scenarios();
 std::string two_training_steps();
 std::string two_steps_in_registered_pools();
 std::string all_collectives();
+std::string collectives_in_a_group();
 std::string communicator_outlives_its_runtime();
 std::string outlived_by_a_communicator();  // afterwards
 std::string captured_and_launched_twice();

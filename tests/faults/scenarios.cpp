@@ -363,6 +363,7 @@ constexpr std::array table{
              {},
              pools_that_take_turns},
     scenario{"collectives", {.devices = 4, .memory = 2_MiB, .schedule = scheduling::seeded}, {}, all_collectives},
+    scenario{"groups", {.devices = 3, .memory = 2_MiB, .schedule = scheduling::seeded}, {}, collectives_in_a_group},
     scenario{"sharing", {.devices = 2, .memory = 2_MiB, .schedule = scheduling::seeded}, {}, shared_with_oneself, true},
     scenario{"chains",
              {.devices = 3, .memory = 2_MiB, .schedule = scheduling::seeded},
