@@ -19,7 +19,7 @@
 
 #include "weir/memory.h"
 #include "weir/stream_of.h"
-#if __has_include(<rmm/error.hpp>)
+#if !defined(WEIR_WITHOUT_RMM) && __has_include(<rmm/error.hpp>)
 #include <rmm/error.hpp>
 #define WEIR_MR_NAMESPACE with_rmm
 #else
@@ -33,8 +33,9 @@ inline namespace WEIR_MR_NAMESPACE {  // a file that finds RMM and one that does
 // use (pinned_resource). Copies are equal: each frees what another allocated. Both generations of CCCL's
 // names are there; those of 3.1 come first.
 // Throws: invalid_use (a stream of another device, an alignment that is no power of two or above 2 MiB),
-// device_lost, driver_error. Out of memory: rmm::out_of_memory if <rmm/error.hpp> is found, else
-// weir::out_of_memory, which is a std::bad_alloc too.
+// device_lost, driver_error. Out of memory, whatever the size: weir::out_of_memory, which is a std::bad_alloc
+// too. Where <rmm/error.hpp> is found, out of memory is rmm::out_of_memory, and an alignment is refused by
+// rmm::bad_alloc. These are in librmm: a program that does not link it defines WEIR_WITHOUT_RMM.
 template <memory_kind Kind>
 class basic_resource {
   static_assert(Kind != memory_kind::pageable, "streams cannot use pageable memory: see weir/pmr.h");
@@ -136,11 +137,16 @@ class basic_resource {
 
   template <class Call>
   static void* translated(Call call) {
-#if __has_include(<rmm/error.hpp>)
+#if !defined(WEIR_WITHOUT_RMM) && __has_include(<rmm/error.hpp>)
     try {
       return call();
     } catch (out_of_memory const& e) {
-      throw ::rmm::out_of_memory(std::string("out_of_memory: ") + e.what());
+      throw ::rmm::out_of_memory(e.what());
+    } catch (invalid_use const& e) {
+      // RMM's own resources say so of an alignment that they do not have
+      int const id = static_cast<int>(e.id());
+      if (id == 160 || id == 161 || id == 215) throw ::rmm::bad_alloc(e.what());
+      throw;
     }
 #else
     return call();
