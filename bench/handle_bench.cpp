@@ -1,14 +1,11 @@
 // What a pair of allocate and deallocate of 512 B costs by the stream's tier: weir's own, registered,
-// borrowed; in C++ and in C. On GPUs the handles are those of streams that weir made, registered or borrowed
-// like those of another library.
+// borrowed; in C++ and in C. The handles are those of streams that weir does not know, as another library's.
 // Threads: one.
 #include <benchmark/benchmark.h>
 
-#include <memory>
-
+#include "runtime/core/parts.h"
 #include "weir/c.h"
 #include "weir/memory.h"
-#include "weir/sim.h"
 
 namespace {
 
@@ -18,16 +15,11 @@ constexpr std::size_t bytes = 512;
 struct streams {
   weir::stream own, other{weir::device(0)};
   weir::buffer of_other{other, 3 << 20};
-  std::unique_ptr<weir::simulated_stream> simulated;
-  CUstream_st* handle = nullptr;
-  streams() {
-    if (weir::runtime::current().is_simulated()) {
-      simulated = std::make_unique<weir::simulated_stream>(0);
-      handle = simulated->handle();
-    } else {
-      handle = own.native();
-    }
-  }
+  weir::driver::driver& machine = weir::runtime::current().get().machine();
+  weir::driver::stream_handle const theirs =
+      machine.create_stream(0, weir::driver::stream_kind::independent, 0).value;
+  CUstream_st* handle = reinterpret_cast<CUstream_st*>(static_cast<std::uintptr_t>(theirs));
+  ~streams() { (void)machine.destroy_stream(0, theirs); }
 };
 
 void own_stream(benchmark::State& state) {

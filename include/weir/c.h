@@ -2,9 +2,10 @@
    Threads: any. Every call answers a status; nothing throws through it. A refused call has changed nothing
    and left its text in weir_last_error(). Results (`out` and other pointers) are written on success only.
 
-   Devices are ordinals. WEIR_CURRENT_DEVICE is the thread's current one, which every thread begins as 0.
+   Devices are ordinals. WEIR_CURRENT_DEVICE is the one that the thread chose by weir_set_device, first 0: not what
+   cudaSetDevice chose. Name the device where a program calls that.
    A stream is a CUDA stream: cudaStream_t, CUstream. Null is the legacy stream of the device that the call
-   names. Any other handle is that of a registered stream (weir_register_stream), or is
+   names. Any other handle is that of a registered stream (weir_register_stream) or of weir's own, or is
    borrowed: then the stream has to exist during the call only. cudaStreamPerThread is the caller's own.
 
    Stable: a later version adds calls, status values and members at the end of structs. It changes none. */

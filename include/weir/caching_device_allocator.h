@@ -14,7 +14,8 @@
 namespace weir {
 
 // Memory is cached for all users of weir in the process, and the stream of DeviceAllocate is the block's
-// home: after DeviceFree it serves that stream at once, others after its work. Bins are not used: weir rounds
+// home: after DeviceFree it serves that stream at once, others after its work. As with CUB's, the stream exists
+// until DeviceFree; it may end then. Bins are not used: weir rounds
 // by its size classes. The end of an allocator frees nothing.
 // Errors are CUDA's codes; nothing is thrown. With `debug` the words of weir's error go to stderr.
 class caching_device_allocator {
@@ -38,12 +39,13 @@ class caching_device_allocator {
     return cudaSuccess;
   }
 
-  // A null stream is CUDA's legacy stream. Zero bytes are valid. On an error *d_ptr is null.
+  // Without a device: CUDA's current one. A null stream is CUDA's legacy stream. Zero bytes are valid. On an
+  // error *d_ptr is null.
   cudaError_t DeviceAllocate(int device, void** d_ptr, size_t bytes, cudaStream_t active_stream = nullptr) {
     if (!d_ptr) return cudaErrorInvalidValue;
     *d_ptr = nullptr;
     return code_of([&] {
-      int const on = device == INVALID_DEVICE_ORDINAL ? current() : device;
+      int const on = device == INVALID_DEVICE_ORDINAL ? detail::device_in_cuda().index() : device;
       if (on < 0 || on >= device_count()) return cudaErrorInvalidDevice;
       *d_ptr = weir::allocate(detail::stream_of(on, active_stream), bytes, 256);
       return cudaSuccess;
@@ -58,7 +60,7 @@ class caching_device_allocator {
   cudaError_t DeviceFree(void* d_ptr) {
     return code_of([&] {
       auto const block = most_cached_ == INVALID_SIZE ? std::nullopt : find_block(d_ptr);
-      weir::deallocate(d_ptr);
+      detail::deallocate_at_home(d_ptr);
       if (block && block->on.is_gpu() && memory_reserved(block->on) - memory_allocated(block->on) > most_cached_)
         (void)empty_cache(block->on);
       return cudaSuccess;
@@ -93,12 +95,6 @@ class caching_device_allocator {
   cudaError_t told(char const* words, cudaError_t code) const noexcept {
     if (debug_) std::fprintf(stderr, "weir: caching_device_allocator: %s\n", words);
     return code;
-  }
-  // CUDA's current device, which may be another one than weir's.
-  static int current() {
-    int device = 0;
-    if (runtime::current().is_simulated() || cudaGetDevice(&device) != cudaSuccess) return current_device().index();
-    return device;
   }
 
   size_t most_cached_ = INVALID_SIZE;

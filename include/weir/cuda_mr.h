@@ -29,9 +29,14 @@
 namespace weir::mr {
 inline namespace WEIR_MR_NAMESPACE {  // a file that finds RMM and one that does not have different resources
 
-// A resource of one device: of its memory (device_resource) or of page-locked host memory that its streams
-// use (pinned_resource). Copies are equal: each frees what another allocated. Both generations of CCCL's
-// names are there; those of 3.1 come first.
+// A resource of device memory (device_resource), or of page-locked host memory that streams use
+// (pinned_resource). Made with a device, it is of that device. Otherwise each call is for the device of the
+// stream that it names; where that does not tell, for the device that is current in CUDA (cudaSetDevice).
+// Two resources are equal if both are of one device, or both of none. Whichever is named, a free under any
+// device and by any resource is right. Both generations of CCCL's names are there; those of 3.1 come first.
+// A stream exists while a call names it, and may end before its memory is freed: then the free names another
+// stream, or none. A free that names a stream which has ended waits for all devices, if CUDA refuses the
+// handle; what CUDA itself does with one is undefined.
 // Throws: invalid_use (a stream of another device, an alignment that is no power of two or above 2 MiB),
 // device_lost, driver_error. Out of memory, whatever the size: weir::out_of_memory, which is a std::bad_alloc
 // too. Where <rmm/error.hpp> is found, out of memory is rmm::out_of_memory, and an alignment is refused by
@@ -43,29 +48,30 @@ class basic_resource {
  public:
   static constexpr size_t default_alignment = 256;  // bytes, as cudaMalloc's
 
-  // `gpu` is the current device of now. Throws: invalid_use (cpu, no such device)
-  explicit basic_resource(weir::device on = gpu, source_location at = source_location::current())
+  basic_resource() noexcept = default;
+  // `gpu` is weir's current device of now. Throws: invalid_use (cpu, no such device)
+  explicit basic_resource(weir::device on, source_location at = source_location::current())
       : device_(default_stream(on, at).device()) {}
-  weir::device device() const noexcept { return device_; }
+  // Of a resource of no device: the one that is current in CUDA now. Throws: driver_error
+  weir::device device(source_location at = source_location::current()) const {
+    return device_ == gpu ? detail::device_in_cuda(at) : device_;
+  }
 
   // Work of the stream may use the memory at once, work of others after it.
   [[nodiscard]] void* allocate(::cuda::stream_ref s, size_t bytes, size_t alignment = default_alignment,
                                source_location at = source_location::current()) {
     return translated([&]() -> void* {
-      stream_ref const home = stream_of(s, at);
+      stream_ref const home = detail::stream_of(device_, s.get(), at);
       if constexpr (Kind == memory_kind::device) return weir::allocate(home, bytes, alignment, at);
       else return pinned_block(bytes, alignment, at);  // it is handed out idle
     });
   }
-  // The memory serves others after the work enqueued on the stream so far.
+  // The memory serves others after the work enqueued on the stream so far, which may be of another device.
   // Throws: invalid_use (freed twice, no block of weir). CCCL's any_resource and resource_ref end the process
   // then, with this error as the last word.
   void deallocate(::cuda::stream_ref s, void* p, size_t, size_t = default_alignment,
                   source_location at = source_location::current()) {
-    freed([&] {
-      if (auto const last_use = stream_if_any(s, at)) weir::deallocate(*last_use, p, at);
-      else weir::deallocate(p, at);
-    });
+    freed([&] { detail::deallocate_on(device_, s.get(), p, at); });
   }
 
   // Host and all streams may use the memory at once. Blocks: device memory, until the work of the device's
@@ -85,7 +91,7 @@ class basic_resource {
       if constexpr (Kind == memory_kind::pinned) {
         return pinned_block(bytes, alignment, at);
       } else {
-        stream_ref const home = default_stream(device_, at);
+        stream_ref const home = default_stream(device(at), at);
         buffer b(home, bytes, alignment, at);
         home.synchronize(at);
         return b.release();
@@ -120,17 +126,6 @@ class basic_resource {
  private:
   // CCCL 3.2 and 3.3 take the addresses of the _sync functions: they have no parameter for the caller's line.
   static constexpr source_location in_cccl{"a memory resource", "", 0};
-  stream_ref stream_of(::cuda::stream_ref s, source_location at) const {
-    return detail::stream_of(device_, s.get(), at);
-  }
-  // None in a forked child, where a copy of the parent's block is not freed.
-  std::optional<stream_ref> stream_if_any(::cuda::stream_ref s, source_location at) const {
-    try {
-      return stream_of(s, at);
-    } catch (not_supported const&) {
-      return std::nullopt;
-    }
-  }
   static void* pinned_block(size_t bytes, size_t alignment, source_location at) {
     return buffer(bytes, {.on = cpu, .kind = memory_kind::pinned, .alignment = alignment}, at).release();
   }
@@ -159,7 +154,7 @@ class basic_resource {
     } catch (device_lost const&) {}  // its memory is gone
   }
 
-  weir::device device_;
+  weir::device device_ = gpu;  // gpu: of none
 };
 
 using device_resource = basic_resource<memory_kind::device>;

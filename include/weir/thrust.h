@@ -16,7 +16,8 @@
 namespace weir {
 
 // An allocator bound to a stream when it is made: Thrust names none when it frees. The stream becomes the
-// home of the memory, so work of the stream may still run when memory goes back.
+// home of the memory, so work of the stream may still run when memory goes back. A borrowed stream is for
+// allocators that end before it; keep an external_stream for others.
 // A vector fills and copies its elements on this stream and waits for that. Everything else that Thrust does
 // with a vector runs on CUDA's default stream unless a policy says otherwise: synchronize the stream before.
 // Two vectors with allocators of different streams exchange elements by copies, except when moved or swapped:

@@ -71,10 +71,11 @@ struct clocks::state {
   base::guarded<chain> ended;  // retired, not known to be done; each keeps its last event
   base::guarded<chain> over;   // retired and done external streams, in the order of completion
   struct registration {
-    stream_clock* stream;
-    std::size_t times;
+    stream_clock* stream = nullptr;
+    std::size_t times = 0;  // that the program registered it; of weir's own streams perhaps never
   };
-  base::guarded<std::map<std::pair<int, driver::stream_handle>, registration>> registered;
+  using registrations = std::map<std::pair<int, driver::stream_handle>, registration>;
+  base::guarded<registrations> registered;
   base::guarded<std::map<std::uint64_t, std::vector<stream_clock*>>> captures;  // lanes, by the capture's number
 };
 
@@ -98,11 +99,21 @@ stream_clock& clocks::make(int device, driver::stream_handle h, life l) {
     if (stream_clock* const again = take_over(device, h, id, l)) return *again;
   }
   std::unique_ptr<stream_clock> made(new stream_clock(id, device, h, l, state_->runtime, state_->shared));
-  auto lines = state_->lines.lock();
-  base::make_room(*lines);
-  detail::enter(id, made.get());
-  lines->push_back(std::move(made));
-  return *lines->back();
+  state::registrations its_name;  // taken before the stream is listed, because it may need memory
+  if (l == life::own) its_name.try_emplace({device, h}, state::registration{made.get()});
+  stream_clock& its = *made;
+  {
+    auto lines = state_->lines.lock();
+    base::make_room(*lines);
+    detail::enter(id, made.get());
+    lines->push_back(std::move(made));
+  }
+  if (!its_name.empty()) {
+    auto all = state_->registered.lock();
+    all->erase({device, h});  // of a stream that was destroyed while it was registered
+    all->insert(its_name.extract(its_name.begin()));
+  }
+  return its;
 }
 
 std::uint64_t clocks::number_of(stream_clock const& t) const noexcept { return t.id() - state_->before; }
@@ -134,7 +145,7 @@ stream_clock* clocks::take_over(int device, driver::stream_handle h, std::uint64
 
 stream_clock& clocks::enrol(int device, driver::stream_handle h) {
   auto all = state_->registered.lock();
-  auto const at = all->try_emplace({device, h}, state::registration{nullptr, 0}).first;
+  auto const at = all->try_emplace({device, h}).first;
   if (!at->second.stream) {
     try {
       at->second.stream = &make(device, h, life::foreign);
@@ -147,28 +158,35 @@ stream_clock& clocks::enrol(int device, driver::stream_handle h) {
   return *at->second.stream;
 }
 
-stream_clock* clocks::registered(int device, driver::stream_handle h) const {
+stream_clock* clocks::known(int device, driver::stream_handle h) const {
   auto const all = state_->registered.lock();
   auto const at = all->find({device, h});
   return at == all->end() ? nullptr : at->second.stream;
 }
 
-void clocks::leave(stream_clock& t) {
+bool clocks::leave(stream_clock& t) {
   {
     auto all = state_->registered.lock();
     auto const at = all->find({t.device(), t.handle()});
     if (at != all->end() && at->second.stream == &t) {
-      if (--at->second.times) return;
+      if (at->second.times == 0) return false;
+      if (--at->second.times || t.alive() == life::own) return true;
       all->erase(at);
     }
   }
   retire(t);
+  return true;
 }
 
 bool clocks::retire(stream_clock& t) {
   life const was = t.alive();
   if (was == life::retired) return true;
   if (was != life::borrowed) invalidate_fast_paths();  // which borrowed streams do not have
+  if (was == life::own) {
+    auto all = state_->registered.lock();
+    if (auto const at = all->find({t.device(), t.handle()}); at != all->end() && at->second.stream == &t)
+      all->erase(at);
+  }
   state_->any_ended.store(true);
   bool covered = t.may_be_fenced() ? t.fence().ok() : was == life::borrowed && t.may_be_forgotten() && t.is_fenced();
   // Without a fence, wait for the work. If that fails too, no fence covers the last stamps.

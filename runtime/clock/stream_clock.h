@@ -279,10 +279,11 @@ class clocks {
   bool retire(stream_clock&);
   static constexpr std::size_t kept_ended = 256;
   bool any_ended() const noexcept;  // whether a registration has ended
-  // An external stream: the existing registration of this handle, or a new one.
+  // The stream of this handle if weir made it or it is registered, else a new registration.
   stream_clock& enrol(int device, driver::stream_handle);
-  stream_clock* registered(int device, driver::stream_handle) const;  // null: it is not
-  void leave(stream_clock&);                               // ends one enrol(); the last one retires the stream
+  stream_clock* known(int device, driver::stream_handle) const;  // null: neither weir's own nor registered
+  // Ends one enrol(); the last one retires an external stream. False: none was left.
+  bool leave(stream_clock&);
   driver::result<event_ref> take_event(int device, driver::event_kind);  // for a weir::event
   // Known to be complete; no driver call. Never true for work that a lost device did not do.
   bool complete(stamp) const noexcept;

@@ -44,7 +44,7 @@ inline constexpr contract none{};                                               
 // X(name, contract): every call that can be refused.
 #define WEIR_SEAM_CALLS(X)                                                                                             \
   X(info, may::fail) X(open, may::lose | may::lack) X(memory, may::lose) X(make_current, may::fail)                    \
-  X(synchronize_device, may::lose | may::forbid) X(peer, may::fail)                                                    \
+  X(current_device, may::fail) X(synchronize_device, may::lose | may::forbid) X(peer, may::fail)                       \
   X(reserve, may::fail | may::lack) X(unreserve, may::fail) X(create, may::lose | may::lack) X(release, may::fail)     \
   X(map, may::fail | may::lack) X(unmap, may::fail) X(grant, may::fail | may::lack | may::refuse)                      \
   X(create_shared, may::lose | may::lack | may::refuse) X(export_handle, may::fail | may::lack)                        \
@@ -54,7 +54,8 @@ inline constexpr contract none{};                                               
   X(create_stream, may::lose | may::lack) X(destroy_stream, may::lose) X(query_stream, may::lose | may::forbid)        \
   X(synchronize_stream, may::lose | may::forbid) X(capturing, may::lose)                                               \
   X(capture_of, may::lose | may::forbid)                                                                               \
-  X(adopt, may::lose | may::mistake) X(identify, may::lose | may::mistake) X(native, may::fail | may::refuse)          \
+  X(adopt, may::lose | may::mistake) X(identify, may::lose | may::mistake)                                             \
+  X(stream_device, may::lose | may::mistake | may::forbid) X(native, may::fail | may::refuse)                          \
   X(create_event, may::lose | may::lack) X(destroy_event, may::lose) X(native_event, may::fail | may::refuse)          \
   X(record, may::lose | may::forbid) X(wait, may::lose | may::forbid) X(query_event, may::lose | may::forbid)          \
   X(synchronize_event, may::lose | may::forbid) X(elapsed_ms, may::lose | may::forbid)                                 \

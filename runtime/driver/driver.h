@@ -80,6 +80,7 @@ struct device_info {
   bool multicast = false;            // it can take part in it (NVLink SHARP)
 };
 struct memory_info { std::size_t free = 0, total = 0; };  // bytes, of the whole device
+inline constexpr int no_device = -1;
 
 enum class stream_kind : std::uint8_t {
   independent,  // not ordered with the legacy stream
@@ -150,8 +151,10 @@ class driver {
   // Makes the device usable (CUDA: retains its primary context). Idempotent. Required by the calls below.
   virtual status open(int device) = 0;
   virtual result<memory_info> memory(int device) = 0;                  // Requires: open
-  // Sets the calling thread's CUDA device: the one call that does.
+  // Sets the calling thread's CUDA device: the one call that does. no_device: none is current then.
   virtual status make_current(int device) = 0;
+  // The calling thread's CUDA device, whoever set it. no_device: none is current, or one that has no ordinal here.
+  virtual result<int> current_device() = 0;
   // Blocks: until all streams of the device are done, external ones too
   virtual status synchronize_device(int device) = 0;
   // What the driver reports of `from` accessing `to`'s memory. weir tests each link before it is used.
@@ -205,6 +208,9 @@ class driver {
   virtual result<stream_handle> adopt(int device, CUstream_st*) = 0;
   // Requires: as adopt. Does not look whether the stream is of another device.
   virtual result<identity> identify(int device, CUstream_st*) = 0;
+  // The ordinal of an external stream's device. `device` is the one that is asked, and that of the legacy and
+  // the per-thread stream. not_permitted: it is captured. Requires: the stream exists
+  virtual result<int> stream_device(int device, CUstream_st*) = 0;
   virtual result<CUstream_st*> native(int device, stream_handle) = 0;  // Simulated: not_supported
   virtual result<event_handle> create_event(int device, event_kind) = 0;
   virtual status destroy_event(int device, event_handle) = 0;          // pending waits and records stay valid

@@ -42,6 +42,7 @@ class driver_front : public driver {
   status open(int d) override { WEIR_ON(open, d, d); }
   result<memory_info> memory(int d) override { WEIR_ON(memory, d, d); }
   status make_current(int d) override { WEIR_ON(make_current, d, d); }
+  result<int> current_device() override { WEIR_ON(current_device, no_device); }
   status synchronize_device(int d) override { WEIR_ON(synchronize_device, d, d); }
   result<peer_info> peer(int from, int to) override { WEIR_ON(peer, from, from, to); }
 
@@ -78,6 +79,7 @@ class driver_front : public driver {
   result<std::uint64_t> capture_of(int d, stream_handle s) override { WEIR_ON(capture_of, d, d, s); }
   result<stream_handle> adopt(int d, CUstream_st* s) override { WEIR_ON(adopt, d, d, s); }
   result<identity> identify(int d, CUstream_st* s) override { WEIR_ON(identify, d, d, s); }
+  result<int> stream_device(int d, CUstream_st* s) override { WEIR_ON(stream_device, d, d, s); }
   result<CUstream_st*> native(int d, stream_handle s) override { WEIR_ON(native, d, d, s); }
   result<event_handle> create_event(int d, event_kind kind) override { WEIR_ON(create_event, d, d, kind); }
   status destroy_event(int d, event_handle e) override { WEIR_ON(destroy_event, d, d, e); }

@@ -4,6 +4,7 @@ result<device_info> info(int device) override;
 status open(int device) override;
 result<memory_info> memory(int device) override;
 status make_current(int device) override;
+result<int> current_device() override;
 status synchronize_device(int device) override;
 result<peer_info> peer(int from, int to) override;
 
@@ -32,6 +33,7 @@ result<bool> capturing(int device, stream_handle) override;
 result<std::uint64_t> capture_of(int device, stream_handle) override;
 result<stream_handle> adopt(int device, CUstream_st*) override;
 result<identity> identify(int device, CUstream_st*) override;
+result<int> stream_device(int device, CUstream_st*) override;
 result<CUstream_st*> native(int device, stream_handle) override;
 result<event_handle> create_event(int device, event_kind) override;
 status destroy_event(int device, event_handle) override;

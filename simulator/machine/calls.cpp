@@ -185,9 +185,25 @@ result<stream_handle> machine::adopt(int device, CUstream_st* foreign) {
 
 result<identity> machine::identify(int device, CUstream_st* foreign) {
   stream_handle const h = handle_of(foreign);
-  stream_call const s(*this, device, h);
+  stream_call const s(*this, owner_of(device, h), h);
   if (!s) return {s.why};
   return {fine, {h, s->in != nullptr, s->in ? 0 : s->id}};
+}
+
+result<int> machine::stream_device(int device, CUstream_st* foreign) {
+  stream_handle const h = handle_of(foreign);
+  int const of = owner_of(device, h);
+  stream_call const s(*this, of, h);
+  if (s && s->in) return {{code::not_permitted}};
+  return {s.why, of};
+}
+
+// The device of the stream with this handle, or `otherwise`: of a permanent stream, or of none.
+int machine::owner_of(int otherwise, stream_handle h) {
+  base::lock_guard lock(all_.mutex);
+  if (h == stream_handle::none || h == stream_handle::legacy || h == stream_handle::per_thread) return otherwise;
+  auto const& s = all_.streams.find(number(h));
+  return s ? s->device : otherwise;
 }
 
 result<CUstream_st*> machine::native(int device, stream_handle) {

@@ -17,6 +17,17 @@ using namespace weir::literals;
 
 constexpr std::size_t page_of(scheduling how) { return how == scheduling::threads ? 2_MiB : 64_KiB; }
 
+base::atomic<std::uint64_t> next_number{1};
+
+struct made_current {  // what a thread made current last, and on which machine
+  std::uint64_t machine = 0;
+  int device = no_device;
+};
+made_current& of_this_thread() {
+  static auto* const value = new base::per_thread<made_current>;
+  return value->get();
+}
+
 // A machine whose calls can be refused.
 class refusable final : public fault_injector {
  public:
@@ -64,6 +75,7 @@ machine::machine(weir::simulated const& like, std::uint64_t seed, tape* lent, st
       bytes_(like.memory / granularity_ * granularity_),
       maps_(like.virtual_memory),
       generation_(os::fork_generation()),
+      number_(next_number.fetch_add(1)),
       own_tape_(seed),
       tape_(lent ? *lent : own_tape_),
       takes_(like, tape_),
@@ -199,7 +211,17 @@ result<memory_info> machine::memory(int device) {
   return {fine, pages_.room(device)};
 }
 
-status machine::make_current(int device) { return may_call(device, need::opened); }
+status machine::make_current(int device) {
+  status const s = device == no_device ? may_call() : may_call(device, need::opened);
+  if (s.ok()) of_this_thread() = {number_, device};
+  return s;
+}
+
+result<int> machine::current_device() {
+  if (status const s = may_call(); !s.ok()) return {s};
+  made_current const& last = of_this_thread();
+  return {fine, last.machine == number_ ? last.device : no_device};
+}
 
 result<peer_info> machine::peer(int from, int to) {
   if (status const s = may_call(); !s.ok()) return {s};

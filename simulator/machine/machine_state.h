@@ -66,6 +66,7 @@ class machine final : public driver, public controls {
   status check(int device, need);                            // Requires: the lock, except for need::exists
   bool exists(int device) const noexcept { return device >= 0 && device < devices_; }
   stream* find_stream(int device, stream_handle, status&);   // Requires: the lock
+  int owner_of(int otherwise, stream_handle);
   struct stream_call {                                       // holds the lock and a stream, or says why there is none
     stream_call(machine&, int device, stream_handle);
     explicit operator bool() const noexcept { return found; }
@@ -134,6 +135,7 @@ class machine final : public driver, public controls {
   std::size_t const granularity_, bytes_;
   bool const maps_;                 // only reported by info(): the mapping calls work regardless
   std::uint64_t const generation_;  // os::fork_generation() of the process that made this
+  std::uint64_t const number_;      // of this machine, in its process
   tape own_tape_;
   tape& tape_;
   freedoms takes_;

@@ -58,7 +58,17 @@ borrowed_streams::borrowed_streams(runtime::impl& r) : runtime_(r), clocks_(r.pa
   contents_.lock()->uncovered.resize(static_cast<std::size_t>(r.device_count()));
 }
 
-clock::stream_clock& borrowed_streams::named(int device, CUstream_st* native, source_location at) {
+// Sets `device` to that of a captured stream which was seen before. Returns: the stream, if it is registered
+clock::stream_clock* borrowed_streams::known_elsewhere(int& device, driver::identity const& is) {
+  for (int d = 0; d < runtime_.device_count(); ++d)
+    if (auto* const registered = clocks_.known(d, is.handle)) return registered;
+  auto all = contents_.lock();
+  for (int d = 0; d < runtime_.device_count(); ++d)
+    if (all->captured.contains({d, is.handle}) || all->ids.contains({d, is.handle})) device = d;
+  return nullptr;
+}
+
+clock::stream_clock& borrowed_streams::named(int device, CUstream_st* native, of whose, source_location at) {
   runtime_.open(device, "borrow_stream", at);
   auto const refuse = [&](driver::status s) {
     if (s.what == driver::code::invalid) throw_other_device("borrow_stream", device, at);
@@ -67,15 +77,29 @@ clock::stream_clock& borrowed_streams::named(int device, CUstream_st* native, so
   };
   auto const is = runtime_.machine().identify(device, native);
   refuse(is.is);
+  bool const of_any = whose == of::any_device;
+  if (of_any && is.value.captured) {
+    if (auto* const registered = known_elsewhere(device, is.value)) return *registered;
+  }
   recent& mine = of_this_thread();
   clock::stream_clock* found = nullptr;
   streams_gone gone;
   for (bool asked = false; !found; asked = true) {
+    if (asked && of_any) {
+      auto const its = runtime_.machine().stream_device(device, native);
+      refuse(its.is);
+      device = its.value;
+      runtime_.open(device, "borrow_stream", at);
+      if (auto* const registered = clocks_.known(device, is.value.handle)) return *registered;
+    }
     if (asked) refuse(runtime_.machine().adopt(device, native).is);  // a new one: is it of this device?
     auto all = contents_.lock();
     auto const known = all->by_id.find(is.value.id);
     bool const is_known = !is.value.captured && known != all->by_id.end() && known->second.stream;
-    if (is_known && known->second.at.first != device) throw_other_device("borrow_stream", device, at);
+    if (is_known && known->second.at.first != device) {
+      if (!of_any) throw_other_device("borrow_stream", device, at);
+      device = known->second.at.first;
+    }
     if (!is_known && !is.value.captured && !asked) continue;
     if (is_known && all->captured.empty()) [[likely]] {
       known->second.turn = ++all->turn;

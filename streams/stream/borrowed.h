@@ -23,9 +23,12 @@ class borrowed_streams {
 
   explicit borrowed_streams(runtime::impl&);
 
+  enum class of : std::uint8_t { this_device, any_device };
+  // A stream of any device is found by asking `device`, which is its own if it is captured and not known. It may
+  // turn out to be registered.
   // Requires: the stream exists until the caller's call ends.
   // Throws: invalid_use (of another device), device_lost, driver_error
-  clock::stream_clock& named(int device, CUstream_st*, source_location);
+  clock::stream_clock& named(int device, CUstream_st*, of, source_location);
 
  private:
   using place = std::pair<int, driver::stream_handle>;  // a device and a handle
@@ -47,6 +50,7 @@ class borrowed_streams {
     std::uint64_t turn = 0;
   };
   void retire(streams_gone const&, clock::stream_clock const& named);
+  clock::stream_clock* known_elsewhere(int& device, driver::identity const&);
   clock::stream_clock& find(contents&, int device, driver::identity const&, streams_gone&);
   clock::stream_clock& find_captured(contents&, place, streams_gone&);
   static void forget(contents&, std::uint64_t id, streams_gone&) noexcept;

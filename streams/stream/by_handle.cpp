@@ -1,8 +1,11 @@
-// The stream of a handle: external_stream, borrow_stream, and the adaptors' stream_of.
+// The stream of a handle: external_stream, borrow_stream, and what adaptors of other libraries ask.
 // Threads: any.
 #include "streams/stream/by_handle.h"
 
+#include <optional>
+
 #include "streams/stream/borrowed.h"
+#include "weir/memory.h"
 #include "weir/stream_of.h"
 
 namespace weir {
@@ -56,7 +59,8 @@ clock::stream_clock& register_handle(runtime::impl& r, int device, CUstream_st* 
 
 void unregister_handle(runtime::impl& r, int device, CUstream_st* native, source_location at) {
   auto& clocks = clocks_of(r);
-  if (auto* const stream = clocks.registered(device, handle_of(native))) return clocks.leave(*stream);
+  auto* const stream = clocks.known(device, handle_of(native));
+  if (stream && clocks.leave(*stream)) return;
   throw invalid_use("unregister_stream",
                     base::text("the handle ", base::address_text(native), " on ", base::gpu_name(device),
                                ", which is not registered"),
@@ -75,41 +79,99 @@ external_stream::external_stream(weir::device d, CUstream_st* native, source_loc
 external_stream::~external_stream() {
   clock::stream_clock* const stream = clock::find(ref_.id());
   if (!stream || process_is_ending() || process_was_forked()) return;
-  streams::clocks_of(stream->owner()).leave(*stream);
+  (void)streams::clocks_of(stream->owner()).leave(*stream);
 }
 
 namespace {
 
-// The stream of a handle, by the thread's memo or among the registered ones. Another one is what
-// unknown(runtime, device, handle) registers. Null: the call borrows it.
-template <class Unknown>
-stream_ref stream_behind(weir::device d, CUstream_st* native, char const* operation, source_location at,
-                         Unknown const& unknown) {
-  if (auto* const known = streams::handle_memo::find(d.index(), native)) return streams::ref_of(*known);
-  auto& r = streams::current_runtime(at);
-  int const i = streams::resolve(d, r, operation, at);
-  auto const handle = streams::handle_of(native);
-  std::uint64_t const version = streams::handle_memo::version();
-  auto* stream = streams::clocks_of(r).registered(i, handle);
-  if (!stream) stream = unknown(r, i, handle);
-  if (!stream) return streams::ref_of(r.part<streams::borrowed_streams>().named(i, native, at));
-  streams::handle_memo::note(i, native, *stream, version);
-  return streams::ref_of(*stream);
+constexpr int of_any_device = -2;  // in a thread's memo: the handle was named without a device
+
+// Null, cudaStreamLegacy and cudaStreamPerThread: each device has one.
+bool is_of_each_device(CUstream_st* native) noexcept {
+  return streams::handle_of(native) <= driver::stream_handle::per_thread;
+}
+
+// Waits for whatever a stream that no longer exists has left: its device is not known. Throws: driver_error
+// (in a capture), device_lost
+void wait_for_every_device(runtime::impl& r, char const* operation, source_location at) {
+  for (int d = 0; d < r.device_count(); ++d) {
+    auto const is = streams::clocks_of(r).synchronize_device(d);
+    if (is.what == driver::code::invalid) continue;  // nothing of this process runs there
+    require(is, operation, base::gpu_name(d) + ", for a stream that does not exist any more",
+            "Name a stream that exists, or free after the work is done and without a stream", at);
+  }
 }
 
 }  // namespace
 
 // CUDA never destroys the legacy stream: it is registered for good.
 stream_ref borrow_stream(weir::device d, CUstream_st* native, source_location at) {
-  return stream_behind(d, native, "borrow_stream", at, [&](auto& r, int i, auto handle) {
-    return handle == driver::stream_handle::legacy ? &streams::register_handle(r, i, native, at) : nullptr;
-  });
+  if (auto* const known = streams::handle_memo::find(d.index(), native)) return streams::ref_of(*known);
+  auto& r = streams::current_runtime(at);
+  int const i = streams::resolve(d, r, "borrow_stream", at);
+  auto const handle = streams::handle_of(native);
+  std::uint64_t const version = streams::handle_memo::version();
+  auto* stream = streams::clocks_of(r).known(i, handle);
+  if (!stream && handle == driver::stream_handle::legacy) stream = &streams::register_handle(r, i, native, at);
+  using streams::borrowed_streams;
+  if (!stream)
+    return streams::ref_of(r.part<borrowed_streams>().named(i, native, borrowed_streams::of::this_device, at));
+  streams::handle_memo::note(i, native, *stream, version);
+  return streams::ref_of(*stream);
+}
+
+stream_ref detail::stream_of(CUstream_st* native, source_location at) {
+  if (auto* const known = streams::handle_memo::find(of_any_device, native)) return streams::ref_of(*known);
+  auto& r = streams::current_runtime(at);
+  int const here = streams::device_in_cuda(r, "stream_of", at);
+  if (is_of_each_device(native)) return borrow_stream(here, native, at);
+  std::uint64_t const version = streams::handle_memo::version();
+  auto* stream = streams::clocks_of(r).known(here, streams::handle_of(native));
+  using streams::borrowed_streams;
+  if (!stream) stream = &r.part<borrowed_streams>().named(here, native, borrowed_streams::of::any_device, at);
+  if (stream->alive() != clock::life::borrowed) streams::handle_memo::note(of_any_device, native, *stream, version);
+  return streams::ref_of(*stream);
 }
 
 stream_ref detail::stream_of(weir::device d, CUstream_st* native, source_location at) {
-  return stream_behind(d, native, "stream_of", at, [&](auto& r, int i, auto handle) {
-    return handle == driver::stream_handle::per_thread ? nullptr : &streams::register_handle(r, i, native, at);
-  });
+  return d == gpu ? stream_of(native, at) : borrow_stream(d, native, at);
+}
+
+device detail::device_in_cuda(source_location at) {
+  return streams::device_in_cuda(streams::current_runtime(at), "current device", at);
+}
+
+void detail::deallocate_on(weir::device d, CUstream_st* last_use, void* p, source_location at) {
+  if (!p) return;
+  std::optional<stream_ref> stream;
+  bool exists = true;
+  try {
+    stream = is_of_each_device(last_use) ? stream_of(d, last_use, at) : stream_of(last_use, at);
+  } catch (not_supported const&) {  // a forked child, or the end of the process
+  } catch (device_lost const&) {
+    throw;
+  } catch (invalid_use const&) {
+    exists = false;
+  } catch (driver_error const&) {
+    exists = false;
+  }
+  if (stream) return weir::deallocate(*stream, p, at);
+  if (!exists) wait_for_every_device(streams::current_runtime(at), "deallocate", at);
+  weir::deallocate(p, at);
+}
+
+// A borrowed home is fenced only in a call that names it. If another stream has its handle by now, it has ended.
+void detail::deallocate_at_home(void* p, source_location at) {
+  if (deallocate_quickly(p)) return;
+  auto const block = p ? streams::block_of_allocator(p) : std::nullopt;
+  auto const* const home = block && block->home ? stream_access::line_if_valid(*block->home) : nullptr;
+  if (!home || home->alive() != clock::life::borrowed) return deallocate_slowly(p, at);
+  auto* const native = reinterpret_cast<CUstream_st*>(static_cast<std::uintptr_t>(home->handle()));
+  try {
+    if (borrow_stream(home->device(), native, at) == *block->home) return deallocate(*block->home, p, at);
+  } catch (driver_error const&) {
+  } catch (invalid_use const&) {}
+  deallocate_slowly(p, at);
 }
 
 }  // namespace weir

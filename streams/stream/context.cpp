@@ -15,7 +15,7 @@ namespace {
 struct frame {  // one guard
   std::uint64_t number = 0;
   int device_found = 0;
-  bool cuda_found = false;                  // weir had set CUDA's device before
+  int cuda_found = driver::no_device;       // what was current in CUDA
   int stream_device = -1;                   // the device whose current stream was replaced; -1: none
   stream_ref stream_found = weir::detail::stream_access::none();  // none: the default stream
   bool ended = false;                       // too early: newer guards are above it
@@ -26,7 +26,6 @@ struct seat {  // one thread in one runtime
   known_runtime of;
   stream_pool* pool = nullptr;
   int device = 0;
-  bool cuda = false;                        // weir has set CUDA's device to `device`
   std::vector<stream_ref> chosen;           // by device; none: the default stream
   std::vector<frame> frames;
 };
@@ -102,15 +101,14 @@ void set(seat& s, runtime::impl& r, int device, std::string_view operation, sour
   r.open(device, operation, at);
   require(r.machine().make_current(device), operation, base::gpu_name(device), "", at);
   s.device = device;
-  s.cuda = true;
 }
 
 void restore(seat& s, driver::driver& machine, frame const& f) {
   if (f.stream_device >= 0) s.chosen[static_cast<std::size_t>(f.stream_device)] = f.stream_found;
   s.device = f.device_found;
-  s.cuda = f.cuda_found;
-  // creates no context on a device that weir never made current
-  if (f.cuda_found) (void)machine.make_current(f.device_found);
+  if (machine.make_current(f.cuda_found).ok()) return;
+  // The program made a device current that weir has not used.
+  if (machine.open(f.cuda_found).ok()) (void)machine.make_current(f.cuda_found);
 }
 
 }  // namespace
@@ -153,6 +151,12 @@ clock::stream_clock& current_clock(runtime::impl& r, source_location const& at) 
 }
 int current_ordinal(runtime::impl& r) { return seat_in(r).device; }
 
+int device_in_cuda(runtime::impl& r, std::string_view operation, source_location at) {
+  auto const is = r.machine().current_device();
+  require(is.is, operation, "the current device", "", at);
+  return is.value == driver::no_device ? seat_in(r).device : is.value;
+}
+
 std::string describe(clock::stream_clock const& t) { return base::text("stream ", t.id(), " of gpu:", t.device()); }
 
 void throw_forked(std::string_view operation, source_location at) {
@@ -186,7 +190,9 @@ weir::detail::guard_mark enter(runtime::impl& r, int device, clock::stream_clock
                                source_location at) {
   seat& s = seat_in(r);
   base::make_room(s.frames);
-  frame f{.number = mine().next_number, .device_found = s.device, .cuda_found = s.cuda};
+  auto const cuda = r.machine().current_device();
+  require(cuda.is, operation, "the current device", "", at);
+  frame f{.number = mine().next_number, .device_found = s.device, .cuda_found = cuda.value};
   if (stream) {
     f.stream_device = device;
     f.stream_found = s.chosen[static_cast<std::size_t>(device)];

@@ -92,5 +92,24 @@ TEST_P(external_handles, m20_another_devices_stream_is_not_adopted) {
   EXPECT_EQ(machine().adopt(1, nullptr).value, stream_handle::legacy);
 }
 
+// A handle that comes without a device: any device can be asked.
+TEST_P(external_handles, m20_a_streams_device_is_found) {
+  NEED_DEVICES(2);
+  auto const here = stream(0), there = stream(1);
+  for (int const asked : {0, 1}) {
+    EXPECT_EQ(machine().stream_device(asked, native(here)).value, 0);
+    EXPECT_EQ(machine().stream_device(asked, native(there)).value, 1);
+    EXPECT_EQ(identify(native(there), asked).id, identify(native(there), 1).id);
+    EXPECT_EQ(machine().stream_device(asked, nullptr).value, asked) << "each device has a legacy stream";
+  }
+  ASSERT_OK(machine().begin_capture(1, there, capture_mode::global));
+  EXPECT_SAYS(code::not_permitted, machine().stream_device(0, native(there)).is);
+  auto const kept = machine().end_capture(1, there);
+  EXPECT_OK(kept.is);  // it was not spoiled
+  if (kept.ok()) {
+    EXPECT_OK(machine().destroy_graph(kept.value));
+  }
+}
+
 }  // namespace
 }  // namespace weir::conformance

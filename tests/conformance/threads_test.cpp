@@ -98,6 +98,32 @@ TEST_P(threads, m18_calls_on_one_device_leave_another_current) {
   elsewhere([&] { call_everything(1); });
 }
 
+// What another library made current is seen, too: on GPUs CUDA is asked.
+TEST_P(threads, m18_the_current_device_is_each_threads_own) {
+  auto const current = [&] {
+    auto const is = machine().current_device();
+    EXPECT_OK(is.is);
+    return is.value;
+  };
+  EXPECT_OK(machine().make_current(0));
+  EXPECT_EQ(current(), 0);
+  elsewhere([&] {
+    EXPECT_EQ(current(), driver::no_device);
+    EXPECT_OK(machine().make_current(0));
+    EXPECT_EQ(current(), 0);
+    EXPECT_OK(machine().make_current(driver::no_device));
+    EXPECT_EQ(current(), driver::no_device);
+    EXPECT_EQ(current_device(), -1);
+  });
+  EXPECT_EQ(current(), 0);
+  EXPECT_SAYS(code::invalid, machine().make_current(99));
+  EXPECT_EQ(current(), 0) << "a refused call changes nothing";
+  NEED_DEVICES(2);
+  EXPECT_OK(machine().make_current(1));
+  EXPECT_EQ(current(), 1);
+  EXPECT_OK(machine().make_current(0));
+}
+
 TEST_P(threads, m18_refused_calls_leave_it_too) {
   NEED_DEVICES(2);
   EXPECT_OK(machine().make_current(0));

@@ -15,6 +15,7 @@
 #include "weir/observe.h"
 #include "weir/peer.h"
 #include "weir/sim.h"
+#include "weir/stream_of.h"
 
 namespace weir::faults {
 namespace {
@@ -298,6 +299,11 @@ std::string streams_by_handle() {
     throw;
   }
   captured.end_capture();
+  {
+    simulated_stream without_device;  // as a memory resource gets it
+    void* const p = allocate(detail::stream_of(without_device.handle()), 1000);
+    detail::deallocate_on(gpu, without_device.handle(), p);
+  }
   borrow_stream(gpu, captured.handle()).wait(borrow_stream(gpu, borrowed.handle()));
   borrow_stream(gpu, captured.handle()).synchronize();
   return seen;

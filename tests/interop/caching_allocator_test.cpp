@@ -1,6 +1,7 @@
 // The replacement of CUB's caching allocator on simulated devices.
 // Threads: one.
 #if defined(WEIR_WITH_CUDA)
+#include "tests/interop/come_and_go.h"
 #include "tests/interop/cub_user.h"
 #include "tests/interop/where.h"
 
@@ -31,6 +32,41 @@ TEST_F(caching_allocator, memory_is_of_the_named_device_and_stream) {
   }
   EXPECT_EQ(pool.DeviceFree(there), cudaSuccess);
   EXPECT_EQ(pool.DeviceFree(1, here), cudaSuccess);
+}
+
+TEST_F(caching_allocator, many_streams_leave_no_trace) {
+  caching_device_allocator pool;
+  auto const take = [&](auto* s, size_t bytes) {
+    void* p = nullptr;
+    EXPECT_EQ(pool.DeviceAllocate(0, &p, bytes, s), cudaSuccess);
+    return p;
+  };
+  test::streams_come_and_go(take, [&](auto*, void* p, size_t) { EXPECT_EQ(pool.DeviceFree(p), cudaSuccess); });
+}
+
+// CUB records an event on the block's stream, so that the stream exists at its free. weir fences it there.
+TEST_F(caching_allocator, a_free_is_fenced_on_the_blocks_stream) {
+  caching_device_allocator pool;
+  simulated_stream theirs(0);
+  void* p = nullptr;
+  ASSERT_EQ(pool.DeviceAllocate(0, &p, 2 << 20, theirs.handle()), cudaSuccess);
+  auto const before = memory_stats(0).fences;
+  ASSERT_EQ(pool.DeviceFree(p), cudaSuccess);
+  EXPECT_EQ(memory_stats(0).fences, before + 1);
+}
+
+// A block may outlive its stream all the same, whether or not another stream has the handle by then.
+TEST_F(caching_allocator, a_block_may_outlive_its_stream) {
+  caching_device_allocator pool;
+  for (bool const again : {false, true}) {
+    std::optional<simulated_stream> theirs(0), later;
+    void* p = nullptr;
+    ASSERT_EQ(pool.DeviceAllocate(0, &p, 2 << 20, theirs->handle()), cudaSuccess);
+    theirs.reset();
+    if (again) later.emplace(0);
+    EXPECT_EQ(pool.DeviceFree(p), cudaSuccess);
+  }
+  EXPECT_EQ(memory_allocated(), 0u);
 }
 
 TEST_F(caching_allocator, a_limit_empties_the_cache) {

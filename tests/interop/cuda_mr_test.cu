@@ -7,11 +7,15 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <iostream>
+#include <set>
 #include <thread>
 
+#include "tests/interop/come_and_go.h"
 #include "tests/interop/mr_concepts.h"
 #include "tests/interop/where.h"
 #include "tests/support/refused.h"
+#include "weir/caching_device_allocator.h"
 #include "weir/copy.h"
 #include "weir/launch.h"
 
@@ -23,11 +27,56 @@ using cuda_mr_gpu = test::on_gpus;
 cuda::stream_ref const legacy{cudaStream_t{}};
 
 TEST_F(cuda_mr, resources_of_one_device_are_equal) {
-  mr::device_resource const a, same(device(0)), other(device(1));
+  mr::device_resource const a(device(0)), same(gpu), other(device(1));
   EXPECT_TRUE(a == same);
   EXPECT_TRUE(a != other);
-  EXPECT_TRUE(mr::pinned_resource() == mr::pinned_resource(0));
+  EXPECT_TRUE(mr::pinned_resource() == mr::pinned_resource());
   EXPECT_EQ(other.device(), device(1));
+}
+
+// As RMM's and CUDA's own do: current in CUDA, which weir::set_device sets, too.
+TEST_F(cuda_mr, a_resource_without_a_device_is_of_the_current_one) {
+  mr::device_resource r, same;
+  EXPECT_TRUE(r == same);
+  EXPECT_TRUE(r != mr::device_resource(device(0)));
+  EXPECT_EQ(r.device(), device(0));
+  void* const here = r.allocate(legacy, 1000);
+  set_device(1);
+  EXPECT_EQ(r.device(), device(1));
+  void *const there = r.allocate(legacy, 1000), *const ready = r.allocate_sync(1000);
+  mr::pinned_resource staging;
+  void* const pinned = staging.allocate(legacy, 1000);
+  EXPECT_EQ(find_block(here)->on, device(0));
+  EXPECT_EQ(find_block(there)->on, device(1));
+  EXPECT_EQ(find_block(ready)->on, device(1));
+  same.deallocate(legacy, here, 1000);  // under another device than it was allocated on
+  set_device(0);
+  same.deallocate(legacy, there, 1000);
+  same.deallocate_sync(ready, 1000);
+  staging.deallocate(legacy, pinned, 1000);
+  EXPECT_EQ(memory_allocated(0) + memory_allocated(1), 0u);
+}
+
+// As cudaMallocAsync: the memory is of the stream's device, whichever is current.
+TEST_F(cuda_mr, a_stream_tells_its_device) {
+  simulated_stream own(1);
+  cuda::stream_ref const theirs{own.handle()};
+  mr::device_resource r;
+  void* const p = r.allocate(theirs, 1000);
+  EXPECT_EQ(find_block(p)->on, device(1));
+  r.deallocate(theirs, p, 1000);
+  mr::device_resource const first(device(0));
+  EXPECT_NE(test::refused([&] { (void)mr::device_resource(first).allocate(theirs, 1000); }).find("another device"),
+            std::string::npos);
+  void* const q = mr::device_resource(first).allocate(legacy, 1000);
+  mr::device_resource(first).deallocate(theirs, q, 1000);  // which used it last
+  EXPECT_EQ(memory_allocated(0) + memory_allocated(1), 0u);
+}
+
+TEST_F(cuda_mr, many_streams_leave_no_trace) {
+  mr::device_resource r;
+  test::streams_come_and_go([&](auto* s, size_t bytes) { return r.allocate(cuda::stream_ref{s}, bytes); },
+                            [&](auto* s, void* p, size_t bytes) { r.deallocate(cuda::stream_ref{s}, p, bytes); });
 }
 
 TEST_F(cuda_mr, memory_is_the_devices_and_its_home_the_stream) {
@@ -200,7 +249,41 @@ TEST_F(cuda_mr, errors_name_the_line_of_the_call) {
   }
 }
 
-TEST_F(cuda_mr_gpu, a_stream_of_another_device_is_refused) {
+// CUDA gives the handle of a destroyed stream to a later one, and a tool (compute-sanitizer) may end a process
+// that asks a destroyed one.
+TEST_F(cuda_mr_gpu, streams_of_cuda_come_and_go) {
+  int const many = runtime::current().get().options().nvtx_memory ? 200 : 10'000;
+  constexpr size_t bytes = 100'000;
+  mr::device_resource r;
+  caching_device_allocator cub;
+  std::set<cudaStream_t> handles;
+  auto const lives = [&](int n) {
+    auto const start = std::chrono::steady_clock::now();
+    for (int i = 0; i < n; ++i) {
+      cudaStream_t s{};
+      ASSERT_EQ(cudaStreamCreate(&s), cudaSuccess);
+      handles.insert(s);
+      void *const p = r.allocate(cuda::stream_ref{s}, bytes), *q = nullptr;
+      ASSERT_EQ(cub.DeviceAllocate(&q, bytes, s), cudaSuccess);
+      ASSERT_EQ(cudaMemsetAsync(p, i, bytes, s), cudaSuccess);
+      ASSERT_EQ(cudaMemcpyAsync(q, p, bytes, cudaMemcpyDeviceToDevice, s), cudaSuccess);
+      r.deallocate(cuda::stream_ref{s}, p, bytes);
+      ASSERT_EQ(cub.DeviceFree(q), cudaSuccess);
+      ASSERT_EQ(cudaStreamDestroy(s), cudaSuccess);
+    }
+    std::chrono::duration<double, std::micro> const took = std::chrono::steady_clock::now() - start;
+    std::cout << took.count() / n << " us a stream\n";
+  };
+  lives(many / 2);
+  auto const reserved = memory_reserved();
+  lives(many / 2);
+  EXPECT_LE(memory_reserved(), reserved + 8_MiB);
+  EXPECT_LE(memory_by_stream().size(), 64u);
+  EXPECT_EQ(memory_allocated(), 0u);
+  std::cout << handles.size() << " handles\n";
+}
+
+TEST_F(cuda_mr_gpu, a_stream_of_another_device_is_told_apart) {
   if (device_count() < 2) GTEST_SKIP() << "one GPU";
   cudaStream_t s{};
   ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
@@ -208,6 +291,17 @@ TEST_F(cuda_mr_gpu, a_stream_of_another_device_is_refused) {
   mr::device_resource r(device(0));
   EXPECT_NE(test::refused([&] { (void)r.allocate(cuda::stream_ref(s), 100); }).find("another device"),
             std::string::npos);
+  mr::device_resource any;
+  EXPECT_EQ(any.device(), device(1)) << "cudaSetDevice is seen";
+  for (int const current : {1, 0}) {
+    ASSERT_EQ(cudaSetDevice(current), cudaSuccess);
+    void* const p = any.allocate(cuda::stream_ref(s), 100);
+    EXPECT_EQ(find_block(p)->on, device(1)) << "the stream's";
+    any.deallocate(cuda::stream_ref(s), p, 100);
+    void* const q = any.allocate_sync(100);
+    EXPECT_EQ(find_block(q)->on, device(current));
+    any.deallocate_sync(q, 100);
+  }
   ASSERT_EQ(cudaStreamDestroy(s), cudaSuccess);
 }
 

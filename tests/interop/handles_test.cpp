@@ -2,16 +2,15 @@
 // gone at any time after the call that named them.
 // Threads: one, or as a test says.
 #include <gtest/gtest.h>
-#include <malloc.h>
 
 #include <optional>
 #include <random>
 #include <set>
 #include <thread>
 
-#include "runtime/clock/stream_clock.h"
+#include "tests/interop/come_and_go.h"
 #include "tests/interop/handle_watch.h"
-#include "tests/support/sanitized.h"
+#include "weir/c.h"
 #include "weir/copy.h"
 #include "weir/launch.h"
 #include "weir/observe.h"
@@ -224,38 +223,22 @@ TEST_F(handles, a_long_life_is_fenced_in_batches) {
   EXPECT_LE(fences() - before, 110u);
 }
 
-// But for their ids: eight bytes each (growth.ended_registrations_leave_eight_bytes_each).
 TEST_F(handles, many_streams_leave_no_trace) {
-  int const many = tests::sanitized ? 5'000 : 100'000;
   in.reset();
   owned.reset();  // the watch remembers each of them
-  runtime plain(simulated{.devices = 1, .memory = 64_MiB});
-  runtime_guard const here(plain);
-  std::uint64_t last = 0;
-  auto const lives = [&](int n) {
-    for (int i = 0; i < n; ++i) {
-      simulated_stream theirs(0);
-      void* const p = allocate(borrow_stream(0, theirs.handle()), small);
-      void* const q = allocate(borrow_stream(0, theirs.handle()), 40_KiB);
-      last = borrow_stream(0, theirs.handle()).id();
-      deallocate(borrow_stream(0, theirs.handle()), p);
-      deallocate(borrow_stream(0, theirs.handle()), q);
-    }
+  test::streams_come_and_go([](auto* s, size_t bytes) { return allocate(borrow_stream(0, s), bytes); },
+                            [](auto* s, void* p, size_t) { deallocate(borrow_stream(0, s), p); });
+}
+
+TEST_F(handles, many_streams_in_c_leave_no_trace) {
+  in.reset();
+  owned.reset();
+  auto const take = [](auto* s, size_t bytes) {
+    void* p = nullptr;
+    EXPECT_EQ(weir_allocate(&p, bytes, 0, 0, s), WEIR_OK) << weir_last_error();
+    return p;
   };
-  lives(many / 5);
-  auto const reserved = memory_reserved(0);
-  auto const streams = memory_by_stream(0).size();
-  std::size_t const host = ::mallinfo2().uordblks;
-  int const chunks = clock::detail::place(last).chunk;
-  lives(many);
-  EXPECT_LE(memory_reserved(0), reserved + 8_MiB);
-  EXPECT_LE(memory_by_stream(0).size(), streams + 16);
-  if (!tests::sanitized && !plain.get().observer()) {  // a checker keeps what it has seen
-    std::size_t grown = ::mallinfo2().uordblks - host;
-    for (int k = chunks + 1; k <= clock::detail::place(last).chunk; ++k) grown -= (clock::detail::first_chunk << k) * 8;
-    EXPECT_LE(static_cast<std::ptrdiff_t>(grown), 128 << 10) << "host memory";
-  }
-  EXPECT_EQ(memory_allocated(0), 0u);
+  test::streams_come_and_go(take, [](auto* s, void* p, size_t) { EXPECT_EQ(weir_free_on_stream(p, 0, s), WEIR_OK); });
 }
 
 // Frees that do not name their stream leave no fence: the whole device is waited for, once in a while.
@@ -418,63 +401,6 @@ TEST_F(handles, threads_borrow_streams_at_once) {
   }
   for (auto& t : all) t.join();
   EXPECT_EQ(memory_allocated(0), 0u);
-}
-
-// Random programs with the race checker in front: streams come, use memory, free it named or not, and go.
-TEST_F(handles, random_lives_have_no_races) {
-  for (std::uint64_t seed = 1; seed <= (tests::sanitized ? 20 : 100); ++seed) {
-    SCOPED_TRACE(seed);
-    make({.devices = 1, .memory = 32_MiB, .schedule = simulated::scheduling::seeded, .seed = seed},
-         {.check_races = true});
-    std::mt19937_64 draw(seed);
-    struct life {
-      std::unique_ptr<simulated_stream> stream;
-      std::vector<std::pair<void*, size_t>> blocks;
-    };
-    std::vector<life> lives;
-    stream mine{device(0)};
-    for (int step = 0; step < 200; ++step) {
-      auto const pick = [&](size_t n) { return static_cast<size_t>(draw() % n); };
-      if (lives.empty() || pick(8) == 0) lives.push_back({std::make_unique<simulated_stream>(0), {}});
-      life& one = lives[pick(lives.size())];
-      auto const borrowed = [&] { return borrow_stream(0, one.stream->handle()); };
-      switch (pick(6)) {
-        case 0:
-        case 1: {
-          size_t const bytes = pick(2) ? small : 300_KiB;
-          one.blocks.emplace_back(allocate(borrowed(), bytes), bytes);
-          busy(borrowed(), one.blocks.back().first, bytes);
-          break;
-        }
-        case 2:
-        case 3:
-          if (!one.blocks.empty()) {
-            auto const [p, bytes] = one.blocks.back();
-            one.blocks.pop_back();
-            busy(borrowed(), p, bytes);
-            pick(4) ? deallocate(borrowed(), p) : deallocate(p);
-          }
-          break;
-        case 4: {
-          buffer const b(mine, 300_KiB);
-          busy(mine, b.data(), 300_KiB);
-          break;
-        }
-        case 5:
-          if (pick(3) == 0) {
-            for (auto const& [p, bytes] : one.blocks) deallocate(borrowed(), p);
-            lives.erase(lives.begin() + (&one - lives.data()));
-          }
-          break;
-      }
-    }
-    for (auto const& one : lives) {
-      for (auto const& [p, bytes] : one.blocks) deallocate(borrow_stream(0, one.stream->handle()), p);
-    }
-    lives.clear();
-    require_no_races();
-    EXPECT_EQ(owned->watch->asked_of_the_dead(), std::vector<std::string>{});
-  }
 }
 
 }  // namespace

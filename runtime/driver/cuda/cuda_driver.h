@@ -35,6 +35,8 @@ inline CUstream stream_of(stream_handle s) noexcept {
   return reinterpret_cast<CUstream>(static_cast<std::uintptr_t>(s));
 }
 
+class call;
+
 class cuda_driver final : public driver {
  public:
   static constexpr int most_devices = 64;
@@ -101,6 +103,8 @@ class cuda_driver final : public driver {
   bool serves_network_cards(CUdevice) noexcept;  // memory that is mapped
   bool exists(int device) const noexcept { return device >= 0 && device < count_; }
   device_state& at(int device) noexcept { return devices_[static_cast<std::size_t>(device)]; }
+  int ordinal_of(CUdevice) noexcept;                       // no_device: not among those that this driver has
+  result<int> owner_of(call&, int device, CUstream);       // the device of a stream that is not captured
   status may_call() const noexcept;                        // checks process and thread, not the device
   int any_device() noexcept;                               // an opened device, usable if there is one; -1: none opened
   int pinning_device();                                    // as any_device, but opens a device if no usable one is open

@@ -235,10 +235,27 @@ result<memory_info> cuda_driver::memory(int device) {
 
 status cuda_driver::make_current(int device) {
   if (status const may = may_call(); !may.ok()) return may;
+  if (device == no_device) return to_status(api_.cuCtxSetCurrent(nullptr));
   if (!exists(device)) return {code::invalid, CUDA_ERROR_INVALID_DEVICE};
   CUcontext const context = at(device).context.load(base::memory_order_acquire);
   if (!context) return {code::invalid, CUDA_ERROR_INVALID_CONTEXT};
   return to_status(api_.cuCtxSetCurrent(context));
+}
+
+result<int> cuda_driver::current_device() {
+  if (status const may = may_call(); !may.ok()) return {may};
+  CUcontext current = nullptr;
+  if (CUresult const r = api_.cuCtxGetCurrent(&current)) return {to_status(r)};
+  if (!current) return {{}, no_device};
+  CUdevice id = -1;
+  if (CUresult const r = api_.cuCtxGetDevice(&id)) return {to_status(r)};
+  return {{}, ordinal_of(id)};
+}
+
+int cuda_driver::ordinal_of(CUdevice id) noexcept {
+  for (int d = 0; d < count_; ++d)
+    if (at(d).id == id) return d;
+  return no_device;
 }
 
 status cuda_driver::synchronize_device(int device) {

@@ -56,17 +56,33 @@ result<stream_handle> cuda_driver::adopt(int device, CUstream_st* foreign) {
   if (foreign == CU_STREAM_LEGACY || foreign == CU_STREAM_PER_THREAD) return {{}, handle_of(foreign)};
   auto const captured = capturing(device, handle_of(foreign));
   if (!captured.ok() || captured.value) return {captured.is, handle_of(foreign)};
+  auto const of = owner_of(in, device, foreign);
+  if (!of.ok()) return {of.is};
+  if (of.value != device) return {invalid};
+  return {{}, handle_of(foreign)};
+}
+
+result<int> cuda_driver::owner_of(call& in, int device, CUstream foreign) {
   CUcontext owner = nullptr;
   if (status const said = in.answer(api_.cuStreamGetCtx(foreign, &owner)); !said.ok()) return {said};
-  if (owner == in.context()) return {{}, handle_of(foreign)};
+  if (owner == in.context()) return {{}, device};
   CUdevice of = -1;  // a non-primary context may be of this device too
   if (status const said = in.answer(api_.cuCtxPushCurrent(owner)); !said.ok()) return {said};
   CUresult const r = api_.cuCtxGetDevice(&of);
   CUcontext popped = nullptr;
   api_.cuCtxPopCurrent(&popped);
-  if (status const said = in.answer(r); !said.ok()) return {said};
-  if (of != at(device).id) return {invalid};
-  return {{}, handle_of(foreign)};
+  return {in.answer(r), ordinal_of(of)};
+}
+
+result<int> cuda_driver::stream_device(int device, CUstream_st* foreign) {
+  call in(*this, device, call::mode::asks);
+  if (in.refused()) return {in.refusal()};
+  if (!foreign || foreign == CU_STREAM_LEGACY || foreign == CU_STREAM_PER_THREAD) return {{}, device};
+  auto const captured = capturing(device, handle_of(foreign));
+  if (!captured.ok()) return {captured.is};
+  if (captured.value) return {{code::not_permitted}};
+  auto const of = owner_of(in, device, foreign);
+  return of.ok() && of.value == no_device ? result<int>{invalid} : of;
 }
 
 result<identity> cuda_driver::identify(int device, CUstream_st* foreign) {
