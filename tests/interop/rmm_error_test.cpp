@@ -55,14 +55,14 @@ TEST_F(rmm_errors, an_alignment_is_refused_by_rmms_bad_alloc) {
   r.deallocate(legacy, p, 100, 512);
 }
 
-// RMM's containers of no bytes take a block and give it back, or never took one.
-TEST_F(rmm_errors, no_bytes_and_no_block_are_freed) {
+// RMM's tests ask for null, which its adaptors count and free as a block of no bytes.
+TEST_F(rmm_errors, no_bytes_are_null_and_null_is_freed) {
   mr::device_resource r;
   mr::pinned_resource pinned;
-  r.deallocate(legacy, r.allocate(legacy, 0), 0);
-  pinned.deallocate(legacy, pinned.allocate(legacy, 0), 0);
-  r.deallocate_sync(r.allocate_sync(0), 0);
-  pinned.deallocate_sync(pinned.allocate_sync(0), 0);
+  EXPECT_EQ(r.allocate(legacy, 0), nullptr);
+  EXPECT_EQ(r.allocate_sync(0), nullptr);
+  EXPECT_EQ(pinned.allocate(legacy, 0), nullptr);
+  EXPECT_EQ(pinned.allocate_sync(0), nullptr);
   r.deallocate(legacy, nullptr, 0);
   r.deallocate_sync(nullptr, 0);
   pinned.deallocate(legacy, nullptr, 0);

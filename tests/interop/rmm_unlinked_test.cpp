@@ -25,6 +25,9 @@ TEST_F(rmm_unlinked, errors_are_weirs_own) {
   mr::device_resource r;
   EXPECT_THROW((void)r.allocate_sync(size_t{1} << 50), out_of_memory);
   test::refused([&] { (void)r.allocate_sync(100, 3); });
+  void* const p = r.allocate_sync(0);
+  EXPECT_NE(p, nullptr) << "weir's blocks of no bytes have addresses";
+  r.deallocate_sync(p, 0);
 }
 
 }  // namespace
