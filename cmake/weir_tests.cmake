@@ -254,8 +254,9 @@ endif()
 
 # Against a stand-in for RMM's header, and CCCL without nvcc.
 if(WEIR_WITH_CUDA)
-  set_source_files_properties(tests/interop/rmm_error_test.cpp PROPERTIES
+  set_source_files_properties(tests/interop/rmm_error_test.cpp tests/interop/rmm_unlinked_test.cpp PROPERTIES
     INCLUDE_DIRECTORIES "${PROJECT_SOURCE_DIR}/tests/interop/stand_in;${CUDAToolkit_INCLUDE_DIRS};${CUDAToolkit_INCLUDE_DIRS}/cccl")
+  set_source_files_properties(tests/interop/rmm_unlinked_test.cpp PROPERTIES COMPILE_DEFINITIONS WEIR_WITHOUT_RMM)
 endif()
 
 if(TARGET faults_test)

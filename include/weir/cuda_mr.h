@@ -19,7 +19,7 @@
 
 #include "weir/memory.h"
 #include "weir/stream_of.h"
-#if __has_include(<rmm/error.hpp>)
+#if !defined(WEIR_WITHOUT_RMM) && __has_include(<rmm/error.hpp>)
 #include <rmm/error.hpp>
 #define WEIR_MR_NAMESPACE with_rmm
 #else
@@ -38,8 +38,9 @@ inline namespace WEIR_MR_NAMESPACE {  // a file that finds RMM and one that does
 // stream, or none. A free that names a stream which has ended waits for all devices, if CUDA refuses the
 // handle; what CUDA itself does with one is undefined.
 // Throws: invalid_use (a stream of another device, an alignment that is no power of two or above 2 MiB),
-// device_lost, driver_error. Out of memory: rmm::out_of_memory if <rmm/error.hpp> is found, else
-// weir::out_of_memory, which is a std::bad_alloc too.
+// device_lost, driver_error. Out of memory, whatever the size: weir::out_of_memory, which is a std::bad_alloc
+// too. Where <rmm/error.hpp> is found, it is as RMM's: rmm::out_of_memory, rmm::bad_alloc for an alignment, and
+// null for zero bytes. These errors are in librmm: a program that does not link it defines WEIR_WITHOUT_RMM.
 template <memory_kind Kind>
 class basic_resource {
   static_assert(Kind != memory_kind::pageable, "streams cannot use pageable memory: see weir/pmr.h");
@@ -59,7 +60,7 @@ class basic_resource {
   // Work of the stream may use the memory at once, work of others after it.
   [[nodiscard]] void* allocate(::cuda::stream_ref s, size_t bytes, size_t alignment = default_alignment,
                                source_location at = source_location::current()) {
-    return translated([&]() -> void* {
+    return translated(bytes, [&]() -> void* {
       stream_ref const home = detail::stream_of(device_, s.get(), at);
       if constexpr (Kind == memory_kind::device) return weir::allocate(home, bytes, alignment, at);
       else return pinned_block(bytes, alignment, at);  // it is handed out idle
@@ -86,7 +87,7 @@ class basic_resource {
   // CCCL 3.0
   [[nodiscard]] void* allocate(size_t bytes, size_t alignment = default_alignment,
                                source_location at = source_location::current()) {
-    return translated([&]() -> void* {
+    return translated(bytes, [&]() -> void* {
       if constexpr (Kind == memory_kind::pinned) {
         return pinned_block(bytes, alignment, at);
       } else {
@@ -130,12 +131,18 @@ class basic_resource {
   }
 
   template <class Call>
-  static void* translated(Call call) {
-#if __has_include(<rmm/error.hpp>)
+  static void* translated([[maybe_unused]] size_t bytes, Call call) {
+#if !defined(WEIR_WITHOUT_RMM) && __has_include(<rmm/error.hpp>)
+    if (bytes == 0) return nullptr;  // as RMM's own resources
     try {
       return call();
     } catch (out_of_memory const& e) {
-      throw ::rmm::out_of_memory(std::string("out_of_memory: ") + e.what());
+      throw ::rmm::out_of_memory(e.what());
+    } catch (invalid_use const& e) {
+      // RMM's own resources say so of an alignment that they do not have
+      int const id = static_cast<int>(e.id());
+      if (id == 160 || id == 161 || id == 215) throw ::rmm::bad_alloc(e.what());
+      throw;
     }
 #else
     return call();

@@ -14,7 +14,7 @@ inline constexpr size_t default_alignment = 0;
 // Allocates device memory of the stream's device. The stream becomes the block's home: its work may use the
 // block at once. After a free, the home stream's next allocations may reuse the memory at once, even if work
 // is still running. Zero bytes are valid and can be freed. Default stream: the current one.
-// Throws: invalid_use (alignment no power of two or above 2 MiB, overflow), out_of_memory, device_lost,
+// Throws: invalid_use (alignment no power of two or above 2 MiB), out_of_memory, device_lost,
 // driver_error.
 void* allocate(size_t bytes, size_t alignment = default_alignment, source_location = source_location::current());
 inline void* allocate(stream_ref, size_t bytes, size_t alignment = default_alignment,

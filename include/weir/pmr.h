@@ -12,7 +12,7 @@ namespace weir::pmr {
 // Page-locked memory of the calling thread's runtime; weir::pinned_allocator is the same for one type. A
 // container may end or grow while weir::copy or launch still uses its memory.
 // Requires: the runtime outlives the containers; work that weir does not know is complete when they end.
-// Throws: allocate: out_of_memory, invalid_use (a size that overflows); deallocate: invalid_use (freed twice,
+// Throws: allocate: out_of_memory; deallocate: invalid_use (freed twice,
 // no block of weir), which ends the process in a container's destructor.
 class pinned_resource final : public std::pmr::memory_resource {
   void* do_allocate(size_t bytes, size_t alignment) override {

@@ -34,7 +34,7 @@ class exportable_buffer {
   exportable_buffer() noexcept = default;
   // Allocates on `home`, or on the device's current stream, as if by record_stream. Any stream of the device
   // may use it at once.
-  // Throws: invalid_use (cpu, zero bytes, overflow), not_supported (cannot export), out_of_memory,
+  // Throws: invalid_use (cpu, zero bytes), not_supported (cannot export), out_of_memory,
   // device_lost, driver_error.
   explicit exportable_buffer(size_t bytes, device = gpu, source_location = source_location::current());
   explicit exportable_buffer(stream_ref home, size_t bytes, source_location = source_location::current());

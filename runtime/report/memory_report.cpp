@@ -43,6 +43,7 @@ memory_cause likeliest_cause(memory_report const& r, bool addresses) {
 std::string sentence(memory_report const& r, memory_cause why) {
   switch (why) {
     case memory_cause::too_large:
+      if (r.requested > ~size_t{0} / 2) return "The size has overflowed: check the product it was made from.\n";
       return std::string("The request is larger than the ") + (r.on.is_cpu() ? "host" : "device") + ".\n";
     case memory_cause::host: {
       size_t const spare = r.host_available - std::min(r.host_available, r.host_kept);

@@ -64,11 +64,11 @@ void* pageable(size_t bytes, size_t alignment, source_location at) {
   if (alignment > 2_MiB)
     throw invalid_use("buffer", "alignment of " + std::to_string(alignment) + " B", "Ask for at most 2 MiB", at,
                       error_id{200});
-  if (bytes > static_cast<size_t>(std::numeric_limits<std::ptrdiff_t>::max()) - alignment - 4096)
-    throw invalid_use("buffer", std::to_string(bytes) + " B",
-                      "The size has overflowed: check the product it was made from", at, error_id{201});
   size_t const align = std::max<size_t>(alignment, 64);
-  if (void* const p = std::aligned_alloc(align, std::max(align, base::round_up(bytes, align)))) return p;
+  // The rounding of the library and this one must not wrap.
+  bool const addable = bytes <= static_cast<size_t>(std::numeric_limits<std::ptrdiff_t>::max()) - align - 4096;
+  if (void* const p = addable ? std::aligned_alloc(align, std::max(align, base::round_up(bytes, align))) : nullptr)
+    return p;
   memory_report r{};
   r.on = cpu;
   r.capacity = os::memory_of_host();

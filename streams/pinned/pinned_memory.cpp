@@ -291,9 +291,8 @@ void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignm
   if (alignment & (alignment - 1))
     throw invalid_use("allocate", bytes_text(bytes) + " of pinned memory, aligned to " + std::to_string(alignment),
                       "Pass a power of two, or 0 for the natural alignment", at, error_id{215});
-  if (bytes > largest || alignment > largest)
-    throw invalid_use("allocate", bytes_text(bytes) + " of pinned memory, aligned to " + std::to_string(alignment),
-                      "The size has overflowed: check the product it was made from", at, error_id{216});
+  // no machine has such addresses
+  if (std::size_t const needs = std::max(bytes, alignment); needs > largest) state_->refuse(bytes, needs, {}, at);
   state_->decay();
   std::size_t const rounded = base::round_up(bytes ? bytes : 1, pinned_space::granule);
   // beyond the limit no freed memory helps

@@ -155,6 +155,26 @@ TEST_F(cuda_mr, allocate_sync_waits_for_the_default_stream) {
   opener.join();
 }
 
+#if CCCL_VERSION >= 3002000
+// RMM's containers own what they allocate from in this form, and copy it with themselves.
+TEST_F(cuda_mr, an_owned_resource_is_copied_moved_and_equal) {
+  using any = cuda::mr::any_resource<cuda::mr::device_accessible>;
+  any first{mr::device_resource(device(1))};
+  any const copy = first;
+  EXPECT_TRUE(first == copy);
+  EXPECT_FALSE(first == any{mr::device_resource(device(0))});
+  EXPECT_FALSE(first == any{mr::pinned_resource(device(1))}) << "another type";
+  void* const p = first.allocate(legacy, 1000);
+  EXPECT_EQ(find_block(p)->on, device(1));
+  any moved = std::move(first);
+  EXPECT_TRUE(moved == copy);
+  cuda::mr::resource_ref<cuda::mr::device_accessible> const ref = moved;
+  EXPECT_TRUE(ref == cuda::mr::resource_ref<cuda::mr::device_accessible>(moved));
+  moved.deallocate(legacy, p, 1000);
+  EXPECT_EQ(memory_allocated(device(1)), 0u);
+}
+#endif
+
 // It is a std::bad_alloc, which is what containers know, and carries the report.
 TEST_F(cuda_mr, out_of_memory_is_a_bad_alloc_with_a_report) {
   mr::device_resource r;

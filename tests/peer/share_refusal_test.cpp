@@ -226,7 +226,7 @@ TEST_F(refusals, of_handles_whose_size_overflowed) {
 
 TEST_F(refusals, of_buffers_that_are_none) {
   EXPECT_THROW(exportable_buffer(0), invalid_use);
-  EXPECT_THROW(exportable_buffer(~std::size_t{0}), invalid_use);
+  EXPECT_THROW(exportable_buffer(~std::size_t{0}), out_of_memory);
   EXPECT_THROW(exportable_buffer(65_MiB), out_of_memory);
   auto [here, there] = lines();
   EXPECT_THROW(here.send(exportable_buffer(), default_stream(0)), invalid_use);

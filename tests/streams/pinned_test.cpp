@@ -161,9 +161,10 @@ TEST_F(pinned_pool, a_block_freed_twice_while_pending_is_named_too) {
   expect_valid();
 }
 
-TEST_F(pinned_pool, a_size_that_overflowed_is_refused) {
-  EXPECT_THROW(pool.allocate(std::size_t(-8), 0, line_), invalid_use);
-  EXPECT_THROW(pool.allocate(std::size_t{1} << 60, 0, line_), invalid_use);
+TEST_F(pinned_pool, a_size_that_overflowed_is_out_of_memory) {
+  EXPECT_THROW(pool.allocate(std::size_t(-8), 0, line_), out_of_memory);
+  EXPECT_THROW(pool.allocate(std::size_t{1} << 60, 0, line_), out_of_memory);
+  EXPECT_THROW(pool.allocate(100, std::size_t{1} << 60, line_), out_of_memory);
   expect_valid();
 }
 

@@ -3,11 +3,12 @@
 #include "runtime/memory/space/alloc_request.h"
 
 #include <algorithm>
-#include <limits>
 
 namespace weir::memory {
 namespace {
 constexpr std::size_t after_announced = 256;  // bytes behind a block that no program may touch
+// Bytes that no device has. A larger size is rounded to this one, which still can be added to an address.
+constexpr std::size_t beyond_memory = std::size_t{1} << 62;
 }  // namespace
 
 alloc_request alloc_request::make(device_context const& of, clock::stream_clock& home, std::size_t bytes,
@@ -21,19 +22,16 @@ alloc_request alloc_request::make(device_context const& of, clock::stream_clock&
   if (alignment > largest_alignment)
     refuse("alignment of " + std::to_string(alignment) + " B",
            "Ask for at most " + std::to_string(largest_alignment) + " B", error_id{161});
-  if (bytes > static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max())) {
-    refuse(std::to_string(bytes) + " B", "The size has overflowed: check the product it was made from", error_id{162});
-  }
   if (home.device() != of.device) {
     refuse("a stream of gpu:" + std::to_string(home.device()) + " for memory of gpu:" + std::to_string(of.device),
            "Name a stream of the block's own device", error_id{163});
   }
   if (home.alive() == clock::life::retired)
     refuse("a stream whose registration has ended", "Allocate on a registered stream", error_id{164});
-  std::size_t room = bytes;
+  std::size_t room = std::min(bytes, beyond_memory);
   if (of.announced) [[unlikely]] {  // no block lies in the bytes behind it; it is placed as without them
+    std::size_t const units = round_up(std::max<std::size_t>(room, 1), 16);
     room += after_announced;
-    std::size_t const units = round_up(std::max<std::size_t>(bytes, 1), 16);
     alignment = std::max(alignment, std::min<std::size_t>(units & (~units + 1), 512));
   }
   int const c = size_classes::of(room, std::max<std::size_t>(alignment, 1));

@@ -8,7 +8,8 @@ namespace weir::memory {
 inline constexpr std::size_t largest_alignment = 2 << 20;  // bytes
 
 struct alloc_request {
-  // Throws: invalid_use (alignment, a size that overflows, a stream of another device or one that has ended)
+  // Any size is rounded; one that no device has is out of memory later.
+  // Throws: invalid_use (alignment, a stream of another device or one that has ended)
   static alloc_request make(device_context const&, clock::stream_clock& home, std::size_t bytes, std::size_t alignment,
                             source_location);
 
