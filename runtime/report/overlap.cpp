@@ -95,8 +95,9 @@ std::string sentences(int device, device_times const& d) {
   auto const kernels = joined(d.kernels);
   std::int64_t computing = 0;
   for (stretch const k : kernels) computing += k.to - k.from;
-  std::string out = base::text(base::gpu_name(device), d.graphs ? ": kernels and graphs ran for " : ": kernels ran for ",
-                               time_text(computing), ", copies for ", time_text(sum_of(d.copies.spans)));
+  std::string_view const what = d.graphs ? ": kernels and graphs ran for " : ": kernels ran for ";
+  std::string out = base::text(base::gpu_name(device), what, time_text(computing), ", copies for ",
+                               time_text(sum_of(d.copies.spans)));
   if (!d.collectives.spans.empty()) out += ", collectives for " + time_text(sum_of(d.collectives.spans));
   if (d.on_host != 0) out += ", host functions for " + time_text(d.on_host);
   out += ", streams waited for each other for " + time_text(d.waited) + ".\n";

@@ -94,7 +94,8 @@ unjudged knowledge::unseen() const noexcept {
 }
 
 std::string knowledge::stream(stream_id s) const {
-  return (order.is_weirs(s) ? "weir's own stream " : "stream ") + number(order.number_of(s)) + " of gpu:" + number(static_cast<std::uint64_t>(order.device_of(s)));
+  std::string const whose = order.is_weirs(s) ? "weir's own stream " : "stream ";
+  return whose + number(order.number_of(s)) + " of gpu:" + number(static_cast<std::uint64_t>(order.device_of(s)));
 }
 
 std::string knowledge::block_text(blocks::map::iterator b) const {
