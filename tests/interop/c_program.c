@@ -185,7 +185,7 @@ int c_bad_input_is_refused_and_loses_nothing(void) {
   REFUSED(weir_allocate(&p, 16, 0, 2, legacy), WEIR_INVALID_USE, "gpu:2 of 2 devices");
   REFUSED(weir_allocate(&p, 16, 0, -2, legacy), WEIR_INVALID_USE, "the ordinal -2");
   REFUSED(weir_allocate(&p, 16, 3, 0, legacy), WEIR_INVALID_USE, "alignment");
-  REFUSED(weir_allocate(&p, (size_t)-1, 0, 0, legacy), WEIR_INVALID_USE, "overflow");
+  REFUSED(weir_allocate(&p, (size_t)-1, 0, 0, legacy), WEIR_OUT_OF_MEMORY, "overflow");
   CHECK(!p);
   REFUSED(weir_free(&on_stack), WEIR_INVALID_USE, "is not a live block of weir");
   REFUSED(weir_free((char*)held + 8), WEIR_INVALID_USE, "inside the block");

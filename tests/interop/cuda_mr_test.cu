@@ -164,13 +164,13 @@ TEST_F(cuda_mr, an_owned_resource_is_copied_moved_and_equal) {
   EXPECT_TRUE(first == copy);
   EXPECT_FALSE(first == any{mr::device_resource(device(0))});
   EXPECT_FALSE(first == any{mr::pinned_resource(device(1))}) << "another type";
-  void* const p = first.allocate(legacy, 1000);
+  void* const p = first.allocate(legacy, 1000, 256);
   EXPECT_EQ(find_block(p)->on, device(1));
   any moved = std::move(first);
   EXPECT_TRUE(moved == copy);
   cuda::mr::resource_ref<cuda::mr::device_accessible> const ref = moved;
   EXPECT_TRUE(ref == cuda::mr::resource_ref<cuda::mr::device_accessible>(moved));
-  moved.deallocate(legacy, p, 1000);
+  moved.deallocate(legacy, p, 1000, 256);
   EXPECT_EQ(memory_allocated(device(1)), 0u);
 }
 #endif

@@ -390,7 +390,7 @@ TEST(a_pool, refuses_impossible_requests) {
   test::machine m(small());
   share_pool pool({.on = 0});
   EXPECT_THROW((void)pool.allocate(0), invalid_use);
-  EXPECT_THROW((void)pool.allocate(~std::size_t{0}), invalid_use);
+  EXPECT_THROW((void)pool.allocate(~std::size_t{0}), out_of_memory);
   EXPECT_THROW((void)pool.allocate(65_MiB), out_of_memory);
   EXPECT_THROW((void)pool.allocate(default_stream(1), 5), invalid_use);
   share_pool const moved = std::move(pool);

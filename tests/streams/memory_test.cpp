@@ -222,8 +222,8 @@ TEST_F(memory_api, wrong_addresses_are_refused_by_name) {
   EXPECT_NE(refused<invalid_use>([&] { record_stream(p, current_stream()); }), "");
   EXPECT_NE(refused<invalid_use>([&] { (void)buffer::adopt(p); }), "");
   EXPECT_NE(refused<invalid_use>([&] { buffer b(10, {.on = device(7)}); }).find("7"), std::string::npos);
-  EXPECT_NE(refused<invalid_use>([&] { buffer b(~size_t{0}); }), "");
-  EXPECT_NE(refused<invalid_use>([&] { buffer b(~size_t{0} - 4096, {.on = cpu}); }), "");
+  EXPECT_NE(refused<out_of_memory>([&] { buffer b(~size_t{0}); }), "");
+  EXPECT_NE(refused<out_of_memory>([&] { buffer b(~size_t{0} - 4096, {.on = cpu}); }), "");
   deallocate(nullptr);
 }
 
