@@ -305,6 +305,7 @@ std::vector<std::pair<std::string_view, std::function<status(driver&)>>> every_c
           {"synchronize_stream", [](driver& d) { return d.synchronize_stream(0, s); }},
           {"capturing", [](driver& d) { return d.capturing(0, s).is; }},
           {"capture_of", [](driver& d) { return d.capture_of(0, s).is; }},
+          {"kind_of", [](driver& d) { return d.kind_of(0, s).is; }},
           {"adopt", [](driver& d) { return d.adopt(0, nullptr).is; }},
           {"identify", [](driver& d) { return d.identify(0, nullptr).is; }},
           {"stream_device", [](driver& d) { return d.stream_device(0, nullptr).is; }},

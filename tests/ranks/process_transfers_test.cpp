@@ -253,6 +253,7 @@ TEST(process_transfers, nonsense_on_a_line_is_blamed_on_its_rank) {
     std::int32_t root;
     std::uint8_t what, type, how, leaves;
     std::uint64_t placed = 0;
+    std::uint32_t member = 0, members = 1;
   };
   constexpr std::uint8_t sum = 0, all_to_all = 6, sends = 7, receives = 8;
   constexpr std::uint8_t type = static_cast<std::uint8_t>(int32);
@@ -267,6 +268,7 @@ TEST(process_transfers, nonsense_on_a_line_is_blamed_on_its_rank) {
       {0, 4, 1, 0, receives, type, 0, 0},    // a receive that brings bytes
       {0, 4, 1, 0, all_to_all, type, 0, 0},  // too few bytes
       {0, 0, std::int64_t{1} << 60, 0, all_to_all, type, 0, 0},
+      {0, 4, 1, 0, sends, type, 0, 0, 0, 2, 2},  // a third of two members
   };
   runtime machine(simulated{.devices = 1, .memory = 64_MiB});
   runtime_guard const in(machine);
