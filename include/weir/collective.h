@@ -119,7 +119,7 @@ class communicator {
   // are send, receive, scatter and gather. The pool keeps its memory until this communicator ends.
   // Blocks: on GPUs, the host, as split. Requires: no capture is under way in this process.
   // Throws: invalid_use (another kind of pool, another device or runtime; registered before; a rank differs),
-  // timed_out (all may call again), not_supported (NCCL is older than 2.27), driver_error.
+  // timed_out (all may call again), not_supported (NCCL is older than 2.28.9), driver_error.
   void register_pool(pool const&, source_location = source_location::current());
 
   // Returns the path of this rank's last broadcast, scatter or gather, and why: "copies: 3 hops, 42 chunks of

@@ -43,8 +43,8 @@ struct library {
 // on mapped memory without a grant to the peer.
 constexpr int oldest = 22600;
 // Sums of float32, float16 and bfloat16 and all_gather have kernels for windows. One window lies in one handle:
-// 2.28.9 registers several wrongly.
-constexpr int oldest_with_windows = 22700;
+// 2.28.9 registers several wrongly. Windows came with 2.27. all_gather in windows of 2.28.3 gives wrong bytes.
+constexpr int oldest_with_windows = 22809;
 constexpr int equal_offsets = 1;  // NCCL_WIN_COLL_SYMMETRIC
 // Bytes of all ranks from which reductions of float32 are slower in windows than elsewhere, if GPUs do not
 // multicast. A sum of each element times 1 takes the kernels for ordinary memory, and gives the bits of those.
@@ -203,8 +203,8 @@ class nccl_backend final : public collective_backend {
     library const& has = nccl();
     if (has.version < oldest_with_windows || !has.CommWindowRegister || !has.CommWindowDeregister)
       throw not_supported("register_pool",
-                          base::text("libnccl.so.2 is version ", has.version, ", which has no windows"),
-                          "Install NCCL 2.27 or newer, or do not register", at, error_id{452});
+                          base::text("libnccl.so.2 is version ", has.version, ", whose windows are missing or wrong"),
+                          "Install NCCL 2.28.9 or newer, or do not register", at, error_id{452});
     one& mine = ranks_[static_cast<std::size_t>(rank)];
     int const device = devices_[static_cast<std::size_t>(rank)];
     std::string const operands = base::text("rank ", rank, " of ", devices_.size(), " on ", base::gpu_name(device));

@@ -10,7 +10,7 @@ rooms=(runtime streams peer tensor simulator include)
 compiler=${CXX:-c++}
 cuda=${CUDA_HOME:-/usr/local/cuda}/include
 compiles() {  # compiles FILE
-  "$compiler" -std=c++20 -x c++ -fsyntax-only -I. -Iinclude -isystem "$cuda" "$1" 2> "$work/err"
+  "$compiler" -std=c++20 -x c++ -fsyntax-only -I. -Iinclude -isystem "$cuda" -isystem "$cuda/cccl" "$1" 2> "$work/err"
 }
 mapfile -t files < <({ git log -40 --diff-filter=AM --name-only --format= -- "${rooms[@]}" 2> /dev/null || true; git ls-files "${rooms[@]}" 2> /dev/null || find "${rooms[@]}" -type f; } |
   grep -E '\.(h|cpp)$' | awk '!seen[$0]++' | while read -r file; do [ ! -f "$file" ] || echo "$file"; done | head -n 6)
