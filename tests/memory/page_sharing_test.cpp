@@ -18,8 +18,10 @@ using memory::page_sharing;
 // The default number of streams has pages already, so each further stream shares some.
 struct crowd : tests::reuse_machine {
   explicit crowd(options o = {}, std::size_t memory = std::size_t{1} << 30) : reuse_machine(o, memory) {
-    for (std::uint32_t i = 0; i < o.streams_with_pages; ++i) owners.push_back(take(bench.stream(0), 4096));
+    for (std::uint32_t i = 0; i < o.streams_with_pages; ++i)
+      owners.push_back(take(i ? bench.stream(0) : owners_stream(), 4096));
   }
+  clock::stream_clock& owners_stream() { return a; }  // it has pages of its own
   clock::stream_clock& late() { return bench.stream(0); }
   std::size_t reserved() { return device().reserved(); }
   std::size_t pending() { return static_cast<std::size_t>(stats().pending_bytes.all.current); }
@@ -275,6 +277,70 @@ TEST(page_sharing, a_stream_that_ends_leaves_its_blocks) {
   }
   EXPECT_LE(most, (m.owners.size() + 2) * page);
   m.sound();
+}
+
+// Clock objects of ended streams are reused. A block that still named one would name another stream. Its free would
+// count as one of that stream, which then could be forgotten although it has a block.
+struct reused_clocks : crowd {
+  clock::stream_clock& made(clock::life l) {
+    return bench.clocks().make(0, bench.machine().create_stream(0, driver::stream_kind::independent, 0).value, l);
+  }
+  // Ends the stream, then others until its object could be reused, each followed by a borrowed stream with a block.
+  void end(clock::stream_clock& s) {
+    clock::stream_clock* ends = &s;
+    for (std::size_t i = 0; i < clock::clocks::kept_ended + 20; ++i, ends = &made(clock::life::foreign)) {
+      complete(*ends);
+      bench.clocks().retire(*ends);
+      living.push_back(&made(clock::life::borrowed));
+      (void)take(*living.back(), 4096);
+    }
+  }
+  void expect_named(void* p, std::uint64_t id) {
+    EXPECT_EQ(device().find(p)->home->id(), id);
+    give(p);
+    for (auto* const s : living) EXPECT_FALSE(s->may_be_forgotten()) << "it has a block";
+    sound();
+  }
+  std::vector<clock::stream_clock*> living;
+};
+
+TEST(page_sharing, a_live_block_names_its_ended_stream) {
+  reused_clocks m;
+  clock::stream_clock& s = m.made(clock::life::foreign);
+  std::uint64_t const id = s.id();
+  void* const p = m.take(s, 4096);
+  m.end(s);
+  m.expect_named(p, id);
+}
+
+// Likewise a slot that was handed over.
+TEST(page_sharing, a_slot_handed_over_names_its_ended_stream) {
+  reused_clocks m;
+  clock::stream_clock& s = m.made(clock::life::foreign);
+  std::uint64_t const id = s.id();
+  void* const p = m.take(m.owners_stream(), 4096);
+  m.device().set_stream(p, s, at);
+  m.end(s);
+  m.expect_named(p, id);
+}
+
+// Memory of a stream is open to a peer in whichever pool it is.
+TEST(page_sharing, a_stream_open_to_a_peer_shares_in_no_pool) {
+  tests::memory_bench bench(
+      {.devices = 2, .memory = 1 << 30, .schedule = simulated::scheduling::stepped, .seed = 1},
+      {.streams_with_pages = 1});
+  auto& device = static_cast<memory::device_allocator&>(bench.on(0));
+  clock::stream_clock &first = bench.stream(0), &s = bench.stream(0);
+  bench.core.open(1, "test", at);
+  (void)device.allocate(first, 4096, 0, at);
+  ASSERT_TRUE(device.open_to(&s, 2).ok());
+  memory::memory_pool& pool = device.make_pool("other", 0);
+  std::uint64_t const entered = memory::thread_caches::enter(pool);
+  void* const p = device.allocate(s, 4096, 0, at);
+  memory::thread_caches::leave(entered);
+  EXPECT_EQ(device.find(p)->pool, &pool);
+  EXPECT_TRUE(device.granted(p, 1));
+  EXPECT_EQ(device.validate(), std::vector<std::string>{});
 }
 
 // Threads of many streams free each other's blocks while some streams get pages of their own.

@@ -79,8 +79,10 @@ struct alignas(64) slab {
   static constexpr std::uintptr_t more = 1;
   struct note {  // what few slots need
     clock::stream_clock* home = nullptr;           // null: the slab's own stream
+    std::shared_ptr<void const> home_lifetime;     // so that no other stream gets that object
     std::vector<clock::stream_clock*> users;       // without the first one
     std::uint32_t unused = 0;                  // of a small slot, if the byte has no room for it
+    void set_home(clock::stream_clock& t) noexcept { home = &t, home_lifetime = t.hold(); }
   };
   struct alignas(128) states {                 // cache lines of their own: slabs of different streams share none
     std::array<unsigned char, 128> bytes{};
@@ -162,14 +164,19 @@ struct alignas(64) slab {
     return n;
   }
   using spare_note = std::map<std::uint32_t, note>::node_type;
+  static spare_note make_note() {  // Throws: bad_alloc
+    std::map<std::uint32_t, note> one;
+    one[0];
+    return one.extract(one.begin());
+  }
   // The slot's home is `home`. The spare note serves a slot that has none.
   void set_home(std::uint32_t i, clock::stream_clock& home, spare_note spare) noexcept {
     if (note* const known = note_of(i)) {
-      known->home = &home;
+      known->set_home(home);
       return;
     }
     spare.key() = i;
-    spare.mapped().home = &home;
+    spare.mapped().set_home(home);
     notes.insert(std::move(spare));
     say_more(i);
     byte(i).set(byte(i).get() | slot_bits::noted);

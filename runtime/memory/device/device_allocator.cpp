@@ -253,11 +253,12 @@ void device_allocator::set_stream(void* p, clock::stream_clock& to, source_locat
     w->handed_over({of_.device, to.handle()}, b.start, b.in_slab ? b.in_slab->requested(b.index) : b.block->requested,
                    at);
   // Marks stay: they include all work until the block is freed, and those streams may enqueue more.
-  clock::stream_clock*& its = b.in_slab ? b.in_slab->noted_at(b.index).home : b.block->home;
+  slab::note* const noted = b.in_slab ? &b.in_slab->noted_at(b.index) : nullptr;
+  clock::stream_clock* const its = noted ? noted->home : b.block->home;
   clock::stream_clock& was = its ? *its : *m.home.load();
   if (was.alive() == clock::life::borrowed) was.note_block(-1);
   if (to.alive() == clock::life::borrowed) to.note_block(1);
-  its = &to;
+  noted ? noted->set_home(to) : (void)(b.block->home = &to);
   b.forget_user(to);
 }
 

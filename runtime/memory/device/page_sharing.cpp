@@ -20,8 +20,8 @@ bool page_sharing::serves(memory_pool& pool, clock::stream_clock& home) {
     return false;
   stream_heap const* const own = heaps_.if_made(home, pool);
   if (own && own->counts.bytes_mapped()) return false;
-  // The handles of shared pages are not open to readers that this stream alone has.
-  if (own && own->readers.load() != heaps_.shared(pool).readers.load()) return false;
+  // The handles of shared pages are not open to readers that this stream alone has, in whichever pool.
+  if (heaps_.has_own_readers(home)) return false;
   std::uint32_t const taken = home.count_shared();
   if (taken < busy) return true;
   if (own || heaps < most_with_pages()) return false;
@@ -40,6 +40,7 @@ void* page_sharing::take_after_a_miss(memory_pool& pool, alloc_request const& r)
   if (of_.polls && completion_.poll(all, asked_a_miss)) {
     if (void* const p = take(pool, r)) return p;
   }
+  slab::spare_note spare = slab::make_note();
   alloc_request const for_all{*all.home.load(), r.bytes, r.alignment, r.size_class, r.rounded, r.at};
   void* out = nullptr;
   if (driver::status const s = growth_.grow(all, for_all, out); !s.ok()) {
@@ -47,7 +48,7 @@ void* page_sharing::take_after_a_miss(memory_pool& pool, alloc_request const& r)
     return nullptr;
   }
   section const hold(all);
-  all.give_to(r.home, out);
+  all.give_to(r.home, out, std::move(spare));
   return out;
 }
 

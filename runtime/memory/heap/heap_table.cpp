@@ -119,6 +119,16 @@ stream_heap* heap_table::if_made(clock::stream_clock const& t, memory_pool const
   return in(t, pool);
 }
 
+bool heap_table::have_own_readers(std::vector<stream_heap*> const& of_stream) const noexcept {
+  return !of_stream.empty() && of_stream.front()->readers.load() != readers_;
+}
+
+bool heap_table::has_own_readers(clock::stream_clock const& t) const noexcept {
+  base::lock_guard const hold(making_);
+  auto const found = by_stream_.find(t.id());
+  return found != by_stream_.end() && have_own_readers(found->second);
+}
+
 clock::stream_clock& heap_table::shared_home() {
   if (clock::stream_clock* const known = shared_home_.load(base::memory_order_acquire)) return *known;
   base::lock_guard const hold(making_);
@@ -131,8 +141,7 @@ stream_heap* heap_table::existing_or_left(clock::stream_clock& t, memory_pool& p
   auto& of_stream = by_stream_[t.id()];
   base::make_room(of_stream);
   // the handles of another stream's heap are not open to readers that this stream alone has
-  bool const own_readers = !of_stream.empty() && of_stream.front()->readers.load() != readers_;
-  bool const may = !own_readers && (of_.clocks.any_ended() || any_left_.load());
+  bool const may = !have_own_readers(of_stream) && (of_.clocks.any_ended() || any_left_.load());
   return may ? inherit(t, pool) : nullptr;
 }
 

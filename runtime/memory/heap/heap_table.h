@@ -20,6 +20,8 @@ class heap_table {
   stream_heap& of(clock::stream_clock&, memory_pool&);  // made if missing. Throws: bad_alloc
   stream_heap& of(clock::stream_clock& t) { return of(t, rest_); }
   stream_heap* if_made(clock::stream_clock const&, memory_pool const&) const noexcept;  // null: there is none
+  // Whether memory of that stream alone is open to some devices, in whichever pool.
+  bool has_own_readers(clock::stream_clock const&) const noexcept;
   stream_heap* inherited(clock::stream_clock&, memory_pool&);  // null: nothing is left for it. Throws: bad_alloc
   // The heap of pages that streams share in that pool, made if missing. Throws: bad_alloc
   stream_heap& shared(memory_pool& p) { return of(shared_home(), p); }
@@ -82,6 +84,7 @@ class heap_table {
   // Null: no heap is left for it. Requires: making_
   stream_heap* existing_or_left(clock::stream_clock&, memory_pool&);
   stream_heap* in(clock::stream_clock const&, memory_pool const&) const;    // Null: none. Requires: making_
+  bool have_own_readers(std::vector<stream_heap*> const& of_stream) const noexcept;  // Requires: making_
   stream_heap* inherit(clock::stream_clock& heir, memory_pool&);            // Requires: making_
   bool may_inherit(stream_heap const&, clock::stream_clock& heir, memory_pool const&) const;  // Requires: its lock
   void ask_the_retired();                       // whether their work is complete, so that they can be inherited

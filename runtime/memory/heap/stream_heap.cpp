@@ -52,18 +52,10 @@ slabs::taken stream_heap::free_slot(alloc_request const& r) {
   return slots.take(r.size_class, r.bytes);
 }
 
-namespace {
-slab::spare_note note_for_later() {  // Throws: bad_alloc
-  std::map<std::uint32_t, slab::note> one;
-  one[0];
-  return one.extract(one.begin());
-}
-}  // namespace
-
 // A stream's own last block comes first: its work is ordered, because the stream is the same.
 void* stream_heap::take_for(clock::stream_clock& user, alloc_request const& r) {
   if (asleep.get()) return nullptr;
-  slab::spare_note spare = note_for_later();
+  slab::spare_note spare = slab::make_note();
   slabs::taken got = slot_freed_by(user, r);
   if (!got.from) got = free_slot(r);
   if (!got.from) return nullptr;
@@ -85,16 +77,9 @@ slabs::taken stream_heap::slot_freed_by(clock::stream_clock& user, alloc_request
   return {b.in_slab, b.index};
 }
 
-void stream_heap::give_to(clock::stream_clock& user, void* p) {
-  auto const at = reinterpret_cast<address>(p);
-  block_ref const b = block_ref::find(*of.space.find(p), at);
-  try {
-    b.in_slab->set_home(b.index, user, note_for_later());
-  } catch (std::bad_alloc const&) {
-    counts.freed(observe::size_pool::small, b.in_slab->size, b.in_slab->requested(b.index));
-    if (slots.give(*b.in_slab, b.index, home.load()->now().n)) return_run(*b.in_slab);
-    throw;
-  }
+void stream_heap::give_to(clock::stream_clock& user, void* p, slab::spare_note spare) noexcept {
+  block_ref const b = block_ref::find(*of.space.find(p), reinterpret_cast<address>(p));
+  b.in_slab->set_home(b.index, user, std::move(spare));
 }
 
 void* stream_heap::take_or_shed(alloc_request const& r) {

@@ -31,8 +31,7 @@ class alignas(64) stream_heap {
   void* take_anywhere(alloc_request const&);  // blocks also where runs would lie, and runs among blocks
   // Of pages that streams share: a small block whose home is `user`. Requires: is_shared. Throws: bad_alloc
   void* take_for(clock::stream_clock& user, alloc_request const&);
-  // Names the home of a small block that has none yet. Throws: bad_alloc, and the block is free again
-  void give_to(clock::stream_clock& user, void* block);
+  void give_to(clock::stream_clock& user, void* block, slab::spare_note) noexcept;  // names the home of a small block
   void* hand_out(heap_block&, alloc_request const&, clock::stream_clock* other_home);
   void* hand_out(slabs::taken, alloc_request const&);
   void cut_run(heap_block& run, int size_class);  // Throws: bad_alloc; the run is free again then
