@@ -133,6 +133,19 @@ TEST(page_sharing, busy_streams_of_a_small_device_share_on) {
   m.sound();
 }
 
+// Nor do streams that had pages once, for a large block, and gave them back.
+TEST(page_sharing, busy_streams_whose_pages_went_share_on) {
+  crowd m({}, 256 * page);
+  std::vector<clock::stream_clock*> streams;
+  for (int i = 0; i < 50; ++i) m.give(m.take(*streams.emplace_back(&m.late()), 4 * page));
+  m.device().empty_cache();
+  std::size_t const before = m.reserved();
+  for (auto* const s : streams)
+    for (std::uint32_t k = 0; k < 2 * page_sharing::busy; ++k) m.give(m.take(*s, 4096));
+  EXPECT_LE(m.reserved(), before + 4 * page);
+  m.sound();
+}
+
 TEST(page_sharing, a_busy_stream_takes_the_pages_of_one_that_ended) {
   crowd m({}, 256 * page);
   clock::stream_clock &ended = m.late(), &s = m.late();

@@ -24,9 +24,9 @@ bool page_sharing::serves(memory_pool& pool, clock::stream_clock& home) {
   if (heaps_.has_own_readers(home)) return false;
   std::uint32_t const taken = home.count_shared();
   if (taken < busy) return true;
-  if (own || heaps < most_with_pages()) return false;
+  if (heaps < most_with_pages()) return false;
   // Pages that another stream left cost nothing. They are looked for now and then only, because all heaps are.
-  return taken % busy || !heaps_.inherited(home, pool);
+  return own || taken % busy || !heaps_.inherited(home, pool);
 }
 
 void* page_sharing::take(memory_pool& pool, alloc_request const& r) {
