@@ -123,7 +123,7 @@ TEST(page_sharing, a_busy_stream_gets_pages_of_its_own) {
 
 // Where memory is small, pages of busy streams would take much of it.
 TEST(page_sharing, busy_streams_of_a_small_device_share_on) {
-  crowd m({}, 256 * page);  // a 256th of it is one page, fewer than the streams that have one
+  crowd m({}, 256 * page);  // a 64th of it is four pages, fewer than the streams that have one
   std::size_t const before = m.reserved();
   for (int i = 0; i < 50; ++i) {
     clock::stream_clock& s = m.late();

@@ -26,7 +26,7 @@ class page_sharing {
   void* take_after_a_miss(memory_pool&, alloc_request const&);
 
   static constexpr std::uint32_t busy = 64;        // blocks
-  static constexpr std::size_t part_of_device = 256;  // of its memory, for pages of busy streams
+  static constexpr std::size_t part_of_device = 64;  // of its memory, for pages of busy streams
 
  private:
   std::size_t most_with_pages() const noexcept;
