@@ -8,6 +8,7 @@
 #include "tests/model/copy_program.h"
 #include "tests/model/doors_program.h"
 #include "tests/model/aliases_program.h"
+#include "tests/model/groups_program.h"
 #include "tests/model/idle_program.h"
 #include "tests/model/legacy_program.h"
 #include "tests/model/memory_program.h"
@@ -52,6 +53,7 @@ std::span<kind_of_program const> programs() {
 std::span<kind_of_program const> programs_by_name() {
   static constexpr kind_of_program all[] = {
       {"buckets", [](std::uint64_t seed) { return buckets_program(seed).run(); }},
+      {"groups", [](std::uint64_t seed) { return groups_program(seed).run(); }},
       {"pools", [](std::uint64_t seed) { return pools_program(seed).run(); }},
       {"shared pages",
        [](std::uint64_t seed) {
