@@ -2,7 +2,7 @@
 # What README.md and the pages in docs/ promise: quoted files are the files, figures come from tools/figures, each message of the table
 # is in the sources, and the text stays short. Usage: pages_test.sh ROOT BUILD
 set -euo pipefail
-root=$1
+root=$(cd "$1" && pwd)
 failed=0
 fail() { echo "FAILED: $*"; failed=1; }
 work=$(mktemp -d)
