@@ -123,10 +123,10 @@ TEST_F(bad_input, a_block_freed_behind_its_owner_is_freed_once) {
 
 TEST_F(bad_input, sizes_that_overflow) {
   for (size_t const bytes : {huge, huge - 15, huge - 511, huge - (size_t{2} << 20) + 1, size_t{1} << 63}) {
-    refused<invalid_use>([&] { (void)allocate(bytes); }, {"allocate", std::to_string(bytes)});
-    refused<invalid_use>([&] { (void)allocate(default_stream(1), bytes, 64); }, {"allocate", std::to_string(bytes)});
-    refused<invalid_use>([&] { buffer b(bytes, {.on = cpu}); }, {"buffer", std::to_string(bytes)});
-    refused<invalid_use>([&] { (void)pinned(bytes); }, {});
+    refused<out_of_memory>([&] { (void)allocate(bytes); }, {"allocate"});
+    refused<out_of_memory>([&] { (void)allocate(default_stream(1), bytes, 64); }, {"allocate"});
+    refused<out_of_memory>([&] { buffer b(bytes, {.on = cpu}); }, {});
+    refused<out_of_memory>([&] { (void)pinned(bytes); }, {});
     refused<invalid_use>(
         [&] {
           pinned_allocator<double> a;
