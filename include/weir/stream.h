@@ -137,10 +137,10 @@ class external_stream {
 // The stream with this handle, for calls that follow at once: no promise is needed that it exists later. weir
 // asks it only inside calls that name it, and tells streams apart by CUDA's id, as a handle may be given to a
 // later stream. A registered handle is the registered stream. Null is the legacy stream; cudaStreamPerThread
-// is the caller's; both are blocking, others as the program made them. A borrowed stream serves allocate, deallocate, record_stream, launch, copy, fill, wait,
-// query and synchronize. What needs a stream for longer refuses it (set_stream) or needs it registered. Free
-// its blocks by deallocate(borrow_stream(…), p): after a free that does not name it, memory may have to wait
-// for the whole device.
+// is the caller's; both are blocking, others as the program made them. A borrowed stream serves allocate,
+// deallocate, record_stream, launch, copy, fill, wait, query and synchronize. What needs a stream for longer
+// refuses it (set_stream) or needs it registered. Free its blocks by deallocate(borrow_stream(…), p): after a
+// free that does not name it, memory may have to wait for the whole device.
 // Valid: while the stream exists, until this thread has borrowed four others. Blocks: a new stream after 64
 // that ended without a fence waits for the device.
 // Throws: invalid_use (a stream of another device), device_lost, driver_error

@@ -153,7 +153,8 @@ class driver {
   virtual result<memory_info> memory(int device) = 0;                  // Requires: open
   // Sets the calling thread's CUDA device: the one call that does. no_device: none is current then.
   virtual status make_current(int device) = 0;
-  // The calling thread's CUDA device, whoever set it. no_device: none is current, or one that has no ordinal here.
+  // The calling thread's CUDA device, also one that weir did not set. no_device: none is current, or one that
+  // has no ordinal here.
   virtual result<int> current_device() = 0;
   // Blocks: until all streams of the device are done, external ones too
   virtual status synchronize_device(int device) = 0;

@@ -6,8 +6,8 @@
 // A captured graph is checked twice: part against part, and as one operation of its stream at each launch.
 // Accidental completion and weir's own waits do not count as order: all schedules give equal reports.
 // Host uses: those through weir (host_uses), and on a guarded machine all accesses to pages that work uses.
-// Unknown: undeclared uses, direct CUDA calls, and order between ranks that only a collective makes. Whoever
-// says that nothing was found says this, too (unjudged).
+// Unknown: undeclared uses, direct CUDA calls, and order between ranks that only a collective makes. A
+// text that says "no error" names what is unknown, too (unjudged).
 // The legacy stream comes before and after the blocking streams of its device, and no other.
 #pragma once
 #include <functional>

@@ -127,10 +127,12 @@ bool stream_ref::is_capturing(source_location at) const {
 
 stream_flags stream_ref::flags(source_location at) const {
   auto& stream = streams::clock_or_throw(*this, "stream::flags", at);
-  bool const is_own = stream.alive() == clock::life::own;
-  auto const r = is_own
-                     ? driver::result<driver::stream_kind>{{}, stream.owner().part<streams::stream_pool>().kind_of(stream)}
-                     : stream.owner().machine().kind_of(stream.device(), stream.handle());
+  driver::result<driver::stream_kind> r;
+  if (stream.alive() == clock::life::own) {
+    r.value = stream.owner().part<streams::stream_pool>().kind_of(stream);
+  } else {
+    r = stream.owner().machine().kind_of(stream.device(), stream.handle());
+  }
   if (r.is.what == driver::code::not_permitted)
     throw invalid_use("stream::flags", streams::describe(stream) + ", which is captured",
                       "Ask an external stream for its flags before or after its capture", at, error_id{453});

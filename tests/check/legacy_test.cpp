@@ -186,7 +186,7 @@ TEST(program_stream, is_asked_again_when_its_handle_comes_back) {
   }
 }
 
-// Nobody may read "no error" as a statement about work that only CUDA knows.
+// A reader must not take "no error" for a statement about work that only CUDA knows.
 TEST(unjudged_work, is_named_with_the_number_of_its_streams) {
   auto inner = sim::make({.devices = 1, .memory = 16_MiB, .schedule = scheduling::stepped, .seed = 1});
   driver& below = *inner.machine;

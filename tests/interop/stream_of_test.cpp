@@ -124,8 +124,8 @@ TEST_F(stream_by_handle, a_block_may_be_freed_after_its_stream) {
   EXPECT_EQ(memory_allocated(0) + memory_allocated(1), 0u);
 }
 
-// The driver still runs what a destroyed stream was given. Nobody can be told to wait for that stream, so the
-// host waits for all.
+// The driver still runs what a destroyed stream was given. No stream can be told to wait for that work, so the
+// host waits for the whole device.
 TEST_F(stream_by_handle, a_free_waits_for_a_stream_that_has_ended) {
   std::atomic<bool> go{false}, done{false};
   stream home{device(0)};

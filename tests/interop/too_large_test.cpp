@@ -1,5 +1,5 @@
-// A size that nothing can hold is out of memory, whoever asks for whatever kind of memory: a program that
-// answers out_of_memory, or std::bad_alloc, need not know how far beyond the machine its request was.
+// A size that no memory can hold is out of memory at every door and of every kind. A program that answers
+// out_of_memory, or std::bad_alloc, need not know how far beyond the machine its request was.
 // Threads: one.
 #include <array>
 #include <limits>
