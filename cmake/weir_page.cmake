@@ -1,6 +1,6 @@
 # The page of `weir replay --html`: combines its source files into string constants of the library.
 set(page ${PROJECT_SOURCE_DIR}/runtime/report/page)
-set(scripts data.js stack.js chart.js map.js app.js)
+set(scripts data.js stack.js chart.js map.js legend.js failure.js app.js)
 file(READ ${page}/page.html page_frame)
 file(READ ${page}/page.css page_style)
 set(page_script "")

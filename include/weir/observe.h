@@ -70,8 +70,8 @@ std::vector<memory_segment> memory_snapshot(device = gpu, source_location = sour
 // torch.cuda._memory_viz). Traces and segments may differ by what other threads allocate meanwhile.
 // Throws: invalid_use (the file cannot be written, and why).
 void dump_memory_snapshot(std::string const& path, source_location = source_location::current());
-// Writes the same as one HTML file without network access: memory over time, the layout at any time. Throws:
-// likewise.
+// Writes the same as one HTML file without network access: memory over time, the layout at any time. The first
+// line of `title` is its headline. Throws: likewise.
 void dump_memory_page(std::string const& path, std::string const& title = {},
                       source_location = source_location::current());
 

@@ -34,6 +34,15 @@ std::string base64(std::string_view bytes) {
   return out;
 }
 
+// The innermost folder, the file and the line.
+std::string short_name(std::string_view file, unsigned line) {
+  if (std::size_t const cut = file.rfind('/'); cut != file.npos && cut > 0) {
+    if (std::size_t const folder = file.rfind('/', cut - 1); folder != file.npos) file.remove_prefix(folder + 1);
+  }
+  return std::string(file) + (line ? ":" + std::to_string(line) : "");
+}
+constexpr char const* no_line = "(line not known)";
+
 // Lines of the program, calls and streams, numbered once for all devices. A site is a line and the calls that led to
 // it. Calls are a tree, the outermost nearest the root: two stacks share what they have in common outside.
 class names {
@@ -71,15 +80,9 @@ class names {
     return static_cast<std::uint32_t>(found->second);
   }
   std::string label(source_location const& at, std::uint32_t stack) const {
-    if (at.file_name()) {
-      std::string_view file = at.file_name();
-      if (std::size_t const cut = file.rfind('/'); cut != file.npos && cut > 0) {
-        if (std::size_t const folder = file.rfind('/', cut - 1); folder != file.npos) file.remove_prefix(folder + 1);
-      }
-      return std::string(file) + (at.line() ? ":" + std::to_string(at.line()) : "");
-    }
+    if (at.file_name()) return short_name(at.file_name(), at.line());
     auto const* const frames = frames_of(stack);
-    return frames ? frames->front().name : "(line not known)";
+    return frames ? frames->front().name : no_line;
   }
   // Returns: number of the innermost call plus one; 0: no call is known
   std::size_t innermost_call(source_location const& at, std::uint32_t stack) {
@@ -182,14 +185,15 @@ class writer {
       entry(d.trace[i], i + 1 < d.trace.size() ? &d.trace[i + 1] : nullptr);
     first_ = first;
   }
-  std::string json(int device, std::span<pool_memory_use const> pools) const {
+  // earlier: what lines held in another snapshot of the device, as JSON; null: there is none
+  std::string json(int device, std::span<pool_memory_use const> pools, std::string_view earlier) const {
     std::string its;
     for (pool_memory_use const& p : pools)
       its += base::text(its.empty() ? "" : ",", '[', base::json_text(p.name), ',', p.allocated, ',', p.reserved, ',',
                         p.limit, ']');
     return base::text("{\"device\":", device, ",\"pools\":[", its, "],\"before\":", before_, ",\"events\":", events_,
-                      ",\"blocks\":", blocks_, ",\"ranges\":", ranges_, ",\"begin_us\":", first_, ",\"data\":\"",
-                      base64(out_), "\"}");
+                      ",\"blocks\":", blocks_, ",\"ranges\":", ranges_, ",\"begin_us\":", first_,
+                      ",\"earlier\":", earlier, ",\"data\":\"", base64(out_), "\"}");
   }
 
  private:
@@ -270,18 +274,50 @@ std::string filled(std::string_view frame, std::initializer_list<std::pair<std::
 
 }  // namespace
 
-std::string page(std::span<device_snapshot const> devices, std::span<stack_of const> stacks, std::string_view title) {
+std::map<std::string, line_use> live_lines(device_snapshot const& d) {
+  std::map<std::string, line_use> all;
+  for (memory_segment const& s : d.segments) {
+    for (memory_block const& b : s.blocks) {
+      if (b.state != block_state::active_allocated) continue;
+      line_use& line = all[b.where.file_name() ? short_name(b.where.file_name(), b.where.line()) : no_line];
+      line.bytes += b.requested ? b.requested : b.bytes;
+      ++line.blocks;
+    }
+  }
+  return all;
+}
+
+namespace {
+
+std::string earlier_json(std::span<device_snapshot const> all, int device) {
+  for (device_snapshot const& d : all) {
+    if (d.device != device) continue;
+    std::string out;
+    for (auto const& [name, use] : live_lines(d))
+      out += base::text(out.empty() ? "[" : ",[", base::json_text(name), ',', use.bytes, ']');
+    return '[' + out + ']';
+  }
+  return all.empty() ? "null" : "[]";
+}
+
+}  // namespace
+
+std::string page(std::span<device_snapshot const> devices, std::span<stack_of const> stacks, std::string_view title,
+                 page_extras const& more) {
   names all(stacks);
   std::string recordings;
   for (device_snapshot const& d : devices) {
     if (d.trace.empty() && d.segments.empty()) continue;
     writer w(all);
     w.write(d);
-    recordings += (recordings.empty() ? "" : ",\n") + w.json(d.device, d.pools);
+    recordings += (recordings.empty() ? "" : ",\n") + w.json(d.device, d.pools, earlier_json(more.earlier, d.device));
   }
-  std::string const data =
-      "{\"title\":" + base::json_text(title) + ',' + all.json() + ",\n\"devices\":[" + recordings + "]}";
-  return filled(page_frame, {{"<!-- title -->", plain(title)},
+  std::string marks;
+  for (page_extras::mark const& m : more.marks)
+    marks += base::text(marks.empty() ? "[" : ",[", m.us, ',', base::json_text(m.name), ']');
+  std::string const data = "{\"title\":" + base::json_text(title) + ",\"since\":" + base::json_text(more.since) +
+                           ",\"marks\":[" + marks + "]," + all.json() + ",\n\"devices\":[" + recordings + "]}";
+  return filled(page_frame, {{"<!-- title -->", plain(title.substr(0, title.find('\n')))},
                              {"<!-- style -->", page_style},
                              {"<!-- recording -->", data},
                              {"<!-- script -->", page_script}});

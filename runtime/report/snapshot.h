@@ -3,6 +3,7 @@
 // of segments, blocks, frames and traces).
 // Threads: any; values in, bytes out.
 #pragma once
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -38,7 +39,25 @@ struct stack_of {
   std::vector<frame> frames;  // innermost first; one that was read from a file has the frame of `where`, too
 };
 std::string snapshot(std::span<device_snapshot const>, std::span<stack_of const>, std::string_view settings);
-// An HTML page: memory over time, and the layout at any moment. One file, no network access.
-std::string page(std::span<device_snapshot const>, std::span<stack_of const>, std::string_view title);
+// What a page shows beside a recording.
+struct page_extras {
+  struct mark {
+    std::int64_t us = 0;  // since 1970
+    std::string name;
+  };
+  std::vector<mark> marks;                   // by time: the beginnings of parts, such as the rounds of a replay
+  std::span<device_snapshot const> earlier;  // what lines held then is compared with what they hold at the end
+  std::string since;                         // the name of `earlier`
+};
+// An HTML page: memory over time, and the layout at any moment. One file, no network access. The first line of
+// `title` is its headline, the rest a line below.
+std::string page(std::span<device_snapshot const>, std::span<stack_of const>, std::string_view title,
+                 page_extras const& = {});
+
+// What holds a line: bytes and blocks that are live, by the line's name as a page shows it ("folder/file.py:34").
+struct line_use {
+  std::size_t bytes = 0, blocks = 0;
+};
+std::map<std::string, line_use> live_lines(device_snapshot const&);
 
 }  // namespace weir::report

@@ -201,7 +201,7 @@ void dump_memory_page(std::string const& path, std::string const& title, source_
   auto const all = streams::take_recording(streams::current_runtime(at));
   streams::write_file(
       path,
-      report::page(all.devices, all.stacks, title.empty() ? "Memory of " + runtime::current(at).description() : title),
+      report::page(all.devices, all.stacks, title.empty() ? "Memory\n" + runtime::current(at).description() : title),
       "dump_memory_page", at);
 }
 

@@ -250,7 +250,13 @@ run replay --devices sim --snapshot "$work/snapshot" --html "$work/replay.html" 
 expect 0 ''
 run snapshot "$work/snapshot" --html "$work/snapshot.html"
 expect 0 'events'
-for page in replay snapshot; do
+# What a program holds more than before, by line: nothing, beside itself.
+run snapshot "$work/snapshot" --since "$work/snapshot" --html "$work/since.html"
+expect 0 'gpu:0: live memory changed by +0 B in +0 blocks'
+run snapshot "$work/snapshot" --since "$work/small"
+expect 1 'byte 0: this is not a pickle'
+grep -q '"marks":\[\[[0-9]*,"round 1"\],\[[0-9]*,"round 2"\]\]' "$work/replay.html" || { echo 'FAILED: the rounds of a replay are not told apart'; failed=1; }
+for page in replay snapshot since; do
   [ "$(grep -c '"data":"' "$work/$page.html")" = 1 ] && [ "$(tail -1 "$work/$page.html")" = '</html>' ] || { echo "FAILED: $page.html is no whole page"; failed=1; }
 done
 run snapshot "$work/small"

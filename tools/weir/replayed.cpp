@@ -7,6 +7,7 @@
 
 #include "meter.h"
 #include "runtime/core/parts.h"
+#include "streams/report/recording.h"
 #include "streams/stream/context.h"
 #include "weir/device.h"
 #include "weir/memory.h"
@@ -192,7 +193,9 @@ replay_outcome replay_one(std::string const& path, trace const& t, replay_settin
     double host_ns, driver_ns;
     std::uint64_t moved;
   };
+  report::page_extras rounds;
   auto const round = [&]() -> spent {
+    rounds.marks.push_back({base::calendar_ns() / 1000, "round " + std::to_string(rounds.marks.size() + 1)});
     auto const before = m.read();
     auto const took = p.play();
     return {static_cast<double>(took.host_ns) / operations, static_cast<double>(took.driver_ns) / operations,
@@ -216,7 +219,12 @@ replay_outcome replay_one(std::string const& path, trace const& t, replay_settin
   out.ladder = p.ladder();
   out.opened_early = p.opened_early();
   if (!s.snapshot.empty()) dump_memory_snapshot(s.snapshot);
-  if (!s.page.empty()) dump_memory_page(s.page, path.substr(path.rfind('/') + 1) + " on " + out.devices);
+  if (!s.page.empty()) {
+    auto const all = streams::take_recording(rt->get());
+    streams::write_file(
+        s.page, report::page(all.devices, all.stacks, path.substr(path.rfind('/') + 1) + '\n' + out.devices, rounds),
+        "replay", source_location::current());
+  }
   return out;
 }
 

@@ -87,24 +87,69 @@ void print(report::device_snapshot const& d) {
   print_lines(d);
 }
 
+// Lines whose live memory changed between two snapshots, those that grew most first.
+void print_growth(report::device_snapshot const& earlier, report::device_snapshot const& now) {
+  struct change {
+    std::string name;
+    long long bytes = 0, blocks = 0;
+  };
+  std::map<std::string, change> all;
+  auto const add = [&](report::device_snapshot const& d, int sign) {
+    for (auto const& [name, use] : report::live_lines(d)) {
+      change& c = all[name];
+      c.name = name;
+      c.bytes += sign * static_cast<long long>(use.bytes);
+      c.blocks += sign * static_cast<long long>(use.blocks);
+    }
+  };
+  add(earlier, -1);
+  add(now, 1);
+  std::vector<change> sorted;
+  long long bytes = 0, blocks = 0;
+  for (auto& [name, c] : all) {
+    bytes += c.bytes, blocks += c.blocks;
+    if (c.bytes || c.blocks) sorted.push_back(std::move(c));
+  }
+  std::sort(sorted.begin(), sorted.end(), [](change const& a, change const& b) { return a.bytes > b.bytes; });
+  auto const signed_text = [](long long n) {
+    return (n < 0 ? "-" : "+") + bytes_text(static_cast<size_t>(n < 0 ? -n : n));
+  };
+  std::printf("gpu:%d: live memory changed by %s in %+lld blocks\n", now.device, signed_text(bytes).c_str(), blocks);
+  constexpr size_t most = 20;
+  for (size_t i = 0; i < std::min(sorted.size(), most); ++i)
+    std::printf("  %12s in %+7lld blocks  %s\n", signed_text(sorted[i].bytes).c_str(), sorted[i].blocks,
+                base::visible(sorted[i].name).c_str());
+  if (sorted.size() > most) std::printf("  and %zu more lines\n", sorted.size() - most);
+}
+
 }  // namespace
 
 int snapshot(std::vector<std::string> const& arguments) {
   namespace po = boost::program_options;
-  std::string path, html;
+  std::string path, html, since;
   po::options_description all("weir snapshot FILE.pickle: the contents of a memory snapshot of weir or PyTorch");
   all.add_options()("help,h", "this text")(
       "html", po::value(&html),
       "file for an HTML page: memory over time, and the layout at any moment. The page needs no network")(
+      "since", po::value(&since),
+      "an earlier snapshot of the same program: tells which lines hold more or less memory than then")(
       "file", po::value(&path), "the snapshot");
   if (!understood(arguments, all, "file", 1)) return 0;
   if (path.empty())
     throw invalid_use("snapshot", "no file", "Pass a file: weir snapshot FILE.pickle", source_location::current());
   auto const loaded = report::read_snapshot(contents(path), path);
-  for (report::device_snapshot const& d : loaded.devices) print(d);
+  report::loaded_snapshot earlier;
+  if (!since.empty()) earlier = report::read_snapshot(contents(since), since);
+  for (report::device_snapshot const& d : loaded.devices) {
+    print(d);
+    for (report::device_snapshot const& e : earlier.devices)
+      if (e.device == d.device) print_growth(e, d);
+  }
   if (html.empty()) return 0;
   std::ofstream out(html, std::ios::binary | std::ios::trunc);
-  out << report::page(loaded.devices, loaded.stacks, path.substr(path.rfind('/') + 1)) << std::flush;
+  auto const file_name = [](std::string const& of) { return of.substr(of.rfind('/') + 1); };
+  report::page_extras const more{{}, earlier.devices, file_name(since)};
+  out << report::page(loaded.devices, loaded.stacks, file_name(path), more) << std::flush;
   if (!out)
     throw invalid_use("snapshot", html + ": " + std::strerror(errno), "Pass a file in a writable folder",
                       source_location::current());

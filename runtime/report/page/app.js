@@ -3,38 +3,37 @@ const its = id => document.getElementById(id);
 const names = JSON.parse(its("recording").textContent);
 const chart = new Chart(its("chart")), overview = new Overview(its("overview"), chart), map = new MemoryMap(its("map"), its("map_frame"), its("map_height"), names);
 const state = {by: names.lines.length > 2 ? "line" : "size", moment: 0, hovered: null, chosen: -1, lit: -1, changed: true};
+const legend = new Legend(its("legend"), its("found"), row => {
+  if (row.key !== undefined) restack(state.by, row.key), state.chosen = stack.keys.indexOf(row.key);
+  else state.chosen = state.chosen === row.at ? -1 : row.at;
+  redraw();
+});
 let recording, stack, lastDraw = 0;
 
 function text(at, content) { if (at.textContent !== content) at.textContent = content; }
-function rows(table, header, lines) {
-  table.replaceChildren(...[header, ...lines].map((line, i) => {
-    const row = document.createElement("tr");
-    row.className = line.kind || "";
-    if (line.at !== undefined) row.dataset.at = line.at;
-    for (const cell of line.cells) {
-      const td = row.appendChild(document.createElement(i ? "td" : "th"));
-      if (cell.colour) Object.assign(td.appendChild(document.createElement("i")), {className: "swatch"}).style.background = cell.colour;
-      td.append(cell.text ?? cell), td.title = cell.title || "";
-    }
-    return row;
-  }));
-}
-
 function choice(at, options, chosen, choose) {
   for (const [value, label] of options) {
     const button = at.appendChild(Object.assign(document.createElement("button"), {textContent: label}));
-    button.setAttribute("role", "radio"), button.setAttribute("aria-checked", value === chosen);
-    button.onclick = () => {
-      for (const b of at.children) b.setAttribute("aria-checked", b === button);
-      choose(value), redraw();
+    const check = one => {
+      for (const b of at.children) b.setAttribute("aria-checked", b === one), b.tabIndex = b === one ? 0 : -1;
     };
+    button.setAttribute("role", "radio");
+    button.onclick = () => { check(button), choose(value), redraw(); };
+    if (value === chosen) check(button);
   }
+  // Arrows choose among the buttons of a group, as in any group of radio buttons.
+  at.onkeydown = e => {
+    const step = {ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1}[e.key], count = at.children.length;
+    if (!step) return;
+    const next = at.children[([...at.children].indexOf(e.target) + step + count) % count];
+    e.preventDefault(), e.stopPropagation(), next.focus(), next.click();
+  };
 }
 
 const recordings = new Map();
 function showDevice(i) {
   if (!recordings.has(i)) {
-    const r = new Recording(names.devices[i]);
+    const r = new Recording(names.devices[i], names.marks);
     delete names.devices[i].data;
     recordings.set(i, {r, peaks: new Peaks(r)});
   }
@@ -42,14 +41,17 @@ function showDevice(i) {
   chart.view = null;
   chart.show(recording, recordings.get(i).peaks);
   map.show(recording);
-  state.moment = recording.peak, state.hovered = null;
+  const failure = recording.failures.at(-1);
+  state.moment = failure ? failure.event : recording.peak, state.hovered = null;
+  its("failure").hidden = !failure;
   its("arena").replaceChildren(new Option("all streams", ""), ...map.lanes.map(l => new Option("stream " + names.streams[l.stream], l.stream)));
   restack(state.by), facts();
 }
-function restack(by) {
+function restack(by, also) {
   state.by = by, state.chosen = -1;
-  stack = new Stack(recording, by, names);
+  stack = new Stack(recording, by, names, also);
 }
+const times = count => count === 1 ? "once" : countText(count) + " times";
 function facts() {
   const r = recording, most = r.live[r.peak] + r.pending[r.peak];
   let reserved = 0;
@@ -59,7 +61,8 @@ function facts() {
   else if (r.before && r.live[r.before - 1]) all.push(["live before the recording began", bytesText(r.live[r.before - 1])]);
   const unknown = r.bytes.filter((bytes, b) => bytes === 0 && r.born[b] < r.before).length;
   if (unknown) all.push(["of unknown size, from before", countText(unknown) + (unknown === 1 ? " block" : " blocks")]);
-  if (r.failures.length) all.push(["out of memory", countText(r.failures.length) + " times"]);
+  if (r.failures.length) all.push(["out of memory", times(r.failures.length)]);
+  if (names.since) all.push(["compared with", names.since]);
   for (const [name, live, held, limit] of r.pools) all.push(["pool " + name, bytesText(live) + " live, " + bytesText(held) + " reserved" + (limit ? " of " + bytesText(limit) : "")]);
   its("facts").replaceChildren(...all.map(([what, value]) => {
     const span = document.createElement("span");
@@ -95,17 +98,33 @@ function blockText(b, moment) {
     "\n" + siteText(r.site[b]) + "\n" + callsText(r.site[b]);
 }
 
-function drawLegend(moment) {
-  const now = [...stack.at(moment)], r = recording, top = [...stack.at(r.peak)], k = stack.names.length;
-  const lines = [];
-  for (let i = k; i-- > 0;) lines.push({at: i, kind: state.chosen === i ? "chosen" : "", cells: [{text: stack.names[i], title: stack.details[i] || stack.names[i], colour: stack.colours[i]}, bytesText(now[i]), bytesText(top[i])]});
-  const live = m => r.live[m], pending = m => r.pending[m], reserved = m => r.reserved[m];
-  const total = (what, of, kind, title, colour) => lines.push({kind, cells: [{text: what, title, colour}, bytesText(of(moment)), bytesText(of(r.peak))]});
-  total("live", live, "total", "blocks that were not given back");
-  total("pending", pending, "", "given back, and another stream may still use it", "repeating-linear-gradient(135deg, var(--soft) 0 2px, transparent 2px 4px)");
-  total("free", m => reserved(m) - live(m) - pending(m), "", "held of the driver, in no block; what rounding leaves is in it", "var(--free)");
-  total("reserved", reserved, "total", "held of the driver: the black line");
-  rows(its("legend"), {cells: [{size: "block size", line: "line of the program", stream: "stream"}[state.by], "now", "at the peak"]}, lines);
+// What the moment is, where it has a name.
+function momentName(moment) {
+  const r = recording, failure = r.failures.find(f => f.event === moment);
+  if (failure) return r.failures.length === 1 ? "The failure" : "Failure " + countText(r.failures.indexOf(failure) + 1) + " of " + countText(r.failures.length);
+  return moment === r.peak ? "The peak" : "";
+}
+function roundName(moment) {
+  const mark = recording.marks.findLast(m => m.event <= moment);
+  return mark ? mark.name : "";
+}
+function tellMoment(moment) {
+  const r = recording, held = holes(r, map.layout);
+  const parts = [momentName(moment), "operation " + countText(moment - r.before), timeText(r.us[moment] - r.us[r.before]), roundName(moment)].filter(part => part);
+  const title = parts.join(", ");
+  text(its("moment_text"), title[0].toUpperCase() + title.slice(1));
+  const all = [["live", bytesText(r.live[moment])], ["pending", r.pending[moment] ? bytesText(r.pending[moment]) : ""], ["free", bytesText(held.bytes) + (held.count ? " in " + countText(held.count) + (held.count === 1 ? " hole" : " holes") : "")], ["reserved", bytesText(r.reserved[moment])]].filter(([, value]) => value);
+  its("moment_numbers").replaceChildren(...all.map(([what, value]) => element("span", {}, what + " ", element("b", {textContent: value}))));
+  text(its("moment_event"), eventText(moment));
+  const failure = r.failures.find(f => f.event === moment);
+  its("why").hidden = !failure;
+  if (failure) text(its("why"), failureText(r, failure, names));
+  if (state.hovered !== null) return;
+  const told = its("moment_text").textContent + ": " + all.map(pair => pair.join(" ")).join(", ") + ". " + eventText(moment);
+  text(its("spoken"), told);
+  const slider = its("chart");
+  slider.setAttribute("aria-valuemin", 0), slider.setAttribute("aria-valuemax", r.events - 1 - r.before);
+  slider.setAttribute("aria-valuenow", moment - r.before), slider.setAttribute("aria-valuetext", told);
 }
 function draw() {
   state.changed = false;
@@ -113,12 +132,9 @@ function draw() {
   chart.draw(stack, {moment: state.moment, hovered: state.hovered, chosen: state.chosen, life: state.lit >= 0 ? [r.born[state.lit], r.gone[state.lit]] : null});
   overview.draw(stack);
   map.draw(stack, moment, state.lit);
-  const held = holes(r, map.layout);
-  text(its("moment_text"), "Operation " + countText(moment - r.before) + ", " + timeText(r.us[moment] - r.us[r.before]) + ": " + bytesText(r.live[moment]) + " live, " +
-    (r.pending[moment] ? bytesText(r.pending[moment]) + " pending, " : "") + bytesText(held.bytes) + " free in " + countText(held.count) + (held.count === 1 ? " hole, " : " holes, ") + bytesText(r.reserved[moment]) + " reserved");
-  text(its("moment_event"), eventText(moment));
+  tellMoment(moment);
   text(its("scale"), bytesText(map.rowBytes) + " a row");
-  drawLegend(moment);
+  legend.draw(stack, state.moment, moment, state.chosen);
   lastDraw = performance.now() - begin;
 }
 function redraw() {
@@ -175,26 +191,31 @@ function listen() {
   });
   its("map").addEventListener("pointerleave", e => { state.lit = -1, tip(e, ""), redraw(); });
   its("map_frame").addEventListener("scroll", redraw);
-  its("legend").onclick = e => {
-    const row = e.target.closest("tr[data-at]");
-    if (row) state.chosen = state.chosen === +row.dataset.at ? -1 : +row.dataset.at, redraw();
-  };
+  its("find").oninput = e => { legend.search = e.target.value, redraw(); };
   const show = () => { chart.view = [...chart.whole], redraw(); };
   its("whole").onclick = show, its("peak").onclick = () => setMoment(recording.peak);
+  // From the last failure on to the one before it, then around.
+  its("failure").onclick = () => {
+    const before = recording.failures.filter(f => f.event < state.moment).at(-1) || recording.failures.at(-1);
+    if (before) setMoment(before.event);
+  };
   its("closer").onclick = () => { map.scale(map.closeness + 1), redraw(); };
   its("farther").onclick = () => { map.scale(map.closeness - 1), redraw(); };
   its("arena").onchange = e => { map.choose(e.target.value === "" ? undefined : +e.target.value), redraw(); };
   its("device").onchange = e => { showDevice(+e.target.value), redraw(); };
   addEventListener("keydown", e => {
-    if (e.target.matches("select") || e.ctrlKey || e.metaKey) return;
-    const act = {ArrowLeft: () => setMoment(state.moment - 1), ArrowRight: () => setMoment(state.moment + 1), p: () => setMoment(recording.peak), 0: show, "+": its("closer").onclick, "-": its("farther").onclick}[e.key];
+    if (e.target.matches("select, input, [role=radio]") || e.ctrlKey || e.metaKey || e.altKey) return;
+    const act = {ArrowLeft: () => setMoment(state.moment - 1), ArrowRight: () => setMoment(state.moment + 1), p: () => setMoment(recording.peak), f: its("failure").onclick, "/": () => its("find").focus(), 0: show, "+": its("closer").onclick, "-": its("farther").onclick}[e.key];
     if (act) act(), e.preventDefault();
   });
   new ResizeObserver(redraw).observe(document.body);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 }
 
-text(its("title"), names.title);
+const [title, ...detail] = names.title.split("\n");
+text(its("title"), title), text(its("detail"), detail.join(" ")), its("detail").hidden = !detail.length;
+document.title = title;
+document.querySelector("main").classList.toggle("compared", Boolean(names.since));
 if (names.devices.length) {
   its("device").replaceChildren(...names.devices.map((d, i) => new Option("gpu:" + d.device, i)));
   its("device_choice").hidden = names.devices.length < 2;

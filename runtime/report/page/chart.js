@@ -123,12 +123,30 @@ class Chart {
     }
     pen.textAlign = "center", pen.textBaseline = "top";
     const zero = this.axis === "time" ? 0 : this.recording.before, from = this.view[0] - zero, to = this.view[1] - zero;
-    const all = steps(to - from, 7, 10), step = all[1] || 1;
+    const label = v => this.axis === "time" ? timeText(v) : countText(v);
+    const all = steps(to - from, 7, 10), room = this.plotWidth / (to - from);
+    let step = all[1] || 1;
+    // Labels keep apart in a narrow window: steps grow until the widest label fits between two.
+    while (step * room < pen.measureText(label(Math.floor(to / step) * step)).width + 14 && step < to - from) step *= 2;
     for (let v = Math.ceil(from / step) * step; v <= to; v += step) {
-      const x = this.pixelOf(v + zero);
-      if (x < this.left + 20 || x > width - 30) continue;
-      pen.fillText(this.axis === "time" ? timeText(v) : countText(v), x, height - this.bottom + 7);
+      const x = this.pixelOf(v + zero), half = pen.measureText(label(v)).width / 2;
+      if (x - half < this.left - 6 || x + half > width - 2) continue;
+      pen.fillText(label(v), x, height - this.bottom + 7);
       pen.fillRect(x, height - this.bottom, 1, 4);
+    }
+  }
+  // Named moments, such as the rounds of a replay.
+  marks(pen, marks, tallPixels) {
+    pen.font = "11px system-ui, 'DejaVu Sans', sans-serif", pen.textAlign = "left", pen.textBaseline = "top";
+    pen.strokeStyle = colourOf("--soft"), pen.fillStyle = colourOf("--soft"), pen.lineWidth = 1;
+    let free = this.left;
+    for (const mark of marks) {
+      const x = Math.round(this.pixelOf(this.xOf(mark.event))) + 0.5;
+      if (x < this.left || x > this.left + this.plotWidth) continue;
+      pen.setLineDash([3, 3]), pen.beginPath(), pen.moveTo(x, this.top), pen.lineTo(x, this.top + tallPixels), pen.stroke(), pen.setLineDash([]);
+      if (x + 4 < free) continue;
+      pen.fillText(mark.name, x + 4, this.top);
+      free = x + 12 + pen.measureText(mark.name).width;
     }
   }
   reservedLine(pen, columns, base, height, tall) {
@@ -149,6 +167,7 @@ class Chart {
     this.scales(pen, width, height, tall);
     this.areas(pen, stack, columns, this.left, base, tallPixels, tall, chosen);
     this.reservedLine(pen, columns, base, tallPixels, tall);
+    this.marks(pen, r.marks, tallPixels);
     for (const f of r.failures) {
       const x = this.pixelOf(this.xOf(f.event));
       if (x < this.left || x > width) continue;

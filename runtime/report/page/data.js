@@ -10,9 +10,9 @@ function decoded(base64) {
 }
 
 class Recording {
-  constructor(meta) {
+  constructor(meta, marks = []) {
     const n = this.events = meta.events, blocks = meta.blocks, ranges = meta.ranges;
-    this.pools = meta.pools, this.device = meta.device, this.before = Math.min(meta.before, Math.max(n - 1, 0)), this.hasHistory = n > meta.before, this.beginUs = meta.begin_us, this.blocks = blocks;
+    this.earlier = meta.earlier, this.pools = meta.pools, this.device = meta.device, this.before = Math.min(meta.before, Math.max(n - 1, 0)), this.hasHistory = n > meta.before, this.beginUs = meta.begin_us, this.blocks = blocks;
     this.kind = new Uint8Array(n), this.what = new Uint32Array(n), this.us = new Float64Array(n);
     this.live = new Float64Array(n), this.pending = new Float64Array(n), this.reserved = new Float64Array(n);  // bytes after each event
     this.at = new Float64Array(blocks), this.bytes = new Float64Array(blocks), this.site = new Uint32Array(blocks), this.stream = new Uint16Array(blocks);
@@ -21,6 +21,7 @@ class Recording {
     this.ranges = [], this.failures = [], this.rangeCount = ranges;
     this.read(decoded(meta.data));
     this.byAddress = Uint32Array.from({length: blocks}, (_, b) => b).sort((a, b) => this.at[a] - this.at[b] || a - b);
+    this.marks = marks.map(([us, name]) => ({name, event: Math.max(this.before, this.firstAfter(us - this.beginUs))})).filter(m => m.event < n);
     this.peak = this.before;
     for (let i = this.before; i < n; ++i) if (this.live[i] + this.pending[i] > this.live[this.peak] + this.pending[this.peak]) this.peak = i;
   }
@@ -86,18 +87,27 @@ class Recording {
     }
   }
 
-  // The last moment whose time is at most `us`.
-  momentAt(us) {
+  // The first moment whose time is later than `us`.
+  firstAfter(us) {
     let low = 0, high = this.events;
     while (low < high) {
       const middle = (low + high) >> 1;
       if (this.us[middle] <= us) low = middle + 1; else high = middle;
     }
-    return Math.max(low - 1, this.before);
+    return low;
   }
+  // The last moment whose time is at most `us`.
+  momentAt(us) { return Math.max(this.firstAfter(us) - 1, this.before); }
 
-  // All memory held from the driver at a moment, by address: contiguous stretches with their blocks.
+  // All memory held from the driver at a moment, by address: contiguous stretches with their blocks. The last
+  // answer is kept, because a view that scrolls or zooms asks for the same moment again.
   layout(moment, stream) {
+    if (this.laid && this.laid.moment === moment && this.laid.stream === stream) return this.laid.stretches;
+    const stretches = this.layoutOf(moment, stream);
+    this.laid = {moment, stream, stretches};
+    return stretches;
+  }
+  layoutOf(moment, stream) {
     const stretches = [];
     for (const r of this.ranges) {
       if (r.born > moment || r.gone <= moment || (stream !== undefined && r.stream !== stream)) continue;

@@ -39,14 +39,17 @@ const SIZES = [[4 << 10, "up to 4 KiB"], [32 << 10, "up to 32 KiB"], [256 << 10,
 const SIZE_COLOURS = ["#3b4cc0", "#5a78e4", "#7fa1f7", "#8fc3e8", "#7ecbb0", "#9bd27a", "#e3cf57", "#f2a541", "#e2673b", "#b7233a"];
 const COLOURS = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#c2a93b", "#5f7f95", "#a3a7ad"];
 
-// names, colours: of the categories; of: the category of each block.
+// names, colours: of the categories; of: the category of each block; others: the category of all other keys, or
+// -1; since: what each category grew by since an earlier snapshot, if the page has one.
 class Stack {
-  constructor(recording, by, recordingNames) {
-    this.recording = recording;
+  // also: a key that has a category of its own, though it is not among the highest
+  constructor(recording, by, recordingNames, also) {
+    this.recording = recording, this.by = by, this.others = -1, this.also = also;
     this.of = new Uint8Array(recording.blocks);
     if (by === "size") this.bySize();
     else if (by === "stream") this.byKey(recording.stream, k => "stream " + recordingNames.streams[k]);
     else this.byKey(recording.site.map(site => recordingNames.sites[site][0]), k => recordingNames.lines[k], k => this.callsOf(k, recordingNames));
+    if (by === "line" && recording.earlier) this.compare();
     const k = this.names.length, n = recording.events;
     this.sums = new Float64Array(k * Math.ceil(n / CHUNK)), this.now = new Float64Array(k), this.nowAt = -1;
     for (let i = 0; i < n; ++i) {
@@ -63,6 +66,7 @@ class Stack {
     all.forEach((c, i) => number[c] = i);
     for (let b = 0; b < this.of.length; ++b) this.of[b] = number[this.of[b]];
     this.names = all.map(c => SIZES[c][1]), this.colours = all.map(c => SIZE_COLOURS[c]), this.details = all.map(() => "");
+    this.keys = [], this.shown = 0;
   }
   // The keys with the highest peaks, and the rest as one category.
   byKey(key, nameOf, detailOf = () => "") {
@@ -78,13 +82,42 @@ class Stack {
       }
     }
     const byPeak = [...peak.keys()].sort((a, b) => peak.get(b) - peak.get(a));
+    const wanted = byPeak.indexOf(this.also);
+    if (wanted >= MOST) byPeak.splice(MOST - 1, 0, ...byPeak.splice(wanted, 1));
     const shown = byPeak.slice(0, byPeak.length <= MOST + 1 ? MOST + 1 : MOST), number = new Map(shown.map((k, i) => [k, i]));
     const others = byPeak.length - shown.length;
+    this.keys = byPeak, this.shown = shown.length, this.key = key, this.nameOf = nameOf;
     for (let b = 0; b < this.of.length; ++b) { const n = number.get(key[b]); this.of[b] = n === undefined ? shown.length : n; }
     this.names = shown.map(nameOf), this.details = shown.map(detailOf), this.colours = shown.map((_, i) => COLOURS[i % COLOURS.length]);
     const most = byPeak.slice(shown.length, shown.length + 20).map(k => bytesText(peak.get(k)) + "  " + nameOf(k));
-    if (others) this.names.push(countText(others) + " others"), this.details.push(most.join("\n") + (others > most.length ? "\n…" : "")), this.colours.push("#a3a7ad");
+    if (others) this.others = shown.length, this.names.push(countText(others) + " others"), this.details.push(most.join("\n") + (others > most.length ? "\n…" : "")), this.colours.push("#a3a7ad");
   }
+  // The keys of the last category, the highest first.
+  inOthers() { return this.others < 0 ? [] : this.keys.slice(this.shown); }
+  // Live bytes of some keys at a moment.
+  sumsOf(keys, moment) {
+    const r = this.recording, sums = new Map(keys.map(k => [k, 0]));
+    if (!keys.length) return [];
+    for (let b = 0; b < r.blocks; ++b) {
+      if (r.born[b] > moment || r.freed[b] <= moment) continue;
+      const sum = sums.get(this.key[b]);
+      if (sum !== undefined) sums.set(this.key[b], sum + r.bytes[b]);
+    }
+    return keys.map(k => sums.get(k));
+  }
+  // A line is the same in both snapshots if its name is.
+  compare() {
+    const r = this.recording, before = new Map(r.earlier), last = r.events - 1, at = this.sumsOf(this.keys, last);
+    const growth = new Map();
+    this.keys.forEach((k, i) => {
+      const name = this.nameOf(k);
+      growth.set(k, at[i] - (before.get(name) || 0)), before.delete(name);
+    });
+    this.growth = growth;
+    this.since = this.names.map((_, i) => i === this.others ? this.inOthers().reduce((sum, k) => sum + growth.get(k), 0) : growth.get(this.keys[i]));
+    this.gone = [...before];  // lines that hold nothing in this recording
+  }
+  sinceOf(key) { return this.growth ? this.growth.get(key) : 0; }
   // The calls that led to a line's most bytes.
   callsOf(line, recordingNames) {
     const r = this.recording, sums = new Map();

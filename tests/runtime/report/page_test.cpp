@@ -4,15 +4,13 @@
 #include "runtime/report/snapshot.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <random>
 #include <sstream>
 
+#include "tests/support/browser.h"
 #include "tests/support/seeds.h"
 
 namespace weir::report {
@@ -151,39 +149,6 @@ std::string expected(made_up const& p, std::size_t from) {
   return out.str();
 }
 
-// Not under the checker, because these tests use no machine.
-bool has_browser() {
-  return !std::getenv("WEIR_CHECK_RACES") && std::system("command -v chromium > /dev/null 2>&1") == 0;
-}
-
-// Returns: the page's document after `script` ran in it.
-std::string in_browser(std::string page, std::string const& script, char const* name, bool picture = false) {
-  auto const folder = std::filesystem::temp_directory_path() / ("weir_page_" + std::to_string(getpid()));
-  std::filesystem::create_directories(folder);
-  std::size_t const body = page.find("<body>");
-  page.insert(body + 6,
-              "<script>const failures = []; addEventListener('error', e => failures.push(e.message + ' at line ' + "
-              "e.lineno));</script>");
-  page.insert(page.rfind("</body>"), "<pre id='answer'></pre><script>\n" + script + "\n</script>");
-  auto const file = folder / (std::string(name) + ".html");
-  std::ofstream(file, std::ios::binary) << page;
-  std::string const command =
-      "chromium --headless --no-sandbox --disable-gpu --window-size=1440,1000 --virtual-time-budget=20000 "
-      "--user-data-dir=" +
-      (folder / "profile").string() +
-      (picture ? " --screenshot=" + (folder / name).string() + ".png" : std::string(" --dump-dom")) + " file://" +
-      file.string() + " 2> " + (folder / "log").string();
-  std::string out;
-  if (FILE* const pipe = popen(command.c_str(), "r")) {
-    char part[4096];
-    while (std::size_t const n = std::fread(part, 1, sizeof part, pipe)) out.append(part, n);
-    pclose(pipe);
-  }
-  std::size_t const from = out.find("<pre id=\"answer\">"), to = out.find("</pre>", from);
-  if (!std::getenv("WEIR_TEST_KEEP")) std::filesystem::remove_all(folder);
-  return from == out.npos ? "no answer" : out.substr(from + 17, to - from - 17);
-}
-
 // Each check computes its value in another way than the page.
 constexpr char const* checks = R"js(
 const check = (what, yes) => { if (!yes) failures.push(what); };
@@ -239,7 +204,7 @@ send("chart", "pointerdown", 500, 100), send("chart", "pointermove", 460, 100), 
 check("drag moves", chart.view[0] > edge);
 send("chart", "pointermove", 400, 100), draw();
 check("hover tells", !at("tip").hidden && /live and pending, .* reserved\noperation /.test(at("tip").textContent));
-check("the moment is the hovered one", at("moment_text").textContent.includes("Operation " + countText(chart.momentUnder(400) - r.before) + ","));
+check("the moment is the hovered one", at("moment_text").textContent.toLowerCase().includes("operation " + countText(chart.momentUnder(400) - r.before) + ","));
 send("chart", "pointerdown", 400, 100), send("chart", "pointerup", 400, 100), send("chart", "pointerleave", 400, 100);
 check("click chooses", state.moment === chart.momentUnder(400) && state.hovered === null);
 const chosen = state.moment;
@@ -261,12 +226,12 @@ check("closer", map.rowBytes === rowBytes / 2);
 at("farther").click(), at("arena").value = String(map.lanes[1].stream), at("arena").onchange({target: at("arena")}), draw();
 check("one stream", map.layout.every(s => s.stream === map.lanes[1].stream) && map.layout.length > 0);
 at("arena").value = "", at("arena").onchange({target: at("arena")});
-at("legend").querySelector("tr[data-at]").click(), draw();
+at("legend").querySelector(".name").click(), draw();
 check("a category is chosen", state.chosen >= 0);
 at("by").children[1].click(), draw();
 check("names are text, not tags", stack.names.includes("model/embedding.cpp:8") && stack.details.some(d => d.includes("lookup & scale")));
 const cost = what => { const t = []; for (let k = 0; k < 15; ++k) { what(k), draw(), t.push(lastDraw); } return t.sort((a, b) => a - b)[7].toFixed(1) + " ms"; };
-const costs = "whole " + cost(() => {}) + ", hover " + cost(k => state.hovered = r.before + Math.floor(k * (r.events - r.before) / 16)) + ", zoomed " + cost(k => chart.zoom(0.7, 400));
+const costs = "scrolled " + cost(k => map.frame.scrollTop = k * 40) + ", whole " + cost(() => {}) + ", hover " + cost(k => state.hovered = r.before + Math.floor(k * (r.events - r.before) / 16)) + ", zoomed " + cost(k => chart.zoom(0.7, 400));
 at("answer").textContent = failures.length ? failures.slice(0, 12).join("\n") : "well; " + costs;
 )js";
 
@@ -276,30 +241,29 @@ std::string script_for(made_up const& p, std::size_t from) {
 }
 
 TEST(page, shows_events_and_takes_pointer_and_keys) {
-  if (!has_browser()) GTEST_SKIP() << "no chromium on this machine (apt-get install chromium), or under the checker";
+  if (!tests::has_browser()) GTEST_SKIP() << "no chromium on this machine (apt-get install chromium), or under the checker";
   std::size_t const entries = tests::number_from_environment("WEIR_TEST_EVENTS", 30'000);
   made_up const p(tests::seeds("page", 1).first(), entries);
   for (std::size_t const from : {std::size_t{0}, entries / 2}) {
     SCOPED_TRACE("from entry " + std::to_string(from));
     device_snapshot const d = later_part(p, from);
     std::string const answer =
-        in_browser(page({&d, 1}, {}, "a <b>made up</b> & random program"), script_for(p, from), "page");
+        tests::in_browser(page({&d, 1}, {}, "a <b>made up</b> & random program"), script_for(p, from), "page");
     std::printf("%s\n", answer.c_str());
     EXPECT_TRUE(answer.starts_with("well")) << answer;
   }
   if (std::getenv("WEIR_TEST_KEEP"))
-    (void)in_browser(page({&p.snapshot, 1}, {}, "a made up program"), "", "picture", true);
+    (void)tests::in_browser(page({&p.snapshot, 1}, {}, "a made up program"), "", "picture", true);
 }
 
 std::string answer_of(device_snapshot const& d, std::span<stack_of const> stacks, std::string const& expression,
                       char const* name) {
-  return in_browser(page({&d, 1}, stacks, ""),
-                    "document.getElementById('answer').textContent = failures.join() + " + expression, name);
+  return tests::told_by(page({&d, 1}, stacks, ""), expression, name);
 }
 
 // Two ways to one line are one colour. What is under the pointer tells which way it was.
 TEST(page, a_line_is_one_category_whichever_calls_led_there) {
-  if (!has_browser()) GTEST_SKIP() << "no chromium on this machine (apt-get install chromium), or under the checker";
+  if (!tests::has_browser()) GTEST_SKIP() << "no chromium on this machine (apt-get install chromium), or under the checker";
   source_location const line{"/home/me/train.py", "train", 30}, other{"/home/me/train.py", "train", 34};
   std::vector<stack_of> const stacks{{1, {{"norm", "functional.py", 2935}, {"train", "/home/me/train.py", 30}}},
                                      {2, {{"linear", "linear.py", 134}, {"train", "/home/me/train.py", 30}}}};
@@ -315,7 +279,7 @@ TEST(page, a_line_is_one_category_whichever_calls_led_there) {
 
 // A page must not look like the whole of a program of which it has a part.
 TEST(page, of_a_part_says_so) {
-  if (!has_browser()) GTEST_SKIP() << "no chromium on this machine (apt-get install chromium), or under the checker";
+  if (!tests::has_browser()) GTEST_SKIP() << "no chromium on this machine (apt-get install chromium), or under the checker";
   device_snapshot d{0, {{0x1000, 1 << 20, 1, false, {{0x1000, 4096, 4096, block_state::active_allocated, {}}}}}, {}};
   constexpr char const* facts = "document.getElementById('facts').textContent";
   EXPECT_NE(answer_of(d, {}, facts, "state").find("no history: the state at one moment"), std::string::npos);
@@ -327,11 +291,8 @@ TEST(page, of_a_part_says_so) {
 }
 
 TEST(page, of_nothing_says_so) {
-  if (!has_browser()) GTEST_SKIP() << "no chromium on this machine (apt-get install chromium), or under the checker";
-  EXPECT_EQ(in_browser(page({}, {}, ""),
-                       "document.getElementById('answer').textContent = failures.join() + "
-                       "document.getElementById('facts').textContent",
-                       "nothing"),
+  if (!tests::has_browser()) GTEST_SKIP() << "no chromium on this machine (apt-get install chromium), or under the checker";
+  EXPECT_EQ(tests::told_by(page({}, {}, ""), "document.getElementById('facts').textContent", "nothing"),
             "Nothing was recorded.");
 }
 
