@@ -120,6 +120,7 @@ int command(int argc, char** argv) try {
       static_cast<double>(weir::max_memory_reserved()) / (1 << 20),
       static_cast<double>(weir::pinned_memory_stats().reserved_bytes.all.peak) / (1 << 20),
       pipeline::picture(o.spans).c_str());
+  std::printf("overlap  %.1f of the five stages at a time, in the mean\n", pipeline::at_a_time(o.spans));
   if (!check) return 0;
   bool const right = pipeline::checksum_of_restored(s.output) == o.checksum;
   std::printf("checksum %016llx: %s\n", static_cast<unsigned long long>(o.checksum),

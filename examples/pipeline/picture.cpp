@@ -38,4 +38,14 @@ std::string picture(std::vector<span> const& all, int columns) {
   return text + scale;
 }
 
+double at_a_time(std::vector<span> const& all) {
+  if (all.empty()) return 0;
+  double sum = 0, from = 1e300, to = 0;
+  for (span const& s : all) {
+    sum += s.to - s.from;
+    from = std::min(from, s.from), to = std::max(to, s.to);
+  }
+  return sum / std::max(to - from, 1e-6);
+}
+
 }  // namespace pipeline

@@ -42,5 +42,7 @@ void require_room(std::filesystem::path const& file, std::size_t bytes);
 // Returns: a text that shows which stages overlapped: a row per stage, a column per time step, and in each
 // cell the last digit of the active batch.
 std::string picture(std::vector<span> const&, int columns = 64);
+// Returns: how many stages ran at a time in the mean, from the first begin to the last end. 1: none overlapped.
+double at_a_time(std::vector<span> const&);
 
 }  // namespace pipeline

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <iostream>
+#include <string>
 #include <string_view>
 
 #include "examples/ending.h"
@@ -12,9 +13,10 @@ namespace {
 
 void usage(std::ostream& to) {
   to << "usage: questions [NAME]...\nAnswers to questions about memory, each by a small program; all of them without a "
-        "name.\nexit status: 0 ok, 1 error, 2 usage\nthere are:";
-  for (questions::question const& q : questions::all()) to << ' ' << q.name;
-  to << '\n';
+        "name.\n\nquestions:\n";
+  for (questions::question const& q : questions::all())
+    to << "  " << q.name << std::string(10 - q.name.size(), ' ') << q.asks << '\n';
+  to << "\nexit status: 0 ok, 1 error, 2 usage\n";
 }
 
 int command(int argc, char** argv) try {

@@ -186,8 +186,13 @@ void told(std::ostream& out) {
   weir::on_log({});
 }
 
-constexpr question list[] = {{"reserved", reserved}, {"holds", holds},     {"oom", oom},  {"line", line},
-                             {"pending", pending},   {"overlap", overlap}, {"told", told}};
+constexpr question list[] = {{"reserved", "Why is reserved larger than allocated?", reserved},
+                             {"holds", "Who holds the 3 GiB?", holds},
+                             {"oom", "Why did this run out of memory with 7 GiB free?", oom},
+                             {"line", "Which line leaks?", line},
+                             {"pending", "I gave it back. Who still holds it?", pending},
+                             {"overlap", "Is my copy overlapped?", overlap},
+                             {"told", "What is weir doing?", told}};
 
 }  // namespace
 

@@ -10,6 +10,7 @@ namespace questions {
 
 struct question {
   std::string_view name;
+  std::string_view asks;  // the heading of its answer on the page
   void (*answer)(std::ostream&);
 };
 std::span<question const> all();

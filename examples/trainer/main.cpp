@@ -192,8 +192,9 @@ void panel(int replicas, settings const& s, trainer::report const& report, train
   bool const one_process = report.replicas == static_cast<std::size_t>(replicas);
   std::printf("\nshown     data-parallel training on %s, a replica on each of %d%s\n",
               weir::runtime::current().description().c_str(), replicas, one_process ? "" : " processes");
-  std::printf("learned   loss %.2f -> %.2f in %lld steps, %.1f s\n", report.loss(report.first_step),
-              report.loss(s.steps - 1), static_cast<long long>(s.steps - report.first_step), seconds);
+  std::printf("learned   in %lld steps, %.1f s; validation loss %.4f, over %lld characters that no step has seen\n",
+              static_cast<long long>(s.steps - report.first_step), seconds, out.validation_loss,
+              static_cast<long long>(out.validation_rows));
   std::printf("replicas  %s; gradients were shared in %d buckets during the backward pass\n",
               out.agree() ? "agree bit for bit" : "DIFFER", out.buckets);
   std::printf("memory    at the peak");
@@ -289,8 +290,6 @@ int run(asked a) {
     else weir::dump_memory_snapshot(a.memory_file);
     std::printf("memory written to %s\n", a.memory_file.c_str());
   }
-  std::printf("validation loss %.4f over %lld characters\n", out.validation_loss,
-              static_cast<long long>(out.validation_rows));
   std::printf("parameters of all replicas: %016llx\n", static_cast<unsigned long long>(out.fingerprints[0]));
   if (s.how.type == weir::float16)
     std::printf("losses were scaled by %.0f at the end; %d step%s left out\n", static_cast<double>(out.scale.by),

@@ -19,7 +19,7 @@ void progress::show(std::int64_t step, double loss, double characters) {
   if (!terminal_) {
     if (step < next_line_) return;
     next_line_ = step + (steps_ + 9) / 10;
-    std::printf("step %6lld of %lld   loss %.4f   %.0f characters/s\n", static_cast<long long>(step),
+    std::printf("step %6lld of %lld   training loss %.4f   %.0f characters/s\n", static_cast<long long>(step),
                 static_cast<long long>(steps_), loss, speed);
     std::fflush(stdout);
     return;
@@ -31,7 +31,7 @@ void progress::show(std::int64_t step, double loss, double characters) {
   std::string bar;
   for (int i = 0; i < width; ++i) bar += i < full ? "█" : "░";
   double const left = step > 0 ? seconds * static_cast<double>(steps_ - step) / static_cast<double>(step) : 0;
-  std::printf("\r%s %3lld%%  loss %.4f  %.0f characters/s  %.0f s left \033[K", bar.c_str(),
+  std::printf("\r%s %3lld%%  training loss %.4f  %.0f characters/s  %.0f s left \033[K", bar.c_str(),
               static_cast<long long>(steps_ ? step * 100 / steps_ : 100), loss, speed, left);
   std::fflush(stdout);
 }

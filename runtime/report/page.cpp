@@ -42,6 +42,10 @@ std::string short_name(std::string_view file, unsigned line) {
   return std::string(file) + (line ? ":" + std::to_string(line) : "");
 }
 constexpr char const* no_line = "(line not known)";
+std::string full_name(source_location const& at) {
+  if (!at.file_name()) return no_line;
+  return std::string(at.file_name()) + (at.line() ? ":" + std::to_string(at.line()) : "");
+}
 
 // Lines of the program, calls and streams, numbered once for all devices. A site is a line and the calls that led to
 // it. Calls are a tree, the outermost nearest the root: two stacks share what they have in common outside.
@@ -285,6 +289,52 @@ std::map<std::string, line_use> live_lines(device_snapshot const& d) {
     }
   }
   return all;
+}
+
+// The lines that hold most, from the state before the recording and its events.
+peak_of_recording peak_of(device_snapshot const& d) {
+  struct held {
+    std::size_t bytes = 0;
+    std::string line;
+  };
+  std::map<std::uintptr_t, held> live;
+  std::size_t now = 0;
+  for (auto const& [at, b] : before_the_trace(d).blocks) {
+    if (b.given_back) continue;
+    live[at] = {b.bytes, full_name(b.where)};
+    now += b.bytes;
+  }
+  peak_of_recording peak{now, d.trace.empty() ? 0 : d.trace.front().us, {}};
+  std::size_t at_event = 0;
+  // Two passes over the events: the first finds the moment, the second stops there.
+  auto const play = [&](std::size_t events, auto&& then) {
+    for (std::size_t i = 0; i < events; ++i) {
+      trace_entry const& e = d.trace[i];
+      auto const known = live.find(e.at);
+      if (known != live.end() && (e.action == "alloc" || e.action == "free_requested")) {
+        now -= known->second.bytes;
+        live.erase(known);
+      }
+      if (e.action != "alloc") continue;
+      live[e.at] = {e.bytes, full_name(e.where)};
+      now += e.bytes;
+      then(i, e);
+    }
+  };
+  auto const first = live;
+  std::size_t const began = now;
+  play(d.trace.size(), [&](std::size_t i, trace_entry const& e) {
+    if (now <= peak.live) return;
+    peak.live = now, peak.us = e.us, at_event = i + 1;
+  });
+  live = first, now = began;
+  play(at_event, [](std::size_t, trace_entry const&) {});
+  for (auto const& [at, h] : live) {
+    line_use& line = peak.lines[h.line];
+    line.bytes += h.bytes;
+    ++line.blocks;
+  }
+  return peak;
 }
 
 namespace {

@@ -60,4 +60,12 @@ struct line_use {
 };
 std::map<std::string, line_use> live_lines(device_snapshot const&);
 
+// The moment of the recording with the most live bytes. It is the end, where there is no history.
+struct peak_of_recording {
+  std::size_t live = 0;  // bytes
+  std::int64_t us = 0;   // since 1970
+  std::map<std::string, line_use> lines;  // by file and line, with the whole path
+};
+peak_of_recording peak_of(device_snapshot const&);
+
 }  // namespace weir::report

@@ -51,6 +51,21 @@ std::string where_text(source_location const& at) {
   return base::visible(at.file_name()) + (at.line() ? ":" + std::to_string(at.line()) : "");
 }
 
+// Where the most was live, unless that is the end: the lines that held most then.
+void print_peak(report::device_snapshot const& d, size_t live_at_the_end) {
+  report::peak_of_recording const peak = report::peak_of(d);
+  if (d.trace.empty() || peak.live <= live_at_the_end) return;
+  std::printf("  at the peak, %.1f ms after the recording began, %s were live:\n",
+              static_cast<double>(peak.us - d.trace.front().us) / 1e3, bytes_text(peak.live).c_str());
+  std::vector<std::pair<std::string, report::line_use>> sorted(peak.lines.begin(), peak.lines.end());
+  std::sort(sorted.begin(), sorted.end(), [](auto const& a, auto const& b) { return a.second.bytes > b.second.bytes; });
+  for (size_t i = 0; i < std::min<size_t>(sorted.size(), 5); ++i)
+    std::printf("  %12s in %7zu blocks  %s\n", bytes_text(sorted[i].second.bytes).c_str(), sorted[i].second.blocks,
+                base::visible(sorted[i].first).c_str());
+  if (sorted.size() > 5) std::printf("  and %zu more lines\n", sorted.size() - 5);
+  std::printf("  at the end:\n");
+}
+
 // Live blocks by the line that allocated them, in descending order of bytes.
 void print_lines(report::device_snapshot const& d) {
   struct line {
@@ -84,6 +99,7 @@ void print(report::device_snapshot const& d) {
       bytes_text(s.pending).c_str(), bytes_text(s.reserved - s.live - s.pending).c_str(), s.holes,
       bytes_text(s.largest).c_str(),
       d.trace.empty() ? "no history: the state at one moment" : (std::to_string(d.trace.size()) + " events").c_str());
+  print_peak(d, s.requested);
   print_lines(d);
 }
 

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <random>
@@ -254,6 +255,22 @@ TEST(page, shows_events_and_takes_pointer_and_keys) {
   }
   if (std::getenv("WEIR_TEST_KEEP"))
     (void)tests::in_browser(page({&p.snapshot, 1}, {}, "a made up program"), "", "picture", true);
+}
+
+// The text of a snapshot tells the peak from the same events as the page.
+TEST(page, has_the_peak_that_the_text_tells) {
+  constexpr std::size_t entries = 20'000;
+  made_up const p(tests::seeds("peaks", 1).first(), entries);
+  for (std::size_t const from : {std::size_t{0}, entries / 2}) {
+    SCOPED_TRACE("from entry " + std::to_string(from));
+    auto const most = std::max_element(p.live.begin() + static_cast<std::ptrdiff_t>(from), p.live.end());
+    peak_of_recording const told = peak_of(later_part(p, from));
+    EXPECT_EQ(told.live, static_cast<std::size_t>(*most));
+    EXPECT_EQ(told.us, p.snapshot.trace[static_cast<std::size_t>(most - p.live.begin())].us);
+    std::size_t sum = 0;
+    for (auto const& [line, use] : told.lines) sum += use.bytes;
+    EXPECT_EQ(sum, told.live);
+  }
 }
 
 std::string answer_of(device_snapshot const& d, std::span<stack_of const> stacks, std::string const& expression,
