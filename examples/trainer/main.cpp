@@ -12,6 +12,7 @@
 #include <iostream>
 #include <numeric>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -59,50 +60,86 @@ weir::dtype type_of(std::string const& name) {
   throw examples::usage_error("--dtype " + name + ": choose fp32, bf16 or fp16");
 }
 
+// The options in two columns, with defaults, in lines of at most 100 characters.
+std::string help_of(po::options_description const& all) {
+  std::string out;
+  std::size_t wide = 0;
+  auto const left = [](po::option_description const& o) {
+    if (o.long_name() == "help") return std::string("-h, --help");
+    std::string const value = o.semantic()->max_tokens() ? " " + o.semantic()->name() : "";
+    return "--" + o.long_name() + value.substr(0, value.find(" (="));
+  };
+  for (auto const& o : all.options()) wide = std::max(wide, left(*o).size());
+  for (auto const& o : all.options()) {
+    std::string line = "  " + left(*o) + std::string(wide - left(*o).size() + 1, ' ');
+    std::string const value = o->semantic()->max_tokens() ? o->semantic()->name() : "";
+    std::size_t const given = value.find("(=");
+    std::istringstream words(o->description() + (given == value.npos ? "" : " (default: " + value.substr(given + 2)));
+    for (std::string word; words >> word;) {
+      if (line.size() + 1 + word.size() > 100) out += line + "\n", line = std::string(wide + 3, ' ');
+      line += " " + word;
+    }
+    out += line + "\n";
+  }
+  return out;
+}
+
 std::optional<asked> parse(int argc, char** argv) {
   asked a;
   settings& s = a.with;
-  po::options_description all("trainer: a character-level language model, data-parallel over all devices");
+  po::options_description all("trainer");
   all.add_options()
-      ("help,h", "this text")("version", "print the version")
-      ("text", po::value(&s.text_file)->required(), "the text to learn; its last tenth is kept for validation")
-      ("devices", po::value(&a.devices), "auto | cuda | sim[:N[:SIZE]]; WEIR_DEVICES, else auto")
-      ("replicas", po::value(&a.replicas), "devices to train on; all of them")
-      ("steps", po::value(&s.steps)->default_value(s.steps), "steps")
-      ("batch", po::value(&s.batch)->default_value(s.batch), "rows of a global batch, over all replicas")
-      ("context", po::value(&s.shape.context)->default_value(s.shape.context), "characters the model sees")
-      ("embedding", po::value(&s.shape.embedding)->default_value(s.shape.embedding), "numbers a character becomes")
-      ("hidden", po::value(&s.shape.hidden)->default_value(s.shape.hidden), "width of a dense layer")
-      ("layers", po::value(&s.shape.layers)->default_value(s.shape.layers), "dense layers before the last one")
-      ("dtype", po::value(&a.type)->default_value(a.type),
-          "fp32 | bf16 | fp16: what products read and activations are kept in; parameters stay fp32, and with fp16 "
-          "losses are scaled")
+      ("text", po::value(&s.text_file)->required()->value_name("FILE"),
+          "The text to learn. Its last tenth is kept for validation.")
+      ("devices", po::value(&a.devices)->value_name("DEVICES"),
+          "auto, cuda or sim[:N[:SIZE]]. Without the option, WEIR_DEVICES, else auto.")
+      ("replicas", po::value(&a.replicas)->value_name("N"), "Number of devices to train on. Without the option, all.")
+      ("steps", po::value(&s.steps)->default_value(s.steps)->value_name("N"), "Number of training steps.")
+      ("batch", po::value(&s.batch)->default_value(s.batch)->value_name("N"),
+          "Number of rows of a global batch, of all replicas together.")
+      ("context", po::value(&s.shape.context)->default_value(s.shape.context)->value_name("N"),
+          "Number of characters from which the model predicts the next one.")
+      ("embedding", po::value(&s.shape.embedding)->default_value(s.shape.embedding)->value_name("N"),
+          "Length of the vector of a character.")
+      ("hidden", po::value(&s.shape.hidden)->default_value(s.shape.hidden)->value_name("N"), "Width of a dense layer.")
+      ("layers", po::value(&s.shape.layers)->default_value(s.shape.layers)->value_name("N"),
+          "Number of dense layers before the last one.")
+      ("dtype", po::value(&a.type)->default_value(a.type)->value_name("TYPE"),
+          "fp32, bf16 or fp16: the type of activations and of the inputs of products. Parameters stay fp32. With fp16 "
+          "the loss is scaled.")
       ("checkpoint", po::bool_switch(&s.how.recompute),
-          "keep few activations and make the others again in the backward pass")
-      ("accumulate", po::value(&s.accumulate)->default_value(s.accumulate),
-          "parts that a replica's share of a batch is worked off in")
+          "Keeps few activations, and computes the others again in the backward pass.")
+      ("accumulate", po::value(&s.accumulate)->default_value(s.accumulate)->value_name("N"),
+          "Number of parts in which a replica computes its share of a batch.")
       ("table", po::bool_switch(&a.table),
-          "memory and time of a step in each of these ways, and no more (--steps: 20 unless given)")
-      ("timeline", po::value(&a.timeline_file),
-          "file for what every stream did and when: ui.perfetto.dev opens it (take few --steps)")
-      ("memory", po::value(&a.memory_file),
-          "file for what memory was taken by which line: a page for a browser if it ends in .html, else a snapshot "
-          "for torch.cuda._memory_viz")
-      ("optimizer", po::value(&a.optimizer)->default_value(a.optimizer), "sgd | adamw")
-      ("rate", po::value(&s.update.rate), "learning rate, at its highest; 0.2, with adamw 0.002")
-      ("momentum", po::value(&s.update.momentum)->default_value(s.update.momentum, "0.9"), "momentum of sgd")
-      ("decay", po::value(&s.update.decay)->default_value(s.update.decay, "0.01"), "weight decay of adamw")
-      ("clip", po::value(&s.update.clip)->default_value(s.update.clip, "0"),
-          "the most that the norm of all gradients may be; 0: no limit")
-      ("seed", po::value(&s.seed)->default_value(s.seed), "seed of parameters, batches and sample")
-      ("sample", po::value(&s.sample)->default_value(s.sample), "characters to write at the end")
-      ("load", po::value(&s.load_file), "checkpoint to go on from")
-      ("save", po::value(&s.save_file), "checkpoint to write at the end")
-      ("save-every", po::value(&s.save_every), "steps between checkpoints, which replace each other in --save")
-      ("resume", po::bool_switch(&a.resume), "go on from the --save file if there is one")
-      ("silence", po::value(&a.silence)->default_value(a.silence, "30"),
-          "seconds without a sign of life after which another process counts as frozen")
-      ("losses", po::value(&s.losses_file), "file for the loss of every step, one a line");
+          "Prints the memory and the time of a step for each of these choices, and does no more. Then --steps is 20 "
+          "unless it is given.")
+      ("timeline", po::value(&a.timeline_file)->value_name("FILE"),
+          "Writes what each stream did and when, for ui.perfetto.dev. Take few --steps.")
+      ("memory", po::value(&a.memory_file)->value_name("FILE"),
+          "Writes which line took which memory: a page for a browser if the name ends in .html, else a snapshot for "
+          "torch.cuda._memory_viz.")
+      ("optimizer", po::value(&a.optimizer)->default_value(a.optimizer)->value_name("NAME"), "sgd or adamw.")
+      ("rate", po::value(&s.update.rate)->value_name("R"),
+          "The highest learning rate. Without the option, 0.2 for sgd and 0.002 for adamw.")
+      ("momentum", po::value(&s.update.momentum)->default_value(s.update.momentum, "0.9")->value_name("M"),
+          "Momentum of sgd.")
+      ("decay", po::value(&s.update.decay)->default_value(s.update.decay, "0.01")->value_name("D"),
+          "Weight decay of adamw.")
+      ("clip", po::value(&s.update.clip)->default_value(s.update.clip, "0")->value_name("NORM"),
+          "The limit of the norm of all gradients. 0 sets no limit.")
+      ("seed", po::value(&s.seed)->default_value(s.seed)->value_name("N"), "Seed of parameters, batches and sample.")
+      ("sample", po::value(&s.sample)->default_value(s.sample)->value_name("N"),
+          "Number of characters that the model writes at the end.")
+      ("load", po::value(&s.load_file)->value_name("FILE"), "The checkpoint from which training starts.")
+      ("save", po::value(&s.save_file)->value_name("FILE"), "The checkpoint that is written at the end.")
+      ("save-every", po::value(&s.save_every)->value_name("N"),
+          "Number of steps between checkpoints. Each replaces the one before in --save.")
+      ("resume", po::bool_switch(&a.resume), "Starts from the --save file if there is one.")
+      ("silence", po::value(&a.silence)->default_value(a.silence, "30")->value_name("SECONDS"),
+          "A process that gives no sign of life for that long counts as frozen.")
+      ("losses", po::value(&s.losses_file)->value_name("FILE"), "Writes the training loss of each step, one a line.")
+      ("version", "Prints the version.")("help,h", "Prints this text.");
   po::variables_map values;
   try {
     po::store(po::command_line_parser(argc, argv).options(all).positional({}).run(), values);
@@ -119,8 +156,10 @@ std::optional<asked> parse(int argc, char** argv) {
     throw examples::usage_error(e.what());
   }
   if (values.count("help")) {
-    std::cout << "usage: trainer --text FILE [OPTIONS]      (./run demo [OPTIONS] has a text)\n"
-              << all
+    std::cout << "usage: trainer --text FILE [OPTIONS]\n"
+                 "Trains a character-level language model, data-parallel over all devices. ./run demo has a text.\n"
+                 "\noptions:\n"
+              << help_of(all)
               << "\nexamples:\n  ./run demo --steps 200 --timeline t.json\n  ./run demo --table --dtype bf16\n"
                  "\nin several processes, one for each device (docs/how-to/several-processes.md):\n"
                  "  mpirun -np 4 trainer --text FILE --save m --save-every 100 --resume\n"
