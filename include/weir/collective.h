@@ -112,14 +112,14 @@ class communicator {
   stamp send_receive(device_span in, int to, device_span out, int from,
                      source_location = source_location::current());
 
-  // Lets NCCL reduce and gather in the pool itself. Each rank passes a registered pool (weir/pool.h) of one
-  // limit. Every collective then takes memory at the same place of that pool on all ranks, or outside of it
+  // Lets NCCL reduce and gather in the pool itself. Before 2.29.7 it uses the pool as any memory: no abort ends its
+  // kernels for registered memory. Each rank passes a registered pool (weir/pool.h) of one limit. Every collective then takes memory at the same place of that pool on all ranks, or outside of it
   // on all. So allocate in one order, and once: a block that several streams used is reused when a rank sees
   // that work complete. The place of all_gather's `in` and reduce_scatter's `out` in the pool is free, and so
   // are send, receive, scatter and gather. The pool keeps its memory until this communicator ends.
   // Blocks: on GPUs, the host, as split. Requires: no capture is under way in this process.
   // Throws: invalid_use (another kind of pool, another device or runtime; registered before; a rank differs),
-  // timed_out (all may call again), not_supported (NCCL is older than 2.28.9), driver_error.
+  // timed_out (all may call again), driver_error.
   void register_pool(pool const&, source_location = source_location::current());
 
   // Returns the path of this rank's last broadcast, scatter or gather, and why: "copies: 3 hops, 42 chunks of
@@ -163,7 +163,7 @@ class collective_group {
   explicit collective_group(communicator const&);
   collective_group(collective_group&&) noexcept;
   collective_group& operator=(collective_group&&) noexcept;
-  ~collective_group();  // enqueues nothing: a group that an exception leaves has no effect
+  ~collective_group();  // enqueues nothing. If an exception unwinds: as ~gradient_buckets
 
   // Add a member: the communicator's calls of these names, which enqueue nothing yet and touch no memory.
   // Throw: invalid_use (counts, a root, a rank), not_supported (an element type). The group stays as it was.
@@ -207,7 +207,8 @@ class gradient_buckets {
   explicit gradient_buckets(communicator&, bucket_options = {});
   gradient_buckets(gradient_buckets&&) noexcept;
   gradient_buckets& operator=(gradient_buckets&&) noexcept;
-  // If an exception unwinds: aborts all ranks if a reduction of this rank still waits for others.
+  // If an exception unwinds: aborts all ranks if a reduction of this rank waits for others. Aborts them as well once
+  // another rank waits for this one's next call, unless an exception unwound that rank's own buckets or group, too.
   ~gradient_buckets();
 
   // Requires: before build(). Returns: 0, 1, 2, …

@@ -10,7 +10,12 @@ struct WEIR_LOCAL collective_group::state {
   int rank;
   std::vector<peer::collective_request> members{};
   std::vector<source_location> from{};  // by member
+  peer::scope_of_exceptions scope{};
 
+  ~state() {
+    if (scope.is_ended() && !all->ended() && !process_is_ending() && !process_was_forked())
+      all->unwound(rank, "an exception ended its collective_group");
+  }
   peer::asking asks(source_location at) const { return {rank, all->size(), at}; }
   void add(peer::collective_request const& r, source_location at) {
     from.push_back(at);

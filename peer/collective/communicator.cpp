@@ -9,9 +9,7 @@
 #include "streams/stream/timed_work.h"
 
 namespace weir {
-std::string_view name_of(reduce_op how) noexcept {
-  return base::name_in({"sum", "average", "min", "max"}, how);
-}
+std::string_view name_of(reduce_op how) noexcept { return base::name_in({"sum", "average", "min", "max"}, how); }
 
 namespace peer {
 
@@ -77,12 +75,19 @@ group::group(runtime::impl& owner, std::vector<int> devices, std::unique_ptr<col
     : runtime_(owner), devices_(std::move(devices)), backend_(std::move(by)), registered_(devices_.size()) {}
 
 bool needs(requests what, int rank) noexcept {
-  return what.empty() || std::any_of(what.begin(), what.end(), [&](collective_request const& r) {
-    return !r.between_two() || r.root == rank;
-  });
+  return what.empty() || std::any_of(what.begin(), what.end(),
+                                     [&](collective_request const& r) { return !r.between_two() || r.root == rank; });
+}
+
+// A forked child has copies of locks that threads of its parent hold, or wait for: they cannot be destroyed.
+std::shared_ptr<group> shared_by_ranks(std::unique_ptr<group> g) {
+  return {g.release(), [](group* all) {
+            if (!process_was_forked()) delete all;
+          }};
 }
 
 runtime::impl& group::owner(std::string_view operation, source_location at) const {
+  if (process_was_forked()) streams::throw_forked(operation, at);
   if (ended())
     throw invalid_use(std::string(operation), "the communicator's runtime has ended",
                       "Keep the runtime until its last use", at, error_id{253});
@@ -93,9 +98,8 @@ void group::refuse_if_broken(int rank, std::string const& operation, requests al
   refuse_if_over(rank, operation, all, at);
   if (std::string const why = backend_->broken(rank); !why.empty()) {
     end_broken(rank, why, operation, at);
-    throw driver_error(0, operation, base::text("rank ", rank, " of ", size(), ": ", why),
-                       "Create a new communicator", at,
-                       error_id{257});
+    throw driver_error(0, operation, base::text("rank ", rank, " of ", size(), ": ", why), "Create a new communicator",
+                       at, error_id{257});
   }
 }
 
@@ -177,7 +181,7 @@ void add_to(runtime::impl& owner, std::shared_ptr<group> const& one) { owner.par
 }  // namespace peer
 
 communicator::state::~state() {
-  if (all) all->leave(rank);
+  if (all && !process_was_forked()) all->leave(rank);
 }
 
 communicator::communicator(std::unique_ptr<state> s) noexcept : state_(std::move(s)) {}
@@ -260,7 +264,11 @@ std::optional<communicator> communicator::split(int color, int key, source_locat
 }
 
 std::string communicator::explain_last() const { return state_->all->said(state_->rank); }
-void communicator::abort() noexcept { state_->all->abort(state_->rank, "its program aborted the communicator"); }
-std::string communicator::failure() const { return state_->all->failure(); }
+void communicator::abort() noexcept {
+  if (!process_was_forked()) state_->all->abort(state_->rank, "its program aborted the communicator");
+}
+std::string communicator::failure() const {
+  return process_was_forked() ? "this process was forked from the rank's" : state_->all->failure();
+}
 
 }  // namespace weir

@@ -53,11 +53,12 @@ struct WEIR_LOCAL gradient_buckets::state {
   bucket_options options;
   std::vector<one> ones{};
   std::vector<bucket> buckets{};
-  std::size_t half = 0;          // bytes of all parameters, gaps included
-  std::byte* block = nullptr;    // null before build()
+  std::size_t half = 0;                 // bytes of all parameters, gaps included
+  std::byte* block = nullptr;           // null before build()
   memory::memory_pool* pool = nullptr;  // that the block lies in, if registered
-  std::optional<stream> side{};  // carries the reductions
-  std::size_t started = 0;       // reductions started in this step
+  std::optional<stream> side{};         // carries the reductions
+  std::size_t started = 0;              // reductions started in this step
+  peer::scope_of_exceptions scope{};
 
   memory::allocator& memory(source_location at) const {
     return all->owner("gradient_buckets", at).part<memory::device_memory>().on(all->device(rank), at);
@@ -67,10 +68,11 @@ struct WEIR_LOCAL gradient_buckets::state {
   }
 
   ~state() {
-    if (!block || all->ended() || process_is_ending() || process_was_forked()) return;
+    if (all->ended() || process_is_ending() || process_was_forked()) return;
     // If host memory is short, a free waits for the users of the block. That could be a rank that this thread
-    // must serve, so abort first.
-    if (std::uncaught_exceptions() > 0 && all->waits(rank)) all->abort(rank, "an exception ended its gradient_buckets");
+    // must serve, so the ranks end first.
+    if (scope.is_ended()) all->unwound(rank, "an exception ended its gradient_buckets");
+    if (!block) return;
     try {
       observe::note(observe::action::free, block, 0, 0, 0, 0, source_location::current());
       memory(source_location::current()).deallocate(block, nullptr, source_location::current());

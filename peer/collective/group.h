@@ -176,6 +176,9 @@ class group {
   virtual seat split(int rank, int color, int key, source_location) = 0;
   virtual void abort(int rank, std::string_view why) noexcept = 0;
   virtual bool waits(int rank) const noexcept = 0;  // the rank called a collective that others have not called yet
+  // An exception has ended an owner of the rank. Aborts all ranks if this one waits, or once another waits for its
+  // next call, unless as many exceptions ended owners of that one first. The rank's next call ends the matter.
+  virtual void unwound(int rank, std::string_view owner) noexcept = 0;
   virtual void leave(int rank) noexcept = 0;
   virtual void runtime_ends() noexcept = 0;  // all ranks leave while the driver still exists
   virtual std::string failure() const = 0;   // why no rank can continue; empty while they can
@@ -224,6 +227,7 @@ class thread_group final : public group {
   seat split(int rank, int color, int key, source_location) override;
   void abort(int rank, std::string_view why) noexcept override;
   bool waits(int rank) const noexcept override;
+  void unwound(int rank, std::string_view owner) noexcept override;
   void leave(int rank) noexcept override;
   void runtime_ends() noexcept override;
   std::string failure() const override;
@@ -234,6 +238,7 @@ class thread_group final : public group {
     int first_rank;
     source_location at;
     int ranks = 0;     // number of ranks that called it
+    std::uint64_t exceptions = 0;  // the fewest of their exceptions_of()
   };
   struct pair {  // what one rank sends to another
     std::uint64_t sent = 0, received = 0;  // turns that were called
@@ -260,6 +265,17 @@ class thread_group final : public group {
     std::vector<bool> gone;                    // by rank
     std::shared_ptr<round> meets;              // null: no rank waits
     int aborted_by = -1;
+    std::string why;                           // an exception; empty: the program aborted, or a rank left
+    struct exceptions {
+      std::uint64_t count = 0, turn = 0;       // that ended owners of a rank while `turn` was its next
+      bool silent = false;                     // the rank has made no call since
+      std::string_view owner{};
+    };
+    std::vector<exceptions> unwound;           // by rank
+    int silent = 0;                            // ranks
+    std::uint64_t exceptions_of(int rank) const noexcept;
+    void speaks(int rank) noexcept;
+    int awaited() const noexcept;              // a silent rank that another waits for; -1: none
     bool has_open(int rank) const noexcept;  // a collective, or a transfer of the rank, that others have not called
   };
   void refuse_if_over(int rank, std::string const& operation, requests, source_location) const override;
@@ -270,12 +286,15 @@ class thread_group final : public group {
   static pair& pair_of(shared& s, int rank, collective_request const&);
   // Makes room. Throws: invalid_use if another rank calls something else; nothing has changed
   static void compare(shared& s, int rank, requests, source_location);
-  void take_part(shared& s, int rank, collective_request&, source_location) const noexcept;
+  void take_part(shared& s, int rank, collective_request&, std::uint64_t exceptions, source_location) const noexcept;
   void undo_part(shared& s, int rank, collective_request const&, source_location) const noexcept;
   // Blocks: until all ranks have come, and the last has seen to the round
   std::shared_ptr<round> meet(int rank, std::string_view operation, color_and_key, base::time_limit, source_location,
                               void (thread_group::*see_to)(round&, source_location) noexcept);
   void seat_all(round&, source_location) noexcept;
+  void end_all(int rank, std::string_view why) noexcept;
+  void end_if_awaited() noexcept;
+  static std::string reason(shared const&);  // to follow "rank … aborted this communicator"
   [[noreturn]] static void refuse_other(int rank, collective_request const&, asked const& first, source_location);
 
   base::guarded<shared> shared_;
@@ -286,8 +305,18 @@ class thread_group final : public group {
 std::vector<int> members_of(int color, std::span<color_and_key const> colors);
 
 std::shared_ptr<group> group_of_threads(runtime::impl&, std::vector<int> devices, source_location);
+std::shared_ptr<group> shared_by_ranks(std::unique_ptr<group>);
 // All communicators of a runtime, which they may outlive.
 void add_to(runtime::impl&, std::shared_ptr<group> const&);
+
+// Tells the destructor of an owner whether an exception ends it.
+class scope_of_exceptions {
+ public:
+  bool is_ended() const noexcept { return std::uncaught_exceptions() > before_; }
+
+ private:
+  int before_ = std::uncaught_exceptions();
+};
 
 // Requests of one rank. They touch no memory and ask for no stream.
 // Throw: invalid_use (counts, a root, a rank), not_supported (an element type)

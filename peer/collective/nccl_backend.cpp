@@ -21,12 +21,12 @@ namespace weir::peer {
 namespace {
 
 // Every entry point, by NCCL's name and type.
-#define WEIR_NCCL_CALLS(X)                                                                                  \
-  X(GetVersion)                                                                                             \
-  X(GetUniqueId)                                                                                            \
-  X(CommInitRankConfig) X(CommInitAll) X(CommDestroy) X(CommAbort) X(CommGetAsyncError) X(GetErrorString)   \
-      X(GetLastError) X(AllReduce) X(Broadcast) X(AllGather) X(ReduceScatter) X(Send) X(Recv) X(GroupStart) \
-          X(GroupEnd) X(RedOpCreatePreMulSum)
+#define WEIR_NCCL_CALLS(X)                                                                                       \
+  X(GetVersion)                                                                                                  \
+  X(GetUniqueId)                                                                                                 \
+  X(CommInitRankConfig)                                                                                          \
+  X(CommInitAll) X(CommDestroy) X(CommAbort) X(CommGetAsyncError) X(GetErrorString) X(GetLastError) X(AllReduce) \
+      X(Broadcast) X(AllGather) X(ReduceScatter) X(Send) X(Recv) X(GroupStart) X(GroupEnd) X(RedOpCreatePreMulSum)
 
 struct library {
 #define X(call) decltype(&::nccl##call) call = nullptr;
@@ -44,7 +44,9 @@ struct library {
 constexpr int oldest = 22600;
 // Sums of float32, float16 and bfloat16 and all_gather have kernels for windows. One window lies in one handle:
 // 2.28.9 registers several wrongly. Windows came with 2.27. all_gather in windows of 2.28.3 gives wrong bytes.
-constexpr int oldest_with_windows = 22809;
+// Before 2.29.7 no abort ends the kernels for windows, so ranks that wait for one that has failed hang. Older versions
+// get no windows, and take the kernels for ordinary memory.
+constexpr int oldest_with_windows = 22907;
 constexpr int equal_offsets = 1;  // NCCL_WIN_COLL_SYMMETRIC
 // Bytes of all ranks from which reductions of float32 are slower in windows than elsewhere, if GPUs do not
 // multicast. A sum of each element times 1 takes the kernels for ordinary memory, and gives the bits of those.
@@ -77,6 +79,11 @@ library load() {
 library const& nccl() {
   static library const* const once = new library(load());  // never destroyed: communicators may be static
   return *once;
+}
+
+bool has_windows() {
+  library const& has = nccl();
+  return has.version >= oldest_with_windows && has.CommWindowRegister && has.CommWindowDeregister;
 }
 
 ncclDataType_t type_of(dtype type) noexcept {
@@ -187,8 +194,7 @@ class nccl_backend final : public collective_backend {
     }
     if (answer == ncclSuccess) {
       base::call_site const in(runtime_.observer(), name_of(all).data(), at);
-      for (collective_request const& one : all)
-        machine.touched(on.device(), on.handle(), one.touches(devices_.size()));
+      for (collective_request const& one : all) machine.touched(on.device(), on.handle(), one.touches(devices_.size()));
       mine.last.store(on.now().n, base::memory_order_relaxed);
       mine.last_stream.store(on.id(), base::memory_order_relaxed);
       return;
@@ -200,11 +206,7 @@ class nccl_backend final : public collective_backend {
   }
 
   bool prepare_registration(int rank, source_location at) override {
-    library const& has = nccl();
-    if (has.version < oldest_with_windows || !has.CommWindowRegister || !has.CommWindowDeregister)
-      throw not_supported("register_pool",
-                          base::text("libnccl.so.2 is version ", has.version, ", whose windows are missing or wrong"),
-                          "Install NCCL 2.28.9 or newer, or do not register", at, error_id{452});
+    if (!has_windows()) return false;
     one& mine = ranks_[static_cast<std::size_t>(rank)];
     int const device = devices_[static_cast<std::size_t>(rank)];
     std::string const operands = base::text("rank ", rank, " of ", devices_.size(), " on ", base::gpu_name(device));
@@ -218,6 +220,7 @@ class nccl_backend final : public collective_backend {
 
   void register_memory(int rank, clock::stream_clock&, collective_request const& r, bool multicast,
                        source_location at) override {
+    if (!has_windows()) return;
     one& mine = ranks_[static_cast<std::size_t>(rank)];
     int const device = devices_[static_cast<std::size_t>(rank)];
     auto const operands = [&] {
@@ -270,7 +273,7 @@ class nccl_backend final : public collective_backend {
 
   void abort() noexcept override {
     aborting_.store(true, base::memory_order_relaxed);
-    if (process_is_ending() || process_was_forked()) return;  // the driver may be gone: the system frees all
+    if (process_is_ending()) return;  // the driver may be gone: the system frees all
     auto const end = [](one& each) {
       if (ncclComm_t const comm = std::exchange(each.comm, nullptr)) nccl().CommAbort(comm);
     };
@@ -292,7 +295,7 @@ class nccl_backend final : public collective_backend {
 
   void leave(int rank) noexcept override {
     one& mine = ranks_[static_cast<std::size_t>(rank)];
-    if (process_is_ending() || process_was_forked()) {
+    if (process_is_ending()) {
       mine.comm = nullptr;  // the driver may be gone: the system frees all
       return;
     }
@@ -363,8 +366,8 @@ class nccl_backend final : public collective_backend {
                       CUstream_st* on) const {
     bool const scatters = r.what == collective::scatter;
     auto const mine = static_cast<std::size_t>(rank);
-    bool const in_place = rank == r.root && (scatters ? part_of(r.in, mine, bytes) == r.out
-                                                      : part_of(r.out, mine, bytes) == r.in);
+    bool const in_place =
+        rank == r.root && (scatters ? part_of(r.in, mine, bytes) == r.out : part_of(r.out, mine, bytes) == r.in);
     return in_a_group([&](auto const& note) {
       for (std::size_t other = 0; rank == r.root && other < devices_.size(); ++other) {
         int const peer = static_cast<int>(other);

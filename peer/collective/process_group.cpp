@@ -109,12 +109,20 @@ class process_group final : public group {
   // Other processes' calls are not known at once: a collective that is not complete may wait for one.
   bool waits(int) const noexcept override { return !watch().failed() && !backend_->idle(rank_); }
 
+  void unwound(int, std::string_view owner) noexcept override {
+    if (waits(rank_)) return abort(rank_, owner);
+    exceptions_.store(exceptions() + 1);
+    exceptions_at_.store(next_.load());
+    silent_ = true;
+    watch().unwound(exceptions_.load(), met_, *transfers_.lock());
+  }
+
   void leave(int) noexcept override {
     if (left_.exchange(true)) return;
     if (std::uncaught_exceptions() > 0 && waits(rank_)) abort(rank_, "an exception ended its communicator");
     if (!ended()) leave_backend(rank_);
     std::vector<rank_watch::transfers> called;
-    if (!process_was_forked()) called.swap(*transfers_.lock());  // the watch's thread may need the lock while it ends
+    called.swap(*transfers_.lock());  // the watch's thread may need the lock while it ends
     watch().end(called);
   }
 
@@ -130,19 +138,27 @@ class process_group final : public group {
     if (watch().failed()) return backend_->abort();
     std::uint64_t const called = next_.load();
     int other = watch().left_before(called);
-    bool const in_collective = other >= 0;
+    bool in_collective = other >= 0, by_exception = false;
     {
       auto const with = transfers_.lock();
       for (std::size_t r = 0; other < 0 && r < with->size(); ++r)
         if (watch().left_with_less(static_cast<int>(r), (*with)[r])) other = static_cast<int>(r);
+      if (other < 0) {
+        other = watch().unwound_before(exceptions(), *with, waits_in_meet_.load());
+        by_exception = in_collective = other >= 0;
+      }
     }
-    if (other < 0 || (!calling_.load() && backend_->idle(rank_))) return;
+    if (other < 0 || (!calling_.load() && !(by_exception && waits_in_meet_.load()) && backend_->idle(rank_))) return;
+    char const* const what = by_exception ? ": an exception ended its gradient_buckets or collective_group"
+                                          : " has destroyed its communicator";
     try {
-      watch().accuse(other,
-                     base::text("rank ", other, " has destroyed its communicator, and rank ", rank_,
-                                " waits for it in ", in_collective ? base::text("collective ", called) : "a transfer"));
+      watch().accuse(other, base::text("rank ", other, what, ", and rank ", rank_, " waits for it",
+                                       by_exception    ? ""
+                                       : in_collective ? base::text(" in collective ", called)
+                                                       : " in a transfer"));
     } catch (...) {  // no host memory for the text
-      watch().accuse(other, "a rank has destroyed its communicator");
+      watch().accuse(
+          other, by_exception ? "an exception ended what a rank waits for" : "a rank has destroyed its communicator");
     }
   }
 
@@ -158,7 +174,12 @@ class process_group final : public group {
                                       source_location at) {
     std::string const operation = name_of_round(why);
     refuse_if_over(rank_, operation, {}, at);
+    speaks();
+    waits_in_meet_.store(met_ + 1);
+    if (watch().any_unwound()) others_changed();
     auto const end = watch().meet(why, limit, brings);
+    waits_in_meet_.store(0);
+    met_ += end.is == rank_watch::at_barrier::end::all_came;
     if (end.is == rank_watch::at_barrier::end::all_came) {
       std::size_t const shared = brings.empty() ? 0 : brings.size() - 1;
       for (std::size_t r = 0; r < end.brought.size(); ++r) {
@@ -183,6 +204,11 @@ class process_group final : public group {
                     "Check why the process of that rank did not call, or use a longer limit", at, error_id{402});
   }
 
+  // Exceptions that have ended owners of this rank since its last collective.
+  std::uint64_t exceptions() const noexcept { return exceptions_at_.load() == next_.load() ? exceptions_.load() : 0; }
+  void speaks() noexcept {
+    if (std::exchange(silent_, false)) watch().unwound(0, met_, *transfers_.lock());
+  }
   rank_watch& watch() const noexcept { return *bond_->watch; }
   std::string subject() const { return base::text("rank ", rank_, " of ", size()); }
 
@@ -209,6 +235,7 @@ class process_group final : public group {
   }
 
   void agree(int, std::span<collective_request> all, source_location at) override {
+    speaks();
     {
       auto counts = transfers_.lock();
       for (collective_request& r : all)
@@ -221,11 +248,13 @@ class process_group final : public group {
         r.turn = turn_++;
         trace_ = next_trace(trace_, r);
       }
-      watch().counts(next_.fetch_add(1) + 1, trace_);
+      std::uint64_t const exceptions = this->exceptions();
+      watch().counts(next_.fetch_add(1) + 1, trace_, exceptions);
     }
     try {  // after it has been counted: a rank that leaves later is judged by the count, and by calling_
       refuse_if_over(rank_, std::string(name_of(all)), all, at);
       calling_.store(true);
+      if (watch().any_unwound()) others_changed();
       refuse_if_over(rank_, std::string(name_of(all)), all, at);
     } catch (...) {
       withdraw(rank_, all, at);
@@ -266,8 +295,12 @@ class process_group final : public group {
   base::guarded<std::vector<rank_watch::transfers>> transfers_;  // called, by the other rank
   bool const simulated_;
   rank_options const options_;
-  base::atomic<bool> calling_{false};  // between agree and issued: the carrier may wait, and not know it yet
+  base::atomic<bool> calling_{false};             // between agree and issued: the carrier may wait, and not know it yet
+  base::atomic<std::uint64_t> waits_in_meet_{0};  // met_ + 1 while this rank meets the others
+  std::uint64_t met_ = 0;                         // how often. By the rank's thread
   base::atomic<bool> left_{false};
+  base::atomic<std::uint64_t> exceptions_{0}, exceptions_at_{0};  // see exceptions(); by the rank's thread
+  bool silent_ = false;                                           // the others know of exceptions, and of no call since
   std::shared_ptr<bond> const bond_;
 };
 
@@ -306,7 +339,7 @@ std::shared_ptr<group> group_of_processes(runtime::impl& owner, membership const
     };
     by = carried_by_nccl(owner, devices, m.rank, with.greeting, gives_up, at);
   }
-  return std::make_shared<process_group>(owner, devices, m.rank, std::move(by), to_others, o);
+  return shared_by_ranks(std::make_unique<process_group>(owner, devices, m.rank, std::move(by), to_others, o));
 }
 
 std::shared_ptr<group> group_at(runtime::impl& owner, rendezvous_point point, membership const& m, int device,

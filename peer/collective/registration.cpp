@@ -80,7 +80,7 @@ void group::register_pool(int rank, clock::stream_clock& on, memory::allocator& 
 
 void group::leave_backend(int rank) noexcept {
   backend_->leave(rank);
-  if (process_is_ending() || process_was_forked()) return;
+  if (process_is_ending()) return;
   for (registered const& r : registered_[static_cast<std::size_t>(rank)]) r.of->let_go(*r.pool);
   registered_[static_cast<std::size_t>(rank)].clear();
 }

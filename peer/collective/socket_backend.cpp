@@ -249,9 +249,7 @@ class sockets_backend final : public collective_backend {
   std::size_t size() const noexcept { return devices_.size(); }
 
   void end(base::thread& t) noexcept {
-    if (!t.joinable()) return;
-    if (process_was_forked()) return (void)new base::thread(std::move(t));
-    t.join();
+    if (t.joinable()) t.join();
   }
   void end_threads() noexcept { end(sender_), end(reader_); }
   void blame_hub() const {

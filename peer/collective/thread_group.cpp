@@ -13,6 +13,7 @@ thread_group::thread_group(runtime::impl& owner, std::vector<int> devices, std::
   auto s = shared_.lock();
   s->next.resize(devices_.size());
   s->gone.resize(devices_.size());
+  s->unwound.resize(devices_.size());
 }
 
 void thread_group::refuse_if_over(int rank, std::string const& operation, requests what, source_location at) const {
@@ -22,14 +23,18 @@ void thread_group::refuse_if_over(int rank, std::string const& operation, reques
 
 std::string thread_group::failure() const {
   auto s = shared_.lock();
-  return s->aborted_by < 0 ? std::string() : base::text("rank ", s->aborted_by, " aborted this communicator");
+  if (s->aborted_by < 0) return {};
+  return base::text("rank ", s->aborted_by, " aborted this communicator", reason(*s));
 }
+
+std::string thread_group::reason(shared const& s) { return s.why.empty() ? s.why : ": " + s.why; }
 
 void thread_group::refuse_if_over(shared const& s, int rank, std::string const& operation, requests what,
                                   source_location at) const {
   std::string const subject = base::text("rank ", rank, " of ", size());
   if (s.aborted_by >= 0)
-    throw driver_error(0, operation, base::text(subject, ": rank ", s.aborted_by, " aborted this communicator"),
+    throw driver_error(0, operation,
+                       base::text(subject, ": rank ", s.aborted_by, " aborted this communicator", reason(s)),
                        "Create a new communicator", at, error_id{254});
   for (std::size_t other = 0; other < s.gone.size(); ++other)
     if (s.gone[other] && needs(what, static_cast<int>(other)))
@@ -67,10 +72,19 @@ void thread_group::refuse_other(int rank, collective_request const& r, asked con
 }
 
 void thread_group::agree(int rank, std::span<collective_request> all, source_location at) {
-  auto s = shared_.lock();
-  refuse_if_over(*s, rank, std::string(name_of(all)), all, at);
-  compare(*s, rank, all, at);
-  for (collective_request& r : all) take_part(*s, rank, r, at);
+  int awaited = -1;
+  {
+    auto s = shared_.lock();
+    refuse_if_over(*s, rank, std::string(name_of(all)), all, at);
+    compare(*s, rank, all, at);
+    std::uint64_t const exceptions = s->exceptions_of(rank);
+    s->speaks(rank);
+    for (collective_request& r : all) take_part(*s, rank, r, exceptions, at);
+    awaited = s->awaited();
+  }
+  if (awaited < 0) return;
+  end_if_awaited();
+  refuse_if_over(rank, std::string(name_of(all)), all, at);
 }
 
 void thread_group::compare(shared& s, int rank, requests all, source_location at) {
@@ -102,19 +116,21 @@ void thread_group::compare(shared& s, int rank, requests all, source_location at
   }
 }
 
-void thread_group::take_part(shared& s, int rank, collective_request& r, source_location at) const noexcept {
+void thread_group::take_part(shared& s, int rank, collective_request& r, std::uint64_t exceptions,
+                             source_location at) const noexcept {
   if (r.between_two()) {
     pair& p = pair_of(s, rank, r);
     bool const sends = r.what == collective::send, second = sends ? p.sent < p.received : p.received < p.sent;
     r.turn = sends ? p.sent++ : p.received++;
     if (second) p.open.erase(p.open.begin());
-    else p.open.push_back({r, rank, at, 1});
+    else p.open.push_back({r, rank, at, 1, exceptions});
     return;
   }
   std::uint64_t& next = s.next[static_cast<std::size_t>(rank)];
   std::size_t const place = static_cast<std::size_t>(next - s.closed);
-  if (place == s.open.size()) s.open.push_back({r, rank, at, 0});
+  if (place == s.open.size()) s.open.push_back({r, rank, at, 0, exceptions});
   ++s.open[place].ranks;
+  s.open[place].exceptions = std::min(s.open[place].exceptions, exceptions);
   r.turn = next++;
   if (s.open.front().ranks == size()) {  // only the front can be complete; this rank was its last
     s.open.erase(s.open.begin());
@@ -148,8 +164,8 @@ void thread_group::undo_part(shared& s, int rank, collective_request const& r, s
 
 std::shared_ptr<thread_group::round> thread_group::meet(int rank, std::string_view operation, color_and_key mine,
                                                         base::time_limit limit, source_location at,
-                                                        void (thread_group::*see_to)(round&, source_location)
-                                                            noexcept) {
+                                                        void (thread_group::*see_to)(round&,
+                                                                                     source_location) noexcept) {
   auto const self = static_cast<std::size_t>(rank);
   std::string const op(operation);
   std::shared_ptr<round> m;
@@ -160,8 +176,8 @@ std::shared_ptr<thread_group::round> thread_group::meet(int rank, std::string_vi
       s->meets = std::make_shared<round>(
           round{operation, rank, std::vector<bool>(devices_.size()), std::vector<color_and_key>(devices_.size())});
     m = s->meets;
-    if (m->operation != operation)
-      refuse_difference(operation, rank, op, m->first_rank, std::string(m->operation), at);
+    s->speaks(rank);
+    if (m->operation != operation) refuse_difference(operation, rank, op, m->first_rank, std::string(m->operation), at);
     m->came[self] = true;
     m->colors[self] = mine;
     m->full = std::count(m->came.begin(), m->came.end(), true) == size();
@@ -169,9 +185,12 @@ std::shared_ptr<thread_group::round> thread_group::meet(int rank, std::string_vi
       m->last_rank = rank;
       s->meets.reset();
     } else {
+      s.lock().unlock();
+      end_if_awaited();
+      s.lock().lock();
       changed_.wait_for(s.lock(), limit, [&] {
-        return m->over || (!m->full && (s->aborted_by >= 0 ||
-                                        std::find(s->gone.begin(), s->gone.end(), true) != s->gone.end()));
+        return m->over ||
+               (!m->full && (s->aborted_by >= 0 || std::find(s->gone.begin(), s->gone.end(), true) != s->gone.end()));
       });
       if (m->full) {
         changed_.wait(s.lock(), [&] { return m->over; });
@@ -243,13 +262,73 @@ void thread_group::seat_all(round& m, source_location at) noexcept {
   }
 }
 
-void thread_group::abort(int rank, std::string_view) noexcept {
+void thread_group::abort(int rank, std::string_view) noexcept { end_all(rank, {}); }
+
+void thread_group::end_all(int rank, std::string_view why) noexcept {
   {
     auto s = shared_.lock();
-    if (s->aborted_by < 0) s->aborted_by = rank;
+    if (s->aborted_by < 0) {
+      s->aborted_by = rank;
+      try {
+        s->why = why;
+      } catch (...) {}  // no host memory for the text
+    }
   }
   changed_.notify_all();
   if (!ended()) backend_->abort();
+}
+
+std::uint64_t thread_group::shared::exceptions_of(int rank) const noexcept {
+  auto const r = static_cast<std::size_t>(rank);
+  return unwound[r].turn == next[r] ? unwound[r].count : 0;
+}
+
+void thread_group::shared::speaks(int rank) noexcept {
+  if (std::exchange(unwound[static_cast<std::size_t>(rank)].silent, false)) --silent;
+}
+
+int thread_group::shared::awaited() const noexcept {
+  if (silent == 0) return -1;
+  for (std::size_t r = 0; r < unwound.size(); ++r) {
+    if (!unwound[r].silent || gone[r]) continue;
+    int const rank = static_cast<int>(r);
+    std::uint64_t const its = exceptions_of(rank), place = next[r] - closed;
+    if (place < open.size() && open[place].exceptions < its) return rank;
+    // One that has called the next collective is judged by it: both come to their other calls behind it.
+    auto const waits = [&](int other, std::uint64_t exceptions) {
+      return other != rank && next[static_cast<std::size_t>(other)] <= next[r] && exceptions < its;
+    };
+    for (auto const& [of, p] : pairs)
+      if ((of[0] == rank || of[1] == rank) && !p.open.empty() &&
+          waits(p.open.front().first_rank, p.open.front().exceptions))
+        return rank;
+    for (int other = 0; meets && !meets->came[r] && other < static_cast<int>(unwound.size()); ++other)
+      if (meets->came[static_cast<std::size_t>(other)] && waits(other, exceptions_of(other))) return rank;
+  }
+  return -1;
+}
+
+void thread_group::end_if_awaited() noexcept {
+  int rank = -1;
+  std::string_view owner;
+  {
+    auto s = shared_.lock();
+    rank = s->aborted_by < 0 ? s->awaited() : -1;
+    if (rank >= 0) owner = s->unwound[static_cast<std::size_t>(rank)].owner;
+  }
+  if (rank >= 0) end_all(rank, owner);
+}
+
+void thread_group::unwound(int rank, std::string_view owner) noexcept {
+  if (waits(rank)) return end_all(rank, owner);
+  {
+    auto s = shared_.lock();
+    auto& its = s->unwound[static_cast<std::size_t>(rank)];
+    std::uint64_t const turn = s->next[static_cast<std::size_t>(rank)];
+    its = {its.turn == turn ? its.count + 1 : 1, turn, its.silent, owner};
+    if (!std::exchange(its.silent, true)) ++s->silent;
+  }
+  end_if_awaited();
 }
 
 bool thread_group::waits(int rank) const noexcept {
@@ -305,7 +384,7 @@ std::shared_ptr<group> group_of_threads(runtime::impl& owner, std::vector<int> d
   bool const simulated = owner.machine().simulated();
   auto by = simulated ? carried_by_streams(owner, devices) : carried_by_nccl(owner, devices, at);
   by = carried_in_chains(owner, devices, std::move(by), simulated ? "parts on each stream" : "NCCL", at);
-  auto all = std::make_shared<thread_group>(owner, std::move(devices), std::move(by));
+  auto all = shared_by_ranks(std::make_unique<thread_group>(owner, std::move(devices), std::move(by)));
   add_to(owner, all);
   return all;
 }

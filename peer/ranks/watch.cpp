@@ -6,23 +6,25 @@
 #include <array>
 #include <cstring>
 
-#include "runtime/base/process.h"
 #include "runtime/base/text.h"
 #include "weir/error.h"
 
 namespace weir::peer {
 namespace {
 
-enum class kind : std::uint32_t { beat = 1, arrive, withdraw, standing, accuse, verdict, gone, brought };
+enum class kind : std::uint32_t { beat = 1, arrive, withdraw, standing, accuse, verdict, gone, brought, unwound };
 struct head {
   std::uint32_t bytes = 0;  // that follow
   kind is = kind::beat;
-  std::int32_t about = 0;  // the accused, the rank that has gone, or that brought. standing: 1 answers a withdrawal
+  std::int32_t about = 0;  // the accused, the rank that has gone, brought or unwound. standing: 1 answers a withdrawal
   rank_watch::round round{};  // arrive, brought
 };
 constexpr std::size_t most_bytes = 16384, most_unsent = 1 << 20;
 constexpr std::int64_t flush_ns = 1'000'000'000;
 
+struct marks {  // of a rank's silence
+  std::uint64_t exceptions = 0, meets = 0;
+};
 struct called {
   std::uint64_t count = 0, trace = 0;
 };
@@ -45,13 +47,14 @@ struct rank_watch::state {
   };
   struct shared {
     called own;
-    std::array<std::uint64_t, traces_kept> traces{};  // of this rank, by count
+    std::array<std::uint64_t, traces_kept> traces{}, exceptions{};  // of this rank, by count
     std::string failure;
     std::vector<std::string> unsent;  // by rank
     std::vector<bool> gone;
     std::vector<int> gone_in_order;         // the same ranks
     std::vector<std::uint64_t> gone_count;  // collectives that a rank had called when it left
     std::vector<transfers> gone_transfers;  // with this rank
+    std::vector<marks> unwound;             // since it had called what the two above say
     std::vector<transfers> own_transfers;   // set when this rank ends
     std::uint64_t barriers = 0;             // completed
     std::vector<place> places;              // at the current one: as rank 0 knows them, or has told
@@ -70,7 +73,7 @@ struct rank_watch::state {
   explicit state(rank_watch& w) : of(w), lines(static_cast<std::size_t>(w.size_)) {
     auto s = all.lock();
     s->unsent.resize(lines.size()), s->gone.resize(lines.size()), s->gone_count.resize(lines.size());
-    s->gone_transfers.resize(lines.size());
+    s->gone_transfers.resize(lines.size()), s->unwound.resize(lines.size());
     s->places.resize(lines.size()), s->coming.resize(lines.size()), s->brought.resize(lines.size());
   }
 
@@ -89,15 +92,16 @@ struct rank_watch::state {
       if (r != except) send(s, r, is, about, bytes, of_round);
   }
 
-  // That a rank has gone, and what it had called: `with`, by rank; empty: not known. Rank 0 tells each rank its own.
-  void tell_gone(shared& s, int rank, std::uint64_t count, std::string_view with) {
-    std::string const called(chars_of(count).data(), sizeof count);
-    if (!is_hub()) return send(s, 0, kind::gone, rank, called + std::string(with));
+  // That a rank has gone, or is unwound, and what it had called: `with`, by rank; empty: not known. Rank 0 tells each
+  // rank its own. `numbers`: its count; and of exceptions
+  void tell_end(shared& s, kind is, int rank, std::string_view numbers, std::string_view with) {
+    std::string const called(numbers);
+    if (!is_hub()) return send(s, 0, is, rank, called + std::string(with));
     for (int r = 1; r < of.size_; ++r) {
       if (r == rank) continue;
-      std::string_view const its = with.empty() ? with : with.substr(static_cast<std::size_t>(r) * sizeof(transfers),
-                                                                     sizeof(transfers));
-      send(s, r, kind::gone, rank, called + std::string(its));
+      std::string_view const its =
+          with.empty() ? with : with.substr(static_cast<std::size_t>(r) * sizeof(transfers), sizeof(transfers));
+      send(s, r, is, rank, called + std::string(its));
     }
   }
 
@@ -110,8 +114,7 @@ struct rank_watch::state {
         continue;
       }
       if (out.empty()) continue;
-      std::size_t const n = os::send_some(lines[r].socket.get(), std::as_bytes(std::span(out)));
-      out.erase(0, n);
+      out.erase(0, os::send_some(lines[r].socket.get(), std::as_bytes(std::span(out))));
     }
   }
   bool all_sent() const {
@@ -142,8 +145,8 @@ struct rank_watch::state {
   called own() const { return all.lock()->own; }
 
   std::string counted(int rank) const {
-    std::uint64_t const n = rank == of.rank_ ? own().count : lines[static_cast<std::size_t>(rank)].count;
-    return base::text("after its collective ", n);
+    return base::text("after its collective ",
+                      rank == of.rank_ ? own().count : lines[static_cast<std::size_t>(rank)].count);
   }
 
   // Rank 0: counts those at the barrier, and tells all. `answered`: the rank whose withdrawal this answers.
@@ -153,9 +156,8 @@ struct rank_watch::state {
       ++s.barriers;
       s.brought.swap(s.coming);
       s.coming.assign(lines.size(), {});
-      bool const tell = std::any_of(s.brought.begin(), s.brought.end(), [&](offer const& b) {
-        return !b.bytes.empty() || b.is != s.brought[0].is;
-      });
+      bool const tell = std::any_of(s.brought.begin(), s.brought.end(),
+                                    [&](offer const& b) { return !b.bytes.empty() || b.is != s.brought[0].is; });
       for (int of_rank = 0; tell && of_rank < of.size_; ++of_rank) {
         offer const& its = s.brought[static_cast<std::size_t>(of_rank)];
         send_all(s, -1, kind::brought, of_rank, its.bytes, *its.is);
@@ -196,7 +198,7 @@ struct rank_watch::state {
     while (line.unread.size() >= sizeof(head)) {
       head h;
       std::memcpy(&h, line.unread.data(), sizeof h);
-      if ((h.bytes > most_bytes && h.is != kind::gone) || !understood(from, h))
+      if ((h.bytes > most_bytes && h.is != kind::gone && h.is != kind::unwound) || !understood(from, h))
         return close(from, "sends what is none of weir's messages");
       if (line.unread.size() < sizeof h + h.bytes) return;
       std::string const bytes = line.unread.substr(sizeof h, h.bytes);
@@ -206,21 +208,18 @@ struct rank_watch::state {
   }
 
   bool understood(int from, head const& h) const noexcept {
-    bool const of_hub = from == 0;
+    bool const of_hub = from == 0, of_rank = h.about >= 0 && h.about < of.size_;
+    std::size_t const number = sizeof(std::uint64_t), with = of_hub ? sizeof(transfers) : all_transfers();
     switch (h.is) {
-      case kind::beat: return h.bytes == sizeof(called) && h.about >= 0 && h.about < of.size_;
-      case kind::gone:
-        return (h.bytes == sizeof(std::uint64_t) ||
-                h.bytes == sizeof(std::uint64_t) + (of_hub ? sizeof(transfers) : all_transfers())) &&
-               h.about >= 0 && h.about < of.size_;
-      case kind::arrive: return !of_hub && h.bytes >= sizeof(std::uint64_t) && h.round <= round::register_pool;
-      case kind::withdraw: return !of_hub && h.bytes == sizeof(std::uint64_t);
-      case kind::brought:
-        return of_hub && h.about >= 0 && h.about < of.size_ && h.round <= round::register_pool;
-      case kind::accuse: return !of_hub && h.about >= 0 && h.about < of.size_ && h.bytes > 0;
-      case kind::verdict: return of_hub && h.about >= 0 && h.about < of.size_ && h.bytes > 0;
-      case kind::standing:
-        return of_hub && (h.bytes == sizeof(std::uint64_t) || h.bytes == sizeof(std::uint64_t) + lines.size());
+      case kind::beat: return h.bytes == sizeof(called) && of_rank;
+      case kind::gone: return (h.bytes == number || h.bytes == number + with) && of_rank;
+      case kind::unwound: return (h.bytes == 3 * number || h.bytes == 3 * number + with) && of_rank;
+      case kind::arrive: return !of_hub && h.bytes >= number && h.round <= round::register_pool;
+      case kind::withdraw: return !of_hub && h.bytes == number;
+      case kind::brought: return of_hub && of_rank && h.round <= round::register_pool;
+      case kind::accuse: return !of_hub && of_rank && h.bytes > 0;
+      case kind::verdict: return of_hub && of_rank && h.bytes > 0;
+      case kind::standing: return of_hub && (h.bytes == number || h.bytes == number + lines.size());
     }
     return false;
   }
@@ -239,18 +238,23 @@ struct rank_watch::state {
       }
       case kind::accuse:
       case kind::verdict: return decide_here(h.about, bytes);
-      case kind::gone: {
-        int const about = is_hub() ? from : h.about;
+      case kind::gone:
+      case kind::unwound: {
+        bool const is_gone = h.is == kind::gone;
+        std::size_t const about = is_hub() ? who : static_cast<std::size_t>(h.about),
+                          numbers = (is_gone ? 1 : 3) * sizeof number;
         {
           auto s = all.lock();
-          if (!s->gone[static_cast<std::size_t>(about)]) s->gone_in_order.push_back(about);
-          s->gone[static_cast<std::size_t>(about)] = true;
-          s->gone_count[static_cast<std::size_t>(about)] = number;
-          transfers& with = s->gone_transfers[static_cast<std::size_t>(about)];
+          if (is_gone && !s->gone[about]) s->gone_in_order.push_back(static_cast<int>(about));
+          s->gone[about] = s->gone[about] || is_gone;
+          s->gone_count[about] = number;
+          transfers& with = s->gone_transfers[about];
           with = {~std::uint64_t{0}, ~std::uint64_t{0}};  // not told
           // rank 0 hears of all ranks, and is the first of them; others hear of themselves
-          if (bytes.size() > sizeof number) std::memcpy(&with, bytes.data() + sizeof number, sizeof with);
-          if (is_hub()) tell_gone(*s, from, number, std::string_view(bytes).substr(sizeof number));
+          if (bytes.size() > numbers) std::memcpy(&with, bytes.data() + numbers, sizeof with);
+          if (!is_gone) std::memcpy(&s->unwound[about], bytes.data() + sizeof number, sizeof(marks));
+          of.any_unwound_.store(std::ranges::any_of(s->unwound, [](marks const& m) { return m.exceptions > 0; }));
+          if (is_hub()) tell_end(*s, h.is, from, bytes.substr(0, numbers), std::string_view(bytes).substr(numbers));
         }
         changed.notify_all();
         return of.on_change_();
@@ -263,10 +267,7 @@ struct rank_watch::state {
         stand(*s, h.is == kind::withdraw ? from : -1);
         break;
       }
-      case kind::brought: {
-        all.lock()->brought[static_cast<std::size_t>(h.about)] = {h.round, bytes};
-        break;
-      }
+      case kind::brought: all.lock()->brought[static_cast<std::size_t>(h.about)] = {h.round, bytes}; break;
       case kind::standing: {
         auto s = all.lock();
         s->barriers = number;
@@ -306,8 +307,8 @@ struct rank_watch::state {
     }
     if (!is_hub()) return;
     if (of.limits_.compares && compare()) return;
-    std::uint64_t const own = this->own().count;
-    std::uint64_t most = own;
+    auto const own = this->own().count;
+    auto most = own;
     for (peer_line const& line : lines) most = std::max(most, line.count);
     for (int r = 0; r < of.size_; ++r) {
       peer_line& line = lines[static_cast<std::size_t>(r)];
@@ -349,7 +350,8 @@ struct rank_watch::state {
         auto s = all.lock();
         std::string_view const with(reinterpret_cast<char const*>(s->own_transfers.data()),
                                     s->own_transfers.size() == lines.size() ? all_transfers() : 0);
-        tell_gone(*s, of.rank_, s->own.count, with);
+        auto const count = chars_of(s->own.count);
+        tell_end(*s, kind::gone, of.rank_, {count.data(), count.size()}, with);
       }
       write_out();
       if (end == 0) judge(now);
@@ -381,10 +383,6 @@ void rank_watch::start(source_location at) {
 
 void rank_watch::end(std::span<transfers const> by_rank) noexcept {
   if (!thread_.joinable()) return;
-  if (process_was_forked()) {  // the thread is the parent's, and may hold the lock for ever
-    (void)new base::thread(std::move(thread_));
-    return;
-  }
   try {
     auto s = state_->all.lock();
     s->own_transfers.assign(by_rank.begin(), by_rank.end());
@@ -403,10 +401,36 @@ void rank_watch::labour() noexcept {
   }
 }
 
-void rank_watch::counts(std::uint64_t collectives, std::uint64_t trace) noexcept {
+void rank_watch::counts(std::uint64_t collectives, std::uint64_t trace, std::uint64_t exceptions) noexcept {
   auto s = state_->all.lock();
+  if (collectives > s->own.count) s->exceptions[collectives % traces_kept] = exceptions;
   s->own = {collectives, trace};
   s->traces[collectives % traces_kept] = trace;
+}
+
+void rank_watch::unwound(std::uint64_t exceptions, std::uint64_t meets, std::span<transfers const> by_rank) noexcept {
+  try {
+    auto s = state_->all.lock();
+    std::uint64_t const numbers[] = {s->own.count, exceptions, meets};
+    state_->tell_end(*s, kind::unwound, rank_, {chars_of(numbers).data(), sizeof numbers},
+                     {reinterpret_cast<char const*>(by_rank.data()), by_rank.size_bytes()});
+  } catch (...) {}  // no host memory: the others wait until this rank ends
+  os::wake_up(state_->wake.get());
+}
+
+int rank_watch::unwound_before(std::uint64_t exceptions, std::span<transfers const> own, std::uint64_t meets) const {
+  auto s = state_->all.lock();
+  for (std::size_t r = 0; r < s->unwound.size(); ++r) {
+    std::uint64_t const its = s->unwound[r].exceptions, next = s->gone_count[r] + 1;
+    if (its == 0 || s->gone[r]) continue;
+    bool const in_collective =
+        next <= s->own.count && s->own.count - next < traces_kept && s->exceptions[next % traces_kept] < its;
+    transfers const& with = s->gone_transfers[r];
+    bool const in_transfer = own[r].sent > with.received || own[r].received > with.sent;
+    bool const in_other = s->own.count < next && (in_transfer || meets == s->unwound[r].meets + 1);
+    if (in_collective || (in_other && exceptions < its)) return static_cast<int>(r);
+  }
+  return -1;
 }
 
 std::string rank_watch::failure() const {

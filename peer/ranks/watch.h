@@ -1,8 +1,8 @@
 // The ranks of several processes watch each other, over connections that carry nothing else.
 // Threads: any, except construction and destruction.
 //
-//   rank r -> 0   beat (its number of collectives and their trace), arrive, withdraw (a barrier), accuse, gone
-//   0 -> rank r   beat, brought (to a barrier, by a rank), standing (the ranks at the barrier), verdict, gone
+//   rank r -> 0   beat (its number of collectives and their trace), arrive, withdraw (a barrier), accuse, gone, unwound
+//   0 -> rank r   beat, brought (to a barrier, by a rank), standing (the ranks at the barrier), verdict, gone, unwound
 //
 // Every rank sends a beat several times within `silence`. Rank 0 decides and tells all, so that all name the
 // same rank. Each rank judges rank 0 itself.
@@ -26,8 +26,8 @@ class rank_watch {
     base::time_limit silence, behind;
     bool compares = false;  // rank 0 compares what the ranks call: for carriers that do not, as NCCL
   };
-  // `by_rank`: as lines::watch. `on_change` is called after a verdict and after a rank has left, on any
-  // thread and without locks.
+  // `by_rank`: as lines::watch. `on_change` is called after a verdict, after a rank has left and after exceptions
+  // ended owners of a rank, on any thread and without locks.
   rank_watch(int rank, int size, std::vector<os::owned_file> by_rank, limits, std::function<void()> on_change);
   ~rank_watch();
   void start(source_location);  // Throws: driver_error (no thread or file left)
@@ -39,8 +39,16 @@ class rank_watch {
   rank_watch(rank_watch const&) = delete;
   rank_watch& operator=(rank_watch const&) = delete;
 
-  // This rank has called that many collectives. `trace`: a hash of all of them, in order
-  void counts(std::uint64_t collectives, std::uint64_t trace = 0) noexcept;
+  // This rank has called that many collectives. `trace`: a hash of all of them, in order. `exceptions`: that ended
+  // owners of this rank since the collective before
+  void counts(std::uint64_t collectives, std::uint64_t trace = 0, std::uint64_t exceptions = 0) noexcept;
+  // Tells the others that so many exceptions ended owners of this rank since its last call, after it had met that
+  // often. 0: it has called since
+  void unwound(std::uint64_t exceptions, std::uint64_t meets, std::span<transfers const> by_rank) noexcept;
+  bool any_unwound() const noexcept { return any_unwound_.load(base::memory_order_acquire); }
+  // A rank for whose call this one waits, and that more exceptions ended than this one before its own; -1: none.
+  // `exceptions`: of this rank, now. `meets`: it waits in meet() for that time, from 1; 0: it does not
+  int unwound_before(std::uint64_t exceptions, std::span<transfers const> own, std::uint64_t meets) const;
   std::string const& own_address() const noexcept { return own_address_; }  // other ranks reach it. Empty: no others
   std::string failure() const;  // why the ranks cannot continue; empty while they can
   bool failed() const noexcept { return failed_.load(base::memory_order_acquire); }
@@ -72,7 +80,7 @@ class rank_watch {
   limits const limits_;
   std::function<void()> const on_change_;
   std::string own_address_;  // since the constructor
-  base::atomic<bool> failed_{false}, ending_{false};
+  base::atomic<bool> failed_{false}, ending_{false}, any_unwound_{false};
   std::unique_ptr<state> state_;
   base::thread thread_;
 };

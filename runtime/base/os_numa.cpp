@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdlib>
 #include <iterator>
 #include <string>
@@ -83,6 +85,20 @@ std::vector<int> processors_of_cores() {
 }
 
 bool keep_this_thread_on(std::vector<int> const& processors) noexcept { return asked().keep_on(processors); }
+
+void* map_shared_memory(std::size_t bytes) noexcept {
+  if (refused(call::map_memory)) return nullptr;
+  void* const got = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  return got == MAP_FAILED ? nullptr : got;
+}
+
+bool is_mapped(void* at, std::size_t bytes) noexcept {
+  std::array<unsigned char, 4096> present;
+  std::size_t const most = present.size() * page_size();
+  for (std::size_t from = 0; from < bytes; from += most)
+    if (::mincore(static_cast<std::byte*>(at) + from, std::min(most, bytes - from), present.data()) != 0) return false;
+  return true;
+}
 
 bool make_present(void* at, std::size_t bytes) noexcept {
   constexpr int populate_write = 23;  // MADV_POPULATE_WRITE of Linux 5.14

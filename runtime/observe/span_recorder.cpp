@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "runtime/base/process.h"
+
 namespace weir::observe {
 
 span_recorder& span_recorder::process() noexcept {
@@ -23,6 +25,7 @@ void span_recorder::start(std::size_t spans) {
 }
 
 void span_recorder::add(span s) noexcept {
+  if (process_was_forked()) return;  // a thread of the parent may hold the lock
   try {
     base::lock_guard const hold(lock_);
     if (ring_.size() < most_) ring_.push_back(std::move(s));

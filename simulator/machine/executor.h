@@ -16,6 +16,8 @@ class executor {
   virtual ~executor() = default;
   // Makes the threads that run the device's work. false: the system has no more threads
   virtual bool make_ready(int /*device*/) { return true; }
+  // The process ends: no further operation begins. Blocks: until those that run are over, at most 10 s
+  virtual void stop() noexcept {}
   virtual schedule_policy by() const { return schedule_policy::undecided; }                // chosen by a seed
   // An operation was appended. Releases the lock. false: the queue had no room, and the device is lost now
   virtual bool given(base::unique_lock&, stream&) = 0;

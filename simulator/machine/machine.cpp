@@ -7,6 +7,7 @@
 
 #include "runtime/base/os.h"
 #include "runtime/base/process.h"
+#include "runtime/base/process_end.h"
 #include "simulator/machine/machine_state.h"
 #include "weir/types.h"
 
@@ -23,9 +24,34 @@ struct made_current {  // what a thread made current last, and on which machine
   std::uint64_t machine = 0;
   int device = no_device;
 };
+// Their workers end before the process does.
+base::guarded<std::vector<executor*>>& with_workers() {
+  static auto* const all = new base::guarded<std::vector<executor*>>();
+  return *all;
+}
+
 made_current& of_this_thread() {
   static auto* const value = new base::per_thread<made_current>;
   return value->get();
+}
+
+// The counts, by machine, that a thread is part of until it ends.
+struct counted_in {
+  std::vector<std::pair<std::uint64_t, std::shared_ptr<base::atomic<int>>>> all;
+  ~counted_in() {
+    for (auto const& [machine, threads] : all) threads->fetch_sub(1);
+  }
+  void add(std::uint64_t machine, std::shared_ptr<base::atomic<int>> const& threads) {
+    for (auto const& one : all)
+      if (one.first == machine) return;
+    std::erase_if(all, [](auto const& one) { return one.second.use_count() == 1; });
+    all.emplace_back(machine, threads);
+    threads->fetch_add(1);
+  }
+};
+void count_this_thread(std::uint64_t machine, std::shared_ptr<base::atomic<int>> const& threads) {
+  static auto* const value = new base::per_thread<counted_in>;
+  value->get().add(machine, threads);
 }
 
 // A machine whose calls can be refused.
@@ -56,6 +82,9 @@ controls* controls_of(driver& d) noexcept {
 
 made make(weir::simulated const& like, std::vector<int> visible) {
   watch_process();
+  run_at_process_end([] {
+    for (auto const all = with_workers().lock(); executor* const e : *all) e->stop();
+  });
   tape* const lent = lent_tape::here();
   std::uint64_t seed = lent && like.seed == 0 ? lent->seed() : like.seed;
   if (seed == 0 && like.schedule == scheduling::seeded) {
@@ -105,14 +134,16 @@ machine::machine(weir::simulated const& like, std::uint64_t seed, tape* lent, st
   executor_ = how_ == scheduling::threads   ? make_threaded_executor(all_)
               : how_ == scheduling::stepped ? make_stepping_executor(all_)
                                             : make_seeded_executor(all_, tape_);
+  if (how_ == scheduling::threads) with_workers().lock()->push_back(executor_.get());
+  else all_.callers = std::make_shared<base::atomic<int>>(0);
   if (how_ != scheduling::seeded) return;
   hosts_ = std::make_unique<host_order>(
       tape_, host_order::machine{[this] {
-                              base::unique_lock lock(all_.mutex, std::try_to_lock);
-                              return lock.owns_lock() &&
-                                     executor_->move_one(lock, tape_.enumerating() ? 0 : tape_.draw(16));
-                            },
-                            all_.clock, [this](std::string const& why) { all_.note_finding("stuck: " + why); }});
+                                   base::unique_lock lock(all_.mutex, std::try_to_lock);
+                                   return lock.owns_lock() &&
+                                          executor_->move_one(lock, tape_.enumerating() ? 0 : tape_.draw(16));
+                                 },
+                                 all_.clock, [this](std::string const& why) { all_.note_finding("stuck: " + why); }});
   all_.hosts = &hosts_->threads();
 }
 
@@ -122,6 +153,7 @@ machine::~machine() {
     static_cast<void>(hosts_.release());
     return;
   }
+  std::erase(*with_workers().lock(), executor_.get());
   if (hosts_) {
     hosts_->threads().end();
     count_policies(executor_->by(), hosts_->by());
@@ -146,9 +178,13 @@ machine::~machine() {
 }
 
 status machine::may_call() const {
-  if (os::fork_generation() != generation_) [[unlikely]] return {code::forked};
-  if (process_is_ending()) [[unlikely]] return {code::unloading};
-  if (inside_work::here()) [[unlikely]] return {code::not_permitted};
+  if (os::fork_generation() != generation_) [[unlikely]]
+    return {code::forked};
+  if (process_is_ending()) [[unlikely]]
+    return {code::unloading};
+  if (inside_work::here()) [[unlikely]]
+    return {code::not_permitted};
+  if (all_.callers) count_this_thread(number_, all_.callers);
   return all_.has_hosts() ? may_call_among_hosts() : fine;
 }
 

@@ -202,7 +202,7 @@ outcome stepping::until(base::unique_lock& lock, stream& s, std::uint64_t positi
       lock.lock();
     }
     end = drive(s, position);
-  } while (end == outcome::stuck && all_.wait_for_hosts(lock, s));
+  } while (end == outcome::stuck && (all_.has_hosts() ? all_.wait_for_hosts(lock, s) : all_.wait_for_callers(lock)));
   if (end == outcome::stuck && !all_.has_hosts())
     all_.note_finding("stuck: the host waits, and no stream can proceed: " + all_.why_not(s));
   return end;

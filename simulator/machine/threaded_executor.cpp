@@ -9,6 +9,7 @@
 namespace weir::driver::sim {
 namespace {
 
+constexpr std::chrono::seconds longest_end{10};
 constexpr std::size_t full_queue = 1024;  // operations; an appending call blocks while its stream has more
 
 class threaded_executor final : public executor {
@@ -39,6 +40,18 @@ class threaded_executor final : public executor {
     } catch (...) {
       return false;
     }
+  }
+
+  // After this, libraries and the program destroy what running work may use. What never ends must not keep the
+  // process; nor may a host function that ends it wait for itself.
+  void stop() noexcept override {
+    base::unique_lock lock(all_.mutex);
+    ending_ = true;
+    for (auto& e : engines_) e->wake.notify_one();
+    std::size_t const own = inside_work::here() ? 1 : 0;
+    ++waiting_for_rest_;
+    rest_.wait_for(lock, base::time_limit(longest_end), [&] { return busy_ <= own; });
+    --waiting_for_rest_;
   }
 
   bool given(base::unique_lock& lock, stream& s) override {
@@ -196,6 +209,10 @@ class threaded_executor final : public executor {
     changed(lock);
   }
 
+  void tell_rest() noexcept {
+    if (waiting_for_rest_ > 0) rest_.notify_all();
+  }
+
   void labour(engine& e) {
     std::vector<use> uses;
     base::unique_lock lock(all_.mutex);
@@ -212,6 +229,8 @@ class threaded_executor final : public executor {
       from.pop_front();
       if (ending_) {
         s->busy = false;
+        --busy_;
+        tell_rest();
         continue;
       }
       operation& o = s->queue.front();  // stays valid: appending moves no operation
@@ -251,7 +270,7 @@ class threaded_executor final : public executor {
       for (auto& waits : standing_) todo_.push_back(std::move(waits));
       standing_.clear();
       settle_all();
-      if (waiting_for_rest_ > 0 && busy_ == 0) rest_.notify_all();
+      tell_rest();
       if (!all_.dropped.empty() || !to_wake_.empty()) {
         leave(lock);
         lock.lock();

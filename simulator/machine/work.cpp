@@ -281,6 +281,21 @@ bool queues::wait_for_hosts(base::unique_lock& lock, stream const& s) {
   return moved;
 }
 
+bool queues::wait_for_callers(base::unique_lock& lock) {
+  if (!callers) return false;
+  if (++waiting_callers_ >= callers->load()) {  // nobody is left who could move anything
+    waiting_callers_ = 0;
+    ++given_up_;
+    moved_.notify_all();
+    return false;
+  }
+  std::uint64_t const moves = moves_, given_up = given_up_;
+  moved_.wait_for(lock, patience, [&] { return moves_ != moves || given_up_ != given_up; });
+  if (moves_ != moves) return true;
+  if (given_up_ == given_up) --waiting_callers_;
+  return false;
+}
+
 void queues::note_finding(std::string text) const { findings_.lock()->push_back(std::move(text)); }
 std::vector<std::string> queues::findings() const { return *findings_.lock(); }
 

@@ -207,9 +207,17 @@ class queues {
   // A host waits for a stream: lets other host threads run. Releases the lock. false: none can run.
   bool wait_for_hosts(base::unique_lock&, stream const&);
   bool has_hosts() const noexcept { return hosts && hosts->active(); }
+  // The same where the system schedules the host threads: waits until another one moves something. Releases the lock.
+  // false: all threads that have called the machine wait, or none has moved anything for `patience`.
+  static constexpr std::chrono::seconds patience{30};
+  bool wait_for_callers(base::unique_lock&);
+  // Threads that have called the machine and have not ended. Null: nobody counts them
+  std::shared_ptr<base::atomic<int>> callers;
   void wake_hosts() const;  // that wait for a stream
   void tell_hosts() {
-    if (waiting_hosts_ > 0) moved_.notify_all();
+    ++moves_;
+    if (waiting_hosts_ + waiting_callers_ > 0) moved_.notify_all();
+    waiting_callers_ = 0;
   }
   void note_finding(std::string) const;
   std::vector<std::string> findings() const;
@@ -222,7 +230,9 @@ class queues {
   stream const* stream_with_awaited(operation const& waits, words const&, work& found) const;  // null: none
   base::guarded<std::vector<std::string>> findings_;
   base::condition moved_;
-  int waiting_hosts_ = 0;  // for moved_
+  int waiting_hosts_ = 0;    // for moved_
+  int waiting_callers_ = 0;  // likewise, since the last move
+  std::uint64_t moves_ = 0, given_up_ = 0;
 };
 
 void drop_all(std::vector<work>&) noexcept;

@@ -74,6 +74,32 @@ TEST_F(process_end, by_return_from_main_with_live_statics) {
   });
 }
 
+// The library that multiplies gives its memory back at the end, while workers are inside of it.
+TEST_F(process_end, while_simulated_products_run) {
+  for (int round = 0; round < 15; ++round) {
+    EXPECT_CLEAN_END({
+      ::setenv("WEIR_DEVICES", "sim:4:1", 0);
+      std::vector<tensor> results;
+      for (int d = 0; d < device_count(); ++d) {
+        device_guard const on{d};
+        tensor const a = ones({256, 256});
+        results.push_back(empty({256, 256}));
+        for (int i = 0; i < 100; ++i) matmul_out(results.back(), a, a);
+      }
+      std::exit(7);
+    });
+  }
+}
+
+// A kernel that never ends keeps no process on a GPU either; its end takes the time that running work is given.
+TEST_F(process_end, by_exit_while_work_hangs) {
+  EXPECT_CLEAN_END({
+    launch(default_stream(), {}, [](CUstream_st*) {}, [] { for (;;) sleep_ms(100); });
+    sleep_ms(20);
+    std::exit(7);
+  });
+}
+
 TEST_F(process_end, by_exit_inside_a_hosts_function) {
   EXPECT_CLEAN_END({
     of_program.fill();

@@ -1,0 +1,229 @@
+// An exception unwinds what a rank owns in the middle of a step. The others end, wherever it was thrown.
+// Threads: one for each rank, and one that ends a test that hangs.
+#include <functional>
+#include <future>
+
+#include "tests/peer/ranks.h"
+#include "tests/support/sanitized.h"
+#include "weir/graph.h"
+#include "weir/runtime.h"
+
+namespace {
+
+using namespace weir;
+using namespace weir::test;
+using namespace std::chrono_literals;
+
+constexpr int gradients = 4;
+constexpr auto most = weir::tests::sanitized ? 10s : 1s;
+
+struct bug {};
+
+// Where rank 1 throws, in its third step.
+enum class place {
+  before_first,
+  between,
+  after_own,
+  after_step,
+  in_group,
+  before_group_member,
+  in_capture,
+  at_barrier
+};
+constexpr place all_places[] = {place::before_first, place::between,  place::after_own,           place::after_step,
+                                place::in_group,     place::in_group, place::before_group_member, place::at_barrier};
+
+struct shape {
+  place at;
+  bool registered = false, owns = false;  // owns: the communicator ends as well
+};
+
+void grouped(communicator& c, buffer const& x, bool fails, place at) {
+  collective_group g(c);
+  if (fails && at == place::before_group_member) throw bug();
+  g.all_reduce({x.data(), 1, int32});
+  if (fails && at == place::in_group) throw bug();
+  g.all_reduce({x.data<std::byte>() + 4, 1, int32});
+  g.end();
+}
+
+// Steps until the communicator has failed, or this rank throws.
+void train(communicator& c, shape const& how) {
+  stream const s;
+  stream_guard const here(s);
+  gradient_buckets b(c, {.bucket_bytes = 4096, .registered = how.registered});
+  for (int i = 0; i < gradients; ++i) b.add("w" + std::to_string(i), 1000);
+  b.build(s);
+  buffer const x = to_device(encode(int32, {1, 2}));
+  for (int step = 0; c.failure().empty(); ++step) {
+    bool const fails = c.rank() == 1 && step == 2;
+    auto const here_is = [&](place p) { return fails && how.at == p; };
+    if (here_is(place::before_first)) throw bug();
+    auto const pass = [&] {
+      for (int i = gradients - 1; i >= 0; --i) {
+        b.mark_ready(i, s);
+        if (i == 2 && (here_is(place::between) || here_is(place::in_capture))) throw bug();
+      }
+      if (here_is(place::after_own)) throw bug();
+      b.finish(s);
+    };
+    if (how.at == place::in_capture) graph::capture(s, pass).launch();
+    else pass();
+    if (how.at == place::in_group || how.at == place::before_group_member) grouped(c, x, fails, how.at);
+    if (here_is(place::after_step)) s.synchronize();
+    if (here_is(place::after_step) || here_is(place::at_barrier)) throw bug();
+    if (how.at == place::at_barrier) c.barrier();
+    s.synchronize();
+  }
+}
+
+// Returns: how long the ranks took to end, from the exception on.
+std::chrono::milliseconds ends_after(int ranks, shape const& how, std::vector<std::string>& said) {
+  using clock = std::chrono::steady_clock;
+  auto all = communicator::create_all(first_devices(ranks));
+  runtime& machine = runtime::current();
+  said.assign(all.size(), "");
+  std::promise<clock::time_point> thrown;
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < all.size(); ++r)
+    threads.emplace_back([&, r] {
+      runtime_guard const in(machine);
+      device_guard const on(all[r].device());
+      try {
+        if (how.owns && r == 1) {
+          communicator mine = std::move(all[r]);
+          train(mine, how);
+        } else {
+          train(all[r], how);
+          said[r] = all[r].failure();
+        }
+      } catch (bug const&) {
+        thrown.set_value(clock::now());
+      } catch (std::exception const& e) {
+        said[r] = e.what();
+      }
+    });
+  auto const from = thrown.get_future().get();
+  std::promise<void> over;
+  std::thread frees([&, until = over.get_future()] {  // a rank that hangs
+    if (until.wait_for(10 * most) == std::future_status::timeout) all[0].abort();
+  });
+  for (auto& t : threads) t.join();
+  auto const took = std::chrono::duration_cast<std::chrono::milliseconds>(clock::now() - from);
+  over.set_value();
+  frees.join();
+  return took;
+}
+
+void expect_end(shape const& how) {
+  int const ranks = std::min(3, device_count());
+  std::vector<std::string> said;
+  auto const took = ends_after(ranks, how, said);
+  std::string const where = "place " + std::to_string(static_cast<int>(how.at)) + ", registered " +
+                            std::to_string(how.registered) + ", owns " + std::to_string(how.owns);
+  EXPECT_LE(took, most) << where;
+  for (int r = 0; r < ranks; ++r) {
+    if (r == 1) continue;
+    EXPECT_NE(said[static_cast<std::size_t>(r)].find("rank 1"), std::string::npos)
+        << where << ": " << said[static_cast<std::size_t>(r)];
+  }
+}
+
+// The communicator lives outside of the scope that the exception unwinds.
+TEST(unwinding, frees_every_rank_wherever_it_began) {
+  if (device_count() < 2) GTEST_SKIP() << "one device";
+  for (place const at : all_places) expect_end({at});
+}
+TEST(unwinding, frees_ranks_whose_buckets_are_registered) {
+  if (device_count() < 2) GTEST_SKIP() << "one device";
+  for (place const at : all_places) expect_end({at, true});
+}
+TEST(unwinding, of_a_rank_with_its_communicator_frees_all) {
+  if (device_count() < 2) GTEST_SKIP() << "one device";
+  for (place const at : all_places) expect_end({at, false, true});
+}
+// NCCL captures a collective only with one process for each GPU.
+TEST(unwinding, of_a_captured_step_frees_every_rank) {
+  if (!runtime::current().is_simulated()) GTEST_SKIP() << "there are GPUs";
+  for (bool const owns : {false, true}) expect_end({place::in_capture, false, owns});
+}
+
+// The same exception on all ranks, as the end of the data is: nobody waits for a rank that has gone.
+TEST(unwinding, of_all_ranks_leaves_the_communicator) {
+  int const n = std::min(3, device_count());
+  auto all = communicator::create_all(first_devices(n));
+  on_each(runtime::current(), all, [&](communicator& c) {
+    std::mt19937 random(static_cast<unsigned>(c.rank()) + 5u);
+    for (int round = 1; round <= 40; ++round) {
+      buffer const x = to_device(encode(int32, {1, 1}));
+      try {
+        gradient_buckets b(c, {.bucket_bytes = 4096});
+        b.add("w", 100);
+        b.build();
+        for (int step = 0; step < round % 3; ++step) b.mark_ready(0, current_stream()), b.finish(current_stream());
+        synchronize();
+        pause_at_random(random);
+        if (round % 2) throw bug();
+        grouped(c, x, true, place::in_group);
+      } catch (bug const&) {
+        pause_at_random(random);
+      }
+      if (round % 4 == 0) c.barrier();
+      c.all_reduce({x.data(), 1, int32});
+      if (round % 4 == 1) c.barrier();  // does not wait for the device
+      ASSERT_EQ(to_host(x.data(), 4), encode(int32, {static_cast<double>(n)}));
+    }
+  });
+}
+
+class unwound_sim : public sim_ranks {
+ protected:
+  unwound_sim() : sim_ranks(3) {}
+  void unwind(int rank) {
+    try {
+      collective_group const g(ranks_[static_cast<std::size_t>(rank)]);
+      throw bug();
+    } catch (bug const&) {}
+  }
+};
+
+// A rank that repeats the call before another waits for it has done no harm.
+TEST_F(unwound_sim, a_rank_that_calls_again_is_in_time) {
+  std::vector<buffer> x;
+  for (int r = 0; r < 3; ++r) x.push_back(on(r, r));
+  for (int round = 0; round < 3; ++round) {
+    unwind(1);
+    for (std::size_t const r : {1u, 0u, 2u}) ranks_[r].all_reduce({x[r].data(), 3, int32});
+  }
+  EXPECT_EQ(ranks_[0].failure(), "");
+}
+
+// Only the two ranks of a transfer need each other.
+TEST_F(unwound_sim, a_transfer_that_waits_for_the_rank_ends) {
+  buffer const a = on(0, 1), b = on(2, 1);
+  unwind(1);
+  ranks_[0].send({a.data(), 3, int32}, 2), ranks_[2].receive({b.data(), 3, int32}, 0);
+  EXPECT_EQ(ranks_[0].failure(), "");
+  EXPECT_NE(refusal<driver_error>([&] {
+              ranks_[0].receive({a.data(), 3, int32}, 1);
+            }).find("rank 1 aborted"),
+            std::string::npos);
+  EXPECT_NE(ranks_[2].failure().find("an exception ended its collective_group"), std::string::npos);
+}
+
+// A destructor of the program may make and end buckets while another exception is under way.
+TEST_F(unwound_sim, an_owner_made_while_unwinding_ends_no_rank) {
+  struct saves_at_the_end {
+    communicator& c;
+    ~saves_at_the_end() { collective_group const g(c); }
+  };
+  buffer const a = on(0, 1);
+  ranks_[0].all_reduce({a.data(), 3, int32});
+  try {
+    saves_at_the_end const last{ranks_[1]};
+    throw bug();
+  } catch (bug const&) {}
+  EXPECT_EQ(ranks_[0].failure(), "");
+}
+
+}  // namespace

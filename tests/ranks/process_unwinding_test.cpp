@@ -1,0 +1,125 @@
+// An exception unwinds what a rank of several processes owns; its communicator lives on. The others end by its name.
+// Threads: one for each rank.
+#include <future>
+
+#include "runtime/base/sync.h"
+#include "tests/ranks/rank_threads.h"
+#include "tests/support/sanitized.h"
+
+namespace {
+
+using namespace weir;
+using namespace weir::test;
+using namespace std::chrono_literals;
+using clock_of_host = std::chrono::steady_clock;
+
+constexpr auto most = weir::tests::sanitized ? 10s : 1s;
+
+struct bug {};
+enum class place { before_first, between, after_step, in_group, before_barrier, before_transfer };
+
+void step(communicator& c, place at, bool fails) {
+  gradient_buckets b(c, {.bucket_bytes = 4096});
+  for (int i = 0; i < 3; ++i) b.add("w" + std::to_string(i), 1000);
+  b.build();
+  for (int turn = 0; turn < 2; ++turn) {
+    bool const here = fails && turn == (at == place::after_step ? 0 : 1);
+    if (here && at == place::before_first) throw bug();
+    for (int i = 2; i >= 0; --i) {
+      b.mark_ready(i, current_stream());
+      if (here && at == place::between) throw bug();
+    }
+    b.finish(current_stream());
+    current_stream().synchronize();
+    if (here && at == place::after_step) throw bug();
+  }
+  buffer const x = to_device(encode(int32, {1, 2}));
+  if (at == place::in_group) {
+    collective_group g(c);
+    g.all_reduce({x.data(), 1, int32});
+    if (fails) throw bug();
+    g.end();
+  }
+  if (fails) throw bug();
+  if (at == place::before_barrier) c.barrier();
+  if (at == place::before_transfer && c.rank() == 0) c.receive({x.data(), 1, int32}, 1);
+  current_stream().synchronize();
+}
+
+// Rank 1 stays until the others have ended.
+TEST(process_unwinding, of_one_rank_frees_all_by_its_name) {
+  for (place const at : {place::before_first, place::between, place::after_step, place::in_group, place::before_barrier,
+                         place::before_transfer}) {
+    std::promise<void> others_over;
+    auto const over = others_over.get_future().share();
+    base::atomic<int> left{2};
+    std::vector<std::string> said(3);
+    base::atomic<std::int64_t> thrown_ns{0};
+    std::int64_t last_ns[3] = {};
+    as_ranks(3,
+             [&](communicator& c) {
+               auto const rank = static_cast<std::size_t>(c.rank());
+               try {
+                 step(c, at, rank == 1);
+                 for (auto const end = clock_of_host::now() + 20s; c.failure().empty() && clock_of_host::now() < end;)
+                   std::this_thread::sleep_for(1ms);
+               } catch (bug const&) {
+                 thrown_ns.store(base::now_ns());
+                 over.wait_for(20s);
+               } catch (error const&) {}
+               said[rank] = c.failure();
+               last_ns[rank] = base::now_ns();
+               if (rank != 1 && left.fetch_sub(1) == 1) others_over.set_value();
+             },
+             {.start = 20s});
+    for (std::size_t const r : {0u, 2u}) {
+      EXPECT_NE(said[r].find("rank 1"), std::string::npos) << static_cast<int>(at) << ": " << said[r];
+      EXPECT_NE(said[r].find("xception"), std::string::npos) << static_cast<int>(at) << ": " << said[r];
+      EXPECT_LE(last_ns[r] - thrown_ns.load(), std::chrono::nanoseconds(most).count()) << static_cast<int>(at);
+    }
+  }
+}
+
+TEST(process_unwinding, of_all_ranks_leaves_the_communicator) {
+  as_ranks(3, [](communicator& c) {
+    std::mt19937 random(static_cast<unsigned>(c.rank()) + 3u);
+    for (int round = 0; round < 30; ++round) {
+      try {
+        step(c, round % 2 ? place::in_group : place::after_step, true);
+      } catch (bug const&) {
+        pause_at_random(random);
+      }
+      if (round % 3 == 0) c.barrier();
+      buffer const x = to_device(encode(int32, {1}));
+      c.all_reduce({x.data(), 1, int32});
+      ASSERT_EQ(to_host(x.data(), 4), encode(int32, {3}));
+    }
+  });
+}
+
+// It has called since, and the other has heard of it: what came before is no reason to end.
+TEST(process_unwinding, a_rank_that_calls_again_is_in_time) {
+  base::atomic<int> called{0};
+  as_ranks(2, [&](communicator& c) {
+    buffer const x = to_device(encode(int32, {1}));
+    for (int round = 1; round <= 2; ++round) {
+      if (c.rank() == 1) {
+        try {
+          collective_group const g(c);
+          throw bug();
+        } catch (bug const&) {}
+        c.all_reduce({x.data(), 1, int32});
+        called.store(round);
+      }
+      while (called.load() < round) std::this_thread::yield();
+      if (c.rank() == 0) std::this_thread::sleep_for(500ms);
+      c.barrier();
+      if (c.rank() == 0) c.all_reduce({x.data(), 1, int32});
+      current_stream().synchronize();
+      c.barrier();
+    }
+    EXPECT_EQ(c.failure(), "");
+  });
+}
+
+}  // namespace
