@@ -223,6 +223,14 @@ void history::note(action what, std::uintptr_t at, std::size_t bytes, std::uint6
   }
 }
 
+void history::take_back(std::uintptr_t at) noexcept {
+  log& l = mine();  // exists: it wrote the event
+  base::lock_guard const hold(lock_);
+  std::uint32_t const n = l.count.load(base::memory_order_relaxed);
+  if (n == l.gathered || l.events[n - 1].at != at || l.events[n - 1].what != action::free) return;
+  l.count.store(n - 1, base::memory_order_release);
+}
+
 // Gathers all threads' events up to one moment, so that an event is never gathered before an earlier one.
 void history::gather() {
   std::uint64_t const until = base::ticks();

@@ -67,6 +67,9 @@ class history {
   void note(action, std::uintptr_t at, std::size_t bytes, std::uint64_t stream, std::uint32_t runtime, int device,
             source_location) noexcept;
 
+  // This thread's last event, a free of that address, did not happen. No effect if a reader has seen it.
+  void take_back(std::uintptr_t at) noexcept;
+
   // Of one runtime's device: all that threads had written when it was called.
   std::vector<event> events(std::uint32_t runtime, int device);
   std::vector<line_sums> lines(std::uint32_t runtime, int device);

@@ -84,6 +84,17 @@ void* noted(void* p, std::size_t bytes, clock::stream_clock const& home, source_
 void note_end(void const* p, source_location const& at) noexcept {
   observe::note(observe::action::free, p, 0, 0, 0, 0, at);
 }
+// A free that throws has not happened.
+template <class Free>
+void end_noted(void const* p, source_location const& at, Free free) {
+  note_end(p, at);
+  try {
+    free();
+  } catch (...) {
+    if (observe::history::on()) observe::history::process().take_back(reinterpret_cast<std::uintptr_t>(p));
+    throw;
+  }
+}
 
 void* allocate_on(clock::stream_clock& home, size_t bytes, size_t alignment, source_location const& at) {
   void* const p = memory::fast_allocate_noted(&home, bytes, alignment);
@@ -107,11 +118,12 @@ void* detail::allocate_slowly(stream_ref s, size_t bytes, size_t alignment, sour
 }
 void detail::deallocate_slowly(void* p, source_location at) {
   if (memory::fast_deallocate_marked(nullptr, p)) return;
-  note_end(p, at);
-  if (memory::fast_deallocate_noted(p) || !p || process_was_forked()) return;  // a child's copy of a block
-  if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) return a->deallocate(p, nullptr, at);
-  if (auto* const host = streams::pinned_memory::owner(p)) return host->deallocate(p, at);
-  throw_foreign("deallocate", p, at);
+  end_noted(p, at, [&] {
+    if (memory::fast_deallocate_noted(p) || !p || process_was_forked()) return;  // a child's copy of a block
+    if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) return a->deallocate(p, nullptr, at);
+    if (auto* const host = streams::pinned_memory::owner(p)) return host->deallocate(p, at);
+    throw_foreign("deallocate", p, at);
+  });
 }
 
 void deallocate(stream_ref last_use, void* p, source_location at) {
@@ -119,14 +131,15 @@ void deallocate(stream_ref last_use, void* p, source_location at) {
   if (memory::fast_deallocate_marked(detail::stream_access::stream(last_use), p)) return;
   clock::stream_clock& stream = streams::clock_or_throw(last_use, "deallocate", at);
   clock::named_in_call const named(stream);
-  note_end(p, at);
-  if (memory::allocator* const a = device_owner(p, stream)) return a->deallocate(p, &stream, at);
-  if (auto* const host = pinned_owner(p, stream)) {
-    auto const found = host->find(p);
-    if (found && found->base == p) host->record_use(p, stream);
-    return host->deallocate(p, at);
-  }
-  throw_stranger("deallocate", p, stream, at);
+  end_noted(p, at, [&] {
+    if (memory::allocator* const a = device_owner(p, stream)) return a->deallocate(p, &stream, at);
+    if (auto* const host = pinned_owner(p, stream)) {
+      auto const found = host->find(p);
+      if (found && found->base == p) host->record_use(p, stream);
+      return host->deallocate(p, at);
+    }
+    throw_stranger("deallocate", p, stream, at);
+  });
 }
 
 void record_stream(void const* p, stream_ref user, source_location at) {

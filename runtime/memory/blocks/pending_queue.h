@@ -58,22 +58,34 @@ class pending_queue {
     spare_.clear_and_dispose([](node* n) { delete n; });
   }
 
-  // Throws: bad_alloc; the block is not queued then.
-  void push(pending_block const& b) { push(b, b.stamps); }
-  // For these stamps instead of its own.
-  void push(pending_block const& b, std::span<clock::stamp const> stamps) {
+  // Host memory for a push() of at most so many stamps. Throws: bad_alloc
+  void make_room(std::size_t stamps) {
+    if (stamps <= room_) [[likely]] return;
     if (spare_.empty()) spare_.push_front(*new node), ++spares_;
+    spare_.front().stamps.reserve(stamps);
+    if (spare_queue_.empty()) spare_queue_[0];
+    while (spare_newest_.size() < stamps) spare_newest_[spare_newest_.empty() ? 0 : spare_newest_.rbegin()->first + 1];
+    room_ = stamps;
+  }
+  // Throws: bad_alloc; the block is not queued then.
+  void push(pending_block const& b) {
+    make_room(b.stamps.size());
+    push(b, b.stamps);
+  }
+  // For these stamps instead of its own. Requires: make_room for them, and no reclaim since
+  void push(pending_block const& b, std::span<clock::stamp const> stamps) noexcept {
     node& n = spare_.front();
     n.stamps.assign(stamps.begin(), stamps.end());  // copied: reuses the node's capacity
     n.block = b.block, n.in_slab = b.in_slab, n.index = b.index, n.bytes = b.bytes, n.since = b.since;
     n.more.clear();
     if (newest_.size() > most_newest * (size_ + most_kept)) forget_streams_without_blocks();
     for (clock::stamp const s : stamps) {
-      std::uint64_t& newest = newest_[s.stream];
+      std::uint64_t& newest = entry(newest_, spare_newest_, s.stream);
       newest = std::max(newest, s.n);
     }
-    auto& queue = queues_[stamps.front().stream];
+    auto& queue = entry(queues_, spare_queue_, stamps.front().stream);
     spare_.pop_front(), --spares_;
+    room_ = 0;
     enter(n, queue);
   }
   // Host memory for slots of one stream that will wait together, reserved before they are freed.
@@ -225,6 +237,15 @@ class pending_queue {
     bool operator()(node const& a, std::size_t bytes) const noexcept { return a.bytes < bytes; }
     bool operator()(std::size_t bytes, node const& b) const noexcept { return bytes < b.bytes; }
   };
+  // The entry of that stream, made of a spare one if there is none.
+  template <class Map>
+  static typename Map::mapped_type& entry(Map& in, Map& spare, std::uint64_t stream) noexcept {
+    auto const known = in.find(stream);
+    if (known != in.end()) return known->second;
+    auto made = spare.extract(spare.begin());
+    made.key() = stream;
+    return in.insert(std::move(made)).position->second;
+  }
   void enter(node& n, node_list& queue) noexcept {
     n.sequence = ++last_sequence_;
     queue.push_back(n);
@@ -245,6 +266,7 @@ class pending_queue {
     if (spares_ == most_spares) return delete &b;
     spare_.push_front(b);
     ++spares_;
+    room_ = 0;
   }
   // Streams come and go while others' blocks wait: what is known of them does not grow with their number.
   void forget_streams_without_blocks() noexcept {
@@ -273,6 +295,9 @@ class pending_queue {
                         boost::intrusive::compare<below>, no_size>
       by_size_;
   numbers newest_;                        // highest number by stream; 0: none queued since all was empty
+  queues spare_queue_;                    // entries for make_room(), empty and 0
+  numbers spare_newest_;
+  std::size_t room_ = 0;                  // stamps that the spare node and entries have room for
   std::uint64_t last_sequence_ = 0;
   std::size_t size_ = 0, bytes_ = 0, bytes_in_slots_ = 0;
 };

@@ -74,6 +74,7 @@ class device_allocator final : public allocator {
   // For tests.
   bool lost() const noexcept { return of_.lost(); }
   address_space const& addresses() const noexcept { return of_.space; }
+  heap_table const& heaps() const noexcept { return heaps_; }
   std::size_t unreclaimable() const { return audit_.unreclaimable(); }
   std::size_t reserved() const {
     return of_.counts.reserved();

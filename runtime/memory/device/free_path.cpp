@@ -12,53 +12,64 @@ namespace weir::memory {
 // nothing is left to note.
 void free_path::deallocate(void* p, clock::stream_clock* last_use, source_location at) {
   if (!p || process_was_forked()) return;  // a child's copy of the parent's block: the parent's memory stays untouched
-  streams_asked asked;
+  attempt so_far;
   for (;;) {
     try {
-      clock::stream_clock* const captured = take_back(p, last_use, at, asked);
-      if (!captured) return;
-      ask(*captured, at);
-      asked.push_back(captured);
+      blocker const before = take_back(p, last_use, at, so_far);
+      if (before.ask) {
+        ask(*before.ask, at);
+        so_far.asked.push_back(before.ask);
+      } else if (before.wait_for) {
+        so_far.waited_for.push_back(before.wait_for);
+        bool const done = of_.clocks.synchronize(before.wait_for->now()).ok();
+        if (!done && !of_.lost()) throw std::bad_alloc();  // of a lost device nothing is allocated again
+      } else {
+        return;
+      }
     } catch (std::bad_alloc const&) {
-      clock::stream_clock* const user = busy_user(p, last_use);
-      if (!user || !of_.clocks.synchronize(user->now()).ok()) throw;
-      forget_user(p, *user);
-      if (last_use == user) last_use = nullptr;
+      if (std::exchange(so_far.waits, true)) throw;
     }
   }
 }
 
-clock::stream_clock* free_path::busy_user(void* p, clock::stream_clock* last_use) const noexcept {
-  region* const r = of_.space.find(p);
-  if (!r) return nullptr;
-  stream_heap& m = *r->owner.load();
-  base::biased_lock hold(m.lock);
-  block_ref const b = block_ref::find(*r, reinterpret_cast<address>(p));
-  if (!b.live) return nullptr;
+template <class Do>
+void free_path::each_stamp(stream_heap& m, block_ref const& b, clock::stream_clock& its, clock::stream_clock* last_use,
+                           std::uint64_t& since, Do act) const {
   clock::stream_clock& home = *m.home.load();
-  auto const busy = [&](clock::stream_clock* t) { return t && t != &home && !of_.ordered_or_complete(home, t->now()); };
-  slab::note const* const n = b.in_slab ? b.in_slab->note_of(b.index) : nullptr;
-  clock::stream_clock* const its = b.in_slab ? (n ? n->home : nullptr) : b.block->home;
-  if (busy(its)) return its;
-  clock::stream_clock* found = nullptr;
-  b.each_user([&](clock::stream_clock* t) {
-    if (!found && busy(t)) found = t;
-  });
-  return found ? found : busy(last_use) ? last_use : nullptr;
+  auto const add_stamp = [&](clock::stream_clock* t) {
+    clock::stamp const s = t->now();
+    t == &home ? (void)(since = s.n) : act(s, *t);
+  };
+  // A capture may have recorded a use. On its own memory, the order inside says when that is over. Another block
+  // stays with the graph, which may be launched at any time.
+  auto const add_inside = [&](clock::stream_clock& lane) {
+    graph_pools::one const graph = graphs_.known(lane);
+    bool const own = graph.pool == m.pool.get();
+    if (graph.pool) add_stamp(own ? &lane : graph.keeper);
+    return own;
+  };
+  auto const add = [&](clock::stream_clock* t, bool inside) {
+    if (t->alive() == clock::life::captured) return (void)add_inside(*t);
+    if (t->stands_for()) t = t->stands_for();  // its capture is over: used since as that stream's
+    clock::stream_clock* const lane = t->alive() == clock::life::retired ? nullptr : t->known_lane();
+    if (!(lane && add_inside(*lane) && inside)) add_stamp(t);
+  };
+  if (m.asleep.get()) return;  // all its work was complete before
+  add(&its, false);
+  b.each_user([&](clock::stream_clock* t) { add(t, false); });
+  if (last_use) add(last_use, true);
 }
 
-void free_path::forget_user(void* p, clock::stream_clock& user) noexcept {
-  region* const r = of_.space.find(p);
-  stream_heap& m = *r->owner.load();
-  base::biased_lock hold(m.lock);
-  block_ref const b = block_ref::find(*r, reinterpret_cast<address>(p));
-  if (!b.live) return;
-  b.forget_user(user);
-  auto const forget = [&](clock::stream_clock*& home, clock::stream_clock* own) {
-    if (home == &user) home = own;
-  };
-  if (!b.in_slab) forget(b.block->home, m.home.load());
-  else if (slab::note* const n = b.in_slab->note_of(b.index)) forget(n->home, nullptr);
+clock::stream_clock* free_path::busy_user(stream_heap& m, block_ref const& b, clock::stream_clock& its,
+                                          clock::stream_clock* last_use, attempt const& so_far) const {
+  clock::stream_clock& home = *m.home.load();
+  std::uint64_t since = 0;
+  clock::stream_clock* found = nullptr;
+  each_stamp(m, b, its, last_use, since, [&](clock::stamp s, clock::stream_clock& t) {
+    bool const waited_for = std::ranges::find(so_far.waited_for, &t) != so_far.waited_for.end();
+    if (!found && !waited_for && !of_.ordered_or_complete(home, s)) found = &t;
+  });
+  return found;
 }
 
 // Whether it is captured still, so that the pool of its capture is known. Of a capture that is spoiled nothing will run.
@@ -71,11 +82,12 @@ void free_path::ask(clock::stream_clock& s, source_location at) const {
   } catch (error const&) {}
 }
 
-clock::stream_clock* free_path::take_back(void* p, clock::stream_clock* last_use, source_location at,
-                                          streams_asked const& asked) {
+// Whatever may throw comes first. From the notices on, nothing does.
+free_path::blocker free_path::take_back(void* p, clock::stream_clock* last_use, source_location at,
+                                        attempt const& so_far) {
   region* const r = of_.must_find(p, "deallocate", at);
   stream_heap& m = *r->owner.load();
-  std::vector<clock::stream_clock*> to_fence;  // streams other than the home that used the block
+  boost::container::small_vector<clock::stream_clock*, 4> to_fence;  // streams other than the home that used the block
   clock::stream_clock* at_home = nullptr;
   bool const used = last_use && last_use != m.home.load();
   thread_cache* const cache = used && !m.may_defer_free(*r, p, *last_use) ? nullptr : m.cache_here();
@@ -89,55 +101,41 @@ clock::stream_clock* free_path::take_back(void* p, clock::stream_clock* last_use
                         "Free a block by the address that allocate returned: " + base::address_text(b.start), at,
                         error_id{159});
     }
-    if (of_.lost()) return nullptr;  // nothing runs there any more, and nothing is allocated again
 
     clock::stream_clock& home = *m.home.load();
     slab::note const* const n = b.in_slab ? b.in_slab->note_of(b.index) : nullptr;
     clock::stream_clock* const its = b.in_slab ? (n && n->home ? n->home : &home) : b.block->home;
     clock::stream_clock* to_ask = nullptr;
+    std::size_t others = 0;
     auto const look = [&](clock::stream_clock* t) {
+      others += t && t != &home;
       if (t && t->stands_for() && t->alive() == clock::life::retired) t = t->stands_for();
-      if (t && t->seen_captured() && std::ranges::find(asked, t) == asked.end()) to_ask = t;
+      if (t && t->seen_captured() && std::ranges::find(so_far.asked, t) == so_far.asked.end()) to_ask = t;
     };
     look(its), b.each_user(look), look(last_use);
-    if (to_ask) [[unlikely]] return to_ask;
-    if (of_.runtime.observer()) [[unlikely]]
-      announce_free(b, home, last_use, at);
+    if (to_ask) [[unlikely]] return {to_ask};
+
     boost::container::small_vector<clock::stamp, 4> stamps;
+    if (so_far.waits) {
+      if (auto* const busy = busy_user(m, b, *its, last_use, so_far)) return {nullptr, busy};
+    } else {
+      std::size_t const most = 2 * (others + 1);  // with the keepers of graphs
+      stamps.reserve(most), to_fence.reserve(most), m.pending.make_room(most);
+    }
+    if (of_.runtime.observer()) [[unlikely]]
+      announce_free(b, *its, last_use, at);
+
     clock::stream_clock* first_of = nullptr;  // the stream of the first stamp
     std::uint64_t since = 0;
-    auto const add_stamp = [&](clock::stream_clock* t) {
-      clock::stamp const s = t->now();
-      if (t == &home) {
-        since = s.n;
-        return;
-      }
+    auto const note = [&](clock::stamp s, clock::stream_clock& t) {
       if (std::find(stamps.begin(), stamps.end(), s) != stamps.end() ||
           (!of_.deterministic && of_.ordered_or_complete(home, s, since)))
         return;
-      if (stamps.empty()) first_of = t;
+      if (stamps.empty()) first_of = &t;
       stamps.push_back(s);
     };
-    // A capture may have recorded a use. On its own memory, the order inside says when that is over. Another block
-    // stays with the graph, which may be launched at any time.
-    auto const add_inside = [&](clock::stream_clock& lane) {
-      graph_pools::one const graph = graphs_.known(lane);
-      bool const own = graph.pool == m.pool.get();
-      if (graph.pool) add_stamp(own ? &lane : graph.keeper);
-      return own;
-    };
-    auto const add = [&](clock::stream_clock* t, bool inside) {
-      if (t->alive() == clock::life::captured) return (void)add_inside(*t);
-      if (t->stands_for()) t = t->stands_for();  // its capture is over: used since as that stream's
-      clock::stream_clock* const lane = t->alive() == clock::life::retired ? nullptr : t->known_lane();
-      if (!(lane && add_inside(*lane) && inside)) add_stamp(t);
-    };
+    if (!so_far.waits) each_stamp(m, b, *its, last_use, since, note);
     if (its->alive() == clock::life::borrowed) its->note_block(-1);
-    add(its, false);
-    b.each_user([&](clock::stream_clock* t) { add(t, false); });
-    if (last_use) add(last_use, true);
-
-    if (m.asleep.get()) stamps.clear();  // all its work was complete before
     auto const pool = b.in_slab ? observe::size_pool::small : observe::size_pool::large;
     std::size_t const rounded = b.in_slab ? b.in_slab->size : b.block->bytes;
     std::size_t const requested = b.in_slab ? b.in_slab->requested(b.index) : b.block->requested;
@@ -188,20 +186,19 @@ clock::stream_clock* free_path::take_back(void* p, clock::stream_clock* last_use
   };
   if (at_home) fence(*at_home);
   for (clock::stream_clock* const t : to_fence) fence(*t);
-  return nullptr;
+  return {};
 }
 
 // For a checker: the streams whose work comes before the block's next use; of a sleeping block no work does.
 // Requires: the heap's lock.
-void free_path::announce_free(block_ref const& b, clock::stream_clock& home, clock::stream_clock* last_use,
-                           source_location at) const {
+void free_path::announce_free(block_ref const& b, clock::stream_clock& its, clock::stream_clock* last_use,
+                              source_location at) const {
   std::vector<driver::allocation_observer::user> users, ended;
   bool const asleep = (b.in_slab ? b.in_slab->owner : b.block->in->owner.load())->asleep.get();
   auto const add = [&](clock::stream_clock const* t) {
     if (t && !asleep) (t->alive() == clock::life::retired ? ended : users).push_back({t->device(), t->handle()});
   };
-  slab::note const* const n = b.in_slab ? b.in_slab->note_of(b.index) : nullptr;
-  add(b.in_slab ? (n && n->home ? n->home : &home) : b.block->home);
+  add(&its);
   b.each_user(add);
   add(last_use);
   of_.runtime.observer()->freed(b.start, b.in_slab ? b.in_slab->requested(b.index) : b.block->requested, {users, ended},

@@ -18,15 +18,28 @@ class free_path {
   void fence_what_came_free(clock::stream_clock& home) noexcept;  // as allocator::fence_what_came_free
 
  private:
-  using streams_asked = boost::container::small_vector<clock::stream_clock*, 2>;
-  // Returns: null, or a stream that may be captured and has to be asked first; nothing has changed then.
-  // Throws also: bad_alloc, with nothing changed
-  clock::stream_clock* take_back(void*, clock::stream_clock* last_use, source_location, streams_asked const&);
+  // What one free has done before its block changes.
+  struct attempt {
+    boost::container::small_vector<clock::stream_clock*, 2> asked{};  // whether they are captured
+    bool waits = false;                                               // the host waits for users, instead of noting them
+    boost::container::small_vector<clock::stream_clock*, 16> waited_for{};
+  };
+  struct blocker {  // what comes before the free; all null: it is done
+    clock::stream_clock* ask = nullptr;       // a stream that may be captured
+    clock::stream_clock* wait_for = nullptr;  // a stream with work that may use the block
+  };
+  // Returns: a blocker; nothing has changed then. Throws also: bad_alloc, with nothing changed
+  blocker take_back(void*, clock::stream_clock* last_use, source_location, attempt const&);
   void ask(clock::stream_clock&, source_location) const;
-  void forget_user(void*, clock::stream_clock&) noexcept;      // Requires: its use of the block is complete
-  // a stream that the block would have to wait for; null: none
-  clock::stream_clock* busy_user(void*, clock::stream_clock* last_use) const noexcept;
-  void announce_free(block_ref const&, clock::stream_clock& home, clock::stream_clock* last_use, source_location) const;
+  // Calls `act` with each stamp that the block's next use has to come after, but for the home's own work, whose
+  // number raises `since`.
+  template <class Do>
+  void each_stamp(stream_heap&, block_ref const&, clock::stream_clock& its, clock::stream_clock* last_use,
+                  std::uint64_t& since, Do act) const;
+  // the stream of the first of these that is not ordered, complete or waited for; null: none
+  clock::stream_clock* busy_user(stream_heap&, block_ref const&, clock::stream_clock& its, clock::stream_clock* last_use,
+                                 attempt const&) const;
+  void announce_free(block_ref const&, clock::stream_clock& its, clock::stream_clock* last_use, source_location) const;
 
   device_context& of_;
   heap_table& heaps_;

@@ -149,25 +149,38 @@ driver::status growth::grow_segment(stream_heap& mine, alloc_request const& r, v
     of_.note_status(got.is);
     return got.is;
   }
-  section const hold(mine);
-  region* in = nullptr;
   handle const h{driver::memory_handle::none, got.value, bytes, of_.own_bit()};
+  bool entered = false;
   try {
-    in = of_.space.adopt_segment(got.value, bytes, mine);
+    section const hold(mine);
+    enter_segment(mine, h);
+    entered = true;
+    mine.note_mapped(h);
+    mine.log_mapping(h.bytes, "memory mapped");
+    of_.counts.missed();
+    out = mine.take(r);
+  } catch (std::bad_alloc const&) {
+    // The lock is released: what the heap cannot list goes back to the driver.
+    if (!entered) {
+      if (of_.machine.release_segment(of_.device, h.at).ok()) of_.counts.refund(bytes);
+      pool.refund(bytes);
+    }
+    throw;
+  }
+  return out ? driver::status{} : driver::status{driver::code::out_of_memory};
+}
+
+void growth::enter_segment(stream_heap& mine, handle const& h) {
+  region* in = nullptr;
+  try {
+    in = of_.space.adopt_segment(h.at, h.bytes, mine);
     in->set_pages(h, &(mine.handles[h.at] = aliased_handle{h}));
     mine.blocks.add_region(*in, state::free);
   } catch (std::bad_alloc const&) {  // the host's memory
     mine.handles.erase(h.at);
     if (in) of_.space.drop(of_.space.set_aside(*in));
-    if (of_.machine.release_segment(of_.device, h.at).ok()) of_.counts.refund(bytes);
-    pool.refund(bytes);
     throw;
   }
-  mine.note_mapped(h);
-  mine.log_mapping(h.bytes, "memory mapped");
-  of_.counts.missed();
-  out = mine.take(r);
-  return out ? driver::status{} : driver::status{driver::code::out_of_memory};
 }
 
 }  // namespace weir::memory

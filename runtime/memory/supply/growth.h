@@ -34,6 +34,7 @@ class growth {
   arena::places places_for(stream_heap const&) const;
   bool has_room_for_long_run(stream_heap& mine, alloc_request const&);
   driver::status grow_segment(stream_heap& mine, alloc_request const&, void*& out);
+  void enter_segment(stream_heap& mine, handle const&);  // Throws: bad_alloc, with no effect. Requires: the lock
   // Fills a plan's window (growth_fill.cpp): makes handles while the bound and the driver allow it,
   // then moves free ones, then makes the rest although the bound is passed.
   class filling;
