@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <optional>
@@ -21,6 +22,7 @@
 #include "weir/copy.h"
 #include "weir/launch.h"
 #include "weir/observe.h"
+#include "weir/sim.h"
 #include "weir/tensor.h"
 
 namespace weir {
@@ -126,6 +128,60 @@ TEST_F(process_end, an_early_end_of_the_driver_is_harmless) {
     mine.reset();
     std::exit(7);
   });
+}
+
+// Another library may reset a device under live owners: then every device of the process is lost.
+void lose_all_devices() {
+  if (runtime::current().is_simulated()) {
+    for (int d = 0; d < device_count(); ++d) simulation::of(runtime::current()).lose_device(d);
+    return;
+  }
+  void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  using reset = int (*)(int);
+  auto const reset_device = reinterpret_cast<reset>(::dlsym(library, "cuDevicePrimaryCtxReset_v2"));
+  for (int d = 0; d < device_count(); ++d) {
+    if (reset_device(d) != 0) std::_Exit(9);
+  }
+}
+
+TEST_F(process_end, by_exit_after_the_devices_were_lost) {
+  EXPECT_CLEAN_END({
+    of_program.fill();
+    static belongings later;
+    later.fill();
+    static thread_local belongings of_thread;
+    of_thread.fill();
+    belongings here;
+    here.fill();
+    synchronize();
+    lose_all_devices();
+    use_everything();
+    here.drop();
+    std::exit(7);
+  });
+}
+
+[[noreturn]] void free_after_a_loss_and_exit() {
+  begin();
+  {
+    runtime own(simulated{.devices = 1, .memory = 64_MiB});
+    runtime_guard const in(own);
+    stream s;
+    buffer large(s, 5_MiB);
+    buffer const small(s, 400);
+    simulation::of(own).lose_device(0);
+    try {
+      fill(s, large.data(), std::byte{1}, 10);
+      s.synchronize();
+    } catch (device_lost const&) {}
+  }
+  std::fputs("|end|", stderr);
+  std::exit(7);
+}
+
+// Nothing that was freed is reported.
+TEST_F(process_end, after_a_loss_reports_only_what_lives) {
+  EXPECT_EXIT(free_after_a_loss_and_exit(), testing::ExitedWithCode(7), "^\\|end\\|$");
 }
 
 #if defined(WEIR_PLUGIN)

@@ -205,10 +205,8 @@ void expect_sound(judge& j, life& l, std::string const& when) {
     if (!l.used(d)) continue;
     auto& memory = *r.part<memory::device_memory>().if_made(d);
     j.all_of(memory.validate(), when);
-    // A free on a lost device does nothing, so its counters stay.
-    if (!l.lost(d))
-      j.hold(memory.statistics().allocated_bytes.all.current == 0,
-             when + ": memory of device " + std::to_string(d) + " is still held");
+    j.hold(memory.statistics().allocated_bytes.all.current == 0,
+           when + ": memory of device " + std::to_string(d) + " is still held");
   }
 }
 

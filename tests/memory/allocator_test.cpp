@@ -235,6 +235,32 @@ TEST_F(allocations, a_lost_device_refuses_and_others_live_on) {
   bench.on(1).deallocate(q, nullptr, at);
 }
 
+// Regression: such a free did nothing, so that blocks stayed live, and were freed twice without a word.
+TEST_F(allocations, a_lost_device_takes_frees_and_counts_them) {
+  std::vector<void*> all;
+  for (std::size_t const bytes : {100, 100'000, 3 << 20, 0}) all.push_back(take(a, bytes));
+  all.push_back(take(a, 5000));
+  device().record_use(all[1], b, at);
+  device().record_use(all[4], b, at);
+  clock::stream_clock& borrowed = bench.clocks().make(0, a.handle(), clock::life::borrowed);
+  all.push_back(take(borrowed, 5000));
+  for (clock::stream_clock* s : {&a, &b})
+    ASSERT_TRUE(bench.machine().enqueue(0, s->handle(), {}, {[](void*) {}, nullptr, nullptr}).ok());
+  bench.control->lose_device(0);
+  EXPECT_FALSE(bench.clocks().synchronize(a.now()).ok());
+  for (std::size_t i = 0; i < all.size(); ++i) i == 2 ? device().deallocate(all[i], &b, at) : give(all[i]);
+  auto const n = device().statistics();
+  EXPECT_EQ(n.allocation.all.current, 0);
+  EXPECT_EQ(n.allocated_bytes.all.current, 0);
+  EXPECT_EQ(n.requested_bytes.all.current, 0);
+  EXPECT_GT(n.pending_bytes.all.current, 0) << "nobody knows whether the work there goes on";
+  for (void* p : all) {
+    EXPECT_FALSE(device().find(p));
+    EXPECT_THROW(give(p), invalid_use) << "freed twice";
+  }
+  sound();
+}
+
 // The driver itself would still serve.
 TEST_F(allocations, a_device_known_as_lost_gives_nothing_more) {
   void* const p = take(a, 100'000);

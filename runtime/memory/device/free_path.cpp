@@ -21,7 +21,8 @@ void free_path::deallocate(void* p, clock::stream_clock* last_use, source_locati
         so_far.asked.push_back(before.ask);
       } else if (before.wait_for) {
         so_far.waited_for.push_back(before.wait_for);
-        if (!of_.clocks.synchronize(before.wait_for->now()).ok()) throw std::bad_alloc();
+        bool const done = of_.clocks.synchronize(before.wait_for->now()).ok();
+        if (!done && !of_.lost()) throw std::bad_alloc();  // of a lost device nothing is allocated again
       } else {
         return;
       }
@@ -100,7 +101,6 @@ free_path::blocker free_path::take_back(void* p, clock::stream_clock* last_use, 
                         "Free a block by the address that allocate returned: " + base::address_text(b.start), at,
                         error_id{159});
     }
-    if (of_.lost()) return {};  // nothing runs there any more, and nothing is allocated again
 
     clock::stream_clock& home = *m.home.load();
     slab::note const* const n = b.in_slab ? b.in_slab->note_of(b.index) : nullptr;
