@@ -283,6 +283,39 @@ TEST_F(pools, a_guard_outlives_its_pool) {
   }
 }
 
+// Regression: after the inner pool's end allocations went to no pool.
+TEST_F(pools, an_inner_pool_that_ends_leaves_the_outer_in_force) {
+  pool outer("outer");
+  pool_guard const first(outer);
+  for (int round = 0; round < 2; ++round) {
+    auto middle = std::make_unique<pool>("middle"), inner = std::make_unique<pool>("inner");
+    pool_guard const second(*middle);
+    pool_guard const third(*inner);
+    auto const serves = [](pool const& p) {
+      for (size_t const bytes : {size_t{100}, size_t{40000}, 3_MiB}) {
+        for (int i = 0; i < 3; ++i) {  // a miss, and hits
+          void* const q = allocate(bytes);
+          EXPECT_EQ(pool_of(q), p.number()) << bytes << " B for pool " << p.name();
+          deallocate(q);
+        }
+      }
+    };
+    serves(*inner);
+    if (round == 0) middle.reset(), serves(*inner);
+    inner.reset();
+    serves(round == 0 ? outer : *middle);
+    middle.reset();
+    serves(outer);
+    pool_guard const again(outer);
+    serves(outer);
+  }
+  EXPECT_EQ(pool_of(allocate(100)), outer.number());
+  { pool const gone(std::move(outer)); }
+  void* const p = allocate(1_MiB);
+  EXPECT_EQ(pool_of(p), 0u) << "no pool is left";
+  deallocate(p);
+}
+
 TEST_F(pools, are_told_by_name_when_misused) {
   EXPECT_THROW(pool(""), invalid_use);
   EXPECT_THROW(pool("p", {.on = cpu}), invalid_use);
