@@ -2,6 +2,7 @@
 // gone at any time after the call that named them.
 // Threads: one, or as a test says.
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <optional>
 #include <random>
@@ -277,6 +278,74 @@ TEST_F(handles, a_mark_on_a_borrowed_stream_holds_the_block) {
   simulation::of(rt()).run();
   EXPECT_NE(allocate(mine, large), nullptr);
   EXPECT_NE(allocate(mine, large), nullptr);
+}
+
+// Regression: a stream that had marked a block that lives on was known, and its mark kept, for ever.
+struct marks_of_many : handles, testing::WithParamInterface<int> {};
+TEST_P(marks_of_many, streams_on_lasting_memory_leave_no_trace) {
+  in.reset();
+  owned.reset();  // the watch remembers each of them
+  runtime plain(simulated{.devices = 1, .memory = 64_MiB});
+  runtime_guard const here(plain);
+  int const many = tests::sanitized ? 500 : 6'000;
+  stream const mine{device(0)};
+  buffer const lasting(mine, GetParam() == 1 ? small : large), host = pinned(large);
+  auto const lives = [&](int n) {
+    for (int i = 0; i < n; ++i) {
+      simulated_stream theirs(0);
+      auto const s = borrow_stream(0, theirs.handle());
+      switch (GetParam()) {
+        case 0:
+        case 1: busy(s, lasting.data(), lasting.size()); break;
+        case 2: copy(s, lasting.data(), host.data(), 1000, non_blocking); break;
+        case 3: host.record_stream(s); break;
+      }
+    }
+    synchronize(0);  // the machine has nothing to keep
+  };
+  lives(2'000);
+  std::size_t const before = ::mallinfo2().uordblks;
+  lives(many);
+  if (!tests::sanitized && !plain.get().observer()) {  // a checker keeps what it has seen
+    EXPECT_LT(static_cast<std::ptrdiff_t>(::mallinfo2().uordblks - before), 256 << 10);
+  }
+  auto const& clocks = plain.get().part<clock::clocks>();
+  EXPECT_EQ(clocks.validate(), std::vector<std::string>{});
+  EXPECT_LT(clocks.size(), 2'000u) << "most are those that have ended and wait to be used again";
+}
+INSTANTIATE_TEST_SUITE_P(of, marks_of_many, testing::Range(0, 4));
+
+// It is not known whether such a stream has ended, so that it may go on.
+TEST_F(handles, a_mark_of_a_stream_not_named_for_long_still_holds) {
+  for (bool const of_host : {false, true}) {
+    for (size_t const bytes : {small, large}) {
+      make({.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::stepped});
+      stream const mine{device(0)};
+      simulated_stream theirs(0);
+      buffer held = of_host ? pinned(bytes) : buffer(mine, bytes);
+      void* const p = held.data();
+      held.record_stream(borrow_stream(0, theirs.handle()));
+      for (int i = 0; i < 2'000; ++i) {
+        simulated_stream other(0);
+        held.record_stream(borrow_stream(0, other.handle()));
+      }
+      auto& machine = rt().get().machine();
+      auto const handle = static_cast<driver::stream_handle>(reinterpret_cast<std::uintptr_t>(theirs.handle()));
+      ASSERT_TRUE(machine.enqueue(0, handle, {}, {[](void*) {}, nullptr, nullptr}).ok());  // weir does not hear of it
+      held.reset();
+      std::vector<buffer> others;
+      auto const again = [&] {
+        others.push_back(of_host ? pinned(bytes) : buffer(mine, bytes));
+        return others.back().data();
+      };
+      for (int i = 0; i < 4; ++i) EXPECT_NE(again(), p) << bytes << " B" << (of_host ? " of the host" : "");
+      simulation::of(rt()).run();
+      synchronize(0);
+      bool served = false;
+      for (int i = 0; i < 20'000 && !served; ++i) served = again() == p;
+      EXPECT_TRUE(served) << bytes << " B" << (of_host ? " of the host" : "");
+    }
+  }
 }
 
 TEST_F(handles, copies_on_a_borrowed_stream_are_complete_and_fenced) {
