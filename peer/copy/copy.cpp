@@ -397,11 +397,13 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, source_lo
     for (auto const& item : items) ends.push_back(item.dst), ends.push_back(item.src);
   }
   streams::awake const held(r, &stream, ends, at);
+  streams::copy_in_parts const whole;
   if (peer::fast_copies all; all.find(r, stream, items, at)) [[likely]] {
     std::size_t done = 0;
     bool const host_waits = b == blocking::yes && all.of_host();
     if (auto const refused = all.enqueue(items, done, at); !refused.ok()) [[unlikely]] {
       auto const& [dst, src, bytes] = items[done];
+      for (auto const& item : items.first(done)) streams::copy_in_parts::enqueued(item.bytes);
       // the caller may access the host memory now
       if (host_waits) static_cast<void>(r.machine().synchronize_stream(stream.device(), stream.handle()));
       streams::throw_refused_copy(refused, stream, dst, src, bytes, at);

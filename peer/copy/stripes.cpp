@@ -250,6 +250,7 @@ bool stripes::carry(clock::stream_clock& stream, endpoint const& dst, endpoint c
   auto lanes = my.idle_for(stream, usable);
   if (!lanes && which == stripes::lanes::to_be_made) lanes = my.make(stream.device(), usable, where);
   if (!lanes) return false;
+  streams::copy_in_parts const whole;
   sharing<state::lane> all{my.owner, my.clocks, my.pinned, stream, dst, src, where};
   driver::status failed;
   std::exception_ptr thrown;

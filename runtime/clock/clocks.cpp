@@ -77,6 +77,7 @@ struct clocks::state {
   using registrations = std::map<std::pair<int, driver::stream_handle>, registration>;
   base::guarded<registrations> registered;
   base::guarded<std::map<std::uint64_t, std::vector<stream_clock*>>> captures;  // lanes, by the capture's number
+  base::guarded<std::map<int, stream_clock*>> rests;                            // by device
 };
 
 clocks::clocks(weir::runtime::impl& r) : state_(std::make_unique<state>(r)) {}
@@ -196,6 +197,22 @@ bool clocks::retire(stream_clock& t) {
   end(t);
   let_go_of_ended(t);
   return covered;
+}
+
+stream_clock& clocks::rest_of(int device) {
+  auto rests = state_->rests.lock();
+  stream_clock*& its = (*rests)[device];
+  if (!its) {
+    its = &make_keeper(device);
+    its->life_.store(life::borrowed);  // as a stream that no call names
+  }
+  return *its;
+}
+
+// Until it is retired a free takes its own stamp or that of the rest: each covers all of its work so far.
+void clocks::set_aside(stream_clock& t) {
+  t.stands_for_.store(&rest_of(t.device()), base::memory_order_release);
+  (void)retire(t);
 }
 
 void clocks::end(stream_clock& t) {
@@ -398,6 +415,8 @@ std::vector<stamp> clocks::collectives_given() const {
     if (stamp const s = t->now(); t->carries_collectives() && !t->is_complete_up_to(s.n)) given.push_back(s);
   return given;
 }
+
+std::size_t clocks::size() const { return state_->lines.lock()->size(); }
 
 void clocks::note(int device, driver::status s) noexcept { (void)state_->shared->note(device, s); }
 bool clocks::lost(int device) const noexcept { return !state_->shared->state_of(device).ok(); }

@@ -102,8 +102,9 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   // Counts a free of so many bytes that waits for this stream. True: a fence is due
   bool count_free(std::size_t bytes) noexcept;
   bool owes_fence() const noexcept { return unfenced_.load(base::memory_order_relaxed) >= free_batch; }
+  bool has_blocks() const noexcept { return live_blocks_.load(base::memory_order_relaxed) > 0; }
   bool may_be_forgotten() const noexcept {  // nothing will be freed that it uses
-    return !marked_.load(base::memory_order_relaxed) && live_blocks_.load(base::memory_order_relaxed) <= 0;
+    return !marked_.load(base::memory_order_relaxed) && !has_blocks();
   }
   bool is_fenced() const noexcept { return !unfenced_.load(base::memory_order_relaxed); }  // all that was freed
   // Of a keeper, or of the home of memory that streams share: nothing is enqueued there.
@@ -136,6 +137,12 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   // Of a lane: the number of its capture (driver::capture_of), and its stream. 0 and null for others.
   std::uint64_t capture() const noexcept { return capture_.load(base::memory_order_acquire); }
   stream_clock* stands_for() const noexcept { return stands_for_.load(base::memory_order_acquire); }
+  // Whose stamps cover later work of a stream that was marked by this name: after a capture the stream's, of one
+  // that was set aside those of its device.
+  stream_clock& of_marks() noexcept {
+    stream_clock* const later = alive() == life::retired ? stands_for() : nullptr;
+    return later ? *later : *this;
+  }
 
   // Whether `s` is known to be ordered before the next work of this stream. No driver call.
   bool covers(stamp s) const;
@@ -247,9 +254,9 @@ class alignas(64) stream_clock final {  // a free without a lock reads `next_`: 
   snapshot frontier_;        // under lock_
   fence_list fences_;        // under lock_
   base::atomic<stream_clock*> lane_{nullptr};        // in the capture where it was last seen
-  base::atomic<stream_clock*> stands_for_{nullptr};  // a lane's
+  base::atomic<stream_clock*> stands_for_{nullptr};  // a lane's, and of a stream that was set aside
   base::atomic<std::uint64_t> capture_{0};           // a lane's
-  std::shared_ptr<void const> stands_for_held_;      // so that no other stream gets that object
+  std::shared_ptr<void const> stands_for_held_;      // a lane's: so that no other stream gets that object
   stream_clock* after_ = nullptr;  // the next one in clocks::chain
 };
 
@@ -282,6 +289,11 @@ class clocks {
   // stream gets no last fence unless a call names it. False: only the whole device tells when its work is
   // done.
   bool retire(stream_clock&);
+  // Ends a borrowed stream that may go on, and that no call will name by this clock. Blocks that are marked for it
+  // wait for rest_of() instead. Requires: rest_of() of its device was called
+  void set_aside(stream_clock&);
+  // The clock of the streams set aside on that device: only an idle device completes its stamps. Throws: bad_alloc
+  stream_clock& rest_of(int device);
   static constexpr std::size_t kept_ended = 256;
   bool any_ended() const noexcept;  // whether a registration has ended
   // The stream of this handle if weir made it or it is registered, else a new registration.
@@ -318,6 +330,7 @@ class clocks {
   struct counts { std::uint64_t fences = 0, waits = 0, polls = 0; };
   counts counted() const noexcept;
   std::vector<std::string> validate() const;       // which invariants (above) do not hold; empty: all hold
+  std::size_t size() const;                        // objects, those of ended registrations included
 
  private:
   void end(stream_clock&);

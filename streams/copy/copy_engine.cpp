@@ -11,14 +11,24 @@ namespace {
 [[noreturn]] void refused(driver::status why, clock::stream_clock const& stream, void const* dst, void const* src,
                           std::size_t bytes, source_location at, std::string const& whose = "") {
   bool const filling = !src;
+  std::size_t const before = copy_in_parts::so_far();
+  std::string const remedy =
+      why.what == driver::code::lost ? "Continue with the other devices"
+      : before ? base::text(before, " B of the same call were enqueued before: repeat the whole call")
+               : "Nothing was enqueued: repeat the call";
   throw_refusal(
       why, filling ? "fill" : "copy",
       range_text(dst, bytes) + (filling ? "" : " <- " + range_text(src, bytes)) +
           " on a stream of gpu:" + std::to_string(stream.device()) + whose,
-      why.what == driver::code::lost ? "Continue with the other devices" : "Nothing was enqueued: repeat the call", at);
+      remedy, at);
 }
 
 }  // namespace
+
+std::size_t*& copy_in_parts::current() noexcept {
+  struct parts;
+  return base::thread_pointer<parts, static_cast<std::size_t*>(nullptr)>::value;
+}
 
 std::string range_text(void const* p, std::size_t bytes) {
   return base::text(base::address_text(p), " (", bytes, " B)");
@@ -53,6 +63,7 @@ void throw_refused_copy(driver::status why, clock::stream_clock const& stream, v
 void enqueue_copy(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes, source_location at) {
   auto const done = try_copy(stream, dst, src, bytes, at);
   if (!done.ok()) [[unlikely]] refused(done, stream, dst, src, bytes, at);
+  copy_in_parts::enqueued(bytes);
 }
 
 driver::status try_peer_copy(clock::stream_clock& stream, void* dst, int dst_device, void const* src, int src_device,
@@ -72,6 +83,7 @@ void enqueue_peer_copy(clock::stream_clock& stream, void* dst, int dst_device, v
   auto const done = try_peer_copy(stream, dst, dst_device, src, src_device, bytes, at);
   if (!done.ok()) [[unlikely]]
     refused(done, stream, dst, src, bytes, at, which_is_lost(stream.owner(), done, dst_device, src_device));
+  copy_in_parts::enqueued(bytes);
 }
 
 void enqueue_fill(clock::stream_clock& stream, void* dst, std::byte value, std::size_t bytes, source_location at) {

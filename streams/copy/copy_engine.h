@@ -2,10 +2,28 @@
 // Threads: any. No function waits for device work.
 #pragma once
 #include <string>
+#include <utility>
 
 #include "runtime/clock/stream_clock.h"
 
 namespace weir::streams {
+
+// A copy of several calls. While one exists, a refusal on this thread says what was enqueued before it.
+class copy_in_parts {
+ public:
+  copy_in_parts() noexcept : outer_(std::exchange(current(), current() ? current() : &bytes_)) {}
+  ~copy_in_parts() { current() = outer_; }
+  copy_in_parts(copy_in_parts const&) = delete;
+  static void enqueued(std::size_t bytes) noexcept {
+    if (std::size_t* const so_far = current()) *so_far += bytes;
+  }
+  static std::size_t so_far() noexcept { return current() ? *current() : 0; }
+
+ private:
+  static std::size_t*& current() noexcept;  // of the outermost; null: none
+  std::size_t bytes_ = 0;
+  std::size_t* outer_;
+};
 
 // Between pinned memory and the stream's device, in either direction, or within the device.
 void enqueue_copy(clock::stream_clock&, void* dst, void const* src, std::size_t bytes, source_location);
@@ -20,7 +38,7 @@ void enqueue_peer_copy(clock::stream_clock&, void* dst, int dst_device, void con
 driver::status try_peer_copy(clock::stream_clock&, void* dst, int dst_device, void const* src, int src_device,
                              std::size_t bytes, source_location) noexcept;
 void enqueue_fill(clock::stream_clock&, void* dst, std::byte value, std::size_t bytes, source_location);
-// void functions throw device_lost or driver_error, and then nothing is enqueued.
+// void functions throw device_lost or driver_error, and then enqueue nothing.
 
 // Links that the calling thread has lent, for a pool that sleeps or wakes. peer/copy sets it with the first
 // link_sharing_guard.

@@ -284,6 +284,7 @@ void staging::to_device(clock::stream_clock& stream, void* dst, void const* src,
       for (auto& one : parts) workers.cancel(one.fill);
     }
   };
+  copy_in_parts const whole;
   auto& my = *state_;
   my.refuse_captured(stream, dst, src, bytes, where);
   tuning const how = *my.to_fill.lock();
@@ -339,6 +340,7 @@ void staging::download::cancel() const noexcept {
 
 staging::download staging::to_host(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes,
                                  source_location where) {
+  copy_in_parts const whole;
   auto& my = *state_;
   my.refuse_captured(stream, dst, src, bytes, where);
   tuning how = *my.to_fetch.lock();
@@ -385,6 +387,7 @@ staging::download staging::to_host(clock::stream_clock& stream, void* dst, void 
 
 void staging::to_waiting_host(clock::stream_clock& stream, void* dst, void const* src, std::size_t bytes,
                               source_location where) {
+  copy_in_parts const whole;
   auto& my = *state_;
   my.refuse_captured(stream, dst, src, bytes, where);
   tuning const how = *my.to_fetch.lock();
@@ -441,6 +444,7 @@ void staging::to_waiting_host(clock::stream_clock& stream, void* dst, void const
 
 void staging::between(clock::stream_clock& from, clock::stream_clock& to, void* dst, void const* src, std::size_t bytes,
                       source_location where) {
+  copy_in_parts const whole;
   auto& my = *state_;
   my.refuse_captured(from, dst, src, bytes, where);
   my.refuse_captured(to, dst, src, bytes, where);

@@ -41,13 +41,14 @@ void pinned_memory::deallocate(void* block, source_location at) {
     state::gather(*p, one);
     if (auto* const observer = state_->owner.observer()) [[unlikely]] {
       std::vector<driver::allocation_observer::user> behind, counted;
-      for (auto* user : one.users)
-        (user->alive() == clock::life::retired ? counted : behind).push_back({user->device(), user->handle()});
+      for (auto const& user : one.users)
+        (user.stream->alive() == clock::life::retired ? counted : behind)
+            .push_back({user.stream->device(), user.stream->handle()});
       for (auto const s : one.stamps)
         if (auto* const user = clock::find(s.stream)) counted.push_back({user->device(), user->handle()});
       observer->freed(number(block), one.requested, {behind, counted}, at);
     }
-    for (auto* user : one.users) join(one.stamps, user->now());
+    for (auto const& user : one.users) join(one.stamps, user.stream->of_marks().now());
     one.users.clear();
     drop_if(one.stamps, [&](clock::stamp s) { return state_->clocks.complete(s); });
     --p->live;
@@ -79,10 +80,11 @@ void pinned_memory::record_use(void const* block, clock::stream_clock& user) noe
   auto const found = p->space.find(number(block));
   if (found == p->space.end() || found->second.is != state_of::live) return;
   auto& users = found->second.users;
-  if (std::find(users.begin(), users.end(), &user) != users.end()) return;
+  if (std::ranges::find(users, &user, &memory::block_user::stream) != users.end()) return;
   try {
     state::forget_ended(*p, found->second);
-    users.push_back(&user);
+    user.note_mark();
+    users.push_back({&user, user.alive() == clock::life::borrowed ? user.hold() : nullptr});
     state::make_entries(found->second);
   } catch (...) {
     found->second.use_forgotten = true;

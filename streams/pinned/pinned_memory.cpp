@@ -241,7 +241,8 @@ pinned_memory::~pinned_memory() {
     auto p = state_->in.lock();  // no other thread uses this pool any more
     p->space.each([&](pinned_space::range const& one) {
       // A wait refused by a lost device leaves the block quarantined below.
-      for (auto* line : one.users) static_cast<void>(state_->clocks.synchronize(line->now()));
+      for (auto const& user : one.users)
+        static_cast<void>(state_->clocks.synchronize(user.stream->of_marks().now()));
       for (auto const s : one.stamps) static_cast<void>(state_->clocks.synchronize(s));
       for (auto const* use : one.last) static_cast<void>(state_->clocks.synchronize(state::stamp_of(*use)));
       if (one.is == state_of::live) ++held, held_bytes += one.requested;

@@ -96,7 +96,7 @@ struct pinned_memory::state {
       return !user || user->is_over();
     };
     auto const is_due = [](std::size_t n) { return n >= 4 && std::has_single_bit(n); };
-    if (is_due(one.users.size())) drop_if(one.users, [](clock::stream_clock const* user) { return user->is_over(); });
+    if (is_due(one.users.size())) memory::forget_ended(one.users);
     if (is_due(one.stamps.size())) drop_if(one.stamps, [&](clock::stamp s) { return is_over(s.stream); });
     if (!is_due(one.last.size())) return;
     drop_if(one.last, [&](pinned_use* use) {

@@ -15,6 +15,7 @@
 
 #include "runtime/clock/stream_clock.h"
 #include "runtime/driver/driver.h"
+#include "runtime/memory/blocks/heap_block.h"
 #include "streams/pinned/use_cache.h"
 
 namespace weir::streams {
@@ -48,7 +49,7 @@ class pinned_space {
     state is = state::free;
     bool use_forgotten = false;              // a mark could not be noted: the end of its use is unknown
     std::size_t requested = 0;               // bytes
-    few<clock::stream_clock*> users{};           // while live: marked for these streams
+    few<memory::block_user> users{};         // while live: marked for these streams
     few<clock::stamp> stamps{};              // exact uses; after the free, all uses
     // while live: exact uses by streams that look() cached for repeated copies
     few<pinned_use*> last{};

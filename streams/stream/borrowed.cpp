@@ -119,10 +119,11 @@ clock::stream_clock& borrowed_streams::named(int device, CUstream_st* native, of
 // With no lock held, because it makes driver calls. None of these can be found any more.
 void borrowed_streams::retire(streams_gone const& gone, clock::stream_clock const& named) {
   bool look_at_device = false;
-  for (auto const& [s, exists] : gone) {
+  for (auto const& [s, exists, set_aside] : gone) {
     std::optional<clock::named_in_call> too;
     if (exists) too.emplace(*s);
-    if (clocks_.retire(*s)) continue;
+    if (set_aside) clocks_.set_aside(*s);
+    else if (clocks_.retire(*s)) continue;
     auto all = contents_.lock();
     std::size_t& uncovered = all->uncovered[static_cast<std::size_t>(s->device())];
     if (++uncovered < most) continue;
@@ -165,7 +166,8 @@ clock::stream_clock& borrowed_streams::find(contents& all, int device, driver::i
       std::uint64_t& last = all.ids.try_emplace(here, is.id).first->second;
       if (last != is.id) forget(all, std::exchange(last, is.id), gone);
     }
-    if (all.by_id.size() > most) forget_some(all, device, gone);
+    // each look costs a step for each of them
+    if (all.by_id.size() > std::max(most, all.after_look + most / 2)) forget_some(all, device, gone);
   } else if (inside != all.captured.end()) {
     gone.push_back({inside->second, true});
     all.captured.erase(inside);
@@ -174,25 +176,34 @@ clock::stream_clock& borrowed_streams::find(contents& all, int device, driver::i
 }
 
 // Requires: room in `gone`
-void borrowed_streams::forget(contents& all, std::uint64_t id, streams_gone& gone) noexcept {
+void borrowed_streams::forget(contents& all, std::uint64_t id, streams_gone& gone, bool set_aside) noexcept {
   auto const at = all.by_id.find(id);
   if (at == all.by_id.end()) return;
-  if (at->second.stream) gone.push_back({at->second.stream});
+  if (at->second.stream) gone.push_back({at->second.stream, false, set_aside});
   if (auto const last = all.ids.find(at->second.at); last != all.ids.end() && last->second == id) all.ids.erase(last);
   all.by_id.erase(at);
 }
 
-// Half of those that nothing needs: first what owes no fence, and what was named longest ago.
+// Half of those that nothing needs: first what owes no fence, and what was named longest ago. If few are such, the
+// half that was named longest ago of those that marked blocks wait for.
 void borrowed_streams::forget_some(contents& all, int device, streams_gone& gone) {
   std::vector<std::tuple<bool, std::uint64_t, std::uint64_t>> oldest;  // owes a fence, turn, id
-  for (auto const& [id, its] : all.by_id)
-    if (its.at.first == device && its.turn != all.turn && its.stream && its.stream->may_be_forgotten() &&
-        !in_use(its.stream))
-      oldest.emplace_back(!its.stream->is_fenced(), its.turn, id);
-  std::ranges::sort(oldest);
-  oldest.resize((oldest.size() + 1) / 2);
-  gone.reserve(gone.size() + oldest.size());
-  for (auto const& [owes, turn, id] : oldest) forget(all, id, gone);
+  bool const too_many = all.by_id.size() > most_marked;
+  for (bool const set_aside : {false, true}) {
+    oldest.clear();
+    for (auto const& [id, its] : all.by_id) {
+      if (its.at.first != device || its.turn == all.turn || !its.stream || its.stream->has_blocks()) continue;
+      if (its.stream->may_be_forgotten() != set_aside && !in_use(its.stream))
+        oldest.emplace_back(!its.stream->is_fenced(), its.turn, id);
+    }
+    if (set_aside && !oldest.empty()) (void)clocks_.rest_of(device);
+    std::ranges::sort(oldest);
+    oldest.resize((oldest.size() + 1) / 2);
+    gone.reserve(gone.size() + oldest.size());
+    for (auto const& [owes, turn, id] : oldest) forget(all, id, gone, set_aside);
+    all.after_look = all.by_id.size();
+    if (!too_many || all.after_look <= most_marked / 2) return;
+  }
 }
 
 }  // namespace weir::streams

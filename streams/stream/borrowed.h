@@ -4,7 +4,8 @@
 // A handle is given to another stream after its stream was destroyed, so streams are told apart by their id.
 // Nothing is asked of a captured stream, so it is known by its handle until it is seen outside of a capture.
 // Invariant: a stream whose handle was seen with another id is gone, and not known any more. Of the others
-// about `most` a device are known, and those that have blocks, owe a fence, or are in a thread's hands.
+// about `most` a device are known, `most_marked` with those that blocks were marked for, and those that have blocks or
+// are in a thread's hands. A marked one may go on when it is set aside: a free of such a block waits for the device.
 #pragma once
 #include <map>
 #include <unordered_map>
@@ -17,7 +18,7 @@ namespace weir::streams {
 
 class borrowed_streams {
  public:
-  static constexpr std::size_t most = 64;
+  static constexpr std::size_t most = 64, most_marked = 512;
   // What a thread borrowed last stays valid for it, whatever other threads borrow.
   static constexpr std::size_t kept_by_a_thread = 4;
 
@@ -35,6 +36,7 @@ class borrowed_streams {
   struct one_gone {
     clock::stream_clock* stream;
     bool exists = false;  // it is the named stream, under the name that it had in a capture
+    bool set_aside = false;  // it may go on
   };
   using streams_gone = std::vector<one_gone>;
   struct known {
@@ -48,13 +50,14 @@ class borrowed_streams {
     std::map<place, clock::stream_clock*> captured;  // not seen outside of a capture yet
     std::vector<std::size_t> uncovered;              // by device: gone, without a fence, since it was last waited for
     std::uint64_t turn = 0;
+    std::size_t after_look = 0;                      // how many were known when some were last forgotten
   };
   void retire(streams_gone const&, clock::stream_clock const& named);
   clock::stream_clock* known_elsewhere(int& device, driver::identity const&);
   clock::stream_clock& find(contents&, int device, driver::identity const&, streams_gone&);
   clock::stream_clock& find_captured(contents&, place, streams_gone&);
-  static void forget(contents&, std::uint64_t id, streams_gone&) noexcept;
-  static void forget_some(contents&, int device, streams_gone&);
+  static void forget(contents&, std::uint64_t id, streams_gone&, bool set_aside = false) noexcept;
+  void forget_some(contents&, int device, streams_gone&);
 
   runtime::impl& runtime_;
   clock::clocks& clocks_;

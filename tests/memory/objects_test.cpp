@@ -81,7 +81,7 @@ TEST(block_ref, forgets_one_user_and_keeps_the_others) {
     memory::block_ref const found = d.block_at(d.grown(home, bytes));
     for (clock::stream_clock* const user : {&a, &b}) {
       if (found.in_slab) found.in_slab->record_use(found.index, *user);
-      else found.block->users.push_back(user);
+      else found.block->users.add(*user);
     }
     found.forget_user(a);
     std::vector<clock::stream_clock*> left;

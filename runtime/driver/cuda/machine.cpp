@@ -290,7 +290,8 @@ call::call(cuda_driver& driver, int device, mode m) noexcept : driver_(driver), 
     return;
   }
   int const lost = d.lost.load(base::memory_order_relaxed);
-  if (lost != 0 && mode_ != mode::survives) {
+  // A context that was reset has taken its objects with it: no call may name them.
+  if (lost != 0 && (mode_ != mode::survives || lost == CUDA_ERROR_CONTEXT_IS_DESTROYED)) {
     refusal_ = {code::lost, lost};
     return;
   }

@@ -23,10 +23,10 @@ struct block_ref {
   template <class Do>
   void each_user(Do act) const {  // each stream that the block is marked for
     if (in_slab) return in_slab->each_user(index, act);
-    for (clock::stream_clock* const t : block->users) act(t);
+    block->users.each(act);
   }
   void forget_user(clock::stream_clock& user) const noexcept {
-    in_slab ? in_slab->forget_user(index, user) : (void)std::erase(block->users, &user);
+    in_slab ? in_slab->forget_user(index, user) : block->users.forget(user);
   }
 };
 

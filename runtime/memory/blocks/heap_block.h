@@ -4,11 +4,14 @@
 // Invariant: region = live + pending + slab + free + reserved + gap, in bytes. In one part (blocks or runs)
 // no two neighbours are both free, or both gap.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <boost/intrusive/set.hpp>
 #include <cstddef>
 #include <limits>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "runtime/clock/stream_clock.h"
@@ -25,13 +28,52 @@ enum class state : std::uint8_t {
   unmapped,       // unmapped: addresses without physical memory
 };
 
-// Streams that a block is marked for. Those that have ended make room, so that a long-lived block has few.
-using block_users = std::vector<clock::stream_clock*>;
-inline void add_user(block_users& users, clock::stream_clock& user) {  // Throws: bad_alloc
-  if (users.size() == users.capacity()) std::erase_if(users, [](clock::stream_clock const* t) { return t->is_over(); });
-  user.note_mark();
-  users.push_back(&user);
+// A stream that a block is marked for.
+struct block_user {
+  clock::stream_clock* stream = nullptr;
+  std::shared_ptr<void const> lifetime{};  // of a borrowed one: so that no other stream gets that object
+};
+// Drops those that have ended, so that a long-lived block has few. Of the streams that were set aside one stays.
+template <class Users>
+void forget_ended(Users& all) noexcept {
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    clock::stream_clock& later = all[i].stream->of_marks();
+    auto const same = [&](block_user const& one) { return one.stream == &later; };
+    bool const goes_on_elsewhere = &later != all[i].stream;
+    if (std::any_of(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(kept), same)) continue;
+    if (!goes_on_elsewhere && later.is_over()) continue;
+    block_user stays = goes_on_elsewhere ? block_user{&later} : std::move(all[i]);
+    all[kept++] = std::move(stays);
+  }
+  all.erase(all.begin() + static_cast<std::ptrdiff_t>(kept), all.end());
 }
+class block_users {
+ public:
+  bool has(clock::stream_clock const& user) const noexcept {
+    for (block_user const& one : all_) {  // one or two: the loop of a library search is slower
+      if (one.stream == &user) return true;
+    }
+    return false;
+  }
+  void add(clock::stream_clock& user) {  // Throws: bad_alloc
+    if (all_.size() == all_.capacity()) forget_ended(all_);
+    user.note_mark();
+    all_.push_back({&user, user.alive() == clock::life::borrowed ? user.hold() : nullptr});
+  }
+  void forget(clock::stream_clock const& user) noexcept {
+    std::erase_if(all_, [&](block_user const& one) { return one.stream == &user; });
+  }
+  void clear() noexcept { all_.clear(); }
+  bool empty() const noexcept { return all_.empty(); }
+  template <class Do>
+  void each(Do act) const {
+    for (block_user const& one : all_) act(one.stream);
+  }
+
+ private:
+  std::vector<block_user> all_;
+};
 
 // An allocation or a free touches the first two cache lines of its block, and the first of its neighbours.
 struct alignas(64) heap_block {

@@ -40,16 +40,17 @@ void slab::record_use(std::uint32_t i, clock::stream_clock& user) {
     users_storage = std::move(room);
     users.store(users_storage.get(), base::memory_order_release);
   }
-  if (add_first_user(users_storage.get(), i, user)) return;
+  // a borrowed stream's mark holds its clock, and needs a note for that
+  if (user.alive() != clock::life::borrowed && add_first_user(users_storage.get(), i, user)) return;
   auto& others = noted_at(i).users;
-  if (std::find(others.begin(), others.end(), &user) == others.end()) add_user(others, user);
+  if (!others.has(user)) others.add(user);
 }
 
 void slab::forget_user(std::uint32_t i, clock::stream_clock& user) noexcept {
   if (first_user_of(i) == &user) {
     for (std::uintptr_t known = users_storage[i].load(); !users_storage[i].compare_exchange(known, known & more);) {}
   }
-  if (note* const n = note_of(i)) std::erase(n->users, &user);
+  if (note* const n = note_of(i)) n->users.forget(user);
 }
 
 void slabs::list(slab& s) noexcept {

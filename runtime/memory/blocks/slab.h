@@ -80,7 +80,7 @@ struct alignas(64) slab {
   struct note {  // what few slots need
     clock::stream_clock* home = nullptr;           // null: the slab's own stream
     std::shared_ptr<void const> home_lifetime;     // so that no other stream gets that object
-    std::vector<clock::stream_clock*> users;       // without the first one
+    block_users users;                             // without the first one
     std::uint32_t unused = 0;                  // of a small slot, if the byte has no room for it
     void set_home(clock::stream_clock& t) noexcept { home = &t, home_lifetime = t.hold(); }
   };
@@ -198,7 +198,7 @@ struct alignas(64) slab {
   void each_user(std::uint32_t i, Do act) const {
     if (clock::stream_clock* const first = first_user_of(i)) act(first);
     if (note const* const n = note_of(i)) {
-      for (clock::stream_clock* const t : n->users) act(t);
+      n->users.each(act);
     }
   }
   // Threads: any, with or without the lock. False: the slot has another first mark.

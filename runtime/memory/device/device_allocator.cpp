@@ -217,7 +217,7 @@ void device_allocator::record_use(void const* p, clock::stream_clock& by, source
     return;
   }
   auto& users = b.block->users;
-  if (&user != b.block->home && std::find(users.begin(), users.end(), &user) == users.end()) add_user(users, user);
+  if (&user != b.block->home && !users.has(user)) users.add(user);
 }
 
 void device_allocator::set_stream(void* p, clock::stream_clock& to, source_location at) {
@@ -235,7 +235,7 @@ void device_allocator::set_stream(void* p, clock::stream_clock& to, source_locat
     clock::stream_clock& its = *(!b.in_slab ? b.block->home : n && n->home ? n->home : m.home.load());
     before.push_back(its.now());
     if (auto* const captured = its.stands_for()) before.push_back(captured->now());  // used there since
-    b.each_user([&](clock::stream_clock const* t) { before.push_back(t->now()); });
+    b.each_user([&](clock::stream_clock* t) { before.push_back(t->of_marks().now()); });
   }
   for (clock::stamp s : before) {
     if (s.stream == to.id()) continue;

@@ -50,7 +50,7 @@ void free_path::each_stamp(stream_heap& m, block_ref const& b, clock::stream_clo
   };
   auto const add = [&](clock::stream_clock* t, bool inside) {
     if (t->alive() == clock::life::captured) return (void)add_inside(*t);
-    if (t->stands_for()) t = t->stands_for();  // its capture is over: used since as that stream's
+    if (t->stands_for()) t = t->stands_for();  // its capture is over, or it was set aside
     clock::stream_clock* const lane = t->alive() == clock::life::retired ? nullptr : t->known_lane();
     if (!(lane && add_inside(*lane) && inside)) add_stamp(t);
   };

@@ -79,7 +79,16 @@ void thread_caches::leave(std::uint64_t number) noexcept try {
 
 memory_pool* thread_caches::in_force(std::uint64_t heap_table) noexcept {
   for (pool_in_force const& p : allocation_table::mine().pools) {
-    if (p.of == heap_table) return p.pool->has_closed() ? nullptr : p.pool;
+    if (p.of == heap_table) return p.pool->has_closed() ? outer(heap_table) : p.pool;
+  }
+  return nullptr;
+}
+
+// Of guards within each other the innermost whose pool is there.
+memory_pool* thread_caches::outer(std::uint64_t heap_table) noexcept {
+  thread_caches const* const mine = of_this_thread();  // it has entered a pool
+  for (auto e = mine->entered_.rbegin(); e != mine->entered_.rend(); ++e) {
+    if (e->pool.of == heap_table && !e->pool.pool->has_closed()) return e->pool.pool;
   }
   return nullptr;
 }

@@ -9,14 +9,6 @@
 namespace weir::memory {
 namespace {
 
-using users_of_block = std::vector<clock::stream_clock*>;
-bool is_marked(users_of_block const& of, clock::stream_clock const& user) noexcept {
-  for (auto const* const one : of) {  // one or two: the loop of a library search is slower
-    if (one == &user) return true;
-  }
-  return false;
-}
-
 stream_heap::range use_slot(slab& s, clock::stream_clock* home, address a,
                             clock::stream_clock& user) {  // Throws: bad_alloc
   std::uint32_t const i = s.index(a);
@@ -233,7 +225,7 @@ stream_heap::range stream_heap::use(region& r, address a, clock::stream_clock& u
   if (slab* const s = r.table.slab_at(a)) return use_slot(*s, home.load(base::memory_order_relaxed), a, user);
   heap_block* const p = r.table.covering(a);
   if (!p || p->is != state::live) return {};
-  if (&user != p->home && !is_marked(p->users, user)) add_user(p->users, user);
+  if (&user != p->home && !p->users.has(user)) p->users.add(user);
   return {reinterpret_cast<void*>(p->at), p->requested};  // NOLINT(performance-no-int-to-ptr)
 } catch (...) {
   return {};

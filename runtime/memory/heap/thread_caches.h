@@ -95,7 +95,7 @@ class thread_caches {
   // Returns: a number for leave(), of this thread
   static std::uint64_t enter(memory_pool&);  // Throws: bad_alloc
   static void leave(std::uint64_t) noexcept;
-  // The pool in force for that heap table. Null: none
+  // The pool in force for that heap table: of those that were entered last and are there. Null: none
   static memory_pool* in_force(std::uint64_t heap_table) noexcept;
   ~thread_caches();  // returns what its caches hold to the slabs
 
@@ -115,6 +115,7 @@ class thread_caches {
     pool_in_force pool;
     choice* before;
   };
+  static memory_pool* outer(std::uint64_t heap_table) noexcept;
   choice& with(choice& before, pool_in_force const&);  // Throws: bad_alloc
   void choose(choice&) noexcept;
   static thread_caches* of_this_thread();  // Throws: bad_alloc. Null: its thread ends

@@ -24,7 +24,7 @@ driver::status pool_sleep::finish(std::vector<stream_heap*> const& heaps) {
     stamps.insert(stamps.end(), newest.begin(), newest.end());
     auto const add = [&](block_ref const& b, clock::stream_clock* home) {
       if (home) users.insert(home);
-      b.each_user([&](clock::stream_clock* t) { users.insert(t); });
+      b.each_user([&](clock::stream_clock* t) { users.insert(&t->of_marks()); });
     };
     m->blocks.each_block([&](heap_block const& p) {
       if (p.is == state::live) add(block_ref::find(*p.in, p.at), p.home);
