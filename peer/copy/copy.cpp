@@ -320,7 +320,7 @@ stamp finish(runtime::impl& r, fast_copy const& way, asked const& a, bool host_w
 
 stamp copy_one(runtime::impl& r, clock::stream_clock* given, asked a, blocking b, source_location const& at) {
   if (a.bytes == 0) return streams::public_stamp((given ? *given : streams::current_clock(r, at)).now());
-  streams::awake const held(r, given, {a.dst, a.src}, at);
+  streams::awake const held(r, "copy", given, {a.dst, a.src}, at);
   if (fast_copy way; way.find(r, given, a, at)) [[likely]] {
     auto const enqueued = way.enqueue(a, at);
     if (!enqueued.ok()) [[unlikely]] streams::throw_refused_copy(enqueued, *way.stream, a.dst, a.src, a.bytes, at);
@@ -343,7 +343,7 @@ stamp copy_one(runtime::impl& r, clock::stream_clock* given, asked a, blocking b
 stamp fill(runtime::impl& r, clock::stream_clock* given, void* dst, std::byte value, std::size_t bytes,
            source_location at) {
   if (bytes == 0) return streams::public_stamp((given ? *given : streams::current_clock(r, at)).now());
-  streams::awake const held(r, given, {dst}, at);
+  streams::awake const held(r, "fill", given, {dst}, at);
   plan p;
   p.bytes = bytes;
   if (auto* const stream = find_to_fill(r, given, dst, bytes, at)) [[likely]] {
@@ -396,7 +396,7 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, source_lo
   if (r.part_if_made<streams::spills>()) [[unlikely]] {
     for (auto const& item : items) ends.push_back(item.dst), ends.push_back(item.src);
   }
-  streams::awake const held(r, &stream, ends, at);
+  streams::awake const held(r, "copy", &stream, ends, at);
   if (peer::fast_copies all; all.find(r, stream, items, at)) [[likely]] {
     std::size_t done = 0;
     bool const host_waits = b == blocking::yes && all.of_host();

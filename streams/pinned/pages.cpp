@@ -62,7 +62,7 @@ driver::result<host_pages> take_pages(driver::driver& machine, std::size_t bytes
     return {{driver::code::out_of_memory, 0}, {}};
   std::size_t const mapped = bytes + huge_page;  // the surplus aligns the base to a huge page, and is unmapped at once
   auto* const first = static_cast<std::byte*>(os::map_memory(mapped));
-  if (!first) return {{driver::code::out_of_memory, 0}, {}};
+  if (!first) return {driver::no_addresses, {}};
   auto* const base = first + (huge_page - reinterpret_cast<driver::address>(first) % huge_page) % huge_page;
   if (base != first) os::return_addresses(first, static_cast<std::size_t>(base - first));
   std::byte* const end = base + bytes;
