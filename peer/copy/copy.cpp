@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "peer/copy/by_registration.h"
 #include "peer/copy/endpoint.h"
 #include "peer/copy/fast_copy.h"
 #include "peer/copy/stripes.h"
@@ -279,9 +280,9 @@ streams::staging::download carry_out(runtime::impl& r, plan const& p, clock::str
       mark(p.src, stream, at);
       {
         marks_host const at_the_end{r, p, stream};
-        bool const carried = p.by == copy_route::striped &&
+        bool const carried = p.by == copy_route::striped && is_in_one_registration(r, a.dst, a.src, a.bytes) &&
                              r.part<stripes>().carry(stream, p.dst, p.src, a.bytes, settings().helpers, at);
-        if (!carried) streams::enqueue_copy(stream, a.dst, a.src, a.bytes, at);
+        if (!carried) enqueue_by_registration(r, stream, a.dst, a.src, a.bytes, at);
       }
       break;
     case copy_route::staged:
