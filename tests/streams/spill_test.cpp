@@ -396,7 +396,7 @@ TEST_F(spilled, a_launch_may_allocate_inside) {
   model a("a", 1), b("b", 2);
   spill const overflow({&a.memory, &b.memory});
   {
-    streams::awake const launching(own.get(), nullptr, {a.blocks[0].data()}, source_location::current());
+    streams::awake const launching(own.get(), "launch", nullptr, {a.blocks[0].data()}, source_location::current());
     buffer const temporary(part);
     EXPECT_TRUE(b.memory.is_asleep());
     EXPECT_THROW(buffer{part}, out_of_memory);
