@@ -352,6 +352,7 @@ struct rank_watch::state {
         tell_gone(*s, of.rank_, s->own.count, with);
       }
       write_out();
+      if (end == 0 && of.turn_away_) of.turn_away_();
       if (end == 0) judge(now);
     }
   }

@@ -376,7 +376,7 @@ TEST_F(spilled, a_pool_in_use_is_waited_for) {
   model a("a", 1), b("b", 2);
   spill const overflow({&a.memory});
   std::initializer_list<void const*> const uses = {a.blocks[0].data()};
-  auto launching = std::make_unique<streams::awake>(own.get(), nullptr, uses, source_location::current());
+  auto launching = std::make_unique<streams::awake>(own.get(), "launch", nullptr, uses, source_location::current());
   std::atomic<bool> made = false;
   std::thread other([&] {
     runtime_guard const here(own);
