@@ -31,7 +31,7 @@ tensor applied(ops::elementwise op, tensor const& a, tensor const* b, std::strin
     tensors::require_same_shape(a, *b, operation, "left", "right", at);
   }
   tensors::require_float32(a, operation, b ? "left" : "tensor", at);
-  tensor const out = empty_like(a, at);
+  tensor const out = tensors::empty_at(operation, a, a.shape(), a.dtype(), at);
   apply(out, op, a, b, 1, operation, at);
   return out;
 }
@@ -41,8 +41,8 @@ tensor summed(tensor const& t, bool averaged, std::string_view operation, source
   if (t.dtype() != float32 && t.dtype() != float64)
     throw not_supported(std::string(operation), tensors::describe(t),
                         "Convert with to(dtype): sums support float32 and float64", at, error_id{324});
-  tensor const whole = t.contiguous(at), out = tensors::empty_at(t, {}, t.dtype(), at);
-  tensor const workspace = tensors::empty_at(t, {ops::sum_workspace(t.numel())}, float64, at);
+  tensor const whole = t.contiguous(at), out = tensors::empty_at(operation, t, {}, t.dtype(), at);
+  tensor const workspace = tensors::empty_at(operation, t, {ops::sum_workspace(t.numel())}, float64, at);
   ops::sum(tensors::place_of(t, at), tensors::operand_of(out), tensors::operand_of(whole), workspace.data(),
            averaged ? static_cast<double>(t.numel()) : 1, at);
   return out;

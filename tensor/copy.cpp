@@ -43,11 +43,11 @@ stamp tensor::copy_(tensor const& src, blocking b, source_location at) {
     ops::copy(where, tensors::operand_of(*this), tensors::operand_of(src), at);
     if (where) done = where->stamp();
   } else if (src.is_contiguous() && !is_contiguous()) {  // transfer first, then lay out on the target
-    tensor across = tensors::empty_at(*this, shape(), src.dtype(), at);
+    tensor across = tensors::empty_at("tensor::copy_", *this, shape(), src.dtype(), at);
     across.copy_(src, device().is_cpu() ? blocking::yes : b, at);
     return copy_(across, b, at);
   } else {  // make contiguous on the source, then transfer
-    tensor whole = tensors::empty_at(src, shape(), dtype(), at);
+    tensor whole = tensors::empty_at("tensor::copy_", src, shape(), dtype(), at);
     whole.copy_(src, b, at);
     return copy_(whole, b, at);
   }
@@ -57,7 +57,7 @@ stamp tensor::copy_(tensor const& src, blocking b, source_location at) {
 
 tensor tensor::clone(source_location at) const {
   tensors::require_defined(*this, "tensor::clone", "tensor", at);
-  tensor copy = tensors::empty_at(*this, shape(), dtype(), at);
+  tensor copy = tensors::empty_at("tensor::clone", *this, shape(), dtype(), at);
   copy.copy_(*this, blocking::yes, at);
   return copy;
 }
@@ -73,7 +73,8 @@ tensor tensor::to(weir::device on, blocking b, source_location at) const {
     if (device().is_cpu()) return *this;
     // Memory that a pending copy may still write must come from a pool that waits before reuse.
     auto const kind = b == blocking::no ? memory_kind::pinned : memory_kind::pageable;
-    tensor there = tensors::make_at(tensor_access::block_of(*this).owner.if_alive(), -1, kind, shape(), dtype(), at);
+    tensor there =
+        tensors::make_at("tensor::to", tensor_access::block_of(*this).owner.if_alive(), -1, kind, shape(), dtype(), at);
     there.copy_(*this, b, at);
     return there;
   }
@@ -81,7 +82,7 @@ tensor tensor::to(weir::device on, blocking b, source_location at) const {
   runtime::impl& r = own.any() ? own.get("tensor::to", tensors::describe(*this), at) : streams::current_runtime(at);
   int const index = streams::resolve(on, r, "tensor::to", at);
   if (index == tensors::device_of(*this)) return *this;
-  tensor there = tensors::make_at(&r, index, memory_kind::device, shape(), dtype(), at);
+  tensor there = tensors::make_at("tensor::to", &r, index, memory_kind::device, shape(), dtype(), at);
   there.copy_(*this, b, at);
   return there;
 }
@@ -89,7 +90,7 @@ tensor tensor::to(weir::device on, blocking b, source_location at) const {
 tensor tensor::to(weir::dtype type, source_location at) const {
   tensors::require_defined(*this, "tensor::to", "tensor", at);
   if (type == dtype()) return *this;
-  tensor there = tensors::empty_at(*this, shape(), type, at);
+  tensor there = tensors::empty_at("tensor::to", *this, shape(), type, at);
   there.copy_(*this, blocking::yes, at);
   return there;
 }
@@ -100,7 +101,8 @@ tensor tensor::pin_memory(source_location at) const {
     throw invalid_use("tensor::pin_memory", tensors::describe(*this),
                       "Call cpu() first: only host memory can be pinned", at, error_id{332});
   if (is_pinned()) return *this;
-  tensor there = tensors::make_at(&streams::current_runtime(at), -1, memory_kind::pinned, shape(), dtype(), at);
+  tensor there = tensors::make_at("tensor::pin_memory", &streams::current_runtime(at), -1, memory_kind::pinned, shape(),
+                                  dtype(), at);
   there.copy_(*this, blocking::yes, at);
   return there;
 }
@@ -117,8 +119,8 @@ element only_element(tensor const& t, source_location at) {
     tensors::on_host({reads(t)}, "tensor::item", at);
     std::memcpy(e.bytes, t.data(), size_of(t.dtype()));
   } else {  // directly to a pinned block: no staging for a few bytes
-    tensor const landed =
-        tensors::make_at(tensor_access::block_of(t).owner.if_alive(), -1, memory_kind::pinned, {}, t.dtype(), at);
+    tensor const landed = tensors::make_at("tensor::item", tensor_access::block_of(t).owner.if_alive(), -1,
+                                           memory_kind::pinned, {}, t.dtype(), at);
     copy(*tensors::place_of(t, at), landed.data(), t.data(), size_of(t.dtype()), blocking::yes, at);
     std::memcpy(e.bytes, landed.data(), size_of(t.dtype()));
   }

@@ -1,11 +1,12 @@
 // New tensors: allocates their memory and sets their first values.
 // Threads: any. Draws on one device follow the order of the calls.
-#include <new>
 #include <vector>
 
 #include "runtime/base/sync.h"
 #include "runtime/memory/device/device_memory.h"
+#include "runtime/memory/device/shortage.h"
 #include "runtime/observe/history.h"
+#include "streams/api/pageable.h"
 #include "streams/pinned/pinned_memory.h"
 #include "streams/stream/context.h"
 #include "tensor/state.h"
@@ -13,44 +14,44 @@
 namespace weir {
 namespace tensors {
 
-tensor make_at(runtime::impl* owner, int device, memory_kind kind, shape const& s, dtype type, source_location at) {
+tensor make_at(std::string_view operation, runtime::impl* owner, int device, memory_kind kind, shape const& s,
+               dtype type, source_location at) {
   size_t bytes = 0;
   if (__builtin_mul_overflow(static_cast<size_t>(s.numel(at)), size_of(type), &bytes))
-    throw invalid_use("empty", std::string(name_of(type)) + " " + s.str() + " has more than 2^64 bytes",
+    throw invalid_use(std::string(operation), std::string(name_of(type)) + " " + s.str() + " has more than 2^64 bytes",
                       "Use fewer elements", at, error_id{334});
   auto block = std::make_shared<storage::state>();
   block->nbytes = bytes;
   block->kind = kind;
   if (owner) block->owner = known_runtime(*owner);
   if (kind == memory_kind::pageable) {
-    block->data = ::operator new(bytes ? bytes : 1, std::align_val_t(64), std::nothrow);
+    runtime* const current = owner ? nullptr : runtime_if_made();
+    block->data =
+        streams::allocate_pageable(current ? &current->get() : owner, operation, bytes, default_alignment, at);
     block->how = storage::state::held::pageable;
     block->owner = {};
-    if (!block->data) {
-      memory_report report{};
-      report.on = cpu;
-      report.requested = report.rounded = bytes;
-      throw out_of_memory(report, at);
-    }
   } else if (kind == memory_kind::pinned) {
-    block->data = owner->part<streams::pinned_memory>().allocate(bytes, default_alignment, at);
+    auto& pool = owner->part<streams::pinned_memory>();
+    block->data = pool.allocate_for(operation, pool.current_device, bytes, default_alignment, at);
     observe::note(observe::action::alloc, block->data, bytes, 0, owner->id(), observe::pinned_memory_place, at);
     block->how = storage::state::held::block;
   } else {
     block->device = weir::device(device);
-    block->data = allocate(streams::ref_of(streams::current_clock(*owner, device, at)), bytes, default_alignment, at);
+    block->data = memory::as_called(operation, [&] {
+      return allocate(streams::ref_of(streams::current_clock(*owner, device, at)), bytes, default_alignment, at);
+    });
     block->how = storage::state::held::block;
   }
   return tensor_access::make(std::move(block), s, row_major(s), 0, type);
 }
 
-tensor empty_at(tensor const& like, shape const& s, dtype type, source_location at) {
+tensor empty_at(std::string_view operation, tensor const& like, shape const& s, dtype type, source_location at) {
   storage::state const& block = tensor_access::block_of(like);
   // Borrowed pinned memory has no owner.
   auto const kind = block.kind == memory_kind::pinned && !block.owner.any() ? memory_kind::pageable : block.kind;
   runtime::impl* const owner =
-      block.owner.any() ? &block.owner.get("empty", "memory like that of " + describe(like), at) : nullptr;
-  return make_at(owner, device_of(like), kind, s, type, at);
+      block.owner.any() ? &block.owner.get(operation, "memory like that of " + describe(like), at) : nullptr;
+  return make_at(operation, owner, device_of(like), kind, s, type, at);
 }
 
 }  // namespace tensors
@@ -60,14 +61,14 @@ namespace {
 tensor make(shape const& s, tensor_options const& o, std::string_view operation, source_location at) {
   if (o.on.is_cpu()) {
     if (o.kind == memory_kind::pinned)
-      return tensors::make_at(&streams::current_runtime(at), -1, memory_kind::pinned, s, o.dtype, at);
-    return tensors::make_at(nullptr, -1, memory_kind::pageable, s, o.dtype, at);
+      return tensors::make_at(operation, &streams::current_runtime(at), -1, memory_kind::pinned, s, o.dtype, at);
+    return tensors::make_at(operation, nullptr, -1, memory_kind::pageable, s, o.dtype, at);
   }
   if (o.kind != memory_kind::device)
     throw invalid_use(std::string(operation), "host memory (kind) on " + o.on.str(),
                       "Pass .on = weir::cpu for pinned and pageable tensors", at, error_id{335});
   runtime::impl& r = streams::current_runtime(at);
-  return tensors::make_at(&r, streams::resolve(o.on, r, operation, at), memory_kind::device, s, o.dtype, at);
+  return tensors::make_at(operation, &r, streams::resolve(o.on, r, operation, at), memory_kind::device, s, o.dtype, at);
 }
 
 tensor filled(tensor t, double value, source_location at) {
@@ -117,10 +118,15 @@ tensor drawn(shape const& s, tensor_options const& o, ops::draw how, std::string
   return t;
 }
 
+tensor empty_like(tensor const& t, std::string_view operation, source_location at) {
+  tensors::require_defined(t, operation, "tensor", at);
+  return tensors::empty_at(operation, t, t.shape(), t.dtype(), at);
+}
+
 tensor drawn_like(tensor const& like, ops::draw how, std::string_view operation, source_location at) {
   tensors::require_defined(like, operation, "tensor", at);
   require_random(like.dtype(), operation, at);
-  tensor t = empty_like(like, at);
+  tensor t = empty_like(like, operation, at);
   draw_into(t, how, 0, 1, at);
   return t;
 }
@@ -203,7 +209,7 @@ tensor& tensor::normal_(double mean, double deviation, source_location at) {
     draw_into(*this, ops::draw::normal, mean, deviation, at);
     tensors::changed(*this);
   } else {  // draw in row-major order, whatever the strides
-    tensor const numbers = empty_like(*this, at);
+    tensor const numbers = empty_like(*this, "tensor::normal_", at);
     draw_into(numbers, ops::draw::normal, mean, deviation, at);
     copy_(numbers, blocking::yes, at);
   }
@@ -234,29 +240,38 @@ void detail::uneven_rows(size_t first, size_t other, source_location at) {
                     "Pass rows of equal length", at, error_id{340});
 }
 
+namespace {
+tensor new_like(tensor const& t, std::string_view operation, weir::shape const& s, source_location at) {
+  tensors::require_defined(t, operation, "tensor", at);
+  return tensors::empty_at(operation, t, s, t.dtype(), at);
+}
+}  // namespace
+
 tensor tensor::new_of(void const* values, weir::shape s, weir::dtype type, source_location at) const {
-  tensor t = new_empty(s, at);
+  tensor t = new_like(*this, "tensor::new_tensor", s, at);
   t.copy_(borrowed(values, s, type, at), blocking::yes, at);
   return t;
 }
 
 tensor tensor::new_empty(weir::shape s, source_location at) const {
-  tensors::require_defined(*this, "tensor::new_empty", "tensor", at);
-  return tensors::empty_at(*this, s, dtype(), at);
+  return new_like(*this, "tensor::new_empty", s, at);
 }
-tensor tensor::new_zeros(weir::shape s, source_location at) const { return new_full(s, 0, at); }
-tensor tensor::new_ones(weir::shape s, source_location at) const { return new_full(s, 1, at); }
+tensor tensor::new_zeros(weir::shape s, source_location at) const {
+  return filled(new_like(*this, "tensor::new_zeros", s, at), 0, at);
+}
+tensor tensor::new_ones(weir::shape s, source_location at) const {
+  return filled(new_like(*this, "tensor::new_ones", s, at), 1, at);
+}
 tensor tensor::new_full(weir::shape s, double value, source_location at) const {
-  return filled(new_empty(s, at), value, at);
+  return filled(new_like(*this, "tensor::new_full", s, at), value, at);
 }
 
-tensor empty_like(tensor const& t, source_location at) {
-  tensors::require_defined(t, "empty_like", "tensor", at);
-  return tensors::empty_at(t, t.shape(), t.dtype(), at);
+tensor empty_like(tensor const& t, source_location at) { return empty_like(t, "empty_like", at); }
+tensor zeros_like(tensor const& t, source_location at) { return filled(empty_like(t, "zeros_like", at), 0, at); }
+tensor ones_like(tensor const& t, source_location at) { return filled(empty_like(t, "ones_like", at), 1, at); }
+tensor full_like(tensor const& t, double value, source_location at) {
+  return filled(empty_like(t, "full_like", at), value, at);
 }
-tensor zeros_like(tensor const& t, source_location at) { return filled(empty_like(t, at), 0, at); }
-tensor ones_like(tensor const& t, source_location at) { return filled(empty_like(t, at), 1, at); }
-tensor full_like(tensor const& t, double value, source_location at) { return filled(empty_like(t, at), value, at); }
 tensor rand_like(tensor const& t, source_location at) { return drawn_like(t, ops::draw::uniform, "rand_like", at); }
 tensor randn_like(tensor const& t, source_location at) { return drawn_like(t, ops::draw::normal, "randn_like", at); }
 

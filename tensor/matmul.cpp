@@ -103,7 +103,7 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
                       "Pass an out with memory of its own", at, error_id{351});
   std::optional<matrix> const c = as_matrix(out);
   if (!c || (e.count > 1 && c->step == 0)) {  // no BLAS writes a result with gaps in both dimensions
-    tensor whole = tensors::empty_at(out, out.shape(), out.dtype(), at);
+    tensor whole = tensors::empty_at("matmul_out", out, out.shape(), out.dtype(), at);
     if (beta != 0) whole.copy_(out, blocking::yes, at);
     matmul_out(whole, left, right, how, beta, at);
     out.copy_(whole, blocking::yes, at);
@@ -127,7 +127,7 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
   tensor workspace;
   if (size_t const bytes = ops::product_workspace(where)) {
     try {
-      workspace = tensors::empty_at(out, {static_cast<std::int64_t>(bytes)}, uint8, at);
+      workspace = tensors::empty_at("matmul", out, {static_cast<std::int64_t>(bytes)}, uint8, at);
     } catch (out_of_memory const&) {}  // cuBLAS then chooses among the kernels that need none
   }
   bool const has = workspace.defined();
@@ -137,7 +137,7 @@ void matmul_out(tensor& out, tensor const& left, tensor const& right, transposed
 
 tensor matmul(tensor const& left, tensor const& right, transposed how, source_location at) {
   extents const e = check(left, right, how, at);
-  tensor out = tensors::empty_at(left, e.of_out, left.dtype(), at);
+  tensor out = tensors::empty_at("matmul", left, e.of_out, left.dtype(), at);
   matmul_out(out, left, right, how, 0, at);
   return out;
 }

@@ -87,9 +87,10 @@ ops::operand operand_of(tensor const&) noexcept;
 void on_host(memory_uses, char const* operation, source_location) noexcept;
 void changed(tensor const&) noexcept;  // increments the storage's version
 // Makes a contiguous tensor. owner: of device or pinned memory; unused for pageable memory. device -1: cpu.
-tensor make_at(runtime::impl* owner, int device, memory_kind, shape const&, dtype, source_location);
+tensor make_at(std::string_view operation, runtime::impl* owner, int device, memory_kind, shape const&, dtype,
+               source_location);
 // In the same kind of memory on the same device.
-tensor empty_at(tensor const& like, shape const&, dtype, source_location);
+tensor empty_at(std::string_view operation, tensor const& like, shape const&, dtype, source_location);
 int device_of(tensor const&) noexcept;  // -1: cpu
 
 }  // namespace tensors

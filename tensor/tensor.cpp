@@ -1,7 +1,7 @@
 // Storages, tensors as views of them, and uses.
 // Threads: as weir/tensor.h.
+#include <cstdlib>
 #include <cstring>
-#include <new>
 
 #include "runtime/base/process.h"
 #include "runtime/memory/device/device_memory.h"
@@ -45,7 +45,7 @@ storage::state::~state() {
   if (foreign) foreign->give_back();
   if (!data) return;
   try {
-    if (how == held::pageable) ::operator delete(data, std::align_val_t(64));
+    if (how == held::pageable) std::free(data);
     else if (how == held::block && !process_is_ending() && !process_was_forked() && owner.if_alive())
       deallocate(data, {"the end of its tensor", "", 0});  // by address
   } catch (...) {}  // the device is lost, or the program freed the block: nothing is left to free
@@ -68,7 +68,7 @@ storage storage::pin_memory(source_location at) const {
     throw invalid_use("storage::pin_memory", base::text(nbytes(), " B on ", device().str()),
                       "Call cpu() on its tensor first: only host memory can be pinned", at, error_id{359});
   if (kind() == memory_kind::pinned) return *this;
-  tensor const there = tensors::make_at(&streams::current_runtime(at), -1, memory_kind::pinned,
+  tensor const there = tensors::make_at("storage::pin_memory", &streams::current_runtime(at), -1, memory_kind::pinned,
                                         {static_cast<std::int64_t>(nbytes())}, uint8, at);
   driver::check::host_uses(data(), nbytes(), driver::check::host_use::reads, "storage::pin_memory", at);
   if (nbytes()) std::memcpy(there.data(), data(), nbytes());
@@ -141,6 +141,9 @@ tensor tensor::from_blob(void* p, weir::shape s, weir::dtype type, weir::device 
   if (!p && bytes)
     throw invalid_use("tensor::from_blob", "a null address for " + s.str(), "Pass the address of the memory", at,
                       error_id{365});
+  if (bytes > ~reinterpret_cast<std::uintptr_t>(p))
+    throw invalid_use("tensor::from_blob", base::text(bytes, " B at ", base::address_text(p), ", which wrap around the address space"),
+                      "The address or the size has overflowed: check what it was made from", at, error_id{458});
   block->data = p;
   block->nbytes = bytes;
   if (on.is_cpu()) {

@@ -8,13 +8,6 @@
 namespace seeds {
 namespace {
 
-bool old_names_agree() {
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-  return weir::memory_cached() == weir::memory_reserved() && weir::max_memory_cached() == weir::max_memory_reserved();
-#pragma GCC diagnostic pop
-}
-
 // Allocates blocks of that size until `room` is full, then frees every second one.
 std::vector<weir::buffer> every_other(std::size_t bytes, std::size_t room) {
   std::vector<weir::buffer> all;
@@ -37,8 +30,6 @@ void counters(table& t) {
   t.row("both dropped", {exactly(0), held_for(both)}, "allocated falls, reserved stays");
   t.holds(weir::max_memory_allocated() == static_cast<std::size_t>(both),
           "max_memory_allocated is still " + in_words(both));
-  t.holds(old_names_agree(),
-          "memory_cached and max_memory_cached, torch's old names, are the reserved ones (and are deprecated)");
   weir::empty_cache();
   t.row("empty_cache", {exactly(0), exactly(0)}, "reserved falls, perhaps not to 0");
   weir::reset_peak_memory_stats();

@@ -5,6 +5,7 @@
 // consumer the stream that it works on. One waits for the other on the device, both when the tensor is handed
 // over and when it comes back; the host does not wait. Pinned memory has no stream: wait for copies into it.
 #pragma once
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -172,6 +173,10 @@ tensor from_dlpack(Managed* m, std::optional<stream_ref> producer = std::nullopt
   std::int64_t const count = s.numel(at);
   strides const by = is.strides ? detail::extents_from(is.strides, is.ndim, at) : detail::strides_of_rows(s);
   if (count && !is.data) refuse("no data for " + s.str(), "The producer has freed it, or never had it", error_id{141});
+  auto const first = reinterpret_cast<std::uintptr_t>(is.data);
+  if (is.data && is.byte_offset > std::min(~std::uintptr_t{0} - first, ~std::uintptr_t{0} >> 1))
+    refuse("a byte_offset of " + std::to_string(is.byte_offset),
+           "The producer's offset was negative, or has overflowed", error_id{454});
   auto* const data = static_cast<std::byte*>(is.data) + (is.data ? is.byte_offset : 0);
   if (reinterpret_cast<std::uintptr_t>(data) % size_of(type))
     refuse(std::string(name_of(type)) + " at an address that is no multiple of its size", "Copy it to aligned memory",

@@ -159,13 +159,16 @@ size_t empty_cache(device = gpu, source_location = source_location::current());
 // which other processes may take. Changes nothing: no block is moved, no page mapped. Blocks: allocations of
 // a stream while weir reads its memory.
 headroom memory_headroom(device = gpu, source_location = source_location::current());
-// Limits reserved bytes; 0: no limit
+// Limits reserved bytes; 0: no limit. Cached memory above the limit goes back to the device at once, as far as the
+// work that used it is complete. Live blocks above it stay, and so does their memory: what they leave serves other
+// allocations, and nothing new is reserved. Blocks: as empty_cache on devices that map no memory; else no
 void set_memory_limit(size_t bytes, device = gpu, source_location = source_location::current());
-// Throws: invalid_use outside 0 < of_total <= 1
+// The same by a share of the device's memory. Throws: invalid_use outside 0 < of_total <= 1
 void set_per_process_memory_fraction(double of_total, device = gpu, source_location = source_location::current());
 
-// Called before an allocation fails, with no lock held, so that the program can free memory. Returns: true if
-// it freed something: the search is repeated.
+// Called once before each out_of_memory, whatever memory ran out, with no lock held: the program can free memory or
+// raise a limit. report.on is cpu for host memory. Returns: true if it did so: the search is repeated. A request
+// that runs out inside a callback calls none.
 using out_of_memory_callback = std::function<bool(memory_report const&)>;
 class [[nodiscard]] callback_registration {  // unregisters at its end; must end before its runtime
  public:

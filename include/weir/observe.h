@@ -16,10 +16,6 @@ size_t memory_allocated(device = gpu, source_location = source_location::current
 size_t max_memory_allocated(device = gpu, source_location = source_location::current());
 size_t memory_reserved(device = gpu, source_location = source_location::current());
 size_t max_memory_reserved(device = gpu, source_location = source_location::current());
-[[deprecated("torch renamed it: memory_reserved")]] size_t memory_cached(device = gpu,
-                                                                         source_location = source_location::current());
-[[deprecated("torch renamed it: max_memory_reserved")]] size_t max_memory_cached(
-    device = gpu, source_location = source_location::current());
 
 memory_statistics memory_stats(device = gpu, source_location = source_location::current());  // .flat() has torch's keys
 // of page-locked host memory, for all devices

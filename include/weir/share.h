@@ -21,6 +21,7 @@ class peer_disconnected : public std::runtime_error, public error {
  public:
   peer_disconnected(std::string operation, std::string operands, std::string remedy, source_location,
                     error_id = error_id::none);
+  char const* what() const noexcept override { return std::runtime_error::what(); }
 };
 
 // Device memory in a handle of its own that other processes may open. It takes whole pages (2 MiB on GPUs)

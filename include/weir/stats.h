@@ -84,6 +84,7 @@ enum class memory_cause : std::uint8_t {
   addresses,  // no range of addresses is long enough
   host,       // host memory is short
   pool_limit,  // the limit of the request's pool forbids it
+  share_limit,  // the limit of the request's share_pool forbids it
 };
 std::string_view name(memory_cause) noexcept;  // "survivors"
 struct recovery_step { std::string_view name; size_t gave_bytes; std::int64_t ns; };
@@ -104,7 +105,7 @@ struct memory_report {  // of one failed allocation, or of the moment of a query
   // record_memory_history().
   struct holder { source_location where; size_t bytes; };
   std::vector<holder> holders;
-  pool_memory_use pool = {};  // that the request was for; no name: none
+  pool_memory_use pool = {};  // that the request was for, of a share_pool, too; no name: none
   std::string text() const;  // for people; ends with the likeliest remedies
 };
 }

@@ -6,6 +6,10 @@
 #include <string_view>
 
 #include "weir/export.h"
+#if __cplusplus < 202002L
+#error "weir needs C++20 or newer: compile with -std=c++20"
+#include <weir needs C++20 or newer: compile with -std=c++20>  // ends the compilation
+#endif
 
 namespace weir WEIR_API {
 using std::size_t;

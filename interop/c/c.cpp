@@ -85,6 +85,12 @@ void require_out(void const* out, char const* operation) {
                             weir::error_id{379});
 }
 
+void require_given(void const* argument, char const* which, char const* operation) {
+  if (!argument)
+    throw weir::invalid_use(operation, weir::base::text("null for ", which), weir::base::text("Pass ", which), from_c,
+                            weir::error_id{459});
+}
+
 // Members beyond what the caller knows are not written.
 template <class Struct>
 void give(Struct* out, Struct whole, char const* operation) {
@@ -123,7 +129,7 @@ void give_bytes(std::size_t* out, std::size_t bytes) {
 }
 
 weir::pool& pool_of(weir_pool* p, char const* operation) {
-  require_out(p, operation);
+  require_given(p, "the pool", operation);
   return *reinterpret_cast<weir::pool*>(p);
 }
 
@@ -261,7 +267,7 @@ weir_status weir_empty_pinned_cache(size_t* bytes) {
 weir_status weir_pool_create(weir_pool** out, char const* name, int device, size_t limit) {
   return answer([&] {
     require_out(out, "weir_pool_create");
-    require_out(name, "weir_pool_create");
+    require_given(name, "the name", "weir_pool_create");
     *out = reinterpret_cast<weir_pool*>(new weir::pool(name, {.on = device_of(device), .limit = limit}, from_c));
   });
 }
@@ -287,7 +293,7 @@ weir_status weir_pool_wake(weir_pool* p) {
 
 weir_status weir_enable_peer_access(int owner, int const* readers, size_t count) {
   return answer([&] {
-    if (count) require_out(readers, "weir_enable_peer_access");
+    if (count) require_given(readers, "the readers", "weir_enable_peer_access");
     std::vector<weir::device> all;
     for (size_t i = 0; i < count; ++i) all.push_back(device_of(readers[i]));
     weir::enable_peer_access(device_of(owner), all, from_c);

@@ -11,6 +11,7 @@
 #include "runtime/base/round_up.h"
 #include "runtime/core/parts.h"
 #include "runtime/memory/device/device_memory.h"
+#include "runtime/memory/device/shortage.h"
 #include "runtime/memory/heap/thread_caches.h"
 #include "runtime/observe/history.h"
 #include "simulator/checker/race_checker.h"
@@ -216,7 +217,7 @@ void gradient_buckets::build(stream_ref on, source_location at) {
   s.lay_out();
   s.side.emplace(weir::device(device), priority::high, at);
   std::size_t const bytes = std::max(2 * s.half, gap);
-  void* const block = s.allocate(home, bytes, at);
+  void* const block = memory::as_called("gradient_buckets::build", [&] { return s.allocate(home, bytes, at); });
   try {
     require(owner.machine().fill(device, home.handle(), block, 0, 4, bytes / 4), "gradient_buckets::build",
             base::text(bytes, " B to be filled with zeros on gpu:", device), "", at);

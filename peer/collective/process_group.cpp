@@ -326,6 +326,7 @@ std::shared_ptr<group> group_of_processes(runtime::impl& owner, membership const
                                                   rank_watch::limits{o.silence, o.behind, !m.simulated},
                                                   [b = to_others.get()] { b->changed(); });
   rank_watch& watch = *to_others->watch;
+  watch.turn_away_by(std::move(with.turn_away));
   watch.start(at);
   std::unique_ptr<collective_backend> by;
   if (m.simulated) {

@@ -132,7 +132,7 @@ void use_on(clock::stream_clock& stream, device_span what, std::string_view oper
   // another rank's thread may enqueue the collective
   if (auto* const pools = stream.owner().part_if_made<streams::spills>()) [[unlikely]] {
     void const* const named_there = what.data;
-    pools->hold(&stream, {&named_there, 1}, at, streams::spills::until::the_end);
+    pools->hold(operation, &stream, {&named_there, 1}, at, streams::spills::until::the_end);
     pools->let_go();
   }
   using streams::known_range;

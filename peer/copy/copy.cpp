@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "peer/copy/by_registration.h"
 #include "peer/copy/endpoint.h"
 #include "peer/copy/fast_copy.h"
 #include "peer/copy/stripes.h"
@@ -279,9 +280,9 @@ streams::staging::download carry_out(runtime::impl& r, plan const& p, clock::str
       mark(p.src, stream, at);
       {
         marks_host const at_the_end{r, p, stream};
-        bool const carried = p.by == copy_route::striped &&
+        bool const carried = p.by == copy_route::striped && is_in_one_registration(r, a.dst, a.src, a.bytes) &&
                              r.part<stripes>().carry(stream, p.dst, p.src, a.bytes, settings().helpers, at);
-        if (!carried) streams::enqueue_copy(stream, a.dst, a.src, a.bytes, at);
+        if (!carried) enqueue_by_registration(r, stream, a.dst, a.src, a.bytes, at);
       }
       break;
     case copy_route::staged:
@@ -320,7 +321,7 @@ stamp finish(runtime::impl& r, fast_copy const& way, asked const& a, bool host_w
 
 stamp copy_one(runtime::impl& r, clock::stream_clock* given, asked a, blocking b, source_location const& at) {
   if (a.bytes == 0) return streams::public_stamp((given ? *given : streams::current_clock(r, at)).now());
-  streams::awake const held(r, given, {a.dst, a.src}, at);
+  streams::awake const held(r, "copy", given, {a.dst, a.src}, at);
   if (fast_copy way; way.find(r, given, a, at)) [[likely]] {
     auto const enqueued = way.enqueue(a, at);
     if (!enqueued.ok()) [[unlikely]] streams::throw_refused_copy(enqueued, *way.stream, a.dst, a.src, a.bytes, at);
@@ -343,7 +344,7 @@ stamp copy_one(runtime::impl& r, clock::stream_clock* given, asked a, blocking b
 stamp fill(runtime::impl& r, clock::stream_clock* given, void* dst, std::byte value, std::size_t bytes,
            source_location at) {
   if (bytes == 0) return streams::public_stamp((given ? *given : streams::current_clock(r, at)).now());
-  streams::awake const held(r, given, {dst}, at);
+  streams::awake const held(r, "fill", given, {dst}, at);
   plan p;
   p.bytes = bytes;
   if (auto* const stream = find_to_fill(r, given, dst, bytes, at)) [[likely]] {
@@ -396,8 +397,12 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, source_lo
   if (r.part_if_made<streams::spills>()) [[unlikely]] {
     for (auto const& item : items) ends.push_back(item.dst), ends.push_back(item.src);
   }
+<<<<<<< HEAD
   streams::awake const held(r, &stream, ends, at);
   streams::copy_in_parts const whole;
+=======
+  streams::awake const held(r, "copy", &stream, ends, at);
+>>>>>>> e3a24f806daaf0203b1257cf59286ae3d5538ded
   if (peer::fast_copies all; all.find(r, stream, items, at)) [[likely]] {
     std::size_t done = 0;
     bool const host_waits = b == blocking::yes && all.of_host();

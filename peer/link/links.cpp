@@ -14,6 +14,7 @@
 #include "peer/link/mapped_handle.h"
 #include "peer/link/nvlinks.h"
 #include "peer/link/openable_memory.h"
+#include "runtime/memory/device/shortage.h"
 #include "streams/copy/copy_engine.h"
 #include "streams/pinned/pinned_memory.h"
 #include "streams/stream/context.h"
@@ -197,17 +198,21 @@ struct links::state {
     auto const its = owner.machine().info(to);
     if (!its.ok()) return its.is;
     std::size_t const bytes = its.value.granularity;
-    for (int spared = 0;; ++spared) {
-      auto const s = map_page(page, bytes, to, from);
-      if (s.what != driver::code::out_of_memory) return s;
-      if (spared == 2 || !page.give_back()) break;
-      auto* const lent = owner.part<shared_memory>().of(observe::sharing::exported);
-      spared == 0 ? memory.on(to).empty_cache() : lent ? lent->forget_idle() : 0;
-    }
-    memory_report r = memory.on(to).report();
-    r.requested = proof_bytes;
-    r.rounded = bytes;
-    throw out_of_memory(std::move(r), at);
+    auto& there = memory.on(to);
+    driver::status last;
+    auto const attempt = [&] {
+      for (int spared = 0; spared < 3; ++spared) {
+        last = map_page(page, bytes, to, from);
+        if (last.what != driver::code::out_of_memory || !page.give_back()) break;
+        auto* const lent = owner.part<shared_memory>().of(observe::sharing::exported);
+        spared == 0 ? there.empty_cache() : lent ? lent->forget_idle() : 0;
+      }
+      return last.what != driver::code::out_of_memory;
+    };
+    (void)memory::find_or_run_out(
+        {&owner, "links", at}, attempt, [&] { return there.why_no_room(proof_bytes, bytes, last); },
+        [&] { there.count_ran_out(); });
+    return last;
   }
 
   // Blocks: until the work of earlier link tests is complete, on streams that carry no other work.
@@ -271,8 +276,10 @@ struct links::state {
 
 links::links(runtime::impl& r) : state_(std::make_unique<state>(r)) {
   state_->callback = state_->memory.add_callback(
-      [](void* self, memory_report const&) { return static_cast<state*>(self)->give_left_over_back(); }, state_.get(),
-      -1);
+      [](void* self, memory_report const& why) {
+        return why.on.is_gpu() && static_cast<state*>(self)->give_left_over_back();
+      },
+      state_.get(), -1);
 }
 
 links::~links() {
@@ -302,6 +309,7 @@ links::link_state links::prove(int from, int to, source_location at) {
   auto is = known(from, to);
   if (is != link_state::claimed || !may_be_opened(to)) return is;
   auto& my = *state_;
+  if (my.trier.load() == base::this_thread_id()) return is;  // a callback of the program, inside a test
   base::lock_guard const alone(my.trying);
   is = known(from, to);
   if (is != link_state::claimed || !my.connect(from, to)) return is;
@@ -371,7 +379,7 @@ bool links::open_to_each_other(int a, int b, source_location at) noexcept {
 bool links::may_try() { return !state_->collectives_under_way(); }
 
 void links::must_reach(int from, int to, std::string_view operation, source_location at) {
-  auto const is = prove(from, to, at);
+  auto const is = memory::as_called(operation, [&] { return prove(from, to, at); });
   if (is == link_state::proven) return;
   std::string const why =
       is == link_state::wrong     ? "Copy instead: this link failed its test"

@@ -26,7 +26,7 @@ void mapped_handle::known_to(observe::external_memory& books, int device, observ
 
 driver::status mapped_handle::map(std::size_t alignment) {
   auto const at = machine_->reserve(bytes_, alignment);
-  if (!at.ok()) return at.is;
+  if (!at.ok()) return at.is.what == driver::code::out_of_memory ? driver::no_addresses : at.is;
   at_ = at.value;
   driver::status const s = machine_->map(at_, bytes_, handle_);
   mapped_ = s.ok();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <memory>
 
 #include "runtime/base/text.h"
 
@@ -26,7 +27,7 @@ struct hello {
 };
 static_assert(sizeof(hello) == 32);
 
-enum class answer : std::uint32_t { welcome = 1, refused = 2, over = 3, another = 4 };
+enum class answer : std::uint32_t { welcome = 1, refused = 2, over = 3, another = 4, late = 5 };
 struct reply {
   answer is = answer::welcome;
   std::uint32_t bytes = 0;  // of the text that follows
@@ -67,8 +68,11 @@ class reception {
       turn(std::min(left, most_hello_ns / 10));
     }
     tell_all(answer::welcome, greeting);
+    all_met_ = true;
     return {std::move(with_), std::move(greeting)};
   }
+  // Requires: receive_all has returned
+  void turn_away() { turn(0); }
 
  private:
   struct stranger {
@@ -135,6 +139,7 @@ class reception {
     if ((h.simulated != 0) != own_.simulated)
       return refuse(answer::refused, base::text("rank ", h.rank, " has ", machine_text(h.simulated != 0),
                                                 ", rank 0 has ", machine_text(own_.simulated)));
+    if (all_met_) return refuse(answer::late, base::text("a second rank ", h.rank, " came, after all had met"));
     auto& place = (h.use == line::watch ? with_.watch : with_.data)[static_cast<std::size_t>(h.rank)];
     // A rank that was started again replaces its earlier connection.
     if (place.is_open() && !os::has_hung_up(place.get()))
@@ -147,13 +152,14 @@ class reception {
   membership const own_;
   lines with_;
   std::vector<stranger> strangers_;
+  bool all_met_ = false;
 };
 
 // Returns: the reply and its text; none: the connection ended, or the other end is not weir.
 std::optional<std::pair<answer, std::string>> hear_reply(int socket, base::time_limit limit) {
   reply head;
   if (os::receive_bytes(socket, std::as_writable_bytes(std::span(&head, 1)), limit) != os::heard::message) return {};
-  if (head.is < answer::welcome || head.is > answer::another || head.bytes > most_text) return {};
+  if (head.is < answer::welcome || head.is > answer::late || head.bytes > most_text) return {};
   std::string text(head.bytes, '\0');
   if (os::receive_bytes(socket, std::as_writable_bytes(std::span(text)), one_message) != os::heard::message) return {};
   return std::pair(head.is, std::move(text));
@@ -190,7 +196,14 @@ std::optional<rendezvous_id> rendezvous_id_of(std::string_view text) {
 
 met meet_others(os::tcp_socket listener, rendezvous_id const& id, membership m, std::string greeting,
                 base::time_limit limit, source_location at) {
-  return reception(std::move(listener), id, m).receive_all(std::move(greeting), limit, at);
+  auto const here = std::make_shared<reception>(std::move(listener), id, m);
+  met out = here->receive_all(std::move(greeting), limit, at);
+  out.turn_away = [here] {
+    try {
+      here->turn_away();
+    } catch (...) {}  // no host memory: they come again
+  };
+  return out;
 }
 
 met meet_rank_0(rendezvous_id id, std::function<rendezvous_id()> const& ask_again, membership m, base::time_limit limit,
@@ -216,7 +229,9 @@ met meet_rank_0(rendezvous_id id, std::function<rendezvous_id()> const& ask_agai
       auto const said =
           hear_reply((*side)[0].get(), std::chrono::nanoseconds(std::max<std::int64_t>(end - base::now_ns(), 0)));
       if (!said) last = base::now_ns() >= end ? "it waits for other ranks" : "it hung up, or is not of this program";
-      else if (said->first == answer::refused)
+      // Who can ask for the address again may have an earlier one.
+      else if (said->first == answer::late && ask_again) last = "all ranks have met there";
+      else if (said->first == answer::refused || said->first == answer::late)
         throw invalid_use("communicator", subject + ": rank 0 refuses it: " + base::visible(said->second),
                           "Start every rank once, with the same number of ranks and the same kind of devices", at,
                           error_id{423});

@@ -354,6 +354,7 @@ struct rank_watch::state {
         tell_end(*s, kind::gone, of.rank_, {count.data(), count.size()}, with);
       }
       write_out();
+      if (end == 0 && of.turn_away_) of.turn_away_();
       if (end == 0) judge(now);
     }
   }

@@ -30,6 +30,7 @@ class rank_watch {
   // ended owners of a rank, on any thread and without locks.
   rank_watch(int rank, int size, std::vector<os::owned_file> by_rank, limits, std::function<void()> on_change);
   ~rank_watch();
+  void turn_away_by(std::function<void()> f) { turn_away_ = std::move(f); }  // as met::turn_away. Before start()
   void start(source_location);  // Throws: driver_error (no thread or file left)
   struct transfers {  // with one other rank
     std::uint64_t sent = 0, received = 0;
@@ -79,6 +80,7 @@ class rank_watch {
   int const rank_, size_;
   limits const limits_;
   std::function<void()> const on_change_;
+  std::function<void()> turn_away_;
   std::string own_address_;  // since the constructor
   base::atomic<bool> failed_{false}, ending_{false}, any_unwound_{false};
   std::unique_ptr<state> state_;

@@ -11,6 +11,7 @@
 #include "runtime/base/process.h"
 #include "runtime/base/round_up.h"
 #include "runtime/driver/allocation_observer.h"
+#include "runtime/memory/device/shortage.h"
 
 namespace weir::peer {
 
@@ -57,7 +58,10 @@ exports::exports(runtime::impl& r)
       origin_(os::random_number()) {
   r.part<shared_memory>().set(observe::sharing::exported, this);
   callback_ = memory_.add_callback(
-      [](void* self, memory_report const&) { return static_cast<exports*>(self)->forget_idle() > 0; }, this, -1);
+      [](void* self, memory_report const& why) {
+        return why.on.is_gpu() && static_cast<exports*>(self)->forget_idle() > 0;
+      },
+      this, -1);
 }
 
 exports::~exports() {
@@ -274,9 +278,11 @@ void exports::keep(exported& b, bool retiring) noexcept {
   b.is = exported::state::idle;
 }
 
-std::shared_ptr<exported> exports::make(int device, std::size_t bytes, when_short then, source_location at) {
+driver::result<std::shared_ptr<exported>> exports::make(int device, std::size_t bytes, when_short then,
+                                                        source_location at) {
   std::string const what = std::to_string(bytes) + " B on " + base::gpu_name(device);
   auto const its = about(device, "exportable_buffer", at);
+  if (bytes > its.total_memory) return {{driver::code::out_of_memory}, nullptr};
   std::size_t const page = its.granularity, handle_bytes = base::round_up(bytes, page);
   auto made = std::make_shared<exported>();
   made->device = device;
@@ -309,20 +315,34 @@ std::shared_ptr<exported> exports::make(int device, std::size_t bytes, when_shor
       set(*made, exported::state::idle);
       throw;
     }
-    return made;
+    return {{}, made};
   }
   if (!forget(*made)) set(*made, exported::state::idle);
   if (is.what != driver::code::out_of_memory) throw_refusal(is, "exportable_buffer", what, "Try again", at);
-  memory_report r = memory_.on(device).report();
-  r.requested = bytes;
-  r.rounded = handle_bytes;
-  throw out_of_memory(std::move(r), at);
+  return {is, nullptr};
+}
+
+memory_report exports::why_no_room(int device, std::size_t bytes, driver::status last, source_location at) {
+  auto const its = about(device, "exportable_buffer", at);
+  bool const fits = bytes <= its.total_memory;  // else rounding may wrap
+  return memory_.on(device).why_no_room(bytes, fits ? base::round_up(bytes, its.granularity) : bytes, last);
 }
 
 std::shared_ptr<exported> exports::take(clock::stream_clock& home, std::size_t bytes, source_location at) {
-  auto b = find_idle(home.device(), bytes);
-  bool const kept = b != nullptr;
-  if (!b) b = make(home.device(), bytes, when_short::waits, at);
+  int const device = home.device();
+  bool kept = false;
+  driver::status last;
+  auto b = memory::find_or_run_out(
+      {&runtime_, "exportable_buffer", at, home.id()},
+      [&] {
+        auto idle = find_idle(device, bytes);
+        kept = idle != nullptr;
+        if (kept) return idle;
+        auto made = make(device, bytes, when_short::waits, at);
+        last = made.is;
+        return std::move(made.value);
+      },
+      [&] { return why_no_room(device, bytes, last, at); }, [&] { memory_.on(device).count_ran_out(); });
   b->importers.clear();
   b->users.clear();
   b->last_uses.clear();

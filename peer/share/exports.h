@@ -97,8 +97,10 @@ class exports final : public openable_memory {  // a part of the runtime
   driver::device_info about(int device, char const* operation, source_location) const;
   // Whether to wait for this process's work on freed blocks.
   enum class when_short : std::uint8_t { refuses, waits };
-  // Returns a lent-out handle, open to all readers of its device's memory. Throws: as take
-  std::shared_ptr<exported> make(int device, std::size_t bytes, when_short, source_location);
+  // Returns a lent-out handle, open to all readers of its device's memory, or out_of_memory. Throws: take()'s others
+  driver::result<std::shared_ptr<exported>> make(int device, std::size_t bytes, when_short, source_location);
+  memory_report why_no_room(int device, std::size_t bytes, driver::status last, source_location);
+  void count_ran_out(int device) { memory_.on(device).count_ran_out(); }
   driver::status grant(exported&, int reader);                  // Requires: it is lent out, or has a guest
   // Takes back what make() returned, for reuse after its loans and uses; going: for the driver then.
   void keep(exported&, bool retiring) noexcept;
@@ -108,7 +110,6 @@ class exports final : public openable_memory {  // a part of the runtime
   // Blocks: until all are complete; while collectives are under way, at most two seconds for each. Returns:
   // false if some are not complete.
   bool wait_for(std::vector<clock::stamp> const& uses) noexcept;
-  memory_report report(int device) { return memory_.on(device).report(); }
 
  private:
   std::shared_ptr<exported> next_idle(std::uint64_t after) noexcept;  // the caller alone looks at it from then on
@@ -177,6 +178,7 @@ class imports final : public openable_memory {  // a part of the runtime
   std::size_t mapped() const { return all_.lock()->size(); }  // handles of other processes
 
  private:
+  std::unique_ptr<opened_import> open_now(message const&, loaned&, std::uint64_t channel, int reader, source_location);
   static void take_word(loaned&, std::string const& name, source_location);
   std::shared_ptr<imported> find(message const&, owned_file const& memory, std::uint64_t channel, int device);
   std::shared_ptr<imported> bring_in(message const&, owned_file const& memory, int device, source_location);

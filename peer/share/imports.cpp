@@ -8,6 +8,7 @@
 #include "peer/share/exports.h"
 #include "runtime/base/os_socket.h"
 #include "runtime/base/process.h"
+#include "runtime/memory/device/shortage.h"
 
 namespace weir::peer {
 namespace {
@@ -145,11 +146,9 @@ std::shared_ptr<imported> imports::bring_in(message const& m, owned_file const& 
     refuse(text + ": the descriptor that came with it is " + (why ? why : "not shared memory of a device"), at);
   }
   if (is.what != driver::code::out_of_memory) throw_refusal(is, receiving, text, "Try again", at);
-  memory_report r{};
-  r.on = weir::device(device);
-  r.requested = m.bytes;
-  r.rounded = m.handle_bytes;
-  throw out_of_memory(std::move(r), at);
+  // open() asks and logs: here a lock is held
+  memory::run_out({nullptr, receiving, at},
+                  runtime_.part<memory::device_memory>().on(device).why_no_room(m.bytes, m.handle_bytes, is));
 }
 
 void imports::make_reachable(imported& b, int reader, source_location at) {
@@ -167,6 +166,25 @@ void imports::make_reachable(imported& b, int reader, source_location at) {
 
 std::unique_ptr<opened_import> imports::open(message const& m, loaned& with, std::uint64_t channel, int reader,
                                        source_location at) {
+  memory_report why{};
+  return memory::find_or_run_out(
+      {&runtime_, receiving, at},
+      [&]() -> std::unique_ptr<opened_import> {
+        try {
+          return open_now(m, with, channel, reader, at);
+        } catch (out_of_memory const& e) {
+          why = e.report();
+          return nullptr;
+        }
+      },
+      [&] { return why; },
+      [&] {
+        if (why.on.is_gpu()) runtime_.part<memory::device_memory>().on(why.on.index()).count_ran_out();
+      });
+}
+
+std::unique_ptr<opened_import> imports::open_now(message const& m, loaned& with, std::uint64_t channel, int reader,
+                                                 source_location at) {
   auto &memory = with.memory, &life = with.life;
   base::lock_guard const alone(opening_);
   int const device = device_named(uuid_of(m), at);

@@ -16,12 +16,8 @@ peer_disconnected::peer_disconnected(std::string operation, std::string operands
       error(std::move(operation), std::move(operands), std::move(remedy), at, id) {}
 
 namespace {
-void check_size(char const* operation, size_t bytes, weir::runtime::impl& r, int device, source_location at) {
+void require_bytes(char const* operation, size_t bytes, source_location at) {
   if (bytes == 0) throw invalid_use(operation, "0 B", "Pass a size of at least one byte", at, error_id{302});
-  if (bytes <= ~size_t{0} / 4) return;  // rounding does not wrap
-  memory_report why = r.part<peer::exports>().report(device);
-  why.requested = why.rounded = bytes;
-  throw out_of_memory(std::move(why), at);
 }
 }  // namespace
 
@@ -30,14 +26,14 @@ void check_size(char const* operation, size_t bytes, weir::runtime::impl& r, int
 exportable_buffer::exportable_buffer(size_t bytes, weir::device on, source_location at) {
   auto& r = streams::current_runtime(at);
   int const device = streams::resolve(on, r, "exportable_buffer", at);
-  check_size("exportable_buffer", bytes, r, device, at);
+  require_bytes("exportable_buffer", bytes, at);
   auto& home = streams::current_clock(r, device, at);
   is_ = r.part<peer::exports>().take(home, bytes, at);
 }
 
 exportable_buffer::exportable_buffer(stream_ref home, size_t bytes, source_location at) {
   auto& stream = streams::clock_or_throw(home, "exportable_buffer", at);
-  check_size("exportable_buffer", bytes, stream.owner(), stream.device(), at);
+  require_bytes("exportable_buffer", bytes, at);
   is_ = stream.owner().part<peer::exports>().take(stream, bytes, at);
 }
 
@@ -133,7 +129,7 @@ peer::shared_pool& live(std::shared_ptr<peer::shared_pool> const& is, source_loc
 
 exportable_buffer share_pool::allocate(size_t bytes, source_location at) {
   auto const& pool = live(is_, at);
-  check_size("share_pool::allocate", bytes, pool.owner(), pool.device(), at);
+  require_bytes("share_pool::allocate", bytes, at);
   return exportable_buffer(
       peer::shared_pool::allocate(is_, streams::current_clock(pool.owner(), pool.device(), at), bytes, at));
 }
@@ -144,7 +140,7 @@ exportable_buffer share_pool::allocate(stream_ref home, size_t bytes, source_loc
   if (int const device = live(is_, at).device(); stream.device() != device || &stream.owner() != &is_->owner())
     throw invalid_use(operation, base::text(streams::describe(stream), ", the pool is of gpu:", device),
                       "Pass a stream of the pool's device", at, error_id{307});
-  check_size(operation, bytes, stream.owner(), stream.device(), at);
+  require_bytes(operation, bytes, at);
   return exportable_buffer(peer::shared_pool::allocate(is_, stream, bytes, at));
 }
 

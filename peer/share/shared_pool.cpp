@@ -7,6 +7,7 @@
 #include "peer/link/links.h"
 #include "runtime/base/process.h"
 #include "runtime/base/round_up.h"
+#include "runtime/memory/device/shortage.h"
 #include "streams/stream/context.h"
 
 namespace weir::peer {
@@ -208,13 +209,17 @@ std::size_t shared_pool::let_go() noexcept try {
   return 0;
 }
 
-void shared_pool::refuse(std::size_t bytes, std::size_t reserved, source_location at) {
-  memory_report r = exports_.report(device_);
-  r.requested = bytes;
-  r.rounded = base::round_up(bytes, page_);
-  r.limit = limit_;
-  r.reserved = reserved;
-  throw out_of_memory(std::move(r), at);
+memory_report shared_pool::why_no_room(std::size_t bytes, driver::status last, source_location at) {
+  memory_report r = exports_.why_no_room(device_, bytes, last, at);
+  r.pool.name = "share_pool";
+  r.pool.limit = limit_;
+  auto const b = books_.lock();
+  r.pool.reserved = b->reserved, r.pool.allocated = b->allocated, r.pool.pending = b->held_bytes;
+  r.pool.cached = b->reserved - b->allocated - b->held_bytes - b->lost;
+  r.pool.blocks = static_cast<std::int64_t>(b->live);
+  bool const is_full = limit_ && (r.rounded > limit_ || b->reserved > limit_ - r.rounded);
+  if (is_full && r.cause != memory_cause::too_large) r.cause = memory_cause::share_limit;
+  return r;
 }
 
 void shared_pool::add_held(books const& b, std::vector<std::vector<clock::stamp>>& all) {
@@ -241,7 +246,7 @@ bool shared_pool::wait_for_held(search& s) noexcept try {
   return false;
 }
 
-void shared_pool::grow(std::size_t bytes, std::size_t room, search& s, source_location at) {
+driver::status shared_pool::grow(std::size_t room, search& s, source_location at) {
   std::size_t const least = base::round_up(room, page_);
   std::size_t want = 0;
   {
@@ -250,12 +255,8 @@ void shared_pool::grow(std::size_t bytes, std::size_t room, search& s, source_lo
         std::max(least, handle_bytes_ ? handle_bytes_
                                       : base::round_up(std::clamp(b->reserved, first_handle, largest_handle), page_));
     std::size_t const left = limit_ ? limit_ - std::min(limit_, b->reserved) : want;
-    if (left < least) {
-      if (least <= limit_ && has_more(b, s)) return;
-      std::size_t const reserved = b->reserved;
-      b.lock().unlock();  // report() queries the device
-      refuse(bytes, reserved, at);
-    }
+    if (left < least)
+      return least <= limit_ && has_more(b, s) ? driver::status{} : driver::status{driver::code::out_of_memory};
     want = std::min(want, left / page_ * page_);
     b->reserved += want;
     ++b->in_motion;
@@ -271,14 +272,14 @@ void shared_pool::grow(std::size_t bytes, std::size_t room, search& s, source_lo
   auto const refund = [&](std::size_t bytes) { books_.lock()->reserved -= bytes; };
   std::shared_ptr<exported> made;
   try {
-    try {
-      made = exports_.make(device_, want, want == least ? s.then : exports::when_short::refuses, at);
-    } catch (out_of_memory const&) {
-      if (want == least) throw;
+    auto got = exports_.make(device_, want, want == least ? s.then : exports::when_short::refuses, at);
+    if (!got.ok() && want > least) {
       refund(want - least);
       want = least;
-      made = exports_.make(device_, want, s.then, at);
+      got = exports_.make(device_, want, s.then, at);
     }
+    if (!got.ok()) return refund(want), got.is;
+    made = std::move(got.value);
     for (int const reader : readers_)
       require(exports_.grant(*made, reader), "share_pool", base::gpu_name(reader) + " reads " + base::gpu_name(device_),
               "Try again", at);
@@ -292,6 +293,7 @@ void shared_pool::grow(std::size_t bytes, std::size_t room, search& s, source_lo
     }
     h.pages = made;
     b->free.insert(h.ranges.at(0));
+    return {};
   } catch (...) {
     refund(want);
     if (made) exports_.keep(*made, false);
@@ -302,44 +304,50 @@ void shared_pool::grow(std::size_t bytes, std::size_t room, search& s, source_lo
 std::shared_ptr<exported> shared_pool::allocate(std::shared_ptr<shared_pool> const& self, clock::stream_clock& home,
                                                std::size_t bytes, source_location at) {
   auto made = std::make_shared<exported>();
-  exported& b = *made;
-  b.device = self->device_;
-  b.bytes = bytes;
-  b.room = base::round_up(bytes, granule);
-  b.home = &self->exports_;
-  b.users.reserve(1);
-  b.last_uses.reserve(1);
-  b.users.push_back(&home);
+  made->device = self->device_;
+  made->bytes = bytes;
+  made->home = &self->exports_;
+  made->users.reserve(1);
+  made->last_uses.reserve(1);
+  made->users.push_back(&home);
+  driver::status last;
+  (void)memory::find_or_run_out(
+      {&self->runtime_, "share_pool::allocate", at, home.id()},
+      [&] { return (last = self->find_room(*made, at)).ok(); }, [&] { return self->why_no_room(bytes, last, at); },
+      [&] { self->exports_.count_ran_out(self->device_); });
+  made->is = exported::state::exported_in_use;
+  made->pool = self;
+  self->exports_.begun(*made, home, at);
+  return made;
+}
+
+driver::status shared_pool::find_room(exported& b, source_location at) {
+  if (b.bytes > exports_.about(device_, "share_pool::allocate", at).total_memory)
+    return {driver::code::out_of_memory};  // rounding may wrap
+  b.room = base::round_up(b.bytes, granule);
   search s;
   for (bool collects = true;; collects = !collects) {
     bool had = false, many = false;
     {
-      auto books = self->books_.lock();
+      auto books = books_.lock();
       books->held.reserve(books->held.size() + books->live + 1);  // so that put_back() allocates nothing
-      had = self->cut(*books, b);
+      had = cut(*books, b);
       many = books->held.size() > books->look_again;
       if (collects) s.seen = books->changes;
     }
-    if (had && many) self->collect();
-    if (had) break;
+    if (had && many) collect();
+    if (had) return {};
     if (collects) {
-      self->collect();
+      collect();
       continue;
     }
-    try {
-      self->grow(bytes, b.room, s, at);
-    } catch (out_of_memory const&) {
-      // Wait for this process's work on held blocks first, then for blocks kept elsewhere.
-      bool const never = self->limit_ && base::round_up(b.room, self->page_) > self->limit_;
-      if (never ||
-          (!self->wait_for_held(s) && std::exchange(s.then, exports::when_short::waits) == exports::when_short::waits))
-        throw;
-    }
+    driver::status const grown = grow(b.room, s, at);
+    if (grown.ok()) continue;
+    // Wait for this process's work on held blocks first, then for blocks kept elsewhere.
+    bool const never = limit_ && base::round_up(b.room, page_) > limit_;
+    if (never || (!wait_for_held(s) && std::exchange(s.then, exports::when_short::waits) == exports::when_short::waits))
+      return grown;
   }
-  b.is = exported::state::exported_in_use;
-  b.pool = self;
-  self->exports_.begun(b, home, at);
-  return made;
 }
 
 void shared_pool::put_back(std::shared_ptr<exported> block) noexcept {

@@ -90,12 +90,13 @@ class WEIR_LOCAL shared_pool {
   static void add_held(books const&, std::vector<std::vector<clock::stamp>>&);
   // Blocks: until one held block is complete. Returns: false if that would not help
   bool wait_for_held(search&) noexcept;
+  driver::status find_room(exported&, source_location);  // out_of_memory: there is none
   // Adds a handle; does nothing if room may have appeared since the search looked.
-  void grow(std::size_t bytes, std::size_t room, search&, source_location);
+  driver::status grow(std::size_t room, search&, source_location);
   // Blocks: while other threads are in motion; they wait for no thread of this pool. Returns: true if room
   // may have appeared since the search looked.
   bool has_more(base::guarded<books>::access&, search&);
-  [[noreturn]] void refuse(std::size_t bytes, std::size_t reserved, source_location);
+  memory_report why_no_room(std::size_t bytes, driver::status last, source_location);
 
   exports& exports_;
   weir::runtime::impl& runtime_;

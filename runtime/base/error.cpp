@@ -6,7 +6,7 @@
 
 namespace weir {
 namespace {
-constexpr error_id no_memory{101};  // allocate: out of memory: a report
+constexpr error_id no_memory{101};  // …: out of memory: a report
 constexpr error_id racing{102};     // check_races: race: two uses of a byte that nothing orders, at least one a write
 }  // namespace
 
@@ -74,12 +74,12 @@ std::string last_line(std::string text) {  // of a report: the remedy
 }
 }  // namespace
 
-out_of_memory::out_of_memory(memory_report report, source_location at)
-    : error("allocate", report.on.str() + " has no room for " + std::to_string(report.requested) + " B",
+out_of_memory::out_of_memory(std::string operation, memory_report report, source_location at)
+    : error(operation, report.on.str() + " has no room for " + std::to_string(report.requested) + " B",
             last_line(report.text()), at, no_memory),
       report_(std::make_shared<memory_report const>(std::move(report))),
-      what_(
-          std::make_shared<std::string const>(sentence("allocate", "out of memory", report_->text(), at, no_memory))) {}
+      what_(std::make_shared<std::string const>(sentence(operation, "out of memory", report_->text(), at, no_memory))) {
+}
 char const* out_of_memory::what() const noexcept { return what_->c_str(); }
 
 }  // namespace weir

@@ -68,6 +68,17 @@ void* reserve_addresses(std::size_t bytes, std::size_t alignment) noexcept {
   return reinterpret_cast<void*>(at);
 }
 
+bool is_mapped(void const* at, std::size_t bytes) noexcept {
+  std::uintptr_t const page = page_size(), from = reinterpret_cast<std::uintptr_t>(at);
+  unsigned char resident[1024];
+  for (std::uintptr_t first = from / page * page; first - from / page * page < bytes + from % page;) {
+    std::size_t const left = from + bytes - first, now = std::min(left, sizeof resident * page);
+    if (::mincore(reinterpret_cast<void*>(first), now, resident) != 0 && errno == ENOMEM) return false;
+    first += (now + page - 1) / page * page;
+  }
+  return true;
+}
+
 bool return_addresses(void* at, std::size_t bytes) noexcept {
   return !refused(call::return_addresses) && ::munmap(at, bytes) == 0;
 }

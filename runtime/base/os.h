@@ -53,9 +53,10 @@ struct bad_access {
 // Calls explain(a) at each bad access, on its thread. True: the access is made again. False: the process ends
 // as it would without weir; an earlier handler is called after this one.
 bool on_bad_access(bool (*explain)(bad_access const&)) noexcept;
-bool bad_accesses_are_explained() noexcept;    // false: on_bad_access was refused or replaced
-std::string code_text(void const* code);       // "program+0x1a2b", as addr2line reads it. Empty: not known
-void* map_memory(std::size_t bytes) noexcept;  // private zeroed pages. Null: none left
+bool bad_accesses_are_explained() noexcept;  // false: on_bad_access was refused or replaced
+std::string code_text(void const* code);     // "program+0x1a2b", as addr2line reads it. Empty: not known
+bool is_mapped(void const* at, std::size_t bytes) noexcept;  // all of its pages
+void* map_memory(std::size_t bytes) noexcept;                // private zeroed pages. Null: none left
 enum class advice : std::uint8_t { not_to_children, to_children, huge_pages, no_huge_pages, not_needed };
 bool advise(void* at, std::size_t bytes, advice) noexcept;
 std::size_t memory_of_host() noexcept;         // bytes of physical memory; 0: not known

@@ -59,15 +59,20 @@ class text_file {
   std::size_t size_ = 0;
 };
 
+// throttle: above it the kernel reclaims and slows the group down, which ends no process but is as good as none left
 struct kind {
-  std::string_view folder, limit, used, inactive, active;
+  std::string_view folder, limit, throttle, used, inactive, active;
 };
-constexpr kind v1{"/sys/fs/cgroup/memory", "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_inactive_file",
-                  "total_active_file"};
-constexpr kind v2{"/sys/fs/cgroup", "/memory.max", "/memory.current", "inactive_file", "active_file"};
+constexpr kind v1{"/sys/fs/cgroup/memory",  "/memory.limit_in_bytes", "",
+                  "/memory.usage_in_bytes", "total_inactive_file",    "total_active_file"};
+constexpr kind v2{"/sys/fs/cgroup", "/memory.max", "/memory.high", "/memory.current", "inactive_file", "active_file"};
 
 void look_at(std::string_view root, kind const& names, std::string_view group, host_memory& out) noexcept {
-  auto const limit = text_file(root, names.folder, group, names.limit).number();
+  auto limit = text_file(root, names.folder, group, names.limit).number();
+  if (!names.throttle.empty()) {
+    auto const high = text_file(root, names.folder, group, names.throttle).number();
+    if (high && (!limit || *high < *limit)) limit = high;
+  }
   auto const used = text_file(root, names.folder, group, names.used).number();
   if (!limit || !used || *limit >= out.total) return;
   text_file const parts(root, names.folder, group, "/memory.stat");

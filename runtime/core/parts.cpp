@@ -195,13 +195,24 @@ runtime::~runtime() {
 
 runtime& runtime::current(source_location at) { return runtime_of_thread(at); }
 
+namespace {
+constinit base::atomic<runtime*> process_default_made{nullptr};
+}  // namespace
+
 runtime& runtime_of_thread(source_location const& at) {
   if (runtime* const r = guarded_runtime()) [[unlikely]] return *r;
   static runtime* const process_default = [&at] {
     base::no_switch const whole;
-    return new runtime(options::from_environment(at), at);
+    auto* const made = new runtime(options::from_environment(at), at);
+    process_default_made.store(made);
+    return made;
   }();
   return *process_default;
+}
+
+runtime* runtime_if_made() noexcept {
+  runtime* const guarded = guarded_runtime();
+  return guarded ? guarded : process_default_made.load();
 }
 
 bool runtime::is_simulated() const noexcept { return impl_->machine().simulated(); }

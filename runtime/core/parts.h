@@ -19,6 +19,7 @@ driver::opened open_machine(machine_choice const&, source_location = source_loca
 // Puts a race checker in front, unless there is one.
 std::unique_ptr<driver::driver> with_checker(std::unique_ptr<driver::driver>);
 runtime& runtime_of_thread(source_location const&);  // runtime::current()
+runtime* runtime_if_made() noexcept;                 // the same; null: the process has none yet
 // This thread's, by a runtime_guard; null without one.
 inline runtime*& guarded_runtime() noexcept {
   return base::thread_pointer<struct of_runtime_guard, static_cast<runtime*>(nullptr)>::value;

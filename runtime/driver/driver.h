@@ -48,6 +48,7 @@ struct status {
   constexpr bool ok() const noexcept { return what == code::ok; }
   bool operator==(status const&) const = default;
 };
+inline constexpr status no_addresses{code::out_of_memory, -1};  // weir's own: of addresses, not of memory
 
 template <class T>
 struct result {

@@ -72,13 +72,13 @@ bool external_memory::pinned(std::uintptr_t at, std::size_t bytes, source_locati
   }
 }
 
-std::optional<external_memory::block> external_memory::unpinned(std::uintptr_t page, std::size_t page_bytes) noexcept {
+std::optional<external_memory::block> external_memory::unpinned(std::uintptr_t at) noexcept {
   auto b = books_.lock();
-  auto const is = b->pins.lower_bound(page);
-  if (is == b->pins.end() || is->first - page >= page_bytes) return std::nullopt;
-  block const was = is->second;
+  auto const is = b->pins.find(at);
+  if (is == b->pins.end()) return std::nullopt;
+  block const out = is->second;
   b->pins.erase(is);
-  return was;
+  return out;
 }
 
 void external_memory::opened(std::uintptr_t at, int reader) noexcept {

@@ -38,7 +38,7 @@ class external_memory {  // a part of the runtime
   };
   // Host pages were locked for a range that overlaps no other one. False: no memory for these books
   bool pinned(std::uintptr_t at, std::size_t bytes, source_location) noexcept;
-  std::optional<block> unpinned(std::uintptr_t page, std::size_t page_bytes) noexcept;  // the range that begins there
+  std::optional<block> unpinned(std::uintptr_t at) noexcept;  // the range that begins there
 
   struct place {  // where an address lies
     int device = -1;            // -1: host memory

@@ -46,6 +46,9 @@ std::string sentence(memory_report const& r, memory_cause why) {
       if (r.requested > ~size_t{0} / 2) return "The size has overflowed: check the product it was made from.\n";
       return std::string("The request is larger than the ") + (r.on.is_cpu() ? "host" : "device") + ".\n";
     case memory_cause::host: {
+      if (r.host_kept == 0)
+        return "The host gives this process no more memory. Free some, request less, or raise the limit of the "
+               "process (`ulimit -v`).\n";
       size_t const spare = r.host_available - std::min(r.host_available, r.host_kept);
       return "The host has " + in_units(r.host_available) + " available, of which weir leaves " +
              in_units(r.host_kept) + " to others and may pin " + in_units(spare) +
@@ -54,10 +57,18 @@ std::string sentence(memory_report const& r, memory_cause why) {
              std::to_string((r.reserved + r.rounded) / (size_t{1} << 30) + 1) + "GiB).\n";
     }
     case memory_cause::addresses:
-      return "The address space has no free range of that length. Each stream has addresses of its own. Raise "
-             "the option address_space, or use fewer streams: a new stream reuses the addresses of one that has "
-             "ended.\n";
+      if (r.on.is_cpu())
+        return "The process may map no more addresses. Free some memory, or raise its limit (`ulimit -v`).\n";
+      return "The address space has no free range of that length. Each stream has addresses of its own, and each "
+             "shared "
+             "buffer has, too. Raise the option address_space, or use fewer of them: a new stream reuses the addresses "
+             "of one that has ended.\n";
     case memory_cause::limit:
+      if (r.on.is_cpu())
+        return (r.rounded > r.limit ? std::string("The request is larger than the limit of pinned memory. ")
+                                    : "The limit of pinned memory is reached: free pinned buffers. ") +
+               "Raise the limit with pinned_limit (WEIR_CONF=pinned_limit:" +
+               std::to_string((r.allocated + r.pending + r.rounded) / (size_t{1} << 30) + 1) + "GiB).\n";
       if (r.rounded > r.limit)
         return "The request is larger than the memory limit. Raise the limit (set_memory_limit, or the option "
                "device_limit), or request less.\n";
@@ -67,6 +78,12 @@ std::string sentence(memory_report const& r, memory_cause why) {
         return "The request is larger than the limit of its pool. Raise the limit (pool::set_limit), or request "
                "less.\n";
       return "The limit of the pool is reached: free blocks of the pool, or raise its limit (pool::set_limit).\n";
+    case memory_cause::share_limit:
+      if (r.rounded > r.pool.limit)
+        return "The request is larger than the limit of its share_pool. Give the pool a larger limit "
+               "(share_pool_options::limit), or request less.\n";
+      return "The limit of the share_pool is reached: free buffers of the pool here and in other processes, or give it "
+             "a larger limit (share_pool_options::limit).\n";
     case memory_cause::shared:
       return "Most of the device is memory to share with other processes. Destroy unused shared buffers and pools, "
              "or trim the pools.\n";
@@ -81,6 +98,8 @@ std::string sentence(memory_report const& r, memory_cause why) {
       return "Freed blocks are pending on their streams. Synchronize before the allocation, or keep fewer steps in "
              "flight.\n";
     case memory_cause::driver:
+      if (r.on.is_cpu())
+        return "The system locks no more pages. Raise its limit of locked pages (`ulimit -l`), or pin less.\n";
       return "The driver refused memory that it reported as free. Another process may have allocated it. Look at "
              "`nvidia-smi`, and try again.\n";
     default:
@@ -91,9 +110,9 @@ std::string sentence(memory_report const& r, memory_cause why) {
 }  // namespace
 
 std::string_view name(memory_cause why) noexcept {
-  constexpr std::array<std::string_view, 12> names{"none",      "too large", "limit",   "in use",
-                                                   "survivors", "pending",   "outside", "shared",
-                                                   "driver",    "addresses", "host",    "pool limit"};
+  constexpr std::array<std::string_view, 13> names{"none",    "too large",  "limit",      "in use", "survivors",
+                                                   "pending", "outside",    "shared",     "driver", "addresses",
+                                                   "host",    "pool limit", "share limit"};
   return names[static_cast<size_t>(why)];
 }
 

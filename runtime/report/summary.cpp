@@ -68,7 +68,7 @@ std::string pool_row(pool_memory_use const& p) {
   auto const bytes = [](size_t n) { return grouped(static_cast<std::int64_t>(n)); };
   return "pool " + p.name + ": reserved " + bytes(p.reserved) + " B = allocated " + bytes(p.allocated) + " + pending " +
          bytes(p.pending) + " + cached " + bytes(p.cached) + ", peak " + bytes(p.max_reserved) + ", limit " +
-         (p.limit ? bytes(p.limit) : "none") + "\n";
+         (p.limit ? bytes(p.limit) : "none") + (p.asleep ? ", asleep " + bytes(p.asleep) + " B" : "") + "\n";
 }
 
 // One plain sentence for each noteworthy fact.

@@ -3,6 +3,7 @@
 // Threads: one at a time. The destructors block until the copies are done.
 #pragma once
 #include <exception>
+#include <optional>
 #include <vector>
 
 #include "runtime/base/call_site.h"
@@ -23,8 +24,8 @@ class copied_store : public memory::page_store {
         line_(streams_.lease(device, driver::stream_kind::independent, priority::normal, at)) {}
   ~copied_store() override { streams_.give_back(line_); }
   driver::status reserve(std::size_t bytes) override try {
-    take(bytes);
-    return {};
+    if (take(bytes)) return {};
+    return {driver::code::out_of_memory};
   } catch (...) {
     refusal = std::current_exception();
     return {driver::code::out_of_memory};
@@ -39,10 +40,11 @@ class copied_store : public memory::page_store {
   }
   driver::status wait_all() override { return line_.synchronize(); }
 
-  std::exception_ptr refusal;  // why reserve() refused
+  std::exception_ptr refusal;             // why reserve() refused
+  std::optional<memory_report> short_of;  // or what had no room
 
  protected:
-  virtual void take(std::size_t bytes) = 0;
+  virtual bool take(std::size_t bytes) = 0;  // false: there is no room
   // The loss of another device is none of the pool's.
   driver::status of_the_pool(driver::status s) const noexcept {
     return s.what == driver::code::lost && !clocks_.lost(line_.device()) ? driver::status{driver::code::failed} : s;
@@ -93,8 +95,11 @@ class host_store final : public copied_store {
     } catch (std::bad_alloc const&) {}  // the copy goes straight
     return try_copy(line_, dst, src, bytes, at_);
   }
-  void take(std::size_t bytes) override {
-    block_ = static_cast<std::byte*>(pinned_.allocate_near(line_.device(), bytes, at_));
+  bool take(std::size_t bytes) override {
+    memory_report why{};
+    block_ = static_cast<std::byte*>(pinned_.try_near(line_.device(), bytes, &why, at_));
+    if (!block_) short_of = std::move(why);
+    return block_;
   }
   pinned_memory& pinned_;
 };

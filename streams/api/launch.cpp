@@ -128,7 +128,7 @@ class held_pools {
     if (!of_) [[likely]] return;
     std::vector<void const*> all;
     for (memory_use const& u : uses) all.push_back(u.address);
-    of_->hold(&on, all, at);
+    of_->hold("launch", &on, all, at);
   }
   ~held_pools() {
     if (of_) [[unlikely]] of_->let_go();

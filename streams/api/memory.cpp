@@ -11,11 +11,13 @@
 #include "runtime/base/round_up.h"
 #include "runtime/memory/device/device_allocator.h"  // known here, it is called directly
 #include "runtime/memory/device/device_memory.h"
+#include "runtime/memory/device/shortage.h"
 #include "runtime/memory/heap/fast_path.h"
 #include "runtime/observe/external_memory.h"
 #include "runtime/observe/history.h"
 #include "simulator/checker/race_checker.h"
 #include "streams/api/adoptions.h"
+#include "streams/api/pageable.h"
 #include "streams/pinned/pinned_memory.h"
 #include "streams/stream/context.h"
 
@@ -57,25 +59,6 @@ streams::pinned_memory* pinned_owner(void const* p, clock::stream_clock const& u
                     "Use streams of the block's runtime; synchronize two runtimes on the host", at, error_id{198});
 }
 
-void* pageable(size_t bytes, size_t alignment, source_location at) {
-  if (alignment & (alignment - 1))
-    throw invalid_use("buffer", "alignment of " + std::to_string(alignment) + " B",
-                      "Ask for a power of two, or weir::default_alignment", at, error_id{199});
-  if (alignment > 2_MiB)
-    throw invalid_use("buffer", "alignment of " + std::to_string(alignment) + " B", "Ask for at most 2 MiB", at,
-                      error_id{200});
-  size_t const align = std::max<size_t>(alignment, 64);
-  // The rounding of the library and this one must not wrap.
-  bool const addable = bytes <= static_cast<size_t>(std::numeric_limits<std::ptrdiff_t>::max()) - align - 4096;
-  if (void* const p = addable ? std::aligned_alloc(align, std::max(align, base::round_up(bytes, align))) : nullptr)
-    return p;
-  memory_report r{};
-  r.on = cpu;
-  r.capacity = os::memory_of_host();
-  r.requested = r.rounded = bytes;
-  throw out_of_memory(r, at);
-}
-
 // History: an allocation is noted after it succeeds, a free before it happens.
 void* noted(void* p, std::size_t bytes, clock::stream_clock const& home, source_location const& at) noexcept {
   observe::note(observe::action::alloc, p, bytes, home.id(), home.owner().id(), home.device(), at);
@@ -100,6 +83,9 @@ void* allocate_on(clock::stream_clock& home, size_t bytes, size_t alignment, sou
   void* const p = memory::fast_allocate_noted(&home, bytes, alignment);
   return noted(p ? p : blocks(home.owner()).on(home.device(), at).allocate(home, bytes, alignment, at), bytes, home,
                at);
+}
+void* allocate_buffer(clock::stream_clock& home, size_t bytes, size_t alignment, source_location const& at) {
+  return memory::as_called("buffer", [&] { return allocate_on(home, bytes, alignment, at); });
 }
 
 }  // namespace
@@ -181,15 +167,16 @@ std::optional<block_info> find_block(void const* p) noexcept {
 buffer::buffer(size_t bytes, buffer_options o, source_location at) {
   runtime::impl& r = streams::current_runtime(at);
   if (o.kind == memory_kind::pinned) {
-    data_ = r.part<streams::pinned_memory>().allocate(bytes, o.alignment, at);
+    data_ = r.part<streams::pinned_memory>().allocate_for("buffer", streams::pinned_memory::current_device, bytes,
+                                                          o.alignment, at);
     observe::note(observe::action::alloc, data_, bytes, 0, r.id(), observe::pinned_memory_place, at);
     kind_ = static_cast<size_t>(memory_kind::pinned);
   } else if (o.kind == memory_kind::pageable || o.on.is_cpu()) {
-    data_ = pageable(bytes, o.alignment, at);
+    data_ = streams::allocate_pageable(&r, "buffer", bytes, o.alignment, at);
     kind_ = static_cast<size_t>(memory_kind::pageable);
   } else {
     clock::stream_clock& home = streams::current_clock(r, streams::resolve(o.on, r, "buffer", at), at);
-    data_ = allocate_on(home, bytes, o.alignment, at);
+    data_ = allocate_buffer(home, bytes, o.alignment, at);
     kind_ = static_cast<size_t>(memory_kind::device);
   }
   size_ = bytes;
@@ -197,7 +184,7 @@ buffer::buffer(size_t bytes, buffer_options o, source_location at) {
 }
 
 buffer::buffer(stream_ref s, size_t bytes, size_t alignment, source_location at)
-    : data_(allocate_on(streams::clock_or_throw(s, "buffer", at), bytes, alignment, at)),
+    : data_(allocate_buffer(streams::clock_or_throw(s, "buffer", at), bytes, alignment, at)),
       size_(bytes),
       kind_(static_cast<size_t>(memory_kind::device)),
       since_(streams::adoptions::now()) {}
@@ -274,10 +261,16 @@ buffer buffer::adopt(void* p, source_location at) {
   return out;
 }
 
-buffer pinned(size_t bytes, source_location at) { return buffer(bytes, {.on = cpu, .kind = memory_kind::pinned}, at); }
+namespace {
+buffer pinned_for(char const* operation, size_t bytes, source_location at) {
+  return memory::as_called(operation, [&] { return buffer(bytes, {.on = cpu, .kind = memory_kind::pinned}, at); });
+}
+}  // namespace
+
+buffer pinned(size_t bytes, source_location at) { return pinned_for("pinned", bytes, at); }
 
 buffer pin_memory(std::span<std::byte const> from, source_location at) {
-  buffer out = pinned(from.size(), at);
+  buffer out = pinned_for("pin_memory", from.size(), at);
   driver::check::host_uses(from.data(), from.size(), driver::check::host_use::reads, "pin_memory", at);
   if (!from.empty()) std::memcpy(out.data(), from.data(), from.size());
   return out;
@@ -285,7 +278,7 @@ buffer pin_memory(std::span<std::byte const> from, source_location at) {
 
 void reserve_pinned_memory(size_t bytes, source_location at) {
   auto& pool = streams::current_runtime(at).part<streams::pinned_memory>();
-  pool.deallocate(pool.allocate(bytes, default_alignment, at), at);
+  pool.deallocate(pool.allocate_for("reserve_pinned_memory", pool.current_device, bytes, default_alignment, at), at);
 }
 
 void* detail::allocate_pinned(std::size_t count, std::size_t size, std::size_t alignment, source_location at) {
@@ -294,7 +287,8 @@ void* detail::allocate_pinned(std::size_t count, std::size_t size, std::size_t a
                       std::to_string(count) + " elements of " + std::to_string(size) + " B",
                       "the size overflows: ask for fewer", at, error_id{207});
   runtime::impl& r = streams::current_runtime(at);
-  void* const p = r.part<streams::pinned_memory>().allocate(count * size, alignment, at);
+  void* const p = r.part<streams::pinned_memory>().allocate_for(
+      "pinned_allocator::allocate", streams::pinned_memory::current_device, count * size, alignment, at);
   observe::note(observe::action::alloc, p, count * size, 0, r.id(), observe::pinned_memory_place, at);
   return p;
 }

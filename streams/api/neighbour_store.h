@@ -26,13 +26,13 @@ class neighbour_store final : public copied_store {
   std::size_t pages_a_handle() const noexcept override { return 512; }
 
  private:
-  void take(std::size_t bytes) override {
-    if (memory_.free_pages() < bytes) throw std::bad_alloc();
+  bool take(std::size_t bytes) override {
+    if (memory_.free_pages() < bytes) return false;
     // Else the driver copies through the host. What is made for an open stream are few handles.
     (void)memory_.open_to(&home_, std::uint64_t{1} << line_.device());
     block_ = static_cast<std::byte*>(memory_.allocate_apart(home_, bytes, at_));
     (void)memory_.grant(block_, line_.device());
-    if (!line_.wait(home_.now()).ok() && !clocks_.synchronize(home_.now()).ok()) throw std::bad_alloc();
+    return line_.wait(home_.now()).ok() || clocks_.synchronize(home_.now()).ok();
   }
   driver::status copied(void* dst, int dst_device, void const* src, int src_device, std::size_t bytes) {
     base::moving_a_pool const own;

@@ -2,6 +2,7 @@
 // Threads: any.
 #include "weir/pool.h"
 
+#include "runtime/memory/device/shortage.h"
 #include "runtime/memory/heap/thread_caches.h"
 #include "streams/api/host_store.h"
 #include "streams/api/spills.h"
@@ -13,14 +14,14 @@ pool::pool(std::string name, pool_options o, source_location at) {
   int const d = streams::resolve(o.on, r, "pool", at);
   if (name.empty())
     throw invalid_use("pool", "an empty name", "Name the pool: reports and errors show it", at, error_id{394});
-  memory::allocator& memory = r.part<memory::device_memory>().on(d, at);
+  memory::allocator& its = r.part<memory::device_memory>().on(d, at);
   if (o.registered && !o.limit)
     throw invalid_use("pool", "pool " + name + ", registered, without a limit",
                       "Set pool_options::limit: a registered pool takes it at once", at, error_id{443});
-  auto made = std::make_unique<state>(state{{name, d, known_runtime(r), &memory, nullptr}});
-  made->here = o.registered
-                   ? &memory.make_registered_pool(std::move(name), o.limit, streams::current_clock(r, d, at), at)
-                   : &memory.make_pool(std::move(name), o.limit);
+  auto made = std::make_unique<state>(state{{name, d, known_runtime(r), &its, nullptr}});
+  made->here = !o.registered ? &its.make_pool(std::move(name), o.limit) : memory::as_called("pool", [&] {
+    return &its.make_registered_pool(std::move(name), o.limit, streams::current_clock(r, d, at), at);
+  });
   state_ = std::move(made);
 }
 
@@ -76,7 +77,7 @@ void* pool::allocate(stream_ref s, size_t bytes, size_t alignment, source_locati
     throw invalid_use("pool::allocate",
                       "a stream of " + on.str() + " for pool " + state_->name + " of " + state_->on.str(),
                       "Name a stream of the pool's device", at, error_id{396});
-  return weir::allocate(s, bytes, alignment, at);
+  return memory::as_called("pool::allocate", [&] { return weir::allocate(s, bytes, alignment, at); });
 }
 
 pool_guard::pool_guard(pool const& p, source_location at)
@@ -95,21 +96,31 @@ size_t pool::sleep(sleep_to where, source_location at) {
   bool const kept = where == sleep_to::host;
   if (kept) streams::host_store::prepare(*s.of.if_alive(), s.on.index(), at);
   streams::spills::turn const alone(s);
-  if (s.here->is_asleep()) return 0;
-  return s.sleep(kept ? std::make_unique<streams::host_store>(*s.of.if_alive(), s.on.index(), at) : nullptr, at);
+  runtime::impl& r = *s.of.if_alive();
+  auto const store = [&]() -> std::unique_ptr<streams::copied_store> {
+    if (!kept) return nullptr;
+    return std::make_unique<streams::host_store>(r, s.on.index(), at);
+  };
+  memory_report short_of{};
+  return *memory::find_or_run_out(
+      {&r, "pool::sleep", at},
+      [&] { return s.here->is_asleep() ? std::optional<size_t>(0) : s.sleep(store(), short_of, at); },
+      [&] { return short_of; }, [&] { r.part<streams::pinned_memory>().count_ran_out(); });
 }
 
 void pool::wake(source_location at) {
   state& s = usable("pool::wake", at);
   streams::host_store::prepare(*s.of.if_alive(), s.on.index(), at);
   streams::spills::turn const alone(s);
-  s.wake(at);
+  memory::as_called("pool::wake", [&] { s.wake(at); });
 }
 
-std::size_t streams::pool_state::sleep(std::unique_ptr<copied_store> store, source_location at) {
+std::optional<std::size_t> streams::pool_state::sleep(std::unique_ptr<copied_store> store, memory_report& short_of,
+                                                      source_location at) {
   std::size_t given = 0;
   driver::status const is = memory->sleep(*here, store.get(), given);
   if (!is.ok() && store && store->refusal) std::rethrow_exception(store->refusal);
+  if (!is.ok() && store && store->short_of) return short_of = std::move(*store->short_of), std::nullopt;
   if (!is.ok())  // the text needs host memory
     require(is, "pool::sleep", "pool " + name,
             is.what == driver::code::not_permitted

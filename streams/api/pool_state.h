@@ -2,6 +2,7 @@
 // Threads: one at a time for sleep() and wake(); a spill sees to that for its pools.
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "runtime/core/parts.h"
@@ -20,7 +21,8 @@ struct pool_state {
   memory::memory_pool* here;
   std::unique_ptr<copied_store> asleep_in{};  // null: it is awake, or was dropped
   bool usable() const noexcept { return !process_was_forked() && of.if_alive(); }
-  std::size_t sleep(std::unique_ptr<copied_store>, source_location);  // as pool::sleep; null: drops its bytes
+  // As pool::sleep; null: drops its bytes. None: the store has no room, which short_of explains
+  std::optional<std::size_t> sleep(std::unique_ptr<copied_store>, memory_report& short_of, source_location);
   void wake(source_location);
 };
 

@@ -17,119 +17,221 @@ namespace weir {
 namespace streams {
 
 locked_ranges::~locked_ranges() {
-  auto const next = [&]() -> void* {
-    auto all = all_.lock();
-    auto const one = std::find_if(all->begin(), all->end(), [](range const& r) { return r.is == state::locked; });
-    return one == all->end() ? nullptr : one->first;
-  };
-  while (void* const first = next()) unlock(first);
+  std::vector<base::byte_range> left;
+  try {
+    for (auto const& [at, own] : all_.lock()->ranges) left.push_back(own);
+  } catch (...) {}  // no host memory: the system unlocks what is left
+  for (auto const own : left) unlock(own);
+  base::lock_guard const alone(changing_);
   try_refused();
 }
 
-driver::status locked_ranges::lock(void* first, std::size_t bytes, base::byte_range own, source_location at) {
+base::byte_range locked_ranges::whole_pages(base::byte_range own) noexcept {
+  auto const page = static_cast<driver::address>(os::page_size());
+  driver::address const first = own.at / page * page;
+  return {first, base::round_up(own.at + own.bytes, page) - first};
+}
+
+template <class Act>
+void locked_ranges::each_on(registrations& all, base::byte_range pages, Act act) {
+  auto one = base::holder_of(all, pages.at);
+  if (one == all.end()) one = all.lower_bound(pages.at);
+  for (; one != all.end() && (one->first <= pages.at || one->first - pages.at < pages.bytes); ++one) act(*one);
+}
+
+std::vector<base::byte_range> locked_ranges::missing(registrations const& all, base::byte_range pages) {
+  std::vector<base::byte_range> out;
+  driver::address at = pages.at;
+  driver::address const end = pages.at + pages.bytes;
+  while (at < end) {
+    if (auto const there = base::holder_of(all, at); there != all.end()) {
+      at = there->first + there->second.bytes;
+      continue;
+    }
+    auto const next = all.lower_bound(at);
+    driver::address const until = next == all.end() ? end : std::min(end, next->first);
+    out.push_back({at, until - at});
+    at = until;
+  }
+  return out;
+}
+
+bool locked_ranges::has_idle() const {
+  auto const all = all_.lock();
+  return std::ranges::any_of(all->pages, [](auto const& one) { return one.second.holders == 0; });
+}
+
+driver::status locked_ranges::lock(base::byte_range own, source_location at) {
+  if (has_idle()) static_cast<void>(runtime_.has_come_to_rest());  // copies may have used what stayed locked
+  base::lock_guard const alone(changing_);
   try_refused();
+  base::byte_range const pages = whole_pages(own);
+  std::vector<base::byte_range> fresh;
   {
     auto all = all_.lock();
-    base::make_room(*all);
-    all->push_back({first, state::tried});  // allocates now, so that the unlock needs no memory
+    fresh = missing(all->pages, pages);
+    all->ranges.try_emplace(own.at, own);
+    try {  // entries now, so that the unlock needs no memory
+      for (auto const p : fresh) all->pages.try_emplace(p.at, registration{p.bytes, 0});
+    } catch (...) {
+      for (auto const p : fresh) all->pages.erase(p.at);
+      all->ranges.erase(own.at);
+      throw;
+    }
+    each_on(all->pages, pages, [](auto& r) { ++r.second.holders; });
   }
-  auto const pinned = runtime_.machine().pin(first, bytes);
-  if (!pinned.ok()) {
-    forget(first);
-    return pinned;
+  driver::status is;
+  std::size_t done = 0;
+  for (; is.ok() && done < fresh.size(); done += is.ok())
+    is = runtime_.machine().pin(reinterpret_cast<void*>(fresh[done].at), fresh[done].bytes);
+  if (!is.ok()) {
+    {
+      auto all = all_.lock();
+      for (std::size_t i = done; i < fresh.size(); ++i) all->pages.erase(fresh[i].at);
+      all->ranges.erase(own.at);
+    }
+    let_go(pages);
+    return is;
   }
   bool const booked = books_.pinned(own.at, own.bytes, at);
   try {
     if (runtime_.observer() && booked) [[unlikely]] runtime_.observer()->allocated({}, own.at, own.bytes, at);
   } catch (...) {
-    static_cast<void>(books_.unpinned(reinterpret_cast<driver::address>(first), os::page_size()));
-    try_unlock(first);
+    static_cast<void>(books_.unpinned(own.at));
+    all_.lock()->ranges.erase(own.at);
+    let_go(pages);
     throw;
   }
-  auto all = all_.lock();
-  std::find_if(all->rbegin(), all->rend(), [&](range const& r) { return r.first == first; })->is = state::locked;
-  return pinned;
+  return is;
 }
 
-void locked_ranges::unlock(void* first) noexcept {
-  try_refused();
+void locked_ranges::unlock(base::byte_range own) noexcept {
   static_cast<void>(runtime_.has_come_to_rest());  // no engine uses it any more
-  auto const was = books_.unpinned(reinterpret_cast<driver::address>(first), os::page_size());
+  base::lock_guard const alone(changing_);
+  try_refused();
+  auto const was = books_.unpinned(own.at);
   constexpr source_location its_end{"the end of its registered_host_memory", "", 0};  // not a line of the program
   try {
     if (runtime_.observer() && was) [[unlikely]] runtime_.observer()->freed(was->at, was->requested, {}, its_end);
   } catch (...) {}  // the witness misses this free
-  try_unlock(first);
+  all_.lock()->ranges.erase(own.at);
+  let_go(whole_pages(own));
 }
 
+// A range leaves these pages. Requires: changing_
+void locked_ranges::let_go(base::byte_range pages) noexcept {
+  each_on(all_.lock()->pages, pages, [](auto& r) { --r.second.holders; });
+  try_refused();
+}
+
+// Unlocks what no range is on. Requires: changing_, and rest since the last range left
 void locked_ranges::try_refused() noexcept {
-  for (bool rests = false;;) {
-    void* first = nullptr;
+  for (;;) {
+    driver::address first = 0;
     {
       auto all = all_.lock();
-      auto const one = std::find_if(all->begin(), all->end(), [](range const& r) { return r.is == state::refused; });
-      if (one == all->end()) return;
-      one->is = state::tried;
-      first = one->first;
+      auto const idle = std::find_if(all->pages.begin(), all->pages.end(),
+                                     [](auto const& one) { return one.second.holders == 0; });
+      if (idle == all->pages.end()) return;
+      first = idle->first;
     }
-    if (!std::exchange(rests, true)) static_cast<void>(runtime_.has_come_to_rest());
-    try_unlock(first);
-    // Refused again: the driver would refuse the others too.
-    auto all = all_.lock();
-    if (std::any_of(all->begin(), all->end(),
-                    [&](range const& r) { return r.first == first && r.is == state::refused; }))
-      return;
+    auto const is = runtime_.machine().unpin(reinterpret_cast<void*>(first));
+    // invalid: the driver does not know the range any more. Refused: the driver would refuse the others, too.
+    if (!is.ok() && is.what != driver::code::invalid) return;
+    all_.lock()->pages.erase(first);
   }
 }
 
-void locked_ranges::try_unlock(void* first) noexcept {
-  auto const is = runtime_.machine().unpin(first);
-  // invalid: the driver does not know the range any more
-  if (is.ok() || is.what == driver::code::invalid) return forget(first);
-  auto all = all_.lock();
-  for (range& r : *all)
-    if (r.first == first) r.is = state::refused;
+base::byte_range locked_ranges::range_in(base::byte_range bytes) const {
+  auto const all = all_.lock();
+  if (auto const there = base::holder_of(all->ranges, bytes.at); there != all->ranges.end()) return there->second;
+  auto const next = all->ranges.lower_bound(bytes.at);
+  return next != all->ranges.end() && next->first - bytes.at < bytes.bytes ? next->second : base::byte_range{};
 }
 
-void locked_ranges::forget(void* first) noexcept {
-  auto all = all_.lock();
-  auto const last = std::find_if(all->rbegin(), all->rend(), [&](range const& r) { return r.first == first; });
-  if (last != all->rend()) all->erase(std::next(last).base());
+std::size_t locked_ranges::left(void const* at) const {
+  auto const all = all_.lock();
+  auto const here = reinterpret_cast<driver::address>(at);
+  auto const there = base::holder_of(all->pages, here);
+  return there == all->pages.end() ? ~std::size_t{0} : there->first + there->second.bytes - here;
+}
+
+std::vector<std::string> locked_ranges::validate() const {
+  base::lock_guard const alone(changing_);
+  auto const all = all_.lock();
+  std::vector<std::string> wrong;
+  std::map<driver::address, int> holders;
+  for (auto const& [at, own] : all->ranges) {
+    if (!missing(all->pages, whole_pages(own)).empty()) wrong.push_back("a range lies outside of the registrations");
+    each_on(all->pages, whole_pages(own), [&](auto const& one) { ++holders[one.first]; });
+  }
+  for (auto one = all->pages.begin(); one != all->pages.end(); ++one) {
+    auto const next = std::next(one);
+    if (next != all->pages.end() && next->first - one->first < one->second.bytes)
+      wrong.push_back("registrations overlap");
+    if (holders[one->first] != one->second.holders) wrong.push_back("holders of a registration are miscounted");
+  }
+  return wrong;
 }
 
 }  // namespace streams
 
 struct WEIR_LOCAL registered_host_memory::state {
-  void* first;
+  base::byte_range own;
   known_runtime of;
 };
+
+namespace {
+constexpr char const* registering = "registered_host_memory";
+
+// The driver has refused it, and names no reason.
+[[noreturn]] void refuse_to_lock(runtime::impl& r, base::byte_range own, std::string const& what, source_location at) {
+  auto const* const first = reinterpret_cast<void const*>(own.at);
+  auto const known = find_block(first);
+  auto const found = r.machine().find(first);
+  bool const of_device = (known && known->kind == memory_kind::device) ||
+                         (found.ok() && (found.value.in == driver::where::device ||
+                                         found.value.in == driver::where::unknown_device));
+  if (of_device)
+    throw invalid_use("registered_host_memory", what + ", which is device memory", "Pass memory of the host", at, error_id{455});
+  if (!os::is_mapped(first, own.bytes))
+    throw invalid_use("registered_host_memory", what + ", of which no memory is mapped at some addresses",
+                      "Pass memory that the process has allocated or mapped, and keep it until the end of this object",
+                      at, error_id{456});
+  throw invalid_use("registered_host_memory", what + ", which is page-locked by " + (known ? "weir" : "other code") + " already",
+                    "Use it as it is: copies take it for pinned memory", at, error_id{210});
+}
+}  // namespace
 
 registered_host_memory::registered_host_memory(std::span<std::byte> memory, source_location at) {
   auto& r = streams::current_runtime(at);
   std::string const what = streams::range_text(memory.data(), memory.size());
   if (!memory.data()) throw invalid_use("registered_host_memory", what, "Pass memory of the host", at, error_id{208});
   if (memory.empty()) return;
-  if (memory.size() > ~std::size_t{0} - reinterpret_cast<driver::address>(memory.data()) - os::page_size())
+  base::byte_range const own{reinterpret_cast<driver::address>(memory.data()), memory.size()};
+  if (own.bytes > ~std::size_t{0} - own.at - os::page_size())
     throw invalid_use("registered_host_memory", what + ", which wraps around the address space",
                       "The size has overflowed: check the product it was made from", at, error_id{209});
-  auto const page = static_cast<driver::address>(os::page_size());
-  auto const own = reinterpret_cast<driver::address>(memory.data());
-  auto const begin = own / page * page, end = base::round_up(own + memory.size(), page);
+  auto& locked = r.part<streams::locked_ranges>();
+  if (auto const other = locked.range_in(own); other.bytes)
+    throw invalid_use("registered_host_memory",
+                      what + ", of which bytes are in the registered range " +
+                          streams::range_text(reinterpret_cast<void const*>(other.at), other.bytes),
+                      "Register each byte once: ranges may share a page", at, error_id{457});
   // page locks apply to all devices, but one must be open
-  r.open_any(streams::current_ordinal(r), "registered_host_memory", at);
-  state_.reset(new state{memory.data() - (own - begin), known_runtime(r)});
-  auto const pinned = r.part<streams::locked_ranges>().lock(state_->first, end - begin, {own, memory.size()}, at);
-  if (pinned.what == driver::code::invalid)
-    throw invalid_use("registered_host_memory", what, "Pass host memory that is not page-locked yet", at,
-                      error_id{210});
-  require(pinned, "registered_host_memory", what, "Raise the system's limit of locked pages (`ulimit -l`), or pin less",
-          at);
+  r.open_any(streams::current_ordinal(r), registering, at);
+  state_.reset(new state{own, known_runtime(r)});
+  auto const pinned = locked.lock(own, at);
+  if (pinned.ok()) return;
+  state_.reset();
+  if (pinned.what == driver::code::invalid) refuse_to_lock(r, own, what, at);
+  require(pinned, registering, what, "Raise the system's limit of locked pages (`ulimit -l`), or pin less", at);
 }
 
 registered_host_memory::~registered_host_memory() {
   if (!state_ || process_is_ending() || process_was_forked()) return;
   // without a live runtime: the runtime's end unlocked it
-  if (auto* const r = state_->of.if_alive()) r->part<streams::locked_ranges>().unlock(state_->first);
+  if (auto* const r = state_->of.if_alive()) r->part<streams::locked_ranges>().unlock(state_->own);
 }
 
 }  // namespace weir

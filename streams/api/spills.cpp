@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "runtime/memory/device/shortage.h"
 #include "streams/api/neighbour_store.h"
 
 namespace weir::streams {
@@ -89,7 +90,8 @@ spills::turn::turn(pool_state const& s) : device_(s.on.index()) {
   if (all->members_.contains(s.here) && all->take_turn(device_, lock)) of_ = all;
 }
 
-void spills::hold(clock::stream_clock* on, std::span<void const* const> what, source_location at, until end) {
+void spills::hold(std::string_view operation, clock::stream_clock* on, std::span<void const* const> what, source_location at,
+                  until end) {
   set needs;
   for (void const* const p : what) {
     auto* const owner = p ? memory_.owner(p) : nullptr;
@@ -112,12 +114,12 @@ void spills::hold(clock::stream_clock* on, std::span<void const* const> what, so
     for (auto* const p : needs) {
       member& m = members_.at(p);
       if ((inside || inside_capture) && (m.going || p->is_asleep()))
-        throw invalid_use("launch", "memory in pool " + p->name + ", which is asleep",
+        throw invalid_use(std::string(operation), "memory in pool " + p->name + ", which is asleep",
                           "No pool wakes in a capture, or in the callable of a launch: use the memory before", at,
                           error_id{431});
       m.stays |= inside_capture;
     }
-    if (!inside) wake_all(needs, lock, at);
+    if (!inside) memory::as_called(operation, [&] { wake_all(needs, lock, at); });
     for (auto* const p : needs = under_spill(std::move(needs))) {
       member& m = members_.at(p);
       ++m.holds, m.last_use = ++uses_;
@@ -209,14 +211,15 @@ spills::member* spills::coldest(int device, std::uint64_t but, std::uint64_t sea
 // False: it gave nothing, and another one may do.
 bool spills::put_to_sleep(member const& m) {
   int const own = m.its->on.index();
+  memory_report short_of{};
   for (int const there : m.neighbours) {
     try {
-      return m.its->sleep(std::make_unique<neighbour_store>(runtime_, own, there, m.at), m.at) > 0;
-    } catch (...) {  // no room there: the next one
-    }
+      if (auto const gave = m.its->sleep(std::make_unique<neighbour_store>(runtime_, own, there, m.at), short_of, m.at))
+        return *gave > 0;
+    } catch (...) {}  // no room there, either
   }
   try {
-    return m.its->sleep(std::make_unique<host_store>(runtime_, own, m.at), m.at) > 0;
+    return m.its->sleep(std::make_unique<host_store>(runtime_, own, m.at), short_of, m.at).value_or(0) > 0;
   } catch (...) {
     return false;
   }

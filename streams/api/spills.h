@@ -37,7 +37,8 @@ class spills final : memory::pool_spiller {  // a part of the runtime
   // the_end: they stay awake from then on, as after a use in a capture. on: null: the device's current stream
   // Throws: invalid_use (asleep, in a capture or inside another hold), and as pool::wake
   enum class until : bool { let_go, the_end };
-  void hold(clock::stream_clock* on, std::span<void const* const>, source_location, until = until::let_go);
+  void hold(std::string_view operation, clock::stream_clock* on, std::span<void const* const>, source_location,
+            until = until::let_go);
   void let_go() noexcept;
 
   class [[nodiscard]] turn {  // of a pool's device, if it is under a spill
@@ -80,15 +81,17 @@ class spills final : memory::pool_spiller {  // a part of the runtime
 // Holds what a call names while it lives. No effect if no pool is under a spill.
 class [[nodiscard]] awake {
  public:
-  awake(runtime::impl& r, clock::stream_clock* on, std::initializer_list<void const*> what, source_location const& at)
+  awake(runtime::impl& r, char const* operation, clock::stream_clock* on, std::initializer_list<void const*> what,
+        source_location const& at)
       : of_(r.part_if_made<spills>()) {
     if (of_) [[unlikely]]
-      of_->hold(on, {what.begin(), what.size()}, at);
+      of_->hold(operation, on, {what.begin(), what.size()}, at);
   }
-  awake(runtime::impl& r, clock::stream_clock* on, std::span<void const* const> what, source_location const& at)
+  awake(runtime::impl& r, char const* operation, clock::stream_clock* on, std::span<void const* const> what,
+        source_location const& at)
       : of_(r.part_if_made<spills>()) {
     if (of_) [[unlikely]]
-      of_->hold(on, what, at);
+      of_->hold(operation, on, what, at);
   }
   ~awake() {
     if (of_) [[unlikely]]

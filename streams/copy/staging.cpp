@@ -38,8 +38,7 @@ std::byte const* at(void const* base, std::size_t offset) { return static_cast<s
 // A block of the pinned pool, freed with the stamps it was marked with.
 class slot {
  public:
-  slot(pinned_memory& pool, int device, std::size_t bytes, source_location at)
-      : bytes_(bytes), memory_(pool.allocate_near(device, bytes, at), {&pool}) {}
+  slot(pinned_memory& pool, void* memory, std::size_t bytes) noexcept : bytes_(bytes), memory_(memory, {&pool}) {}
   void* memory() const noexcept { return memory_.get(); }
   std::size_t bytes() const noexcept { return bytes_; }
   void used_by(clock::stream_clock const& stream) const noexcept { used_until(stream.now()); }
@@ -56,16 +55,16 @@ void own_copy(clock::stream_clock& stream, void* dst, void const* src, std::size
   enqueue_copy(stream, dst, src, bytes, where);
 }
 
-// If pinned memory is short, halves the slot down to the smallest.
+std::optional<slot> slot_if_any(pinned_memory& pool, int device, std::size_t bytes, source_location where) {
+  void* const memory = pool.try_near(device, bytes, nullptr, where);
+  return memory ? std::optional<slot>(std::in_place, pool, memory, bytes) : std::nullopt;
+}
+
+// If pinned memory is short, halves the slot down to the smallest. Throws: out_of_memory
 slot shrinking_slot(pinned_memory& pool, int device, std::size_t bytes, source_location where) {
-  while (true) {
-    try {
-      return slot(pool, device, bytes, where);
-    } catch (out_of_memory const&) {
-      if (bytes <= staging::smallest_chunk) throw;
-      bytes = std::max(staging::smallest_chunk, bytes / 2);
-    }
-  }
+  for (; bytes > staging::smallest_chunk; bytes = std::max(staging::smallest_chunk, bytes / 2))
+    if (auto s = slot_if_any(pool, device, bytes, where)) return std::move(*s);
+  return {pool, pool.allocate_for("copy", device, bytes, 0, where), bytes};
 }
 
 // The host part of a copy to pageable memory. Host functions run it, perhaps after the call.
@@ -205,9 +204,11 @@ struct staging::state {
     slots.reserve(wanted);
     slots.push_back(shrinking_slot(pinned, device, chunk, where));
     chunk = std::min(chunk, slots[0].bytes());
-    try {
-      while (slots.size() < wanted) slots.emplace_back(pinned, device, chunk, where);
-    } catch (out_of_memory const&) {}  // fewer slots are slower
+    while (slots.size() < wanted) {
+      auto s = slot_if_any(pinned, device, chunk, where);
+      if (!s) break;  // fewer slots are slower
+      slots.push_back(std::move(*s));
+    }
     return slots;
   }
 
@@ -303,13 +304,9 @@ void staging::to_device(clock::stream_clock& stream, void* dst, void const* src,
         my.wait_for_room(stream, n, where);
       }
       std::optional<slot> s;
-      try {
-        if (filling.parts.empty()) s.emplace(shrinking_slot(my.pinned, stream.device(), n, where));
-        else s.emplace(my.pinned, stream.device(), n, where);
-      } catch (out_of_memory const&) {
-        if (filling.parts.empty()) throw;
-        break;  // enqueue filled slots first: they become room
-      }
+      if (filling.parts.empty()) s.emplace(shrinking_slot(my.pinned, stream.device(), n, where));
+      else s = slot_if_any(my.pinned, stream.device(), n, where);
+      if (!s) break;  // enqueue filled slots first: they become room
       if (s->bytes() < n) n = chunk = s->bytes();
       rising = std::min(chunk, 2 * rising);
       filling.parts.push_back({std::move(*s), next, {}});

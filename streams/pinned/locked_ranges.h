@@ -1,7 +1,11 @@
-// The program's own memory that registered_host_memory has page-locked, listed until the driver has unlocked
-// it. A refused unlock is retried before the next lock or unlock, and at the end of the runtime.
-// Threads: any.
+// The program's own memory that registered_host_memory has page-locked. The driver locks whole pages, once: ranges
+// that share a page share its registration, which ends with the last of them. A refused unlock is retried before
+// the next lock or unlock, and at the end of the runtime.
+// Threads: any. Locks and unlocks are one at a time.
+//
+// Invariant: registrations do not overlap, and cover each range's pages; `holders` counts the ranges on their pages.
 #pragma once
+#include <map>
 #include <vector>
 
 #include "runtime/base/byte_range.h"
@@ -14,24 +18,37 @@ class locked_ranges {  // a part of the runtime
  public:
   explicit locked_ranges(runtime::impl& r) : runtime_(r), books_(r.part<observe::external_memory>()) {}
   ~locked_ranges();  // Blocks: as unlock. Unlocks all: a registered_host_memory may outlive its runtime
-  // `first`, `bytes`: the whole pages around `own`. Throws: bad_alloc; then nothing is locked
-  driver::status lock(void* first, std::size_t bytes, base::byte_range own, source_location);
-  void unlock(void* first) noexcept;  // Blocks: until all work of all devices is done
+  // Throws: bad_alloc; then nothing is locked. Requires: it is in no other range, even in part
+  driver::status lock(base::byte_range own, source_location);
+  void unlock(base::byte_range own) noexcept;  // Blocks: until all work of all devices is done
+  // The range that has some of these bytes; none: zero bytes
+  base::byte_range range_in(base::byte_range) const;
+  // Bytes to the end of the registration that holds the address; none holds it: all there are
+  std::size_t left(void const*) const;
+  std::vector<std::string> validate() const;  // violated invariants; empty: none
 
  private:
-  // refused: the driver did not unlock it; tried: one thread is locking or unlocking it
-  enum class state : std::uint8_t { locked, refused, tried };
-  struct range {
-    void* first;
-    state is;
+  struct registration {
+    std::size_t bytes;
+    int holders;  // 0: the driver has not unlocked it
   };
+  using registrations = std::map<driver::address, registration>;
+  struct books {
+    registrations pages;
+    std::map<driver::address, base::byte_range> ranges;
+  };
+  static base::byte_range whole_pages(base::byte_range) noexcept;
+  template <class Act>
+  static void each_on(registrations&, base::byte_range pages, Act);
+  static std::vector<base::byte_range> missing(registrations const&, base::byte_range pages);
+  void let_go(base::byte_range pages) noexcept;
   void try_refused() noexcept;
-  void try_unlock(void* first) noexcept;  // Requires: this thread set it to tried
-  void forget(void* first) noexcept;
+  bool has_idle() const;
 
   runtime::impl& runtime_;
   observe::external_memory& books_;
-  base::guarded<std::vector<range>> all_;  // never held across a driver call
+  mutable base::mutex changing_;  // held over the driver's calls
+  base::guarded<books> all_;      // never held over one
 };
 
 }  // namespace weir::streams

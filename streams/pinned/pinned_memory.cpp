@@ -5,6 +5,7 @@
 #include "runtime/base/call_site.h"
 #include "runtime/base/round_up.h"
 #include "runtime/driver/allocation_observer.h"
+#include "runtime/memory/device/shortage.h"
 #include "weir/memory.h"
 
 namespace weir::streams {
@@ -18,7 +19,27 @@ constexpr std::size_t small_segment = std::size_t{2} << 20;    // smaller blocks
 constexpr std::size_t segment_step = std::size_t{64} << 10;    // larger segments are rounded up to this
 constexpr std::int64_t longest_wait_ns = 1'000'000'000;
 
+// Saturated: an alignment beyond the addresses needs as many bytes.
+std::size_t rounded(std::size_t bytes, std::size_t alignment) {
+  if (std::size_t const least = std::max(bytes, alignment); least > largest) return least;
+  return base::round_up(bytes ? bytes : 1, pinned_space::granule);
+}
+
 std::string bytes_text(std::size_t n) { return std::to_string(n) + " B"; }
+
+// Only bytes in whole pages count: free memory between live blocks may be of no use.
+memory_cause cause_of(memory_report const& r, driver::status last) {
+  std::size_t const held = r.allocated + r.pending;
+  if (r.rounded > r.capacity) return memory_cause::too_large;
+  if (r.limit) {
+    if (r.allocated + r.rounded > r.limit) return memory_cause::limit;
+    if (held + r.rounded > r.limit) return memory_cause::pending;
+    if (r.reserved + r.rounded > r.limit) return memory_cause::survivors;
+  } else if (r.rounded + r.host_kept > r.host_available) {
+    return r.pending >= r.rounded ? memory_cause::pending : memory_cause::host;
+  }
+  return last == driver::no_addresses ? memory_cause::addresses : memory_cause::driver;
+}
 
 // Every pool of this process, to look up addresses without their runtime.
 base::guarded<std::vector<pinned_memory*>>& pools() {
@@ -166,37 +187,35 @@ bool pinned_memory::state::may_give_back(int most_looks) {
   return false;
 }
 
-void pinned_memory::state::refuse(std::size_t bytes, std::size_t rounded, std::vector<recovery_step> ladder,
-                                  source_location at) {
+memory_report pinned_memory::state::why_no_room(std::size_t bytes, std::size_t rounded, attempt const& failed) {
   memory_report r{};
   r.on = cpu;
   r.requested = bytes;
   r.rounded = rounded;
   r.limit = owner.options().pinned_limit;
-  r.recovery = std::move(ladder);
+  r.recovery = failed.steps;
   {
     auto p = in.lock();
-    ++p->counters.now().num_ooms;
     r.allocated = p->counters.allocated();
     r.pending = p->counters.pending();
     r.reserved = p->counters.reserved();
     r.largest_free = p->space.largest_free();
-    r.capacity = os::memory_of_host();
-    auto const host = r.limit ? std::nullopt : os::memory_available();
-    if (host) {
-      r.capacity = host->total;
-      r.host_available = host->available, r.host_kept = state::left_to_others(*host);
-      r.other_processes = r.capacity - std::min(r.capacity, r.host_available + r.reserved);
-    }
   }
-  throw out_of_memory(std::move(r), at);
+  r.capacity = os::memory_of_host();
+  if (auto const host = r.limit ? std::nullopt : os::memory_available()) {
+    r.capacity = host->total;
+    r.host_available = host->available, r.host_kept = state::left_to_others(*host);
+    r.other_processes = r.capacity - std::min(r.capacity, r.host_available + r.reserved);
+  }
+  r.cause = cause_of(r, failed.last);
+  return r;
 }
 
 void* pinned_memory::state::grow_or_recover(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment,
-                                            source_location at) {
+                                            attempt& failed, source_location at) {
   auto grown = grow(near, rounded, alignment, bytes);
   if (grown.block) return grown.block;
-  std::vector<recovery_step> ladder;
+  auto& ladder = failed.steps;
   auto const climbed = [&](std::string_view name, std::size_t gave, std::int64_t since) {
     auto const again = std::ranges::find(ladder, name, &recovery_step::name);
     recovery_step& r = again == ladder.end() ? ladder.emplace_back(recovery_step{name, 0, 0}) : *again;
@@ -224,7 +243,8 @@ void* pinned_memory::state::grow_or_recover(int near, std::size_t bytes, std::si
       ++time.polls;
     } while (grown.is.what == driver::code::out_of_memory && (grown.others || more_may_come()) && time.left());
   }
-  if (grown.is.what == driver::code::out_of_memory || grown.is.ok()) refuse(bytes, rounded, std::move(ladder), at);
+  failed.last = grown.is;
+  if (grown.is.what == driver::code::out_of_memory || grown.is.ok()) return nullptr;
   throw_refusal(grown.is, "allocate", bytes_text(bytes) + " of pinned memory",
                 "Raise the system's limit of locked pages (`ulimit -l`), or pin less", at);
 }
@@ -270,35 +290,49 @@ pinned_memory::~pinned_memory() {
   } catch (...) {}
 }
 
-void* pinned_memory::allocate(std::size_t bytes, std::size_t alignment, source_location at) {
-  return hand_out(current_device, bytes, alignment, at);
-}
-void* pinned_memory::allocate_near(int device, std::size_t bytes, source_location at) {
-  return hand_out(device, bytes, 0, at);
+void* pinned_memory::allocate_for(std::string_view operation, int device, std::size_t bytes, std::size_t alignment,
+                                  source_location at) {
+  attempt last;
+  return memory::find_or_run_out(
+      {&state_->owner, operation, at},
+      [&] {
+        last = {};
+        return hand_out(device, bytes, alignment, last, at);
+      },
+      [&] { return state_->why_no_room(bytes, rounded(bytes, alignment), last); }, [&] { count_ran_out(); });
 }
 
-void* pinned_memory::hand_out(int device, std::size_t bytes, std::size_t alignment, source_location at) {
-  auto* const observer = state_->owner.observer();
-  base::internal_ordering const own_affair(observer);
-  void* const block = find_room(device, bytes, alignment, at);
-  if (observer) [[unlikely]] observer->allocated({}, number(block), bytes, at);
+void pinned_memory::count_ran_out() noexcept { ++state_->in.lock()->counters.now().num_ooms; }
+
+void* pinned_memory::try_near(int device, std::size_t bytes, memory_report* why, source_location at) {
+  attempt only;
+  void* const block = hand_out(device, bytes, 0, only, at);
+  if (!block && why) *why = state_->why_no_room(bytes, rounded(bytes, 0), only);
   return block;
 }
 
-void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignment, source_location at) {
+void* pinned_memory::hand_out(int device, std::size_t bytes, std::size_t alignment, attempt& failed,
+                              source_location at) {
+  auto* const observer = state_->owner.observer();
+  base::internal_ordering const own_affair(observer);
+  void* const block = find_room(device, bytes, alignment, failed, at);
+  if (observer && block) [[unlikely]] observer->allocated({}, number(block), bytes, at);
+  return block;
+}
+
+void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignment, attempt& failed,
+                               source_location at) {
   if (process_was_forked())
     throw_refusal({driver::code::forked, 0}, "allocate", bytes_text(bytes) + " of pinned memory",
                   "Allocate in the process that created the runtime", at);
   if (alignment & (alignment - 1))
     throw invalid_use("allocate", bytes_text(bytes) + " of pinned memory, aligned to " + std::to_string(alignment),
                       "Pass a power of two, or 0 for the natural alignment", at, error_id{215});
-  // no machine has such addresses
-  if (std::size_t const needs = std::max(bytes, alignment); needs > largest) state_->refuse(bytes, needs, {}, at);
+  std::size_t const needs = rounded(bytes, alignment);
+  if (needs > largest) return nullptr;  // no machine has such addresses
   state_->decay();
-  std::size_t const rounded = base::round_up(bytes ? bytes : 1, pinned_space::granule);
   // beyond the limit no freed memory helps
-  if (std::size_t const limit = state_->owner.options().pinned_limit; limit && rounded > limit)
-    state_->refuse(bytes, rounded, {}, at);
+  if (std::size_t const limit = state_->owner.options().pinned_limit; limit && needs > limit) return nullptr;
   std::size_t const aligned = std::max(pinned_space::granule, alignment                          ? alignment
                                                               : bytes >= (std::size_t{16} << 10) ? 512
                                                                                                  : 0);
@@ -307,7 +341,7 @@ void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignm
   for (bool collected = false;; collected = true) {
     {
       auto p = state_->in.lock();
-      if (void* const block = state_->hand_out(*p, near, bytes, rounded, aligned)) {
+      if (void* const block = state_->hand_out(*p, near, bytes, needs, aligned)) {
         ++p->counters.now().cache_hits;
         return block;
       }
@@ -316,7 +350,7 @@ void* pinned_memory::find_room(int device, std::size_t bytes, std::size_t alignm
     state_->collect();
   }
   state_->owner.open_any(device, "allocate", at);  // page locks apply to all devices, but one must be open
-  return state_->grow_or_recover(near, bytes, rounded, aligned, at);
+  return state_->grow_or_recover(near, bytes, needs, aligned, failed, at);
 }
 
 void pinned_memory::let_idle_go_after(std::int64_t ns) {

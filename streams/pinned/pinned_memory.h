@@ -23,9 +23,17 @@ class pinned_memory {  // a part of the runtime
   // memory (near the current device first), newly completed memory, new pages within the limit, the same
   // after idle pages are returned, a bounded wait for pending memory.
   // Throws: out_of_memory (report().on is cpu), invalid_use. Blocks: briefly, if there is no room
-  void* allocate(std::size_t bytes, std::size_t alignment, source_location);
-  // The same, near the device that will copy it; natural alignment
-  void* allocate_near(int device, std::size_t bytes, source_location);
+  void* allocate(std::size_t bytes, std::size_t alignment, source_location at) {
+    return allocate_for("allocate", current_device, bytes, alignment, at);
+  }
+  static constexpr int current_device = -1;
+  // The same near the device that will copy it, for that operation of the program
+  void* allocate_for(std::string_view operation, int device, std::size_t bytes, std::size_t alignment,
+                     source_location);
+  // For weir's own use, near the device that will copy it; natural alignment. Null: no room. Asks no callback.
+  // why: then says why
+  void* try_near(int device, std::size_t bytes, memory_report* why, source_location);
+  void count_ran_out() noexcept;  // of a try_near whose caller fails
   int node_near(int device) noexcept;                        // NUMA node; -1: unknown
   // The block is reused after every stream it was marked for has completed its stamp (order is not enough). A
   // lost device may still write: its blocks are never reused, and count as pending.
@@ -65,10 +73,13 @@ class pinned_memory {  // a part of the runtime
   static pinned_memory* owner(void const*) noexcept;
 
  private:
-  static constexpr int current_device = -1;
-  void* hand_out(int device, std::size_t bytes, std::size_t alignment, source_location);
-  void* find_room(int device, std::size_t bytes, std::size_t alignment, source_location);
   struct state;
+  struct attempt {  // that found no room
+    std::vector<recovery_step> steps;
+    driver::status last;
+  };
+  void* hand_out(int device, std::size_t bytes, std::size_t alignment, attempt&, source_location);
+  void* find_room(int device, std::size_t bytes, std::size_t alignment, attempt&, source_location);
   std::unique_ptr<state> state_;
 };
 

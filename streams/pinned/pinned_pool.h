@@ -168,10 +168,10 @@ struct pinned_memory::state {
   // Returning pages waits for all work of all devices; a collective in it may wait for a rank of this thread.
   bool may_give_back(int most_looks = most_polls);
   // New pages, and if the limit or the system refuses them, what idle pages and copies under way give.
-  // Throws: out_of_memory, driver_error
-  void* grow_or_recover(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment, source_location);
-  [[noreturn]] void refuse(std::size_t bytes, std::size_t rounded, std::vector<recovery_step> ladder,
-                           source_location at);
+  // Null: no room. Throws: driver_error
+  void* grow_or_recover(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment, attempt&,
+                        source_location);
+  memory_report why_no_room(std::size_t bytes, std::size_t rounded, attempt const&);
 };
 
 }  // namespace weir::streams

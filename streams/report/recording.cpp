@@ -175,11 +175,13 @@ recording take_recording(runtime::impl& r) {
 void write_file(std::string const& path, std::string_view bytes, char const* operation, source_location at) {
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
   if (file) file.write(bytes.data(), static_cast<std::streamsize>(bytes.size())).flush();
-  if (!file)
-    throw invalid_use(operation, path + ": " + std::strerror(errno),
-                      "Name a file in a folder that is there and may be written, on a disk with " +
-                          std::to_string(bytes.size()) + " B free",
-                      at, error_id{218});
+  if (file) return;
+  int const why = errno;
+  bool const is_full = why == ENOSPC || why == EDQUOT;
+  throw invalid_use(operation, path + ": " + std::strerror(why),
+                    is_full ? "Name a file on a disk with " + std::to_string(bytes.size()) + " B free"
+                            : std::string("Name a file in a folder that is there and may be written"),
+                    at, error_id{218});
 }
 
 }  // namespace weir::streams

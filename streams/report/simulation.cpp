@@ -75,7 +75,8 @@ void simulation::join(source_location at) {
 }
 
 std::uint64_t simulation::fail_call(std::string_view call, std::uint64_t k, source_location at) {
-  bool const takes_memory = call == "create" || call == "create_segment" || call == "pin" || call == "reserve";
+  bool const takes_memory = call == "create" || call == "create_shared" || call == "create_segment" || call == "pin" ||
+                            call == "reserve";
   auto const names = driver::fault_injector::call_names();
   auto const refuse = [at](std::string operands, std::string remedy, error_id id) {
     throw invalid_use("simulation::fail_call", std::move(operands), std::move(remedy), at, id);

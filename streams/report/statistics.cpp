@@ -47,8 +47,6 @@ size_t memory_reserved(device on, source_location at) {
 size_t max_memory_reserved(device on, source_location at) {
   return static_cast<size_t>(memory_stats(on, at).reserved_bytes.all.peak);
 }
-size_t memory_cached(device on, source_location at) { return memory_reserved(on, at); }
-size_t max_memory_cached(device on, source_location at) { return max_memory_reserved(on, at); }
 
 memory_statistics pinned_memory_stats(source_location at) {
   streams::pinned_memory const* const p = streams::current_runtime(at).part_if_made<streams::pinned_memory>();

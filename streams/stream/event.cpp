@@ -134,7 +134,7 @@ CUevent_st* event::native(source_location at) const {
   clock::stream_clock* const stream = clock::find(now->stream);
   if (!stream) return nullptr;
   auto const r = stream->owner().machine().native_event(now->event->handle());
-  require(r.is, "event::native", streams::describe(*stream),
+  require(r.is, "event::native", streams::describe(*stream) + " on " + stream->owner().why(),
           "Use native() on GPUs only: other devices have no CUDA event", at);
   if (auto* const w = stream->owner().observer()) [[unlikely]] w->event_handed_out(now->event->handle());
   now->event->give_away();

@@ -143,7 +143,7 @@ stream_flags stream_ref::flags(source_location at) const {
 CUstream_st* streams::native_handle(clock::stream_clock const& stream, source_location at) {
   auto& machine = stream.owner().machine();
   auto const r = machine.native(stream.device(), stream.handle());
-  require(r.is, "stream::native", streams::describe(stream),
+  require(r.is, "stream::native", streams::describe(stream) + " on " + stream.owner().why(),
           "Give work to a simulated stream with weir::launch or parallel_for", at);
   require(machine.make_current(stream.device()), "stream::native", streams::describe(stream), "", at);
   return r.value;

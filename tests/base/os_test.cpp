@@ -86,6 +86,12 @@ TEST(os, memory_is_what_host_and_control_groups_leave) {
   write("sys/fs/cgroup/a/b/memory.max", "300000\n");
   write("sys/fs/cgroup/a/b/memory.current", "350000\n");
   is(300'000, 0);
+  // Above memory.high the kernel slows the group down.
+  write("sys/fs/cgroup/a/b/memory.max", "max\n");
+  write("sys/fs/cgroup/a/b/memory.high", "360000\n");
+  is(360'000, 10'000);
+  write("sys/fs/cgroup/a/b/memory.high", "max\n");
+  is(500'000, 200'000);
   // cgroup version 1, in a container that sees its group at the top.
   write("proc/self/cgroup", "9:name=systemd:/\n4:cpu,memory:/../../c\n0::/\n");
   write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");

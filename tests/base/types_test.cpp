@@ -37,7 +37,12 @@ TEST(error, every_kind_is_both_an_error_and_a_standard_exception) {
               std::string::npos);
     EXPECT_NE(std::string(e.what()).find("types_test.cpp"), std::string::npos);
   }
-  EXPECT_THROW(throw out_of_memory(memory_report{}, source_location::current()), std::bad_alloc);
+  EXPECT_THROW(throw out_of_memory("allocate", memory_report{}, source_location::current()), std::bad_alloc);
+  try {  // all of weir's errors in one clause
+    throw timed_out("wait", "1 s", "Wait longer", source_location::current());
+  } catch (error const& e) {
+    EXPECT_NE(std::string(e.what()).find("wait: 1 s. Wait longer"), std::string::npos) << e.what();
+  }
   EXPECT_THROW(throw device_lost(700, "a", "b", "c", source_location::current()), driver_error);
 }
 

@@ -338,7 +338,7 @@ TEST_F(bad_input, device_and_host_out_of_memory) {
       EXPECT_NE(std::string(e.what()).find("bad_input_test.cpp"), std::string::npos) << e.what();
     }
   };
-  says([] { buffer b(100_MiB); }, {"allocate", "gpu:0", "104857600 B"});
+  says([] { buffer b(100_MiB); }, {"buffer", "gpu:0", "104857600 B"});
   says([] { (void)zeros({100, 1024, 1024}); }, {"gpu:0"});
   set_memory_limit(4_MiB);
   says([] { buffer b(8_MiB); }, {"gpu:0", "8388608 B"});

@@ -179,6 +179,7 @@ int c_bad_input_is_refused_and_loses_nothing(void) {
   weir_block found;
   weir_memory_statistics before, after;
   weir_stream const unknown = (weir_stream)(void*)&on_stack;
+  weir_pool* no_pool = 0;
   OK(weir_allocate(&held, 4000, 0, 0, legacy));
   before = stats_of(0);
   REFUSED(weir_allocate(0, 16, 0, 0, legacy), WEIR_INVALID_USE, "null for a result");
@@ -203,7 +204,9 @@ int c_bad_input_is_refused_and_loses_nothing(void) {
   REFUSED(weir_memory_summary(9, &text), WEIR_INVALID_USE, "gpu:9");
   REFUSED(weir_dump_memory_snapshot(0), WEIR_INVALID_USE, "null for a path");
   REFUSED(weir_dump_memory_snapshot("/no such folder/file"), WEIR_INVALID_USE, "/no such folder/file");
-  REFUSED(weir_enable_peer_access(0, 0, 1), WEIR_INVALID_USE, "null");
+  REFUSED(weir_enable_peer_access(0, 0, 1), WEIR_INVALID_USE, "null for the readers");
+  REFUSED(weir_pool_create(&no_pool, 0, 0, 0), WEIR_INVALID_USE, "weir_pool_create: null for the name");
+  REFUSED(weir_pool_wake(0), WEIR_INVALID_USE, "weir_pool_wake: null for the pool");
   CHECK(!text && weir_last_driver_code() == 0);
   OK(weir_free(held));
   REFUSED(weir_free(held), WEIR_INVALID_USE, "free"); /* twice */

@@ -3,6 +3,7 @@
 // Threads: one for each rank.
 #include "peer/ranks/rendezvous.h"
 
+#include <atomic>
 #include <random>
 #include <thread>
 
@@ -104,6 +105,22 @@ TEST_F(rendezvous, wrong_ranks_are_told_what_is_wrong) {
   two.join();
   zero.join();
   EXPECT_EQ(hub_said, "");
+}
+
+// It would wait in vain, for as long as its ranks may take to come.
+TEST_F(rendezvous, a_rank_that_comes_after_all_have_met_is_refused) {
+  std::thread zero = hub(2);
+  EXPECT_EQ(come(1, 2), "the greeting");
+  zero.join();
+  ASSERT_TRUE(at_hub.turn_away);
+  std::atomic<bool> over{false};
+  std::thread answers([&] {
+    while (!over.load()) at_hub.turn_away(), std::this_thread::sleep_for(1ms);
+  });
+  EXPECT_NE(come(1, 2).find("a second rank 1 came, after all had met"), std::string::npos);
+  over.store(true);
+  answers.join();
+  EXPECT_TRUE(at_hub.with.watch[1].is_open());
 }
 
 TEST_F(rendezvous, all_are_told_who_did_not_come) {

@@ -276,6 +276,23 @@ TEST_F(memory_api, limits_and_fractions_hold_and_callbacks_make_room) {
   EXPECT_GE(empty_cache(), 40_MiB);
 }
 
+// As torch's fraction, whose users want the rest of the device for others: what is free goes at once.
+TEST_F(memory_api, a_limit_below_what_is_held_returns_what_is_free) {
+  buffer live(8_MiB);
+  { buffer const freed(32_MiB); }
+  synchronize();
+  EXPECT_GE(memory_reserved(), 40_MiB);
+  set_memory_limit(16_MiB);
+  EXPECT_LE(memory_reserved(), 16_MiB);
+  set_memory_limit(4_MiB);
+  EXPECT_GE(memory_reserved(), 8_MiB) << "live blocks keep theirs";
+  EXPECT_EQ(memory_allocated(), 8_MiB);
+  EXPECT_THROW(buffer(1_MiB), out_of_memory);
+  live.reset();
+  EXPECT_NO_THROW(buffer(1_MiB)) << "in what they left";
+  set_memory_limit(0);
+}
+
 TEST_F(memory_api, asking_for_statistics_uses_no_device) {
   EXPECT_EQ(memory_allocated(1), 0u);
   EXPECT_EQ(memory_stats(1).segment.all.allocated, 0);

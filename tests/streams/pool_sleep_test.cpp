@@ -238,6 +238,19 @@ TEST_F(sleepers, out_of_memory_leaves_them_asleep_and_whole) {
   free_all(all);
 }
 
+TEST_F(sleepers, the_summary_says_which_sleep) {
+  pool model("model");
+  auto all = fill_some(model);
+  EXPECT_EQ(memory_summary().find("asleep"), std::string::npos) << memory_summary();
+  model.sleep();
+  std::string const text = memory_summary();
+  EXPECT_NE(text.find("pool model: reserved 0 B"), std::string::npos) << text;
+  EXPECT_NE(text.find(", asleep "), std::string::npos) << text;
+  model.wake();
+  EXPECT_EQ(memory_summary().find("asleep"), std::string::npos) << memory_summary();
+  free_all(all);
+}
+
 TEST_F(sleepers, a_callback_may_free_memory_for_them) {
   pool model("model");
   auto all = fill_some(model);

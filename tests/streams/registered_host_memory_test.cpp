@@ -1,9 +1,13 @@
 // Memory of the program's own that is page-locked while a registered_host_memory lives.
 // Threads: one.
+#include <algorithm>
 #include <optional>
+#include <random>
 #include <span>
 
+#include "streams/pinned/locked_ranges.h"
 #include "tests/peer/machine_fixture.h"
+#include "tests/support/refused.h"
 
 namespace weir {
 namespace {
@@ -23,7 +27,7 @@ TEST(registered_host_memory, is_copied_by_the_engine) {
     EXPECT_EQ(explain_copy(on_gpu.data(), mine.data(), n).by, copy_route::engine);
     held gate(m, s);
     EXPECT_FALSE(copy(s, on_gpu.data(), mine.data(), n, non_blocking).query());
-    EXPECT_THROW(registered_host_memory twice{mine}, invalid_use) << "its pages are locked already";
+    EXPECT_THROW(registered_host_memory twice{mine}, invalid_use) << "its bytes are registered already";
     gate.open();
   }  // waits for the copy
   EXPECT_EQ(explain_copy(on_gpu.data(), mine.data(), n).by, copy_route::staged);
@@ -60,7 +64,7 @@ TEST(registered_host_memory, unlocks_refused_pages_later) {
   }
   EXPECT_EQ(route_of_mine(), copy_route::staged) << "with the end of another range";
   refuse_unlock(2);
-  EXPECT_THROW(registered_host_memory{mine}, invalid_use) << "refused again";
+  EXPECT_NO_THROW(registered_host_memory{mine}) << "refused again, so that it takes the pages that stayed locked";
   EXPECT_NO_THROW(registered_host_memory{mine});
   EXPECT_EQ(route_of_mine(), copy_route::staged);
 }
@@ -87,6 +91,118 @@ TEST(registered_host_memory, is_unlocked_by_a_runtime_that_ends) {
   registered_host_memory const there(mine);
   lock.reset();
   EXPECT_EQ(explain_copy(buffer(1000).data(), mine.data(), 1000).by, copy_route::engine) << "it is the other runtime's";
+}
+
+// Two tensors of a weights file are adjacent, and so are small objects of a heap.
+TEST(registered_host_memory, ranges_may_share_a_page) {
+  test::machine m;
+  alignas(4096) static std::byte pages[16 << 10];
+  buffer on_gpu(sizeof pages, {.on = device(0)});
+  auto const route = [&](std::size_t at, std::size_t n) { return explain_copy(on_gpu.data(), pages + at, n).by; };
+  std::optional<registered_host_memory> first, second, third;
+  first.emplace(std::span(pages + 4096, 80));
+  second.emplace(std::span(pages + 4096 + 80, 20));
+  third.emplace(std::span(pages + 4096 + 100, 8000));
+  EXPECT_EQ(route(4096 + 80, 20), copy_route::engine);
+  first.reset();
+  EXPECT_EQ(route(4096 + 80, 20), copy_route::engine) << "its page is locked as long as it lives";
+  EXPECT_EQ(route(4096 + 100, 8000), copy_route::engine);
+  second.reset();
+  EXPECT_EQ(route(4096 + 100, 8000), copy_route::engine);
+  third.reset();
+  EXPECT_EQ(route(4096, 80), copy_route::staged);
+  EXPECT_EQ(m.get().part<streams::locked_ranges>().validate(), std::vector<std::string>{});
+}
+
+// The driver takes no range over the end of a registration, though all of its pages are locked.
+TEST(registered_host_memory, is_copied_in_parts_across_two) {
+  struct counts final : driver::fault_injector::watcher {
+    int copies = 0;
+    void comes(driver::call c) noexcept override { copies += c == driver::call::copy; }
+  } counted;
+  test::machine m;
+  alignas(4096) static std::byte pages[96 << 10];
+  constexpr std::size_t half = 50'000, n = 2 * half - 4096;  // not the multiple of a page
+  registered_host_memory const first(std::span(pages, half)), second(std::span(pages + half, n - half));
+  stream s{device(0)};
+  buffer on_gpu(s, n);
+  auto const expected = test::pattern(n, 7);
+  std::memcpy(pages, expected.data(), n);
+  m.control().refusing().watch(&counted);
+  copy(s, on_gpu.data(), pages, n, non_blocking);
+  EXPECT_EQ(counted.copies, 2);
+  copy(s, on_gpu.data(), pages, 1000, non_blocking);
+  EXPECT_EQ(counted.copies, 3);
+  s.synchronize();
+  std::memset(pages, 0, n);
+  copy(s, pages, on_gpu.data(), n);
+  EXPECT_EQ(counted.copies, 5);
+  m.control().refusing().watch(nullptr);
+  EXPECT_EQ(std::memcmp(pages, expected.data(), n), 0);
+}
+
+TEST(registered_host_memory, a_refusal_says_what_the_memory_is) {
+  test::machine m;
+  auto const says = [](std::span<std::byte> what, std::string_view words) {
+    std::string const said = test::refused([&] { registered_host_memory const one(what); });
+    EXPECT_NE(said.find(words), std::string::npos) << said;
+  };
+  auto const at = [](void* p, std::size_t n) { return std::span(static_cast<std::byte*>(p), n); };
+  alignas(4096) static std::byte page[4096];
+  registered_host_memory const one(std::span(page, 80));
+  says(std::span(page, 80), "of which bytes are in the registered range");
+  says(std::span(page + 40, 80), "of which bytes are in the registered range");
+  buffer const on_gpu(5000, {.on = device(0)}), own = pinned(5000);
+  says(at(on_gpu.data(), 5000), "which is device memory");
+  says(at(own.data(), 5000), "which is page-locked by weir already");
+  says(at(reinterpret_cast<void*>(0x10000), 4096), "of which no memory is mapped at some addresses");
+  alignas(4096) static std::byte foreign[4096];
+  ASSERT_TRUE(m.driver().pin(foreign, sizeof foreign).ok());
+  says(foreign, "which is page-locked by other code already");
+  ASSERT_TRUE(m.driver().unpin(foreign).ok());
+}
+
+// Against the pages that some range is on, while unlocks are refused at random.
+TEST(registered_host_memory, random_ranges_lock_their_pages) {
+  constexpr std::size_t page = 4096, count = 12;
+  alignas(page) static std::byte memory[count * page];
+  for (auto const seed : tests::seeds("registered", 40)) {
+    std::mt19937_64 bits(seed);
+    auto const draw = [&](std::size_t below) { return static_cast<std::size_t>(bits() % below); };
+    test::machine m({.devices = 1, .memory = 8_MiB});
+    auto& locked = m.get().part<streams::locked_ranges>();
+    struct one {
+      std::size_t from, to;
+      std::unique_ptr<registered_host_memory> lock;
+    };
+    std::vector<one> live;
+    for (int step = 0; step < 60; ++step) {
+      if (draw(4) == 0) m.control().fail_call(draw(2) ? "unpin" : "pin", 1 + draw(3), driver::code::failed);
+      if (!live.empty() && draw(2)) {
+        live.erase(live.begin() + static_cast<std::ptrdiff_t>(draw(live.size())));
+      } else {
+        std::size_t const from = draw(sizeof memory - 1),
+                          to = from + 1 + draw(std::min(3 * page, sizeof memory - from - 1));
+        bool const free = std::ranges::none_of(live, [&](one const& o) { return o.from < to && from < o.to; });
+        try {
+          auto made = std::make_unique<registered_host_memory>(std::span(memory + from, to - from));
+          EXPECT_TRUE(free);
+          live.push_back({from, to, std::move(made)});
+        } catch (invalid_use const&) {
+          EXPECT_FALSE(free);
+        } catch (driver_error const&) {}  // a refused call
+      }
+      ASSERT_EQ(locked.validate(), std::vector<std::string>{}) << "step " << step;
+      for (one const& o : live)
+        for (std::size_t at = o.from / page; at * page < o.to; ++at)
+          ASSERT_EQ(m.driver().find(memory + at * page).value.in, driver::where::pinned) << "step " << step;
+    }
+    live.clear();
+    m.control().refusing().forget_orders();
+    { registered_host_memory const last(std::span(memory, 1)); }  // what was refused goes with it
+    for (std::size_t at = 0; at < count; ++at)
+      ASSERT_EQ(m.driver().find(memory + at * page).value.in, driver::where::pageable) << "page " << at;
+  }
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "tests/streams/pickle_reader.h"
+#include "tests/support/refused.h"
 #include "tests/support/seeds.h"
 #include "weir/copy.h"
 #include "weir/observe.h"
@@ -253,12 +254,15 @@ TEST_F(snapshot, the_summary_names_owners_and_what_blocks_wait_for) {
 TEST_F(snapshot, a_file_that_cannot_be_written_is_named) {
   runtime machine(simulated{.devices = 1, .memory = 1_GiB});
   runtime_guard const in(machine);
-  try {
-    dump_memory_snapshot("/no/such/folder/snapshot.pickle");
-    FAIL() << "nothing was thrown";
-  } catch (invalid_use const& e) {
-    EXPECT_NE(std::string(e.what()).find("/no/such/folder/snapshot.pickle"), std::string::npos) << e.what();
-  }
+  auto const says = [](std::string const& path, std::string_view remedy) {
+    std::string const said = test::refused([&] { dump_memory_snapshot(path); });
+    EXPECT_NE(said.find(path), std::string::npos) << said;
+    EXPECT_NE(said.find(remedy), std::string::npos) << said;
+    EXPECT_EQ(said.find(" B free") != said.npos, remedy.ends_with(" B free")) << "the disk's room is another matter";
+  };
+  says("/no/such/folder/snapshot.pickle", "in a folder that is there");
+  says(std::filesystem::temp_directory_path(), "Is a directory");
+  if (std::filesystem::exists("/dev/full")) says("/dev/full", " B free");
 }
 
 

@@ -376,7 +376,7 @@ TEST_F(spilled, a_pool_in_use_is_waited_for) {
   model a("a", 1), b("b", 2);
   spill const overflow({&a.memory});
   std::initializer_list<void const*> const uses = {a.blocks[0].data()};
-  auto launching = std::make_unique<streams::awake>(own.get(), nullptr, uses, source_location::current());
+  auto launching = std::make_unique<streams::awake>(own.get(), "launch", nullptr, uses, source_location::current());
   std::atomic<bool> made = false;
   std::thread other([&] {
     runtime_guard const here(own);
@@ -396,7 +396,7 @@ TEST_F(spilled, a_launch_may_allocate_inside) {
   model a("a", 1), b("b", 2);
   spill const overflow({&a.memory, &b.memory});
   {
-    streams::awake const launching(own.get(), nullptr, {a.blocks[0].data()}, source_location::current());
+    streams::awake const launching(own.get(), "launch", nullptr, {a.blocks[0].data()}, source_location::current());
     buffer const temporary(part);
     EXPECT_TRUE(b.memory.is_asleep());
     EXPECT_THROW(buffer{part}, out_of_memory);

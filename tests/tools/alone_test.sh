@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every source and header of the library compiles without its neighbours: a unity build hides a missing include.
 # Checks the ones that the latest commits changed. Without history, a few from the first of the list.
-# Usage: alone_test.sh SOURCE_DIR BUILD_DIR
+# The public headers tell a program in C++17 what they need. Usage: alone_test.sh SOURCE_DIR BUILD_DIR
 set -euo pipefail
 cd "$1"
 work=$(mktemp -d)
@@ -19,6 +19,13 @@ failed=0
 for file in "${files[@]}"; do
   [[ $file != *cuda* ]] || [ -f "$cuda/cuda.h" ] || continue
   compiles "$file" || { echo "FAILED: $file does not compile alone"; head -n 5 "$work/err"; failed=1; }
+done
+# A program in C++17 is told so, and nothing else. c.h and the types of DLPack serve it.
+for header in include/weir/*.h; do
+  case $header in */c.h | */export.h | */dlpack_abi.h | */thrust.h) continue ;; esac  # thrust.h wants nvcc first
+  [[ ! $header =~ /(cuda_mr|caching_device_allocator)\.h$ ]] || [ -d "$cuda/cccl" ] || continue
+  ! "$compiler" -std=c++17 -x c++ -fsyntax-only -Iinclude -isystem "$cuda" -isystem "$cuda/cccl" "$header" 2> "$work/err" || { echo "FAILED: $header compiles as C++17"; failed=1; }
+  [ "$(grep 'error: ' "$work/err" | grep -cv 'weir needs C++20 or newer: compile with -std=c++20')" = 0 ] || { echo "FAILED: $header as C++17:"; head -n 5 "$work/err"; failed=1; }
 done
 echo 'inline source_location where;' > "$work/missing.h"
 ! compiles "$work/missing.h" || { echo "FAILED: a missing include was not detected"; failed=1; }

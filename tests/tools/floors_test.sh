@@ -90,6 +90,9 @@ broken "a retired word in a name" runtime/clock/fence.cpp '"whatnot" is a retire
 broken "a retired word in a file's name" tensor/whatnot.h '"whatnot" is a retired word' 'int a;'
 broken "a retired word in a comment" tests/clock/stream_clock_test.cpp '"gizmo" is a retired word; say device' 'int a;  // One Gizmo.'
 broken "a retired word in a comment of several lines" runtime/clock/fence.cpp 'retired' '/* one' 'gizmo */ int a;'
+top=org  # apart, for this file is checked, too
+broken "a host of an archive in a script" tools/fetch "packages.example.$top is a host" "mirror=http://packages.example.$top/stable"
+broken "a host of an archive without a scheme" cmake/fetch.cmake "packages.example.$top is a host" "set(from packages.example.$top)"
 broken "a retired word in a document" docs/decisions/why.md 'retired' 'Each gizmo has one.'
 
 fresh

@@ -25,7 +25,7 @@ loaded find_all() {
   };
 #define WEIR_CUDA_LOOK_UP(name, version)                                                    \
   table.name = reinterpret_cast<PFN_##name##_v##version>(look_up(#name, version));          \
-  if (!table.name) return {nullptr, std::string("libcuda.so.1 has no ") + #name + " of version " #version};
+  if (!table.name) return {nullptr, std::string("the NVIDIA driver is too old: libcuda.so.1 has no ") + #name + " of version " #version};
   WEIR_CUDA_ENTRIES(WEIR_CUDA_LOOK_UP)
 #undef WEIR_CUDA_LOOK_UP
   return {&table, {}};

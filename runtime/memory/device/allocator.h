@@ -119,7 +119,10 @@ class allocator {
   // What graphs with that memory hold on this device; all zero: nothing. Free memory in it counts as cached.
   virtual pool_memory_use use_of_graphs(graph_hold const&) = 0;
   virtual memory_statistics statistics() const = 0;
-  virtual memory_report report() const = 0;              // present state, nothing requested
+  virtual memory_report report() const = 0;  // present state, nothing requested
+  // Why there is no room for that many bytes outside of the limit, in handles that others may open.
+  virtual memory_report why_no_room(std::size_t requested, std::size_t rounded, driver::status last) = 0;
+  virtual void count_ran_out() noexcept = 0;             // of such a request
   virtual std::vector<mapped_range> layout() const = 0;  // by address; each heap at one moment
   virtual std::vector<stream_memory_use> by_stream() const = 0;
   virtual weir::headroom headroom(clock::stream_clock const& home) const = 0;  // as weir/memory.h says

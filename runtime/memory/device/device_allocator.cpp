@@ -87,15 +87,9 @@ void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r)
   if (!mine.is_of_graph()) {
     if (clock::stream_clock* const lane = lane_of(r.home, r)) return allocate_captured(*lane, r);
   }
-  if (std::size_t const needs = of_.space.maps() ? round_up(r.rounded, of_.space.page_bytes()) : r.rounded;
-      can_never_hold(needs, *mine.pool.get())) {
-    memory_report why = audit_.report();
-    why.requested = r.bytes;
-    why.rounded = needs;
-    audit_.add_pool(why, *mine.pool.get());
-    audit_.explain(why, nullptr, *mine.pool.get());
-    ladder_.refuse(r, why);
-  }
+  if (ladder_.can_never_hold(of_.space.maps() ? round_up(r.rounded, of_.space.page_bytes()) : r.rounded,
+                             *mine.pool.get()))
+    return ladder_.climb(mine, r, {driver::code::out_of_memory});
   std::size_t spare = 0;
   if (!reuse_.should_grow_instead(mine, r, spare)) {
     if (void* const p = reuse_.find(mine, r)) return p;
@@ -110,14 +104,6 @@ void* device_allocator::allocate_cold(stream_heap& mine, alloc_request const& r)
   if (s == growth::asleep) throw growth::pool_fell_asleep{};
   of_.note_status(s);
   throw_refusal(s, "allocate", base::text(r.bytes, " B on gpu:", of_.device), "", r.at);
-}
-
-// However much is freed. Reserved memory may exceed a limit that was set later, and stays usable.
-bool device_allocator::can_never_hold(std::size_t bytes, memory_pool const& in) const {
-  std::size_t const limit = of_.counts.limit();
-  auto const pool = in.now();
-  return bytes > of_.space.info().total_memory || (limit && bytes > limit && bytes > of_.counts.reserved()) ||
-         (pool.limit && bytes > pool.limit && bytes > pool.charged);
 }
 
 memory_pool& device_allocator::make_registered_pool(std::string name, std::size_t limit, clock::stream_clock& home,
@@ -304,6 +290,30 @@ allocator::range device_allocator::use_in(region& r, address a, clock::stream_cl
   stream_heap::range const found = m.use(r, a, user);
   if (has_word && m.cacheable()) m.lock.bias_to(e.cache->own);
   return {found.base, found.bytes};
+}
+
+// Blocks freed on other streams wait for their work: what is complete now goes at once.
+void device_allocator::set_limit(std::size_t bytes) {
+  of_.counts.set_limit(bytes);
+  if (!bytes || of_.counts.reserved() <= bytes || of_.lost() || process_was_forked()) return;
+  base::internal_ordering const own_affair(of_.runtime.observer());
+  graphs_.end_those_over();
+  for (stream_heap* const m : heaps_.all()) {
+    (void)m->empty_caches();
+    (void)completion_.poll(*m);
+  }
+  // Releasing a segment waits for the work of all devices, which may wait for a rank of this thread.
+  if (!of_.space.maps() && !of_.clocks.collectives_given().empty()) return;
+  while (of_.counts.reserved() > bytes && return_.some(of_.counts.reserved() - bytes)) {}
+}
+
+memory_report device_allocator::why_no_room(std::size_t requested, std::size_t rounded, driver::status last) {
+  memory_report out = now().report();
+  out.requested = requested, out.rounded = rounded;
+  out.limit = 0;
+  if (last == driver::no_addresses) out.recovery.push_back({"addresses", 0, 0});
+  audit_.explain(out, nullptr, heaps_.rest());
+  return out;
 }
 
 std::size_t device_allocator::empty_cache() {

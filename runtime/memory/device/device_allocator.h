@@ -44,7 +44,7 @@ class device_allocator final : public allocator {
   void fence_what_came_free(clock::stream_clock& home) noexcept override { free_.fence_what_came_free(home); }
   std::size_t empty_cache() override;
   void return_idle() noexcept override { (void)idle_.look(); }
-  void set_limit(std::size_t bytes) override { of_.counts.set_limit(bytes); }
+  void set_limit(std::size_t bytes) override;
   memory_pool& make_pool(std::string name, std::size_t limit) override {
     return heaps_.add_pool(memory_pool::kind::ordinary, std::move(name), limit);
   }
@@ -62,6 +62,8 @@ class device_allocator final : public allocator {
   pool_memory_use use_of_graphs(graph_hold const&) override;
   memory_statistics statistics() const override { return now().statistics(); }
   memory_report report() const override { return now().report(); }
+  memory_report why_no_room(std::size_t requested, std::size_t rounded, driver::status last) override;
+  void count_ran_out() noexcept override { of_.counts.ran_out(); }
   std::vector<mapped_range> layout() const override { return now().layout(); }
   std::vector<stream_memory_use> by_stream() const override { return now().by_stream(); }
   weir::headroom headroom(clock::stream_clock const& home) const override {
@@ -92,7 +94,6 @@ class device_allocator final : public allocator {
   // The stream's lane, if it is captured; null: it is not. One driver call. Throws: as allocate
   clock::stream_clock* lane_of(clock::stream_clock& home, alloc_request const&) const;
   void* allocate_captured(clock::stream_clock& lane, alloc_request const&);
-  bool can_never_hold(std::size_t bytes, memory_pool const&) const;
   range use_in(region&, address, clock::stream_clock&) noexcept;
   memory_audit const& now() const {  // without what graphs that are gone held
     graphs_.end_those_over();

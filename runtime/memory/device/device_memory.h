@@ -17,6 +17,7 @@ class device_memory {
   allocator* owner(void const*) noexcept;  // by address, without a search; null: not device memory of this runtime
   std::uint64_t add_callback(ladder_callback, void* state, int order);
   void remove_callback(std::uint64_t) noexcept;
+  bool call_back(memory_report const&);  // true: a callback has freed something. Requires: no lock is held
   void set_spiller(pool_spiller*) noexcept;  // null: none
   static allocator* owner_in_process(void const*) noexcept;  // of any runtime of this process
   static bool is_alive(device_memory const*) noexcept;       // its runtime has not ended

@@ -81,29 +81,40 @@ void memory_audit::explain(memory_report& r, room const* found, memory_pool cons
   if (found) {
     most = found->anywhere;
     for (auto const& p : found->places) most = std::max(most, p.largest);
+  } else {
+    most = r.capacity - std::min(r.capacity, all_others + r.reserved);
+    if (r.limit) most = std::min(most, r.limit - std::min(r.limit, r.reserved));
   }
+  bool const limited = found ? found->limited : r.limit && r.reserved + r.rounded > r.limit;
+  bool const pool_is_full = found ? found->pool_is_full : r.pool.limit && r.pool.reserved + r.rounded > r.pool.limit;
   auto const is = [&]() -> memory_cause {
     if (r.rounded > r.capacity) return memory_cause::too_large;
     if (r.limit && r.rounded > r.limit) return memory_cause::limit;
     if (r.pool.limit && r.rounded > r.pool.limit) return memory_cause::pool_limit;
     if (std::any_of(r.recovery.begin(), r.recovery.end(), [](auto const& s) { return s.name == "addresses"; }))
       return memory_cause::addresses;
-    if (most >= std::max(r.rounded, granule)) {  // if all work were done and no call refused; slots need a run
+    std::size_t const least = std::max(r.rounded, granule);  // slots need a run
+    if (found && most >= least) {                            // if all work were done and no call refused
       r.waits_for = unfinished();
       return r.waits_for.empty() ? memory_cause::driver : memory_cause::pending;
     }
-    if (found && found->pool_is_full)
+    if (!found && !pool_is_full) {
+      if (most >= least) return memory_cause::driver;
+      auto waits = unfinished();
+      for (auto const& w : waits) most += w.bytes;
+      if (most >= least) return r.waits_for = std::move(waits), memory_cause::pending;
+    }
+    if (pool_is_full)
       return r.pool.allocated + r.rounded <= r.pool.limit ? memory_cause::survivors : memory_cause::pool_limit;
-    std::size_t const within =
-        found && found->limited ? r.limit : r.capacity - std::min(r.capacity, all_others + r.driver_reserve);
+    std::size_t const within = limited ? r.limit : r.capacity - std::min(r.capacity, all_others + r.driver_reserve);
     if (r.allocated + r.rounded <= within) return memory_cause::survivors;
-    if (found && found->limited) return memory_cause::limit;
+    if (limited) return memory_cause::limit;
     if (r.allocated + r.rounded > r.capacity) return memory_cause::in_use;
     if (r.exported > r.capacity / 2) return memory_cause::shared;
     return outside >= r.capacity / much_outside ? memory_cause::outside : memory_cause::in_use;
   };
   r.cause = is();
-  bool const of_pool = r.cause == memory_cause::pool_limit || (found && found->pool_is_full);
+  bool const of_pool = r.cause == memory_cause::pool_limit || pool_is_full;
   memory_pool const* const only = of_pool ? &pool : nullptr;
   if (r.cause == memory_cause::survivors) r.holders = lines_that_hold(found, only);
   if (r.cause == memory_cause::pool_limit || r.cause == memory_cause::limit || r.cause == memory_cause::in_use)

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "runtime/core/log.h"
-#include "runtime/observe/history.h"
+#include "runtime/memory/device/shortage.h"
 
 namespace weir::memory {
 namespace {
@@ -45,6 +45,10 @@ class oom_ladder::ascent {
         others_(on.memory_.changes) {}
 
   void* run() {
+    if (can_never_fit()) {
+      called_back_ = true;
+      if (!a_.callbacks_.call(explained(nullptr)) || can_never_fit()) a_.refuse(r_, explained(nullptr));
+    }
     if (is_short_) of_.counts.retried();
     if (attempt()) return found(rungs::another_look);
     if (is_short_) warn();
@@ -77,6 +81,10 @@ class oom_ladder::ascent {
   }
 
  private:
+  std::size_t whole_pages() const {
+    return of_.space.maps() ? round_up(r_.rounded, of_.space.page_bytes()) : r_.rounded;
+  }
+  bool can_never_fit() const { return a_.can_never_hold(whole_pages(), pool_); }
   // If the pool's limit is what is short, memory of others is of no use.
   memory_pool const* short_pool() const {
     return pool_.room() < round_up(r_.rounded, of_.space.page_bytes()) ? &pool_ : nullptr;
@@ -149,7 +157,8 @@ class oom_ladder::ascent {
                 }) ||
            return_pages() ||
            (!std::exchange(called_back_, true) && step(rungs::callbacks, [&]() -> std::size_t {
-             return a_.callbacks_.call(describe_failure()) ? r_.rounded : 0;
+             auto const room = a_.audit_.look_for_room(&mine_, pool_);
+             return a_.callbacks_.call(explained(&room)) ? r_.rounded : 0;
            }));
   }
   // Releasing a segment waits for the work of all devices, which may wait for a rank of this thread.
@@ -173,9 +182,8 @@ class oom_ladder::ascent {
       return false;
     }
     if (step(rungs::any_room, [&]() -> std::size_t { return out_ = a_.between_blocks(mine_, alone_), 0; })) return true;
-    memory_report failed = describe_failure();
     auto const room = a_.audit_.look_for_room(&mine_, pool_);
-    a_.audit_.explain(failed, &room, pool_);
+    memory_report const failed = explained(&room);
     // There is room: other threads have made it since the search, or the driver refuses. Another round tells.
     bool const again = looks_ == 0 || moved();
     if (failed.cause != memory_cause::driver || !again || looks_++ == most_rests) a_.refuse(r_, failed);
@@ -188,8 +196,14 @@ class oom_ladder::ascent {
     text.rounded = r_.rounded;
     text.recovery = climbed_;
     a_.audit_.add_pool(text, pool_);
-    if (why_ == growth::no_addresses) text.recovery.push_back({"addresses", 0, 0});
+    if (why_ == driver::no_addresses) text.recovery.push_back({"addresses", 0, 0});
     return text;
+  }
+  memory_report explained(memory_audit::room const* room) const {
+    memory_report out = describe_failure();
+    if (!room) out.rounded = whole_pages();
+    a_.audit_.explain(out, room, pool_);
+    return out;
   }
 
   oom_ladder& a_;
@@ -240,12 +254,17 @@ void oom_ladder::refuse_call(driver::status why, alloc_request const& r) const {
   throw_refusal(why, "allocate", base::text(r.bytes, " B on gpu:", of_.device), "", r.at);
 }
 
-void oom_ladder::refuse(alloc_request const& r, memory_report const& why) {
-  if (logs(of_.runtime, log_level::error))
-    log(log_level::error, log_about{of_.device, r.home.id(), r.bytes}, "out of memory: " + why.text());
+void oom_ladder::refuse(alloc_request const& r, memory_report why) {
   of_.counts.ran_out();
-  observe::note(observe::action::out_of_memory, nullptr, r.bytes, r.home.id(), of_.runtime.id(), of_.device, r.at);
-  throw out_of_memory(why, r.at);
+  run_out({&of_.runtime, "allocate", r.at, r.home.id()}, std::move(why));
+}
+
+// However much is freed. Reserved memory may exceed a limit that was set later, and stays usable.
+bool oom_ladder::can_never_hold(std::size_t bytes, memory_pool const& in) const {
+  std::size_t const limit = of_.counts.limit();
+  auto const pool = in.now();
+  return bytes > of_.space.info().total_memory || (limit && bytes > limit && bytes > of_.counts.reserved()) ||
+         (pool.limit && bytes > pool.limit && bytes > pool.charged);
 }
 
 }  // namespace weir::memory

@@ -28,10 +28,11 @@ class oom_ladder {
         callbacks_(callbacks) {}
 
   void* climb(stream_heap& mine, alloc_request const&, driver::status why);  // Throws: out_of_memory
-  [[noreturn]] void refuse(alloc_request const&, memory_report const&);      // likewise, at once
+  bool can_never_hold(std::size_t bytes, memory_pool const&) const;
 
  private:
   class ascent;
+  [[noreturn]] void refuse(alloc_request const&, memory_report);              // Throws: out_of_memory
   [[noreturn]] void refuse_call(driver::status, alloc_request const&) const;  // Throws: as throw_refusal
   void* between_blocks(stream_heap& mine, alloc_request const&);  // null: no place has so much room
 

@@ -1,6 +1,7 @@
 // A pool of one device sleeps and wakes: what frees memory when waking finds none.
 // Threads: any.
 #include "runtime/memory/device/device_allocator.h"
+#include "runtime/memory/device/shortage.h"
 
 namespace weir::memory {
 
@@ -43,7 +44,7 @@ driver::status device_allocator::wake(memory_pool& pool, page_store* store, sour
   }
   if (!short_of_memory()) return s;
   of_.counts.ran_out();
-  throw out_of_memory(report(), at);
+  run_out({&of_.runtime, "allocate", at}, report());
 }
 
 }  // namespace weir::memory

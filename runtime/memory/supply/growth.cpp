@@ -14,7 +14,7 @@ driver::status growth::grow(stream_heap& mine, alloc_request const& r, void*& ou
   }
   driver::status const s = grow_by(mine, r, how::usual, out, spare);
   // another place may lack less
-  bool const short_of_pages = s.what == driver::code::out_of_memory && !(s == no_addresses);
+  bool const short_of_pages = s.what == driver::code::out_of_memory && !(s == driver::no_addresses);
   return short_of_pages ? grow_by(mine, r, how::fewest_new_pages, out, spare) : s;
 }
 
@@ -64,7 +64,7 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
       return mover_.plan(mine, bytes, alignment, run ? arena::zone::runs : arena::zone::blocks, g, thorough);
     };
     if (only) {
-      if (!mover_.plan(mine, bytes, alignment, *only, g, true)) return no_addresses;
+      if (!mover_.plan(mine, bytes, alignment, *only, g, true)) return driver::no_addresses;
     } else if (!planned(way == how::fewest_new_pages)) {
       std::size_t has = 0;
       for (region const* r : mine.blocks.regions()) has += r->bytes;
@@ -74,7 +74,7 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
       mine.blocks.place(places_for(mine));
       bool const found = planned(!more) || mover_.plan(mine, bytes, alignment, arena::zone::blocks, g, true) ||
                          mover_.plan(mine, bytes, alignment, arena::zone::runs, g, true);
-      if (!found) return no_addresses;
+      if (!found) return driver::no_addresses;
     }
     g.spare = spare, g.run = r.size_class >= 0;  // a plan makes all of it anew
     g.by_openings = mine.blocks.places_first();

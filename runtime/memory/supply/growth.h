@@ -21,9 +21,7 @@ class growth {
   driver::status grow(stream_heap& mine, alloc_request const&, void*& out, std::size_t spare = 0);
   // In that heap and that part alone, from free memory or new pages, for the heap's own home.
   driver::status grow_there(stream_heap&, arena::zone, alloc_request const&, void*& out);
-  // no driver was asked: what is short is room to map at
-  static constexpr driver::status no_addresses{driver::code::out_of_memory, -1};
-  // likewise: another thread put the pool to sleep during the search
+  // no driver was asked: another thread put the pool to sleep during the search
   static constexpr driver::status asleep{driver::code::not_permitted, -1};
   struct pool_fell_asleep {};  // thrown for it
 
