@@ -10,13 +10,13 @@ namespace weir::memory {
 
 // If the host has no memory to note the users, the free does not fail: the host waits for each user, so that
 // nothing is left to note.
-void free_path::deallocate(void* p, clock::stream_clock* last_use, source_location at) {
-  if (!p || process_was_forked()) return;  // a child's copy of the parent's block: the parent's memory stays untouched
+memory_pool* free_path::deallocate(void* p, clock::stream_clock* last_use, source_location at) {
+  if (!p || process_was_forked()) return nullptr;  // a child's copy of the parent's block: the parent's memory stays untouched
   streams_asked asked;
   for (;;) {
     try {
-      clock::stream_clock* const captured = take_back(p, last_use, at, asked);
-      if (!captured) return;
+      auto const [captured, drained] = take_back(p, last_use, at, asked);
+      if (!captured) return drained;
       ask(*captured, at);
       asked.push_back(captured);
     } catch (std::bad_alloc const&) {
@@ -71,12 +71,13 @@ void free_path::ask(clock::stream_clock& s, source_location at) const {
   } catch (error const&) {}
 }
 
-clock::stream_clock* free_path::take_back(void* p, clock::stream_clock* last_use, source_location at,
-                                          streams_asked const& asked) {
+free_path::outcome free_path::take_back(void* p, clock::stream_clock* last_use, source_location at,
+                                        streams_asked const& asked) {
   region* const r = of_.must_find(p, "deallocate", at);
   stream_heap& m = *r->owner.load();
   std::vector<clock::stream_clock*> to_fence;  // streams other than the home that used the block
   clock::stream_clock* at_home = nullptr;
+  outcome done;
   bool const used = last_use && last_use != m.home.load();
   thread_cache* const cache = used && !m.may_defer_free(*r, p, *last_use) ? nullptr : m.cache_here();
   {
@@ -89,7 +90,7 @@ clock::stream_clock* free_path::take_back(void* p, clock::stream_clock* last_use
                         "Free a block by the address that allocate returned: " + base::address_text(b.start), at,
                         error_id{159});
     }
-    if (of_.lost()) return nullptr;  // nothing runs there any more, and nothing is allocated again
+    if (of_.lost()) return {};  // nothing runs there any more, and nothing is allocated again
 
     clock::stream_clock& home = *m.home.load();
     slab::note const* const n = b.in_slab ? b.in_slab->note_of(b.index) : nullptr;
@@ -100,7 +101,7 @@ clock::stream_clock* free_path::take_back(void* p, clock::stream_clock* last_use
       if (t && t->seen_captured() && std::ranges::find(asked, t) == asked.end()) to_ask = t;
     };
     look(its), b.each_user(look), look(last_use);
-    if (to_ask) [[unlikely]] return to_ask;
+    if (to_ask) [[unlikely]] return {to_ask};
     if (of_.runtime.observer()) [[unlikely]]
       announce_free(b, home, last_use, at);
     boost::container::small_vector<clock::stamp, 4> stamps;
@@ -181,6 +182,7 @@ clock::stream_clock* free_path::take_back(void* p, clock::stream_clock* last_use
         m.wanted > 0 ? --m.wanted : ++m.unwanted;
       }
     }
+    if (m.asleep.get() && m.pool.get()->free_asleep()) done.drained = m.pool.get();
   }
   // memory_statistics::fences counts fences for frees, and not those that a query or a wait records.
   auto const fence = [this](clock::stream_clock& t) {
@@ -188,7 +190,7 @@ clock::stream_clock* free_path::take_back(void* p, clock::stream_clock* last_use
   };
   if (at_home) fence(*at_home);
   for (clock::stream_clock* const t : to_fence) fence(*t);
-  return nullptr;
+  return done;
 }
 
 // For a checker: the streams whose work comes before the block's next use; of a sleeping block no work does.

@@ -14,14 +14,18 @@ class free_path {
  public:
   free_path(device_context& of, heap_table& heaps, graph_pools& graphs) : of_(of), heaps_(heaps), graphs_(graphs) {}
 
-  void deallocate(void*, clock::stream_clock* last_use, source_location);  // as allocator::deallocate
+  // As allocator::deallocate. Returns: the sleeping pool whose last block it was; null: another block
+  memory_pool* deallocate(void*, clock::stream_clock* last_use, source_location);
   void fence_what_came_free(clock::stream_clock& home) noexcept;  // as allocator::fence_what_came_free
 
  private:
   using streams_asked = boost::container::small_vector<clock::stream_clock*, 2>;
-  // Returns: null, or a stream that may be captured and has to be asked first; nothing has changed then.
+  struct outcome {
+    clock::stream_clock* to_ask = nullptr;  // it may be captured and has to be asked first; nothing has changed then
+    memory_pool* drained = nullptr;         // as deallocate()
+  };
   // Throws also: bad_alloc, with nothing changed
-  clock::stream_clock* take_back(void*, clock::stream_clock* last_use, source_location, streams_asked const&);
+  outcome take_back(void*, clock::stream_clock* last_use, source_location, streams_asked const&);
   void ask(clock::stream_clock&, source_location) const;
   void forget_user(void*, clock::stream_clock&) noexcept;      // Requires: its use of the block is complete
   // a stream that the block would have to wait for; null: none

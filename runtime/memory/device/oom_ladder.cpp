@@ -54,7 +54,10 @@ class oom_ladder::ascent {
       auto const free_before = came_free();
       if (steps_without_a_wait()) return out_;
       std::size_t waited = 0;
-      if (step(rungs::oldest_fence, [&] { return waited = a_.completion_.wait_for_oldest(collectives_) ? 1 : 0; }))
+      if (step(rungs::oldest_fence, [&] {
+            bool const done = a_.completion_.wait_for_oldest(collectives_) || a_.graphs_.await_those_ending();
+            return waited = done ? 1 : 0;
+          }))
         return out_;
       if (waited && round < most_rounds) continue;
       // A query may have found blocks complete that no later step examined; other threads may have freed some.
@@ -127,6 +130,7 @@ class oom_ladder::ascent {
     return step(rungs::pending,
                 [&] {
                   std::size_t bytes = 0;
+                  a_.graphs_.end_those_over();
                   for (stream_heap* m : heaps()) {
                     (void)m->flush_deferred();
                     bytes += a_.completion_.poll(*m);

@@ -55,7 +55,7 @@ thread_caches::choice& thread_caches::with(choice& before, pool_in_force const& 
 std::uint64_t thread_caches::enter(memory_pool& pool) {
   thread_caches* const mine = of_this_thread();
   if (!mine) return 0;
-  pool_in_force const p{pool.of, pool.number, &pool};
+  pool_in_force const p{pool.of, pool.number(), &pool};
   base::make_room(mine->entered_);
   choice& before = *mine->now_;
   mine->choose(mine->with(before, p));
@@ -79,7 +79,7 @@ void thread_caches::leave(std::uint64_t number) noexcept try {
 
 memory_pool* thread_caches::in_force(std::uint64_t heap_table) noexcept {
   for (pool_in_force const& p : allocation_table::mine().pools) {
-    if (p.of == heap_table) return p.pool->has_closed() ? nullptr : p.pool;
+    if (p.of == heap_table) return p.pool->is_open_as(p.number) ? p.pool : nullptr;
   }
   return nullptr;
 }
