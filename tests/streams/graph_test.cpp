@@ -207,6 +207,7 @@ TEST_P(graphs, a_capture_waits_for_the_graph_before_it) {
     g.launch(s);
 
   }
+  EXPECT_GE(memory_headroom().largest, 30_MiB) << "its launch is waited for";
   buffer const all(t, 30_MiB);
   EXPECT_EQ(seen(s, out.data()), 4);
 }

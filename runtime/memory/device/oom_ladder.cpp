@@ -55,7 +55,8 @@ class oom_ladder::ascent {
       if (steps_without_a_wait()) return out_;
       std::size_t waited = 0;
       if (step(rungs::oldest_fence, [&] {
-            bool const done = a_.completion_.wait_for_oldest(collectives_) || a_.graphs_.await_those_ending();
+            bool const done = a_.completion_.wait_for_oldest(collectives_) || a_.graphs_.await_those_ending() ||
+                              a_.callbacks_.wait(describe_failure());
             return waited = done ? 1 : 0;
           }))
         return out_;
@@ -228,7 +229,7 @@ void* oom_ladder::between_blocks(stream_heap& mine, alloc_request const& r) {
     auto const room = audit_.look_for_room(&mine, pool);
     for (auto const& p : room.places) {
       if (p.largest < r.rounded) continue;
-      if (of_.space.maps()) (void)return_.some(~std::size_t{0}, room.pool_is_full ? &pool : nullptr);
+      if (of_.space.maps()) give_pages(r, room.pool_is_full ? &pool : nullptr);
       driver::status const s = growth_.grow_there(*p.in, p.part, r, out);
       of_.note_status(s);
       if (s.ok() && reuse_.hand_over(*p.in, out, mine)) return out;
@@ -237,6 +238,12 @@ void* oom_ladder::between_blocks(stream_heap& mine, alloc_request const& r) {
     }
   }
   return nullptr;
+}
+
+// only: the pool whose limit is short. The device may be short, too: others then give what the place lacks.
+void oom_ladder::give_pages(alloc_request const& r, memory_pool const* only) {
+  (void)return_.some(~std::size_t{0}, only);
+  if (only) (void)return_.some(round_up(r.rounded, of_.space.page_bytes()));
 }
 
 void oom_ladder::refuse_call(driver::status why, alloc_request const& r) const {

@@ -36,6 +36,7 @@ class oom_ladder {
  private:
   class ascent;
   [[noreturn]] void refuse_call(driver::status, alloc_request const&) const;  // Throws: as throw_refusal
+  void give_pages(alloc_request const&, memory_pool const* only);
   void* between_blocks(stream_heap& mine, alloc_request const&);  // null: no place has so much room
 
   device_context& of_;

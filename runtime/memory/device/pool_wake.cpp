@@ -38,7 +38,8 @@ driver::status device_allocator::wake(memory_pool& pool, page_store* store, sour
   if (short_of_memory()) (void)again_if(callbacks_.call(report()));
   constexpr int most_rounds = 64;  // other threads may take the room first
   for (int round = 0; round < most_rounds && short_of_memory(); ++round) {
-    while (short_of_memory() && again_if(completion_.wait_for_oldest({}) || graphs_.await_those_ending())) {}
+    while (short_of_memory() &&
+           again_if(completion_.wait_for_oldest({}) || graphs_.await_those_ending() || callbacks_.wait(report()))) {}
     if (short_of_memory() && callbacks_.spills() && of_.clocks.collectives_given().empty())
       (void)again_if(empty_cache() > 0);
     if (!short_of_memory() || !again_if(callbacks_.spill(report()))) break;
