@@ -55,7 +55,7 @@ void group::register_pool(int rank, clock::stream_clock& on, memory::allocator& 
   bool const again = std::any_of(all.begin(), all.end(), [&](registered const& r) { return r.pool == &pool; });
   if (again || all.size() == most_pools)
     throw invalid_use("register_pool",
-                      base::text("rank ", rank, ": pool ", pool.name,
+                      base::text("rank ", rank, ": pool ", pool.name(),
                                  again ? " is registered already" : base::text(" is one more than ", most_pools)),
                       "Register each pool once, and few, of a higher limit", at, error_id{450});
   bool multicast = backend_->prepare_registration(rank, at);

@@ -34,6 +34,7 @@ void importer::listen() noexcept {
 
 driver::result<int> exported::descriptor(driver::driver& machine) noexcept {
   if (int const there = file.load(base::memory_order_acquire); there >= 0) return {{}, there};
+  if (home) home->note_sent(*this);
   auto made = machine.export_handle(pages.handle());
   int before = -1;
   if (!made.ok() || file.compare_exchange(before, made.value)) return made;
@@ -58,16 +59,27 @@ exports::exports(runtime::impl& r)
       origin_(os::random_number()) {
   r.part<shared_memory>().set(observe::sharing::exported, this);
   callback_ = memory_.add_callback(
+<<<<<<< HEAD
       [](void* self, memory_report const& why) {
         return why.on.is_gpu() && static_cast<exports*>(self)->forget_idle() > 0;
       },
       this, -1);
+=======
+      [](void* self, memory_report const&) { return static_cast<exports*>(self)->forget_idle() > 0; }, this, -1);
+  waiting_callback_ = memory_.add_waiting_callback(
+      [](void* self, memory_report const& why) {
+        auto& all = *static_cast<exports*>(self);
+        (void)all.wait_for_kept(why.on.index());
+        return all.forget_idle() > 0;
+      },
+      this);
+>>>>>>> 0844f5d3e56445cdf576db923811eec57ba7ec3a
 }
 
 exports::~exports() {
   runtime_.part<shared_memory>().set(observe::sharing::exported, nullptr);
   for (auto const& pool : pools()) pool->end();
-  memory_.remove_callback(callback_);
+  memory_.remove_callback(callback_), memory_.remove_callback(waiting_callback_);
   bool const gone = process_is_ending() || process_was_forked();
   std::vector<std::shared_ptr<exported>> all;
   std::swap(all, *all_.lock());

@@ -107,6 +107,7 @@ class exports final : public openable_memory {  // a part of the runtime
   // The block is in use from now on. Requires: its one user is `home`
   void begun(exported&, clock::stream_clock& home, source_location) noexcept;
   bool complete(exported const&) noexcept;                      // its last uses are complete
+  void note_sent(exported& b) noexcept { books_.sent(reinterpret_cast<std::uintptr_t>(b.pages.data())); }
   // Blocks: until all are complete; while collectives are under way, at most two seconds for each. Returns:
   // false if some are not complete.
   bool wait_for(std::vector<clock::stamp> const& uses) noexcept;
@@ -131,7 +132,7 @@ class exports final : public openable_memory {  // a part of the runtime
   memory::device_memory& memory_;
   observe::external_memory& books_;
   std::uint64_t const origin_;
-  std::uint64_t callback_ = 0;
+  std::uint64_t callback_ = 0, waiting_callback_ = 0;
   base::atomic<std::uint64_t> next_serial_{1};
   base::mutex granting_;  // held over the driver call: it refuses two grants of one handle at once
   base::guarded<std::vector<std::shared_ptr<exported>>> all_;  // by serial

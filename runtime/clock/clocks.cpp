@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "runtime/base/os.h"
 #include "runtime/base/room.h"
 #include "runtime/clock/shared_state.h"
 
@@ -13,24 +14,53 @@ namespace detail {
 base::atomic<base::atomic<stream_clock*>*> directory[chunks];
 
 namespace {
+using entry = base::atomic<stream_clock*>;
 base::mutex& growing() {
   static auto* const m = new base::mutex;
   return *m;
 }
+std::uint16_t* entries_gone[chunks];  // by page of a mapped chunk; under growing()
+
+std::uint64_t entries_a_page() noexcept { return os::page_size() / sizeof(entry); }
+// Small chunks stay. Of a larger one, pages come when they are touched, and go when no entry is left.
+bool is_mapped(int chunk) noexcept { return first_chunk << chunk >= 4 * entries_a_page(); }
+
+entry* make_chunk(int number) {  // Throws: bad_alloc
+  std::uint64_t const n = first_chunk << number;
+  if (!is_mapped(number)) return new entry[n]{};
+  std::unique_ptr<std::uint16_t[]> gone(new std::uint16_t[n / entries_a_page()]{});
+  void* const got = os::map_memory(n * sizeof(entry));
+  if (!got) throw std::bad_alloc();
+  entries_gone[number] = gone.release();
+  return static_cast<entry*>(got);  // zeroed: null pointers
+}
 
 void enter(std::uint64_t id, stream_clock* t) {
   auto const at = place(id);
-  auto* chunk = directory[at.chunk].load(base::memory_order_acquire);
+  entry* chunk = directory[at.chunk].load(base::memory_order_acquire);
   if (!chunk) {
     base::no_switch const one_step;  // a scheduled run must not depend on how many ids this process has used
     base::lock_guard const hold(growing());
     chunk = directory[at.chunk].load(base::memory_order_acquire);
     if (!chunk) {
-      chunk = new base::atomic<stream_clock*>[first_chunk << at.chunk]{};
+      chunk = make_chunk(at.chunk);
       directory[at.chunk].store(chunk, base::memory_order_release);
     }
   }
   chunk[at.index].store(t, base::memory_order_release);
+}
+
+// Requires: entered once. No id is used twice.
+void leave(std::uint64_t id) noexcept {
+  auto const at = place(id);
+  entry* const chunk = directory[at.chunk].load(base::memory_order_acquire);
+  chunk[at.index].store(nullptr, base::memory_order_release);
+  if (!is_mapped(at.chunk)) return;
+  base::no_switch const one_step;
+  base::lock_guard const hold(growing());
+  std::uint64_t const page = at.index / entries_a_page();
+  if (++entries_gone[at.chunk][page] == entries_a_page())
+    (void)os::advise(chunk + page * entries_a_page(), os::page_size(), os::advice::not_needed);
 }
 
 base::atomic<std::uint64_t> next_id{1};
@@ -86,7 +116,7 @@ clocks::~clocks() {
   invalidate_fast_paths();
   auto lines = state_->lines.lock();
   for (auto& t : *lines) {
-    detail::enter(t->id(), nullptr);
+    detail::leave(t->id());
     fence_list::dropped dropped;
     t->fences_.clear(dropped);
   }
@@ -131,7 +161,7 @@ stream_clock* clocks::take_over(int device, driver::stream_handle h, std::uint64
     }
   }
   if (!found) return nullptr;
-  detail::enter(found->id(), nullptr);
+  detail::leave(found->id());
   found->id_.set(id), found->handle_.set(h);
   found->set_carries_collectives(false);
   found->capture_seen_.store(0, base::memory_order_relaxed);
@@ -284,6 +314,8 @@ void clocks::capture_ended(std::uint64_t capture) noexcept {
   if (auto const lanes = state_->captures.lock()->extract(capture)) over = std::move(lanes.mapped());
   end_lanes(over);
 }
+
+bool clocks::is_under_way(std::uint64_t capture) const { return state_->captures.lock()->contains(capture); }
 
 void clocks::let_go(stream_clock& keeper) noexcept {
   stream_clock* const one[] = {&keeper};

@@ -317,6 +317,7 @@ class clocks {
   stream_clock& lane_of(stream_clock&, std::uint64_t capture);
   // That capture has ended, whole or not: its lanes are retired, their stamps complete. Idempotent.
   void capture_ended(std::uint64_t capture) noexcept;
+  bool is_under_way(std::uint64_t capture) const;  // it has lanes that are not retired
   // A clock without a stream, for what is held until let_go(). Throws: bad_alloc
   stream_clock& make_keeper(int device) { return make(device, driver::stream_handle::none, life::captured); }
   void let_go(stream_clock& keeper) noexcept;  // its stamps are complete

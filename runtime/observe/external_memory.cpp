@@ -87,6 +87,22 @@ void external_memory::opened(std::uintptr_t at, int reader) noexcept {
     found->second.readers |= std::uint64_t{1} << (reader & 63);
 }
 
+void external_memory::sent(std::uintptr_t at) noexcept {
+  auto b = books_.lock();
+  if (auto const found = b->mapped.find(at); found != b->mapped.end()) found->second.was_sent = true;
+}
+
+std::size_t external_memory::idle(int device) const noexcept {
+  auto const b = books_.lock();
+  std::size_t bytes = 0;
+  for (auto const& [at, its] : b->mapped) {
+    if (its.device != device || its.kind != sharing::exported || its.was_sent || its.partly_known) continue;
+    auto const first = b->blocks.lower_bound(at);
+    if (first == b->blocks.end() || first->first >= at + its.bytes) bytes += its.bytes;
+  }
+  return bytes;
+}
+
 std::optional<external_memory::place> external_memory::find(void const* where) const noexcept {
   auto const at = reinterpret_cast<std::uintptr_t>(where);
   auto const b = books_.lock();

@@ -30,6 +30,9 @@ class external_memory {  // a part of the runtime
   void given_back(std::uintptr_t at) noexcept;
 
   void opened(std::uintptr_t at, int reader) noexcept;  // the device may access that handle too
+  void sent(std::uintptr_t at) noexcept;                // another process may map it, until it has vanished
+  // Of exported handles that no block uses and no other process had: when memory is short they go back to the driver.
+  std::size_t idle(int device) const noexcept;
   struct block {
     std::uintptr_t at = 0;
     std::size_t bytes = 0, requested = 0;
@@ -68,6 +71,7 @@ class external_memory {  // a part of the runtime
     std::size_t bytes;
     sharing kind;
     std::uint64_t readers = 0;
+    bool was_sent = false;
     bool partly_known = false;  // a block in it was not recorded
     bool overlaps = false;      // a block in it begins inside another one
   };

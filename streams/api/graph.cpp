@@ -212,6 +212,7 @@ struct WEIR_LOCAL graph::state {
     if (!r) return;
     book.drop(ready);
     book.drop(kept);
+    if (memory.use_count() == 1) memory->life()->fence_launches(r->part<clock::clocks>());
   }
   known_runtime of;
   graph_book& book;  // of that runtime, while it is alive
@@ -287,6 +288,7 @@ void graph::launch(stream_ref on, source_location at) {
           is.what == driver::code::not_permitted ? "A captured stream takes no graph: launch it outside of the capture"
                                                  : "",
           at);
+  g.memory->life()->note_launch(s.owner().part<clock::clocks>(), s.now());
 }
 
 void graph::launch(source_location at) {

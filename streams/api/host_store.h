@@ -71,10 +71,13 @@ class host_store final : public copied_store {
       if (lent) lent->prepare(r, device, at);
     } catch (...) {}
   }
-  ~host_store() override {
+  ~host_store() override { host_store::drop(); }
+  void drop() noexcept override try {
     (void)line_.synchronize();
-    if (block_) pinned_.record_use(block_, line_), pinned_.deallocate(block_, at_);
-  }
+    if (!block_) return;
+    pinned_.record_use(block_, line_);
+    pinned_.deallocate(std::exchange(block_, nullptr), at_);
+  } catch (...) {}  // it is freed with the store
   driver::status save(memory::address from, std::size_t bytes, std::size_t offset) override {
     return move(block_ + offset, reinterpret_cast<void const*>(from), bytes, false);
   }

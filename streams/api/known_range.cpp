@@ -4,6 +4,7 @@
 
 #include "runtime/base/byte_range.h"
 #include "runtime/core/parts.h"
+#include "runtime/memory/space/memory_pool.h"
 #include "runtime/observe/external_memory.h"
 #include "streams/pinned/pinned_memory.h"
 
@@ -27,7 +28,7 @@ known_range known_range::of(runtime::impl& r, void const* at, std::size_t bytes)
   known_range out;
   out.at = at, out.bytes = bytes;
   auto const lies_in = [&](std::optional<memory::block> const& found) {
-    out.is = !found ? verdict::no_block : found->asleep_in ? verdict::asleep : judge(*found, at, bytes);
+    out.is = !found ? verdict::no_block : found->asleep ? verdict::asleep : judge(*found, at, bytes);
     if (found) out.block = *found;
   };
   if (auto const from = reinterpret_cast<std::uintptr_t>(at); from + bytes < from) {
@@ -101,7 +102,7 @@ known_range const& known_range::require_inside(std::string_view operation, std::
       refuse("wraps around the address space", "Check the size for an overflow", error_id{187});
       break;
     case verdict::asleep:
-      refuse("lies in pool " + *block.asleep_in + ", which is asleep", "Wake the pool first (pool::wake)",
+      refuse("lies in pool " + block.pool->name() + ", which is asleep", "Wake the pool first (pool::wake)",
              error_id{393});
       break;
     case verdict::of_another_runtime:

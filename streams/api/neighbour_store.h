@@ -13,10 +13,14 @@ class neighbour_store final : public copied_store {
         memory_(r.part<memory::device_memory>().on(neighbour, at)),
         home_(streams_.lease(neighbour, driver::stream_kind::independent, priority::normal, at)) {}
   ~neighbour_store() override {
-    (void)line_.synchronize();
-    if (block_) memory_.deallocate(block_, clocks_.complete(last_) ? nullptr : &line_, at_);
+    neighbour_store::drop();
     streams_.give_back(home_);
   }
+  void drop() noexcept override try {
+    (void)line_.synchronize();
+    if (block_) memory_.deallocate(block_, clocks_.complete(last_) ? nullptr : &line_, at_);
+    block_ = nullptr;
+  } catch (...) {}  // it is freed with the store
   driver::status save(memory::address from, std::size_t bytes, std::size_t offset) override {
     return copied(block_ + offset, memory_.device(), reinterpret_cast<void const*>(from), line_.device(), bytes);
   }

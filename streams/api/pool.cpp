@@ -51,7 +51,7 @@ pool::state& pool::usable(char const* operation, source_location at) const {
 
 std::string const& pool::name() const noexcept { return state_->name; }
 weir::device pool::device() const noexcept { return state_->on; }
-std::uint64_t pool::number() const noexcept { return state_->usable() ? state_->here->number : 0; }
+std::uint64_t pool::number() const noexcept { return state_->usable() ? state_->here->number() : 0; }
 size_t pool::limit() const noexcept { return state_->usable() ? state_->here->now().limit : 0; }
 
 void pool::set_limit(size_t bytes, source_location at) {

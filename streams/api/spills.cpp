@@ -114,7 +114,11 @@ void spills::hold(std::string_view operation, clock::stream_clock* on, std::span
     for (auto* const p : needs) {
       member& m = members_.at(p);
       if ((inside || inside_capture) && (m.going || p->is_asleep()))
+<<<<<<< HEAD
         throw invalid_use(std::string(operation), "memory in pool " + p->name + ", which is asleep",
+=======
+        throw invalid_use("launch", "memory in pool " + p->name() + ", which is asleep",
+>>>>>>> 0844f5d3e56445cdf576db923811eec57ba7ec3a
                           "No pool wakes in a capture, or in the callable of a launch: use the memory before", at,
                           error_id{431});
       m.stays |= inside_capture;
@@ -201,7 +205,7 @@ bool spills::wake(memory::memory_pool& pool, source_location at) {
 spills::member* spills::coldest(int device, std::uint64_t but, std::uint64_t search, bool unheld) {
   member* out = nullptr;
   for (auto& [pool, m] : members_) {
-    if (m.its->on.index() != device || pool->number == but || pool->is_asleep()) continue;
+    if (m.its->on.index() != device || pool->number() == but || pool->is_asleep()) continue;
     if (!pool->now().charged || m.stays || m.wanted || (unheld && m.holds) || m.stayed_awake == search) continue;
     if (!out || m.last_use < out->last_use) out = &m;
   }

@@ -40,5 +40,6 @@ std::string pinned_pages_go_back();
 std::string asleep_and_awake();
 std::string pools_that_take_turns();
 std::string graphs_of_one_memory();
+std::string captures_that_come_again();
 
 }  // namespace weir::faults

@@ -357,6 +357,10 @@ constexpr std::array table{
         "captures", {.devices = 1, .memory = 4_MiB, .schedule = scheduling::seeded}, {}, captured_and_launched_twice},
     scenario{
         "shared_captures", {.devices = 1, .memory = 4_MiB, .schedule = scheduling::seeded}, {}, graphs_of_one_memory},
+    scenario{"captures_again",
+             {.devices = 1, .memory = 2_MiB, .schedule = scheduling::seeded},
+             {},
+             captures_that_come_again},
     scenario{"sleep", {.devices = 2, .memory = 4_MiB, .schedule = scheduling::seeded}, {}, asleep_and_awake},
     scenario{"spill",
              {.devices = 2, .memory = 1_MiB, .schedule = scheduling::seeded, .peers = simulated::links::pairs},

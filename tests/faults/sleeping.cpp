@@ -63,7 +63,11 @@ std::string asleep_and_awake() {
   model.wake();
   for (buffer& b : all)
     if (b.size()) fill(b.data(), std::byte{40}, b.size());
-  return seen + ends_of(all);
+  seen += ends_of(all);
+  model.sleep();
+  all.clear();  // the last free gives the copy back
+  if (model.statistics().asleep) throw std::logic_error("its copy stays");
+  return seen;
 }
 
 namespace {
@@ -140,6 +144,22 @@ std::string graphs_of_one_memory() {
     seen.append(host.data<char>(), 6);
   }
   return seen;
+}
+
+// Each capture needs the memory of the graph before it, which has ended, and whose launch may still run.
+std::string captures_that_come_again() {
+  stream const s;
+  buffer const host = pinned(4);
+  for (std::size_t i = 0; i < 4; ++i) {
+    graph once = graph::capture(s, [&] {
+      buffer const large(s, 1'200'000);
+      fill(large.data(), std::byte(i + 1), large.size());
+      copy(s, host.data<char>() + i, large.data<char>() + 1'000'000, 1, non_blocking);
+    });
+    once.launch(s);
+  }
+  s.synchronize();
+  return std::string(host.data<char>(), 4);
 }
 
 }  // namespace weir::faults

@@ -393,7 +393,7 @@ TEST(oom_ladder, throws_with_its_steps_and_changes_nothing_else) {
   one_device d(4 << 20);
   memory::memory_audit audit(d.of, d.heaps, d.mover, d.peers, d.memory);
   memory::oom_callbacks none;
-  memory::oom_ladder ladder(d.of, d.heaps, d.memory, d.more, d.reuse, d.completion, d.back, audit, none);
+  memory::oom_ladder ladder(d.of, d.heaps, d.memory, d.more, d.reuse, d.completion, d.graphs, d.back, audit, none);
   clock::stream_clock& home = d.bench.stream(0);
   void* const p = d.grown(home, 3 << 20);
   memory::stream_heap& m = d.heaps.of(home);

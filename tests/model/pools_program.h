@@ -69,7 +69,7 @@ class pools_program {
       memory::memory_pool& p =
           program_.bench_->on(d).make_registered_pool("registered", most, **home, source_location::current());
       pools_.push_back({d, &p, p.now().charged});
-      program_.say("pool ", p.number, " is registered: ", p.now().charged, " B");
+      program_.say("pool ", p.number(), " is registered: ", p.now().charged, " B");
       ++registered;
       program_.kept_ = true;
     } catch (out_of_memory const&) {  // what is live leaves too little
@@ -127,14 +127,14 @@ class pools_program {
       std::size_t given = 0;
       if (auto const s = a.sleep(*k.pool, &store, given); !s.ok()) return refused("sleep", s);
       ++slept;
-      program_.say("pool ", k.pool->number, " sleeps");
+      program_.say("pool ", k.pool->number(), " sleeps");
       for (std::size_t i = below(4); i; --i) drop();
       if (below(2)) (void)a.empty_cache();
       program_.validate("while a pool sleeps");
       while (k.pool->is_asleep()) {
         try {
           auto const s = a.wake(*k.pool, &store, source_location::current());
-          program_.say("pool ", k.pool->number, s.ok() ? " wakes" : " stays asleep");
+          program_.say("pool ", k.pool->number(), s.ok() ? " wakes" : " stays asleep");
           if (!s.ok()) refused("wake", s), program_.bench_->control->clear_failures();
         } catch (out_of_memory const&) {
           if (program_.blocks_.empty()) return program_.fail(check::answers, "nothing is left, and a pool cannot wake");

@@ -179,6 +179,34 @@ TEST_F(sleepers, blocks_can_be_freed_meanwhile) {
   EXPECT_EQ(model.statistics().reserved, 0u) << "nothing lives there: no page comes back";
 }
 
+TEST_F(sleepers, the_last_free_gives_back_the_copy) {
+  for (int round = 0; round < 3; ++round) {
+    auto model = std::make_optional<pool>("model");
+    auto all = fill_some(*model);
+    model->sleep();
+    EXPECT_GE(pinned_memory_stats().allocated_bytes.all.current, static_cast<std::int64_t>(12_MiB));
+    block const last = all.back();
+    all.pop_back();
+    if (round == 2) model.reset();
+    free_all(all);
+    if (model) {
+      EXPECT_GT(model->statistics().asleep, 0u);
+    }
+    deallocate(last.at);
+    EXPECT_EQ(pinned_memory_stats().allocated_bytes.all.current, 0);
+    sound();
+    if (round == 2) {
+      for (auto const& p : memory_by_pool()) EXPECT_EQ(p.asleep + p.blocks, 0u) << p.name;
+      continue;
+    }
+    EXPECT_EQ(model->statistics().asleep, 0u);
+    EXPECT_TRUE(model->is_asleep());
+    if (round == 0) model->wake();
+    EXPECT_EQ(model->statistics().reserved, 0u);
+    sound();
+  }
+}
+
 TEST_F(sleepers, may_drop_their_bytes) {
   pool model("model");
   auto all = fill_some(model);

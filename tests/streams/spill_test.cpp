@@ -297,6 +297,20 @@ TEST_F(spilled, a_neighbour_comes_before_the_host) {
   a.expect_bytes();
 }
 
+TEST_F(spilled, the_last_free_gives_back_the_neighbours_memory) {
+  model a("a", 1), b("b", 2);
+  spill const overflow({&a.memory, &b.memory}, {.neighbours = {weir::device(1)}});
+  buffer const hog(part);
+  EXPECT_TRUE(a.memory.is_asleep());
+  EXPECT_GE(memory_allocated(1), part);
+  for (buffer& block : a.blocks) block.reset();
+  EXPECT_EQ(memory_allocated(1), 0u);
+  empty_cache(1);
+  EXPECT_EQ(memory_reserved(1), 0u);
+  EXPECT_EQ(a.memory.statistics().asleep, 0u);
+  a.memory.wake();
+}
+
 // Each driver call in turn is refused while a launch puts one pool to sleep and wakes another.
 TEST_F(spilled, a_refused_call_leaves_all_whole) {
   auto control = simulation::of(own);

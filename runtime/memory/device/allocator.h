@@ -21,8 +21,8 @@ struct block {
   int device = -1;        // -1: host
   memory_kind kind = memory_kind::device;
   clock::stream_clock* home = nullptr;  // null: host memory
-  std::string const* asleep_in = nullptr;  // the pool that it sleeps in; null: it is awake
-  memory_pool* pool = nullptr;             // that it lies in; null: host memory
+  bool asleep = false;                  // with its pool
+  memory_pool* pool = nullptr;          // that it lies in; null: host memory
 };
 
 // One contiguous range of mapped memory: its blocks and its free parts, side by side.

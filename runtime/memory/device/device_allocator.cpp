@@ -12,7 +12,7 @@ namespace weir::memory {
 
 device_allocator::device_allocator(weir::runtime::impl& r, int device, oom_callbacks& c, source_location const& at)
     : of_(r, device, this, at),
-      ladder_(of_, heaps_, memory_, growth_, reuse_, completion_, return_, audit_, c),
+      ladder_(of_, heaps_, memory_, growth_, reuse_, completion_, graphs_, return_, audit_, c),
       callbacks_(c) {
   if (of_.space.maps()) mapped_spaces::enter(of_.space.base(), of_.space.bytes(), of_.space);
 }
@@ -39,10 +39,15 @@ void* device_allocator::allocate_from(memory_pool& pool, from where, clock::stre
 
 void* device_allocator::allocate_in(memory_pool& pool, from where, alloc_request const& r) {
   if (pool.is_asleep() && !callbacks_.wake(pool, r.at)) [[unlikely]] {
-    throw invalid_use("allocate", base::text(r.bytes, " B in pool ", pool.name, ", which is asleep"),
+    throw invalid_use("allocate", base::text(r.bytes, " B in pool ", pool.name(), ", which is asleep"),
                       "Wake the pool first (pool::wake)", r.at, error_id{385});
   }
   if (void* const p = where == from::pools_in_force ? allocate_shared(pool, r) : nullptr) return p;
+  if (pool.is == memory_pool::kind::graph && !heaps_.if_made(r.home, pool)) [[unlikely]] {
+    // Which heap is left must not depend on what is complete.
+    while (of_.deterministic && of_.clocks.collectives_given().empty() && graphs_.await_those_ending()) {}
+    empty_what_is_left(most_left_idle, of_.space.page_bytes());
+  }
   stream_heap& mine = heaps_.of(r.home, pool);
   thread_cache* const cache = where == from::pools_in_force ? mine.cache_to_allocate() : mine.cache_here();
   void* p = nullptr;
@@ -123,12 +128,25 @@ memory_pool& device_allocator::make_registered_pool(std::string name, std::size_
   memory_pool& made = heaps_.add_pool(memory_pool::kind::registered, std::move(name), whole);
   try {
     base::internal_ordering const own_affair(of_.runtime.observer());
+    empty_what_is_left(0, 0);
     (void)allocate_cold(heaps_.of(home, made), all);
   } catch (...) {
     end_pool(made);
     throw;
   }
   return made;
+}
+
+// A graph's pool and a registered one take over heaps that ended pools left, if these hold little or nothing.
+void device_allocator::empty_what_is_left(std::size_t spared, std::size_t page) {
+  if (!of_.space.maps()) return;
+  auto all = heaps_.left_idle(page);
+  all.resize(all.size() - std::min(spared, all.size()));
+  for (stream_heap* const m : all) {
+    if (of_.deterministic && of_.clocks.collectives_given().empty()) m->finish();
+    (void)completion_.poll(*m);
+    if (return_.of(*m, ~std::size_t{0}) == 0) return;  // later ones complete later
+  }
 }
 
 allocator::whole_pool device_allocator::whole(memory_pool const& p) const {
@@ -257,7 +275,7 @@ std::optional<block> device_allocator::find(void const* p) const noexcept {
   if (!b.live) return std::nullopt;
   block out{reinterpret_cast<void*>(b.start), 0, of_.device, memory_kind::device, m.home.load()};
   out.pool = m.pool.get();
-  if (m.asleep.get()) out.asleep_in = &out.pool->name;
+  out.asleep = m.asleep.get();
   if (b.in_slab) {
     out.bytes = b.in_slab->requested(b.index);
     slab::note const* const n = b.in_slab->note_of(b.index);

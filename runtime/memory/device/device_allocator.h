@@ -28,7 +28,8 @@ class device_allocator final : public allocator {
     return allocate_from(heaps_.rest(), from::one_pool, home, bytes, 0, at);
   }
   void deallocate(void* p, clock::stream_clock* last_use, source_location at) override {
-    free_.deallocate(p, last_use, at);
+    if (memory_pool* const drained = free_.deallocate(p, last_use, at)) [[unlikely]]
+      drained->has_ended() ? end(*drained) : sleep_.drop(*drained);
   }
   void record_use(void const*, clock::stream_clock&, source_location) override;
   void set_stream(void*, clock::stream_clock&, source_location) override;
@@ -56,7 +57,7 @@ class device_allocator final : public allocator {
   void end(memory_pool&) noexcept;  // which nothing holds
   driver::status sleep(memory_pool&, page_store*, std::size_t& given) override;
   driver::status wake(memory_pool&, page_store*, source_location) override;
-  std::size_t free_pages() override { return audit_.look_for_room(nullptr, heaps_.rest()).anywhere; }
+  std::size_t free_pages() override { return now().look_for_room(nullptr, heaps_.rest()).anywhere; }
   pool_memory_use use_of(memory_pool const& p) const override { return audit_.use_of(p); }
   std::vector<pool_memory_use> by_pool() const override { return now().by_pool(); }
   pool_memory_use use_of_graphs(graph_hold const&) override;
@@ -67,7 +68,7 @@ class device_allocator final : public allocator {
   std::vector<mapped_range> layout() const override { return now().layout(); }
   std::vector<stream_memory_use> by_stream() const override { return now().by_stream(); }
   weir::headroom headroom(clock::stream_clock const& home) const override {
-    return audit_.headroom(home, heaps_.pool_here());
+    return now().headroom(home, heaps_.pool_here());
   }
   void reset_peak() override { audit_.reset_peak(); }
   void reset_accumulated() override { audit_.reset_accumulated(); }
@@ -94,6 +95,12 @@ class device_allocator final : public allocator {
   // The stream's lane, if it is captured; null: it is not. One driver call. Throws: as allocate
   clock::stream_clock* lane_of(clock::stream_clock& home, alloc_request const&) const;
   void* allocate_captured(clock::stream_clock& lane, alloc_request const&);
+<<<<<<< HEAD
+=======
+  bool can_never_hold(std::size_t bytes, memory_pool const&) const;
+  static constexpr std::size_t most_left_idle = 16;  // heaps
+  void empty_what_is_left(std::size_t spared, std::size_t page);  // their free pages go. Throws: bad_alloc
+>>>>>>> 0844f5d3e56445cdf576db923811eec57ba7ec3a
   range use_in(region&, address, clock::stream_clock&) noexcept;
   memory_audit const& now() const {  // without what graphs that are gone held
     graphs_.end_those_over();

@@ -16,6 +16,7 @@ class device_memory {
   static void return_idle(weir::runtime::impl&, int device) noexcept;
   allocator* owner(void const*) noexcept;  // by address, without a search; null: not device memory of this runtime
   std::uint64_t add_callback(ladder_callback, void* state, int order);
+  std::uint64_t add_waiting_callback(ladder_callback, void* state);  // called when all other waits gave nothing
   void remove_callback(std::uint64_t) noexcept;
   bool call_back(memory_report const&);  // true: a callback has freed something. Requires: no lock is held
   void set_spiller(pool_spiller*) noexcept;  // null: none

@@ -10,6 +10,7 @@ namespace weir::memory {
 
 // If the host has no memory to note the users, the free does not fail: the host waits for each user, so that
 // nothing is left to note.
+<<<<<<< HEAD
 void free_path::deallocate(void* p, clock::stream_clock* last_use, source_location at) {
   if (!p || process_was_forked()) return;  // a child's copy of the parent's block: the parent's memory stays untouched
   attempt so_far;
@@ -26,6 +27,17 @@ void free_path::deallocate(void* p, clock::stream_clock* last_use, source_locati
       } else {
         return;
       }
+=======
+memory_pool* free_path::deallocate(void* p, clock::stream_clock* last_use, source_location at) {
+  if (!p || process_was_forked()) return nullptr;  // a child's copy of the parent's block: the parent's memory stays untouched
+  streams_asked asked;
+  for (;;) {
+    try {
+      auto const [captured, drained] = take_back(p, last_use, at, asked);
+      if (!captured) return drained;
+      ask(*captured, at);
+      asked.push_back(captured);
+>>>>>>> 0844f5d3e56445cdf576db923811eec57ba7ec3a
     } catch (std::bad_alloc const&) {
       if (std::exchange(so_far.waits, true)) throw;
     }
@@ -82,13 +94,19 @@ void free_path::ask(clock::stream_clock& s, source_location at) const {
   } catch (error const&) {}
 }
 
+<<<<<<< HEAD
 // Whatever may throw comes first. From the notices on, nothing does.
 free_path::blocker free_path::take_back(void* p, clock::stream_clock* last_use, source_location at,
                                         attempt const& so_far) {
+=======
+free_path::outcome free_path::take_back(void* p, clock::stream_clock* last_use, source_location at,
+                                        streams_asked const& asked) {
+>>>>>>> 0844f5d3e56445cdf576db923811eec57ba7ec3a
   region* const r = of_.must_find(p, "deallocate", at);
   stream_heap& m = *r->owner.load();
   boost::container::small_vector<clock::stream_clock*, 4> to_fence;  // streams other than the home that used the block
   clock::stream_clock* at_home = nullptr;
+  outcome done;
   bool const used = last_use && last_use != m.home.load();
   thread_cache* const cache = used && !m.may_defer_free(*r, p, *last_use) ? nullptr : m.cache_here();
   {
@@ -101,6 +119,10 @@ free_path::blocker free_path::take_back(void* p, clock::stream_clock* last_use, 
                         "Free a block by the address that allocate returned: " + base::address_text(b.start), at,
                         error_id{159});
     }
+<<<<<<< HEAD
+=======
+    if (of_.lost()) return {};  // nothing runs there any more, and nothing is allocated again
+>>>>>>> 0844f5d3e56445cdf576db923811eec57ba7ec3a
 
     clock::stream_clock& home = *m.home.load();
     slab::note const* const n = b.in_slab ? b.in_slab->note_of(b.index) : nullptr;
@@ -114,7 +136,12 @@ free_path::blocker free_path::take_back(void* p, clock::stream_clock* last_use, 
     };
     look(its), b.each_user(look), look(last_use);
     if (to_ask) [[unlikely]] return {to_ask};
+<<<<<<< HEAD
 
+=======
+    if (of_.runtime.observer()) [[unlikely]]
+      announce_free(b, home, last_use, at);
+>>>>>>> 0844f5d3e56445cdf576db923811eec57ba7ec3a
     boost::container::small_vector<clock::stamp, 4> stamps;
     if (so_far.waits) {
       if (auto* const busy = busy_user(m, b, *its, last_use, so_far)) return {nullptr, busy};
@@ -179,6 +206,7 @@ free_path::blocker free_path::take_back(void* p, clock::stream_clock* last_use, 
         m.wanted > 0 ? --m.wanted : ++m.unwanted;
       }
     }
+    if (m.asleep.get() && m.pool.get()->free_asleep()) done.drained = m.pool.get();
   }
   // memory_statistics::fences counts fences for frees, and not those that a query or a wait records.
   auto const fence = [this](clock::stream_clock& t) {
@@ -186,7 +214,11 @@ free_path::blocker free_path::take_back(void* p, clock::stream_clock* last_use, 
   };
   if (at_home) fence(*at_home);
   for (clock::stream_clock* const t : to_fence) fence(*t);
+<<<<<<< HEAD
   return {};
+=======
+  return done;
+>>>>>>> 0844f5d3e56445cdf576db923811eec57ba7ec3a
 }
 
 // For a checker: the streams whose work comes before the block's next use; of a sleeping block no work does.

@@ -14,10 +14,12 @@ class free_path {
  public:
   free_path(device_context& of, heap_table& heaps, graph_pools& graphs) : of_(of), heaps_(heaps), graphs_(graphs) {}
 
-  void deallocate(void*, clock::stream_clock* last_use, source_location);  // as allocator::deallocate
+  // As allocator::deallocate. Returns: the sleeping pool whose last block it was; null: another block
+  memory_pool* deallocate(void*, clock::stream_clock* last_use, source_location);
   void fence_what_came_free(clock::stream_clock& home) noexcept;  // as allocator::fence_what_came_free
 
  private:
+<<<<<<< HEAD
   // What one free has done before its block changes.
   struct attempt {
     boost::container::small_vector<clock::stream_clock*, 2> asked{};  // whether they are captured
@@ -30,6 +32,15 @@ class free_path {
   };
   // Returns: a blocker; nothing has changed then. Throws also: bad_alloc, with nothing changed
   blocker take_back(void*, clock::stream_clock* last_use, source_location, attempt const&);
+=======
+  using streams_asked = boost::container::small_vector<clock::stream_clock*, 2>;
+  struct outcome {
+    clock::stream_clock* to_ask = nullptr;  // it may be captured and has to be asked first; nothing has changed then
+    memory_pool* drained = nullptr;         // as deallocate()
+  };
+  // Throws also: bad_alloc, with nothing changed
+  outcome take_back(void*, clock::stream_clock* last_use, source_location, streams_asked const&);
+>>>>>>> 0844f5d3e56445cdf576db923811eec57ba7ec3a
   void ask(clock::stream_clock&, source_location) const;
   // Calls `act` with each stamp that the block's next use has to come after, but for the home's own work, whose
   // number raises `since`.

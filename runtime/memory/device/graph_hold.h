@@ -1,5 +1,8 @@
 // What holds the memory of graphs: the program's objects, and the driver's graphs.
 // Threads: any.
+//
+// Invariant: graph_life counts one for the program, until its last graph_hold ends, and one for each graph of the
+// driver. At zero the memory is over.
 #pragma once
 #include <functional>
 #include <map>
@@ -11,23 +14,48 @@
 
 namespace weir::memory {
 
-// The memory of one graph, or of graphs that never run at the same time, on all devices. It is over with the last
-// reference, which may go on any thread, inside the driver, with locks held.
-class graph_hold {
+// How long the memory of graphs lives, for whoever looks later.
+class graph_life {
  public:
-  graph_hold() : over_(std::make_shared<base::atomic<bool>>(false)) {}
-  ~graph_hold() {
+  bool is_over() const noexcept { return holders_.load(base::memory_order_acquire) == 0; }
+  bool is_ending() const noexcept { return left_.load(base::memory_order_acquire); }  // the program has let it go
+  void hold() noexcept { holders_.fetch_add(1, base::memory_order_relaxed); }
+  // Threads: any, also inside the driver, with locks held
+  void let_go() noexcept {
     base::no_switch const inside_the_driver;
-    over_->store(true, base::memory_order_release);
-    ended_.fetch_add(1, base::memory_order_release);
+    if (holders_.fetch_sub(1, base::memory_order_acq_rel) == 1) changed_.fetch_add(1, base::memory_order_release);
   }
-  graph_hold(graph_hold const&) = delete;
-  std::shared_ptr<base::atomic<bool> const> over() const noexcept { return over_; }
-  static std::uint64_t ended() noexcept { return ended_.load(base::memory_order_acquire); }  // in this process
+  void leave() noexcept {  // the program's last reference goes
+    base::no_switch const one_step;
+    left_.store(true, base::memory_order_release);
+    changed_.fetch_add(1, base::memory_order_release);
+    let_go();
+  }
+  // A launch by weir: all work of that stream so far. Without host memory it is not noted.
+  void note_launch(clock::clocks const&, clock::stamp) noexcept;
+  // So that they can be waited for when their streams are captured. At most one event record for each stream
+  void fence_launches(clock::clocks const&) const noexcept;
+  std::vector<clock::stamp> launches() const { return *launches_.lock(); }  // Throws: bad_alloc
+  // Counts those of this process that began to end, or are over.
+  static std::uint64_t changed() noexcept { return changed_.load(base::memory_order_acquire); }
 
  private:
-  static inline constinit base::atomic<std::uint64_t> ended_{0};
-  std::shared_ptr<base::atomic<bool>> const over_;
+  static inline constinit base::atomic<std::uint64_t> changed_{0};
+  base::atomic<int> holders_{1};
+  base::atomic<bool> left_{false};
+  base::guarded<std::vector<clock::stamp>> launches_;  // the newest of each stream that may still run
+};
+
+// The memory of one graph, or of graphs that never run at the same time, on all devices.
+class graph_hold {
+ public:
+  graph_hold() : life_(std::make_shared<graph_life>()) {}
+  ~graph_hold() { life_->leave(); }
+  graph_hold(graph_hold const&) = delete;
+  std::shared_ptr<graph_life> const& life() const noexcept { return life_; }
+
+ private:
+  std::shared_ptr<graph_life> const life_;
 };
 using graph_holder = std::shared_ptr<graph_hold const>;
 

@@ -7,6 +7,32 @@
 #include "runtime/base/room.h"
 
 namespace weir::memory {
+namespace {
+// The driver lets go of a graph on a thread of its own, some time after the last launch.
+constexpr std::int64_t patience_ns = 2'000'000'000, nap_ns = 100'000;
+constexpr int most_looks = 64;  // where no time passes by itself
+constexpr std::size_t few_streams = 8;
+constexpr std::size_t most_captures = 16;  // known of one pool, before those that have ended are forgotten
+}  // namespace
+
+void graph_life::note_launch(clock::clocks const& of, clock::stamp s) noexcept try {
+  auto all = launches_.lock();
+  auto const same = std::ranges::find(*all, s.stream, &clock::stamp::stream);
+  if (same != all->end()) {
+    same->n = s.n;
+    return;
+  }
+  if (all->size() >= few_streams && all->size() == all->capacity())
+    std::erase_if(*all, [&](clock::stamp old) { return of.complete(old); });
+  all->push_back(s);
+} catch (std::bad_alloc const&) {}
+
+void graph_life::fence_launches(clock::clocks const& of) const noexcept try {
+  for (clock::stamp const s : launches()) {
+    clock::stream_clock* const t = of.complete(s) ? nullptr : clock::find(s.stream);
+    if (t) (void)t->fence();
+  }
+} catch (std::bad_alloc const&) {}
 
 void graph_choices::declare(std::uint64_t capture, graph_holder h) {
   base::lock_guard const hold(lock_);
@@ -55,7 +81,7 @@ graph_pools::one graph_pools::known(clock::stream_clock const& lane) const noexc
 
 memory_pool const* graph_pools::of_hold(graph_hold const& h) const noexcept {
   auto const all = contents_.lock();
-  auto const found = std::ranges::find(all->all, h.over(), &entry::over);
+  auto const found = std::ranges::find(all->all, h.life(), &entry::life);
   return found == all->all.end() ? nullptr : found->its.pool;
 }
 
@@ -65,8 +91,14 @@ graph_pools::one graph_pools::of(clock::stream_clock const& lane, source_locatio
   clock::stream_clock& s = *lane.stands_for();
   graph_holder hold = of_.runtime.part<graph_choices>().choose(lane.capture(), s);
   if (!hold) hold = std::make_shared<graph_hold const>();
-  auto const drop = [](void* p) { delete static_cast<graph_holder*>(p); };
-  auto const kept = of_.machine.keep_with_graph(of_.device, s.handle(), drop, new graph_holder(hold));
+  using driver_hold = std::shared_ptr<graph_life>;
+  auto const drop = [](void* p) {
+    std::unique_ptr<driver_hold> const its(static_cast<driver_hold*>(p));
+    (*its)->let_go();
+  };
+  auto its_own = std::make_unique<driver_hold>(hold->life());
+  hold->life()->hold();
+  auto const kept = of_.machine.keep_with_graph(of_.device, s.handle(), drop, its_own.release());
   if (kept.what == driver::code::not_permitted) {
     throw invalid_use("allocate",
                       base::text("on stream ", s.id(), " of gpu:", of_.device, ", whose capture is spoiled"),
@@ -80,10 +112,10 @@ graph_pools::one graph_pools::of(clock::stream_clock const& lane, source_locatio
       auto all = contents_.lock();
       auto const before = all->by_capture.find(lane.capture());
       if (before != all->by_capture.end()) break;  // another thread was first
-      auto known = std::ranges::find(all->all, hold->over(), &entry::over);
+      auto known = std::ranges::find(all->all, hold->life(), &entry::life);
       if (known == all->all.end() && fresh.pool) {
         base::make_room(all->all);
-        all->all.push_back({hold->over(), std::exchange(fresh, {}), {}});
+        all->all.push_back({hold->life(), std::exchange(fresh, {}), {}});
         known = all->all.end() - 1;
       }
       if (known != all->all.end()) {
@@ -98,17 +130,36 @@ graph_pools::one graph_pools::of(clock::stream_clock const& lane, source_locatio
     fresh.pool = &heaps_.add_pool(memory_pool::kind::graph, base::text("graph ", lane.capture()), 0);
   }
   if (fresh.pool) of_.clocks.let_go(*fresh.keeper), heaps_.end_pool(*fresh.pool);
+  forget_ended_captures(hold->life());
   return known(lane);
 }
 
+// Of a pool that many captures share, one after the other.
+void graph_pools::forget_ended_captures(std::shared_ptr<graph_life> const& life) {
+  std::vector<std::uint64_t> ended;
+  {
+    auto const all = contents_.lock();
+    auto const its = std::ranges::find(all->all, life, &entry::life);
+    if (its == all->all.end() || its->captures.size() < most_captures) return;
+    ended = its->captures;
+  }
+  std::erase_if(ended, [&](std::uint64_t c) { return of_.clocks.is_under_way(c); });
+  auto all = contents_.lock();
+  auto const its = std::ranges::find(all->all, life, &entry::life);
+  for (std::uint64_t const c : ended) all->by_capture.erase(c);
+  if (its != all->all.end()) std::erase_if(its->captures, [&](std::uint64_t c) { return !all->by_capture.contains(c); });
+}
+
 void graph_pools::end_those_over() noexcept {
-  std::uint64_t const ended = graph_hold::ended();
-  if (seen_ended_.exchange(ended) == ended) return;
+  std::uint64_t const changed = graph_life::changed();
+  if (seen_changed_.exchange(changed) == changed) return;
   for (;;) {
     entry gone;
     {
       auto all = contents_.lock();
-      auto const found = std::ranges::find_if(all->all, [](entry const& e) { return e.over->load(); });
+      for (entry const& e : all->all)
+        if (e.life->is_ending()) e.its.pool->set_ending();
+      auto const found = std::ranges::find_if(all->all, [](entry const& e) { return e.life->is_over(); });
       if (found == all->all.end()) return;
       gone = std::move(*found);
       all->all.erase(found);
@@ -119,6 +170,44 @@ void graph_pools::end_those_over() noexcept {
     mapping_lock::exclusive const stay(memory_.changes);
     heaps_.end_pool(*gone.its.pool);
   }
+}
+
+// False: ranks wait for each other in a stream, perhaps for this thread.
+bool graph_pools::await_launches(graph_life const& its) const {
+  bool const ranks_may_wait = !of_.clocks.collectives_given().empty();
+  for (clock::stamp const s : its.launches()) {
+    auto const done = ranks_may_wait ? of_.clocks.ask_for_a_while(s) : of_.clocks.synchronize(s);
+    if (done.what == driver::code::not_ready) return false;
+  }
+  return true;
+}
+
+bool graph_pools::is_over_in_time(graph_life const& its) const {
+  bool const moves = of_.machine.moves_by_itself();
+  std::int64_t const until = moves ? base::now_ns() + patience_ns : 0;
+  for (int looks = 0; !its.is_over() && (moves ? base::now_ns() < until : looks < most_looks); ++looks)
+    moves ? base::sleep_ns(nap_ns) : base::yield_thread();
+  return its.is_over();
+}
+
+bool graph_pools::await_those_ending() {
+  std::vector<std::shared_ptr<graph_life>> ending;
+  {
+    auto const all = contents_.lock();
+    for (entry const& e : all->all)
+      if (e.life->is_ending() && !e.awaited_in_vain) ending.push_back(e.life);
+  }
+  for (auto const& life : ending) {
+    if (!await_launches(*life)) continue;
+    if (is_over_in_time(*life)) {
+      end_those_over();
+      return true;
+    }
+    auto all = contents_.lock();
+    auto const kept = std::ranges::find(all->all, life, &entry::life);
+    if (kept != all->all.end()) kept->awaited_in_vain = true;
+  }
+  return false;
 }
 
 }  // namespace weir::memory

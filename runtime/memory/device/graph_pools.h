@@ -32,22 +32,30 @@ class graph_pools {
   memory_pool const* of_hold(graph_hold const&) const noexcept;  // null: nothing was allocated
   // Pools that nothing holds any more become ordinary memory. Requires: no lock
   void end_those_over() noexcept;
+  // Waits for launches of graphs that the program has let go. True: a pool became ordinary memory. Throws: bad_alloc
+  // Blocks: until they are complete, or for a while if their streams are not known or ranks may wait for this thread
+  bool await_those_ending();
 
  private:
   struct entry {
-    std::shared_ptr<base::atomic<bool> const> over;  // names the hold: a later one may have its address
+    std::shared_ptr<graph_life> life;  // names the hold: a later one may have its address
     one its;
     std::vector<std::uint64_t> captures;
+    bool awaited_in_vain = false;  // something that weir does not know keeps it
   };
   struct contents {
     std::vector<entry> all;
     std::map<std::uint64_t, one> by_capture;
   };
+  void forget_ended_captures(std::shared_ptr<graph_life> const&);  // Throws: bad_alloc
+  bool await_launches(graph_life const&) const;
+  bool is_over_in_time(graph_life const&) const;  // the driver has no holder left
+
   device_context& of_;
   heap_table& heaps_;
   physical_memory& memory_;
   base::guarded<contents> contents_;
-  base::atomic<std::uint64_t> seen_ended_{graph_hold::ended()};
+  base::atomic<std::uint64_t> seen_changed_{graph_life::changed()};
 };
 
 }  // namespace weir::memory

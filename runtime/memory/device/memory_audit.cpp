@@ -73,8 +73,8 @@ pool_memory_use memory_audit::use_of(memory_pool const& pool) const {
   }
   memory_statistics const n = of_.counts.read(all, cached);
   auto const sums = pool.now();
-  out.pool = pool.number;
-  out.name = pool.is == memory_pool::kind::left ? "pools that ended" : pool.name;
+  out.pool = pool.number();
+  out.name = pool.is == memory_pool::kind::left ? "pools that ended" : pool.name();
   out.limit = sums.limit, out.max_reserved = std::max(sums.most_charged, out.reserved);
   out.blocks = n.allocation.all.current, out.asleep = sums.asleep;
   out.allocated = std::min(out.reserved, static_cast<std::size_t>(n.allocated_bytes.all.current));

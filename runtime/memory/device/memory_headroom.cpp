@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "runtime/memory/device/memory_audit.h"
+#include "runtime/observe/external_memory.h"
 
 namespace weir::memory {
 namespace {
@@ -78,10 +79,12 @@ class openings {
 
 }  // namespace
 
-memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_pool const& pool) const {
+memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_pool const& pool,
+                                             std::uint64_t readers) const {
   std::size_t const page = of_.space.page_bytes(), reserved = of_.counts.reserved(), limit = of_.counts.limit();
   auto const left = of_.machine.memory(of_.device);
   std::size_t fresh = left.ok() ? left.value.free : 0;  // bytes to be made
+  fresh += of_.runtime.part<observe::external_memory>().idle(of_.device);
   fresh -= std::min(fresh, of_.driver_reserve);
   std::size_t const allowed = limit ? limit - std::min(limit, reserved) : fresh;
   struct part {
@@ -91,11 +94,15 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
   };
   std::vector<part> parts;
   std::size_t whole = 0, whole_here = 0;
+  if (mine) readers = mine->readers.load();
   room out;
   out.limited = allowed < fresh;
   for (stream_heap* m : heaps_.all()) {
-    bool const here = m->pool.get() == &pool, lends = m == mine || (mine ? heap_table::may_lend(*m, *mine) : here);
-    bool const stays = m->pool.get()->pages_stay();
+    memory_pool const& its = *m->pool.get();
+    bool const ending = its.is_ending(), stays = its.pages_stay() && !ending;
+    bool const left = its.is == memory_pool::kind::left || ending;  // of a graph that is gone, but for its work
+    bool const here = &its == &pool, serves = here || (left && pool.is == memory_pool::kind::rest);
+    bool const lends = m == mine || (serves && (readers & ~m->readers.load()) == 0);
     base::biased_lock hold(m->lock);
     if (m->asleep.get()) continue;
     for (thread_cache* c : m->caches) c->revoke();  // so that nothing moves meanwhile
@@ -127,7 +134,7 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
 weir::headroom memory_audit::headroom(clock::stream_clock const& home, memory_pool const& pool) const {
   stream_heap const* mine = nullptr;
   heaps_.each_of(home, [&](stream_heap const& m) { mine = m.pool.get() == &pool ? &m : mine; });
-  room const all = look_for_room(mine, pool);
+  room const all = look_for_room(mine, pool, heaps_.readers_of(home));
   std::size_t largest = all.anywhere;
   for (auto const& p : all.places) largest = std::max(largest, p.largest);
   if (largest < granule) largest = 0;

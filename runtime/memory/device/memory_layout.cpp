@@ -52,7 +52,7 @@ std::vector<mapped_range> memory_audit::layout() const {
       for (slabs::taken const s : c->out.slots()) waiting.push_back(s.from->start(s.index));
     }
     std::sort(waiting.begin(), waiting.end());
-    std::uint64_t const stream = m->shown_stream(), pool = m->pool.get()->number;
+    std::uint64_t const stream = m->shown_stream(), pool = m->pool.get()->number();
     for (region* r : m->blocks.regions()) {
       bool in_range = false;
       for (heap_block const* p = r->first; p; p = p->after) {

@@ -32,6 +32,9 @@ class heap_check {
     memory_pool const& pool = *heap_.pool.get();
     if (pool.is_registered() && mapped != (heap_.handles.size() == 1 ? pool.now().limit : 0))
       say("a registered pool is not one handle of its limit");
+    if (pool.has_ended() && !heap_.asleep.get()) say("the heap is in a pool that has ended");
+    if (heap_.asleep.get() && !pool.has_asleep() && heap_.holds_blocks())
+      say("a sleeping pool has a block that it does not count");
     for (released const& u : heap_.unusable) unusable += u.handles.front().bytes;
     queue();
     heap_.blocks.each_block([&](heap_block const& p) { block(p); });
@@ -144,9 +147,9 @@ std::vector<std::string> memory_audit::validate() const {
     same("reserved bytes", n.reserved_bytes.all.current, mapped + orphaned);
     same("charged bytes", static_cast<std::int64_t>(of_.counts.reserved()), mapped + orphaned);
     for (auto const& [p, bytes] : in_pools) {
-      same(("bytes charged to pool " + p->name).c_str(), static_cast<std::int64_t>(p->now().charged), bytes);
+      same(("bytes charged to pool " + p->name()).c_str(), static_cast<std::int64_t>(p->now().charged), bytes);
       if (p->is_registered())
-        same(("limit of registered pool " + p->name).c_str(), static_cast<std::int64_t>(p->now().limit), bytes);
+        same(("limit of registered pool " + p->name()).c_str(), static_cast<std::int64_t>(p->now().limit), bytes);
     }
     same("mapped = live + pending + free", static_cast<std::int64_t>(mapped), live + pending + cached);
   }

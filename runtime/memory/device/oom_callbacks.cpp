@@ -3,15 +3,16 @@
 #include "runtime/memory/device/oom_callbacks.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "runtime/base/call_site.h"
 
 namespace weir::memory {
 
-std::uint64_t oom_callbacks::add(ladder_callback run, void* state, int order) {
+std::uint64_t oom_callbacks::add(ladder_callback run, void* state, int order, kind is) {
   base::lock_guard hold(lock_);
   auto const at = std::find_if(all_.begin(), all_.end(), [&](entry const& e) { return e.order > order; });
-  all_.insert(at, {next_, order, run, state});
+  all_.insert(at, {next_, order, is, run, state});
   return next_++;
 }
 
@@ -61,13 +62,13 @@ bool oom_callbacks::begin(std::uint64_t thread) {
   return true;
 }
 
-bool oom_callbacks::call(memory_report const& r) {
+bool oom_callbacks::call_each(memory_report const& r, kind is) {
   std::vector<entry> now;
   {
     base::lock_guard hold(lock_);
-    if (all_.empty()) return false;
-    now = all_;
+    std::ranges::copy_if(all_, std::back_inserter(now), [is](entry const& e) { return e.is == is; });
   }
+  if (now.empty()) return false;
   calling mine(*this);
   bool freed = false;
   for (entry const& e : now) {
@@ -75,6 +76,9 @@ bool oom_callbacks::call(memory_report const& r) {
   }
   return freed;
 }
+
+bool oom_callbacks::call(memory_report const& r) { return call_each(r, kind::at_once); }
+bool oom_callbacks::wait(memory_report const& r) { return call_each(r, kind::waits); }
 
 bool oom_callbacks::spill(memory_report const& r) {
   pool_spiller* const s = spiller_.load();

@@ -1,4 +1,4 @@
-// The user's callbacks, a late step of the out-of-memory ladder.
+// The user's callbacks, a late step of the out-of-memory ladder, and what weir itself frees beside them.
 // Threads: any. No lock is held while one runs. remove() blocks until no other thread runs it.
 #pragma once
 #include <vector>
@@ -10,10 +10,12 @@ namespace weir::memory {
 
 class oom_callbacks {
  public:
-  std::uint64_t add(ladder_callback, void* state, int order);
+  enum class kind : bool { at_once, waits };  // waits: weir's own alone
+  std::uint64_t add(ladder_callback, void* state, int order, kind = kind::at_once);
   void remove(std::uint64_t) noexcept;
   // In order; true: one of them freed something. An allocation made in a callback calls none, and just fails.
   bool call(memory_report const&);
+  bool wait(memory_report const&);                                   // likewise, those that wait for work first
   bool spill(memory_report const&);                                  // likewise, by pools under a spill
   void set_spiller(pool_spiller* s) noexcept { spiller_.store(s); }  // null: none. Outlives its use
   bool spills() const noexcept { return spiller_.load() != nullptr; }
@@ -24,10 +26,12 @@ class oom_callbacks {
 
  private:
   class calling;
+  bool call_each(memory_report const&, kind);
   bool begin(std::uint64_t thread);  // false: it has begun
   struct entry {
     std::uint64_t id;
     int order;
+    kind is;
     ladder_callback run;
     void* state;
   };

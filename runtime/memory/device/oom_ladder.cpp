@@ -58,7 +58,11 @@ class oom_ladder::ascent {
       auto const free_before = came_free();
       if (steps_without_a_wait()) return out_;
       std::size_t waited = 0;
-      if (step(rungs::oldest_fence, [&] { return waited = a_.completion_.wait_for_oldest(collectives_) ? 1 : 0; }))
+      if (step(rungs::oldest_fence, [&] {
+            bool const done = a_.completion_.wait_for_oldest(collectives_) || a_.graphs_.await_those_ending() ||
+                              a_.callbacks_.wait(describe_failure());
+            return waited = done ? 1 : 0;
+          }))
         return out_;
       if (waited && round < most_rounds) continue;
       // A query may have found blocks complete that no later step examined; other threads may have freed some.
@@ -135,6 +139,7 @@ class oom_ladder::ascent {
     return step(rungs::pending,
                 [&] {
                   std::size_t bytes = 0;
+                  a_.graphs_.end_those_over();
                   for (stream_heap* m : heaps()) {
                     (void)m->flush_deferred();
                     bytes += a_.completion_.poll(*m);
@@ -238,7 +243,7 @@ void* oom_ladder::between_blocks(stream_heap& mine, alloc_request const& r) {
     auto const room = audit_.look_for_room(&mine, pool);
     for (auto const& p : room.places) {
       if (p.largest < r.rounded) continue;
-      if (of_.space.maps()) (void)return_.some(~std::size_t{0}, room.pool_is_full ? &pool : nullptr);
+      if (of_.space.maps()) give_pages(r, room.pool_is_full ? &pool : nullptr);
       driver::status const s = growth_.grow_there(*p.in, p.part, r, out);
       of_.note_status(s);
       if (s.ok() && reuse_.hand_over(*p.in, out, mine)) return out;
@@ -247,6 +252,12 @@ void* oom_ladder::between_blocks(stream_heap& mine, alloc_request const& r) {
     }
   }
   return nullptr;
+}
+
+// only: the pool whose limit is short. The device may be short, too: others then give what the place lacks.
+void oom_ladder::give_pages(alloc_request const& r, memory_pool const* only) {
+  (void)return_.some(~std::size_t{0}, only);
+  if (only) (void)return_.some(round_up(r.rounded, of_.space.page_bytes()));
 }
 
 void oom_ladder::refuse_call(driver::status why, alloc_request const& r) const {

@@ -8,7 +8,9 @@ namespace weir::memory {
 // The program relies on these waits of the host, so that they are no internal ordering.
 driver::status device_allocator::sleep(memory_pool& pool, page_store* store, std::size_t& given) {
   graphs_.end_those_over();  // they hold blocks that were freed in a capture
-  return sleep_.sleep(pool, store, given);
+  driver::status const s = sleep_.sleep(pool, store, given);
+  bool const again = s.what == driver::code::not_permitted && graphs_.await_those_ending();
+  return again ? sleep_.sleep(pool, store, given) : s;
 }
 
 driver::status device_allocator::wake(memory_pool& pool, page_store* store, source_location at) {
@@ -37,7 +39,8 @@ driver::status device_allocator::wake(memory_pool& pool, page_store* store, sour
   if (short_of_memory()) (void)again_if(callbacks_.call(report()));
   constexpr int most_rounds = 64;  // other threads may take the room first
   for (int round = 0; round < most_rounds && short_of_memory(); ++round) {
-    while (short_of_memory() && again_if(completion_.wait_for_oldest({}))) {}
+    while (short_of_memory() &&
+           again_if(completion_.wait_for_oldest({}) || graphs_.await_those_ending() || callbacks_.wait(report()))) {}
     if (short_of_memory() && callbacks_.spills() && of_.clocks.collectives_given().empty())
       (void)again_if(empty_cache() > 0);
     if (!short_of_memory() || !again_if(callbacks_.spill(report()))) break;

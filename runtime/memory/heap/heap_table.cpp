@@ -30,7 +30,17 @@ memory_pool& heap_table::pool_here() const noexcept {
 
 memory_pool& heap_table::add_pool(memory_pool::kind is, std::string name, std::size_t limit) {
   base::lock_guard const hold(making_);
-  pools_.push_back(std::make_unique<memory_pool>(number_, new_number(), is, std::move(name), limit));
+  base::make_room(pools_);
+  base::make_room(ended_, pools_.size() + ended_.size() + 1);
+  auto const last = ended_.end() - static_cast<std::ptrdiff_t>(std::min(kept_ended, ended_.size()));
+  auto const again = std::find_if(ended_.begin(), last, [&](auto const& p) { return p->is == is; });
+  if (again == last) {
+    pools_.push_back(std::make_unique<memory_pool>(number_, new_number(), is, std::move(name), limit));
+  } else {
+    (*again)->begin_again(new_number(), std::move(name), limit);
+    pools_.push_back(std::move(*again));
+    ended_.erase(again);
+  }
   return *pools_.back();
 }
 
@@ -64,8 +74,25 @@ void heap_table::end_pool(memory_pool& p) noexcept {
       m->lock.revoke_bias();
     }
     any_left_.store(true);
+    auto const its = std::ranges::find(pools_, &p, &std::unique_ptr<memory_pool>::get);
+    bool const asleep = std::ranges::any_of(heaps_, [&](auto const& m) { return m->pool.get() == &p; });
+    if (its != pools_.end() && !asleep) {
+      ended_.push_back(std::move(*its));  // there is room
+      pools_.erase(its);
+    }
   }
   invalidate_fast_paths();
+}
+
+std::vector<stream_heap*> heap_table::left_idle(std::size_t page) const {
+  base::lock_guard const hold(making_);
+  std::vector<stream_heap*> all;
+  for (auto const& m : heaps_) {
+    auto const& n = m->counts;
+    if (m->pool.get() == &left_ && !n.bytes_live() && n.bytes_mapped() > static_cast<std::int64_t>(page))
+      all.push_back(m.get());
+  }
+  return all;
 }
 
 std::vector<memory_pool*> heap_table::ended_asleep() const {
@@ -94,7 +121,7 @@ std::vector<memory_pool const*> heap_table::pools() const {
 }
 
 stream_heap* heap_table::recent(clock::stream_clock const& t, memory_pool const& pool) const noexcept {
-  stream_heap* const m = recent_[(t.id() + pool.number) % recent_.size()].load(base::memory_order_acquire);
+  stream_heap* const m = recent_[(t.id() + pool.number()) % recent_.size()].load(base::memory_order_acquire);
   bool const its = m && m->home.load(base::memory_order_acquire) == &t && m->pool.get() == &pool;
   return its ? m : nullptr;
 }
@@ -102,7 +129,7 @@ stream_heap* heap_table::recent(clock::stream_clock const& t, memory_pool const&
 stream_heap& heap_table::of(clock::stream_clock& t, memory_pool& pool) {
   if (stream_heap* const m = recent(t, pool)) return *m;
   stream_heap& found = find(t, pool);
-  recent_[(t.id() + pool.number) % recent_.size()].store(&found, base::memory_order_release);
+  recent_[(t.id() + pool.number()) % recent_.size()].store(&found, base::memory_order_release);
   return found;
 }
 
@@ -129,6 +156,16 @@ bool heap_table::has_own_readers(clock::stream_clock const& t) const noexcept {
   return found != by_stream_.end() && have_own_readers(found->second);
 }
 
+std::uint64_t heap_table::readers_for(std::vector<stream_heap*> const& of_stream) const noexcept {
+  return of_stream.empty() ? readers_ : of_stream.front()->readers.load();
+}
+
+std::uint64_t heap_table::readers_of(clock::stream_clock const& t) const noexcept {
+  base::lock_guard const hold(making_);
+  auto const found = by_stream_.find(t.id());
+  return found == by_stream_.end() ? readers_ : readers_for(found->second);
+}
+
 clock::stream_clock& heap_table::shared_home() {
   if (clock::stream_clock* const known = shared_home_.load(base::memory_order_acquire)) return *known;
   base::lock_guard const hold(making_);
@@ -141,7 +178,7 @@ stream_heap* heap_table::existing_or_left(clock::stream_clock& t, memory_pool& p
   auto& of_stream = by_stream_[t.id()];
   base::make_room(of_stream);
   // the handles of another stream's heap are not open to readers that this stream alone has
-  bool const may = !have_own_readers(of_stream) && (of_.clocks.any_ended() || any_left_.load());
+  bool const any = of_.clocks.any_ended() || any_left_.load(), may = any && !have_own_readers(of_stream);
   return may ? inherit(t, pool) : nullptr;
 }
 
@@ -149,6 +186,7 @@ stream_heap* heap_table::inherited(clock::stream_clock& t, memory_pool& pool) {
   if (!of_.clocks.any_ended() && !any_left_.load()) return nullptr;
   ask_the_retired();
   base::lock_guard const hold(making_);
+  if (pool.has_ended()) return nullptr;
   stream_heap* const found = existing_or_left(t, pool);
   if (!found && by_stream_.at(t.id()).empty()) by_stream_.erase(t.id());
   return found;
@@ -158,10 +196,11 @@ stream_heap& heap_table::find(clock::stream_clock& t, memory_pool& pool) {
   if (stream_heap* const found = if_made(t, pool)) return *found;
   if (of_.clocks.any_ended() || any_left_.load()) ask_the_retired();
   base::lock_guard hold(making_);
-  if (stream_heap* const found = existing_or_left(t, pool)) return *found;
+  memory_pool& in_force = pool.has_ended() ? rest_ : pool;  // it has ended during the call
+  if (stream_heap* const found = existing_or_left(t, in_force)) return *found;
   auto& of_stream = by_stream_[t.id()];
-  auto made = std::make_unique<stream_heap>(of_, index, t, pool);
-  made->readers.store(of_stream.empty() ? readers_ : of_stream.front()->readers.load());
+  auto made = std::make_unique<stream_heap>(of_, index, t, in_force);
+  made->readers.store(readers_for(of_stream));
   index.make_room();
   base::make_room(heaps_);
   of_stream.push_back(made.get());
@@ -199,9 +238,13 @@ bool gives_a_handle(stream_heap const& m) {
 // Blocks in use count as blocks of the heir, in the pool that they are in.
 bool heap_table::may_inherit(stream_heap const& m, clock::stream_clock& heir, memory_pool const& pool) const {
   clock::stream_clock& old = *m.home.load();
-  if ((m.pages_stay() || pool.pages_stay()) && m.pool.get() != &pool) return false;
-  bool const empty = m.counts.bytes_live() == 0;
-  if (m.pool.get() != &pool && (!empty || gives_a_handle(m))) return false;
+  bool const empty = m.counts.bytes_live() == 0, comes_in = m.pool.get() != &pool;
+  if (comes_in && (m.pages_stay() || pool.is_asleep() || !empty || gives_a_handle(m))) return false;
+  // What is free there would serve no other pool: a page at most.
+  auto const mapped = static_cast<std::size_t>(m.counts.bytes_mapped());
+  if (comes_in && pool.is == memory_pool::kind::graph && mapped > of_.space.page_bytes()) return false;
+  // It maps the one handle of its limit among blocks, and its runs lie there.
+  if (comes_in && pool.is_registered() && (mapped || m.blocks.has_runs())) return false;
   if (heir.alive() == clock::life::borrowed && !empty) return false;
   return (&old == &heir && old.alive() != clock::life::retired) || of_.clocks.complete(old.now());
 }

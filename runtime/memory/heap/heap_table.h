@@ -2,7 +2,8 @@
 // Threads: any. Its lock is taken before a heap's.
 //
 // Invariants: a live stream has at most one heap in each pool of the program. A retired stream's heap, all work
-// complete, serves the next new one; a heap that an ended pool left does, once no block in it is in use.
+// complete, serves the next new one; a heap that an ended pool left does, once no block in it is in use. So there are
+// as many heaps as streams in pools at one time, however many come and go.
 #pragma once
 #include <array>
 #include <memory>
@@ -22,6 +23,7 @@ class heap_table {
   stream_heap* if_made(clock::stream_clock const&, memory_pool const&) const noexcept;  // null: there is none
   // Whether memory of that stream alone is open to some devices, in whichever pool.
   bool has_own_readers(clock::stream_clock const&) const noexcept;
+  std::uint64_t readers_of(clock::stream_clock const&) const noexcept;  // that a new heap of it is open to
   stream_heap* inherited(clock::stream_clock&, memory_pool&);  // null: nothing is left for it. Throws: bad_alloc
   // The heap of pages that streams share in that pool, made if missing. Throws: bad_alloc
   stream_heap& shared(memory_pool& p) { return of(shared_home(), p); }
@@ -40,10 +42,13 @@ class heap_table {
   memory_pool& rest() noexcept { return rest_; }  // for what names no pool
   memory_pool& pool_here() const noexcept;        // in force for the calling thread
   memory_pool& add_pool(memory_pool::kind, std::string name, std::size_t limit);  // Throws: bad_alloc
+  static constexpr std::size_t kept_ended = 64;  // pools whose objects no later pool gets yet
   void close_pool(memory_pool&) noexcept;  // guards of it have no effect from now on; its memory stays in it
   // Its blocks stay as they are. Free pages of it serve others as before. Requires: mapping halts
   void end_pool(memory_pool&) noexcept;
   std::vector<memory_pool*> ended_asleep() const;  // that heaps are in still. Throws: bad_alloc
+  // Heaps with more than `page` bytes that ended pools left, in which no block is live. Throws: bad_alloc
+  std::vector<stream_heap*> left_idle(std::size_t page) const;
   void reset_peaks_of_pools() noexcept;
   std::vector<memory_pool const*> pools() const;  // all that have not ended, and what ended ones left
   // Heaps that may have `bytes` for `mine`, from scan_start on, until one is `enough`; at most `most` a call.
@@ -84,6 +89,7 @@ class heap_table {
   // Null: no heap is left for it. Requires: making_
   stream_heap* existing_or_left(clock::stream_clock&, memory_pool&);
   stream_heap* in(clock::stream_clock const&, memory_pool const&) const;    // Null: none. Requires: making_
+  std::uint64_t readers_for(std::vector<stream_heap*> const& of_stream) const noexcept;   // likewise
   bool have_own_readers(std::vector<stream_heap*> const& of_stream) const noexcept;  // Requires: making_
   stream_heap* inherit(clock::stream_clock& heir, memory_pool&);            // Requires: making_
   bool may_inherit(stream_heap const&, clock::stream_clock& heir, memory_pool const&) const;  // Requires: its lock
@@ -97,7 +103,8 @@ class heap_table {
   std::uint64_t readers_ = 0;   // the devices that a new heap is open to
   std::vector<std::unique_ptr<stream_heap>> heaps_;
   std::unordered_map<std::uint64_t, std::vector<stream_heap*>> by_stream_;  // what ended pools left is among them
-  std::vector<std::unique_ptr<memory_pool>> pools_;  // also ended ones: threads may look at them
+  std::vector<std::unique_ptr<memory_pool>> pools_;  // also ended ones that heaps are in
+  std::vector<std::unique_ptr<memory_pool>> ended_;  // the oldest first: threads may look at them. Room for `pools_`
   base::atomic<bool> any_left_{false};               // a pool has ended
   std::array<base::atomic<stream_heap*>, 64> recent_{};  // by stream id: looked at first
   base::atomic<clock::stream_clock*> shared_home_{nullptr};    // made under making_

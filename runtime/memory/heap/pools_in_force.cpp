@@ -55,7 +55,7 @@ thread_caches::choice& thread_caches::with(choice& before, pool_in_force const& 
 std::uint64_t thread_caches::enter(memory_pool& pool) {
   thread_caches* const mine = of_this_thread();
   if (!mine) return 0;
-  pool_in_force const p{pool.of, pool.number, &pool};
+  pool_in_force const p{pool.of, pool.number(), &pool};
   base::make_room(mine->entered_);
   choice& before = *mine->now_;
   mine->choose(mine->with(before, p));
@@ -79,6 +79,7 @@ void thread_caches::leave(std::uint64_t number) noexcept try {
 
 memory_pool* thread_caches::in_force(std::uint64_t heap_table) noexcept {
   for (pool_in_force const& p : allocation_table::mine().pools) {
+<<<<<<< HEAD
     if (p.of == heap_table) return p.pool->has_closed() ? outer(heap_table) : p.pool;
   }
   return nullptr;
@@ -89,6 +90,9 @@ memory_pool* thread_caches::outer(std::uint64_t heap_table) noexcept {
   thread_caches const* const mine = of_this_thread();  // it has entered a pool
   for (auto e = mine->entered_.rbegin(); e != mine->entered_.rend(); ++e) {
     if (e->pool.of == heap_table && !e->pool.pool->has_closed()) return e->pool.pool;
+=======
+    if (p.of == heap_table) return p.pool->is_open_as(p.number) ? p.pool : nullptr;
+>>>>>>> 0844f5d3e56445cdf576db923811eec57ba7ec3a
   }
   return nullptr;
 }

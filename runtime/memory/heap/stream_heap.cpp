@@ -135,9 +135,11 @@ bool stream_heap::holds_blocks() const {
   return live;
 }
 
-void stream_heap::count_asleep(bool yes) noexcept {
+std::size_t stream_heap::count_asleep(bool yes) noexcept {
+  std::size_t all = 0;
   auto const count = [&](observe::size_pool p, std::size_t bytes, std::size_t requested) {
     yes ? counts.freed(p, bytes, requested) : counts.allocated(p, bytes, requested);
+    ++all;
   };
   blocks.each_block([&](heap_block const& p) {
     if (p.is == state::live) count(observe::size_pool::large, p.bytes, p.requested);
@@ -148,6 +150,7 @@ void stream_heap::count_asleep(bool yes) noexcept {
     });
     if (yes) run_gone(p.bytes);
   });
+  return all;
 }
 
 void stream_heap::run_gone(std::size_t bytes) noexcept {

@@ -127,8 +127,9 @@ class alignas(64) stream_heap {
   // Requires: the lock
   base::single_writer<bool> asleep{false};
   bool holds_blocks() const;  // that live, or are pending. Requires: the lock
-  // Counts its live blocks and runs as freed (yes) or as allocated again. Requires: the lock
-  void count_asleep(bool yes) noexcept;
+  // Counts its live blocks and runs as freed (yes) or as allocated again. Returns: how many blocks.
+  // Requires: the lock
+  std::size_t count_asleep(bool yes) noexcept;
   // other devices that each handle is open to, a bit each. Bits are set while mapping halts, and cleared at
   // any time; both under heap_table's lock
   base::atomic<std::uint64_t> readers{0};
@@ -159,7 +160,7 @@ class alignas(64) stream_heap {
 
  private:
   static std::size_t bucket_of(clock::stream_clock const& t, memory_pool const& p) noexcept {
-    return (allocation_table::bucket_of(&t) + p.number * 7) % thread_table::buckets;
+    return (allocation_table::bucket_of(&t) + p.number() * 7) % thread_table::buckets;
   }
   void run_gone(std::size_t bytes) noexcept;  // to the counters
   slabs::taken free_slot(alloc_request const&);                       // from a slab, or from a run that is cut now

@@ -3,6 +3,9 @@
 //
 // Invariant: charged = bytes of the handles mapped for its heaps + bytes of growth under way for them. It is at
 // most the limit, unless the limit was lowered later. A handle is charged to one pool.
+//
+// The object of an ended pool serves a later pool of its kind, after heap_table::kept_ended others: a thread that
+// meets an old reference sees another number.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -20,9 +23,20 @@ class memory_pool {
   enum class kind : std::uint8_t { ordinary, registered, graph, rest, left };
   // of: number of the heap table that it belongs to. number: unique in the process
   memory_pool(std::uint64_t of, std::uint64_t number, kind k, std::string name, std::size_t limit)
-      : of(of), number(number), is(k), name(std::move(name)), limit_(limit) {}
+      : of(of), is(k), number_(number), name_(std::move(name)), limit_(limit) {}
   memory_pool(memory_pool const&) = delete;
 
+  // A later pool. Requires: ended, nothing is charged, and no heap is in it
+  void begin_again(std::uint64_t number, std::string name, std::size_t limit) noexcept {
+    base::lock_guard const hold(lock_);
+    number_.set(number);
+    name_ = std::move(name);
+    limit_ = limit;
+    charged_ = most_charged_ = asleep_bytes_ = asleep_blocks_ = 0;
+    holders_ = 1;
+    closed_ = ended_ = false;
+    asleep_.set(false), ending_.set(false);
+  }
   // False, without a change: the limit forbids it.
   bool charge(std::size_t bytes) noexcept { return charge_within(bytes, bytes) == bytes; }
   // Charges as many of `bytes`, in multiples of `unit`, as the limit permits.
@@ -86,34 +100,55 @@ class memory_pool {
   void set_asleep(bool yes) noexcept {
     base::lock_guard const hold(lock_);
     asleep_.set(yes);
-    asleep_bytes_ = 0;
+    asleep_bytes_ = asleep_blocks_ = 0;
+  }
+  void add_asleep(std::size_t blocks) noexcept {  // of one heap
+    base::lock_guard const hold(lock_);
+    asleep_blocks_ += blocks;
+  }
+  bool free_asleep() noexcept {  // a block. True: it was the last one
+    base::lock_guard const hold(lock_);
+    return --asleep_blocks_ == 0;
+  }
+  bool has_asleep() const noexcept {
+    base::lock_guard const hold(lock_);
+    return asleep_blocks_ > 0;
   }
   void put_asleep(std::size_t bytes) noexcept {  // how much of it is asleep
     base::lock_guard const hold(lock_);
     asleep_bytes_ = bytes;
   }
-  bool has_closed() const noexcept {
+  // Of a graph: the program has let it go, and launches may still run.
+  bool is_ending() const noexcept { return ending_.get(); }
+  void set_ending() noexcept { ending_.set(true); }
+  bool is_open_as(std::uint64_t number) const noexcept {  // guards of that pool have an effect
     base::lock_guard const hold(lock_);
-    return closed_;
+    return !closed_ && number_.get() == number;
   }
   bool has_ended() const noexcept {
     base::lock_guard const hold(lock_);
     return ended_;
   }
 
-  std::uint64_t const of, number;
+  std::uint64_t number() const noexcept { return number_.get(); }
+  std::string name() const {
+    base::lock_guard const hold(lock_);
+    return name_;
+  }
+  std::uint64_t const of;
   kind const is;
-  std::string const name;
 
  private:
   std::size_t left() const noexcept {
     return !limit_ ? ~std::size_t{0} : limit_ > charged_ ? limit_ - charged_ : 0;
   }
-  mutable base::mutex lock_{base::quiet};  // held for these sums alone
-  std::size_t limit_, charged_ = 0, most_charged_ = 0, asleep_bytes_ = 0;
+  mutable base::mutex lock_{base::quiet};  // held for these members alone
+  base::single_writer<std::uint64_t> number_;
+  std::string name_;
+  std::size_t limit_, charged_ = 0, most_charged_ = 0, asleep_bytes_ = 0, asleep_blocks_ = 0;
   int holders_ = 1;
   bool closed_ = false, ended_ = false;
-  base::single_writer<bool> asleep_{false};
+  base::single_writer<bool> asleep_{false}, ending_{false};
 };
 
 // A pool that a thread allocates from. It may end meanwhile, and its memory too: only the heap table with that

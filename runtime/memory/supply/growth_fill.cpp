@@ -198,6 +198,7 @@ class growth::filling {
       clock::stamp oldest;  // of what may not go yet
       {
         section const hold(m);
+        if (m.pages_stay() && m.pool.get() != &pool_) return {};  // a graph has taken it over meanwhile
         if (a_.heaps_.index.many()) m.lock.revoke_bias();
         if (m.left_behind && m.left_behind > most_left_behind * m.pool.get()->now().charged) return {};
         oldest.stream = m.home.load()->id();

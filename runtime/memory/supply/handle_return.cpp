@@ -40,6 +40,7 @@ std::size_t handle_return::of(stream_heap& m, std::size_t want, clock::stamp con
     std::vector<released> going;
     {
       section const hold(m);
+      if (m.pages_stay()) return bytes;  // a graph has taken it over meanwhile
       while (slab* const s = m.slots.any_empty()) m.return_run(*s);
       to_ask.stream = m.home.load()->id();
       bool const came_later = m.came_unstamped.stream == to_ask.stream && m.came_unstamped.n > last;

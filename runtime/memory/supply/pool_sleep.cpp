@@ -99,7 +99,7 @@ driver::status pool_sleep::put_to_rest(stream_heap& m, sleeper& out) {
     m.blocks.each_free([&](heap_block const& p) { newest.n = std::max(newest.n, p.freed); });
     if (!m.pending.empty() || (newest.n && !of_.clocks.complete(newest))) continue;
     plan(m, out);
-    m.count_asleep(true);
+    m.pool.get()->add_asleep(m.count_asleep(true));
     m.asleep.set(true);
     return {};
   }
@@ -143,6 +143,7 @@ driver::status pool_sleep::sleep(memory_pool& pool, page_store* store, std::size
       for (range& r : p.ranges) r.offset = std::exchange(all.bytes, all.bytes + r.bytes);
     }
     pool.put_asleep(all.bytes);
+    all.store = store;
     known = asleep_.insert_or_assign(&pool, std::move(all)).first;
   } catch (std::bad_alloc const&) {
     return stay_awake({driver::code::out_of_memory});
@@ -443,9 +444,25 @@ std::size_t pool_sleep::bytes_to_map(memory_pool const& pool) const {
   return all;
 }
 
+void pool_sleep::return_what_is_free(stream_heap& m) {
+  for (released& g : drop_what_is_free(m)) (void)return_.one(m, g);
+}
+
+void pool_sleep::drop(memory_pool& pool) noexcept try {
+  base::lock_guard const alone(changing_);
+  auto const known = asleep_.find(&pool);
+  if (known == asleep_.end() || pool.has_asleep() || !finish_copies(known->second).ok()) return;
+  if (known->second.store) known->second.store->drop();
+  pool.put_asleep(0);
+  auto const readers_stay = peers_.no_grants();
+  mapping_lock::shared const going(memory_.changes);
+  for (stream_heap* const m : heaps_of(pool)) return_what_is_free(*m);
+} catch (std::bad_alloc const&) {}  // what stayed mapped goes when the pool wakes or ends
+
 void pool_sleep::end(memory_pool const& pool) noexcept try {
   base::lock_guard const alone(changing_);
   if (auto const known = asleep_.find(&pool); known != asleep_.end()) {
+    known->second.store = nullptr;  // it may end with the program's object
     if (!finish_copies(known->second).ok()) return;
     asleep_.erase(known);
   }
@@ -453,7 +470,7 @@ void pool_sleep::end(memory_pool const& pool) noexcept try {
   mapping_lock::shared const going(memory_.changes);  // another thread may end it too: then its heaps are others'
   for (stream_heap* const m : heaps_of(pool)) {
     if (!m->asleep.get()) continue;
-    for (released& g : drop_what_is_free(*m)) (void)return_.one(*m, g);
+    return_what_is_free(*m);
     section const hold(*m);
     auto const sleeps = [](auto const& entry) { return entry.second.asleep; };  // not dropped: no host memory
     if (m->holds_blocks() || std::ranges::any_of(m->handles, sleeps)) continue;

@@ -1,6 +1,7 @@
 // Gives the pages of a pool to the device, and maps others at the same addresses later.
 // Threads: any; one pool of a device at a time. Holds a heap's lock to look and to note, never over a driver call.
 // Blocks: until all work on the pool is complete, and for copies.
+// The last free of a block of a sleeping pool drops the store.
 //
 // Invariant: a pool is awake or asleep, whichever call the driver refuses. Awake: its handles are mapped and hold
 // its bytes. Asleep: what was saved is in the store, and the rest is mapped still (`part::saved` says which).
@@ -27,6 +28,7 @@ class page_store {
   // At most, of a handle that wakes from here. Each grant or unmap stops the copies for 30 to 150 us.
   static constexpr std::size_t usual_pages = 32;
   virtual std::size_t pages_a_handle() const noexcept { return usual_pages; }
+  virtual void drop() noexcept {}  // no byte of it is wanted any more. Blocks: until copies are complete
 };
 
 class pool_sleep {
@@ -37,6 +39,8 @@ class pool_sleep {
 
   driver::status sleep(memory_pool&, page_store*, std::size_t& given);  // as allocator::sleep
   driver::status wake(memory_pool&, page_store*);                       // out_of_memory: nothing was freed for it
+  // Its last block was freed: the store is dropped, and pages that stayed mapped go. The pool stays asleep.
+  void drop(memory_pool&) noexcept;
   // The pool has ended asleep, and never wakes: heaps of it without live blocks are as others, without memory.
   void end(memory_pool const&) noexcept;
   std::size_t bytes_to_map(memory_pool const&) const;                   // by the next wake()
@@ -57,6 +61,7 @@ class pool_sleep {
   struct sleeper {
     std::vector<part> parts;
     std::size_t bytes = 0;
+    page_store* store = nullptr;  // null: its bytes are dropped
     bool copying = false;  // copies of a call that failed may still use what is mapped
   };
   std::vector<stream_heap*> heaps_of(memory_pool const&) const;
@@ -68,6 +73,7 @@ class pool_sleep {
   void split(stream_heap&) const;
   // Returns: free memory that is mapped all the same, reserved
   std::vector<released> drop_what_is_free(stream_heap&);
+  void return_what_is_free(stream_heap&);  // Requires: mapping flows. Throws: bad_alloc
   bool copies_ended(page_store*) const;  // if a wait is refused, it asks for the device
   driver::status finish_copies(sleeper&);
   std::size_t plan_again(std::vector<stream_heap*> const&, sleeper&);
