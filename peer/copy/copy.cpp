@@ -397,12 +397,8 @@ stamp copy(stream_ref s, std::span<copy_item const> items, blocking b, source_lo
   if (r.part_if_made<streams::spills>()) [[unlikely]] {
     for (auto const& item : items) ends.push_back(item.dst), ends.push_back(item.src);
   }
-<<<<<<< HEAD
-  streams::awake const held(r, &stream, ends, at);
-  streams::copy_in_parts const whole;
-=======
   streams::awake const held(r, "copy", &stream, ends, at);
->>>>>>> e3a24f806daaf0203b1257cf59286ae3d5538ded
+  streams::copy_in_parts const whole;
   if (peer::fast_copies all; all.find(r, stream, items, at)) [[likely]] {
     std::size_t done = 0;
     bool const host_waits = b == blocking::yes && all.of_host();

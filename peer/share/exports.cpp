@@ -59,21 +59,18 @@ exports::exports(runtime::impl& r)
       origin_(os::random_number()) {
   r.part<shared_memory>().set(observe::sharing::exported, this);
   callback_ = memory_.add_callback(
-<<<<<<< HEAD
       [](void* self, memory_report const& why) {
         return why.on.is_gpu() && static_cast<exports*>(self)->forget_idle() > 0;
       },
       this, -1);
-=======
-      [](void* self, memory_report const&) { return static_cast<exports*>(self)->forget_idle() > 0; }, this, -1);
   waiting_callback_ = memory_.add_waiting_callback(
       [](void* self, memory_report const& why) {
+        if (!why.on.is_gpu()) return false;
         auto& all = *static_cast<exports*>(self);
         (void)all.wait_for_kept(why.on.index());
         return all.forget_idle() > 0;
       },
       this);
->>>>>>> 0844f5d3e56445cdf576db923811eec57ba7ec3a
 }
 
 exports::~exports() {

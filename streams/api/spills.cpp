@@ -114,11 +114,7 @@ void spills::hold(std::string_view operation, clock::stream_clock* on, std::span
     for (auto* const p : needs) {
       member& m = members_.at(p);
       if ((inside || inside_capture) && (m.going || p->is_asleep()))
-<<<<<<< HEAD
-        throw invalid_use(std::string(operation), "memory in pool " + p->name + ", which is asleep",
-=======
-        throw invalid_use("launch", "memory in pool " + p->name() + ", which is asleep",
->>>>>>> 0844f5d3e56445cdf576db923811eec57ba7ec3a
+        throw invalid_use(std::string(operation), "memory in pool " + p->name() + ", which is asleep",
                           "No pool wakes in a capture, or in the callable of a launch: use the memory before", at,
                           error_id{431});
       m.stays |= inside_capture;

@@ -287,11 +287,7 @@ TEST_P(marks_of_many, streams_on_lasting_memory_leave_no_trace) {
   owned.reset();  // the watch remembers each of them
   runtime plain(simulated{.devices = 1, .memory = 64_MiB});
   runtime_guard const here(plain);
-<<<<<<< HEAD
-  int const many = tests::sanitized ? 500 : 5'000;
-=======
   int const many = tests::sanitized ? 500 : 6'000;
->>>>>>> a8eb7c964ff2009fd516f0f349014d334a7beb56
   stream const mine{device(0)};
   buffer const lasting(mine, GetParam() == 1 ? small : large), host = pinned(large);
   auto const lives = [&](int n) {
@@ -305,14 +301,9 @@ TEST_P(marks_of_many, streams_on_lasting_memory_leave_no_trace) {
         case 3: host.record_stream(s); break;
       }
     }
-<<<<<<< HEAD
-  };
-  lives(1'000);
-=======
     synchronize(0);  // the machine has nothing to keep
   };
   lives(2'000);
->>>>>>> a8eb7c964ff2009fd516f0f349014d334a7beb56
   std::size_t const before = ::mallinfo2().uordblks;
   lives(many);
   if (!tests::sanitized && !plain.get().observer()) {  // a checker keeps what it has seen
@@ -320,11 +311,7 @@ TEST_P(marks_of_many, streams_on_lasting_memory_leave_no_trace) {
   }
   auto const& clocks = plain.get().part<clock::clocks>();
   EXPECT_EQ(clocks.validate(), std::vector<std::string>{});
-<<<<<<< HEAD
-  EXPECT_LT(clocks.size(), 1'500u) << "most are those that have ended and wait to be used again";
-=======
   EXPECT_LT(clocks.size(), 2'000u) << "most are those that have ended and wait to be used again";
->>>>>>> a8eb7c964ff2009fd516f0f349014d334a7beb56
 }
 INSTANTIATE_TEST_SUITE_P(of, marks_of_many, testing::Range(0, 4));
 
@@ -338,11 +325,7 @@ TEST_F(handles, a_mark_of_a_stream_not_named_for_long_still_holds) {
       buffer held = of_host ? pinned(bytes) : buffer(mine, bytes);
       void* const p = held.data();
       held.record_stream(borrow_stream(0, theirs.handle()));
-<<<<<<< HEAD
-      for (int i = 0; i < 1'000; ++i) {
-=======
       for (int i = 0; i < 2'000; ++i) {
->>>>>>> a8eb7c964ff2009fd516f0f349014d334a7beb56
         simulated_stream other(0);
         held.record_stream(borrow_stream(0, other.handle()));
       }

@@ -95,12 +95,8 @@ class device_allocator final : public allocator {
   // The stream's lane, if it is captured; null: it is not. One driver call. Throws: as allocate
   clock::stream_clock* lane_of(clock::stream_clock& home, alloc_request const&) const;
   void* allocate_captured(clock::stream_clock& lane, alloc_request const&);
-<<<<<<< HEAD
-=======
-  bool can_never_hold(std::size_t bytes, memory_pool const&) const;
   static constexpr std::size_t most_left_idle = 16;  // heaps
   void empty_what_is_left(std::size_t spared, std::size_t page);  // their free pages go. Throws: bad_alloc
->>>>>>> 0844f5d3e56445cdf576db923811eec57ba7ec3a
   range use_in(region&, address, clock::stream_clock&) noexcept;
   memory_audit const& now() const {  // without what graphs that are gone held
     graphs_.end_those_over();

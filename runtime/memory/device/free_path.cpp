@@ -10,13 +10,12 @@ namespace weir::memory {
 
 // If the host has no memory to note the users, the free does not fail: the host waits for each user, so that
 // nothing is left to note.
-<<<<<<< HEAD
-void free_path::deallocate(void* p, clock::stream_clock* last_use, source_location at) {
-  if (!p || process_was_forked()) return;  // a child's copy of the parent's block: the parent's memory stays untouched
+memory_pool* free_path::deallocate(void* p, clock::stream_clock* last_use, source_location at) {
+  if (!p || process_was_forked()) return nullptr;  // a child's copy of the parent's block: the parent's memory stays
   attempt so_far;
   for (;;) {
     try {
-      blocker const before = take_back(p, last_use, at, so_far);
+      outcome const before = take_back(p, last_use, at, so_far);
       if (before.ask) {
         ask(*before.ask, at);
         so_far.asked.push_back(before.ask);
@@ -25,19 +24,8 @@ void free_path::deallocate(void* p, clock::stream_clock* last_use, source_locati
         bool const done = of_.clocks.synchronize(before.wait_for->now()).ok();
         if (!done && !of_.lost()) throw std::bad_alloc();  // of a lost device nothing is allocated again
       } else {
-        return;
+        return before.drained;
       }
-=======
-memory_pool* free_path::deallocate(void* p, clock::stream_clock* last_use, source_location at) {
-  if (!p || process_was_forked()) return nullptr;  // a child's copy of the parent's block: the parent's memory stays untouched
-  streams_asked asked;
-  for (;;) {
-    try {
-      auto const [captured, drained] = take_back(p, last_use, at, asked);
-      if (!captured) return drained;
-      ask(*captured, at);
-      asked.push_back(captured);
->>>>>>> 0844f5d3e56445cdf576db923811eec57ba7ec3a
     } catch (std::bad_alloc const&) {
       if (std::exchange(so_far.waits, true)) throw;
     }
@@ -94,14 +82,9 @@ void free_path::ask(clock::stream_clock& s, source_location at) const {
   } catch (error const&) {}
 }
 
-<<<<<<< HEAD
 // Whatever may throw comes first. From the notices on, nothing does.
-free_path::blocker free_path::take_back(void* p, clock::stream_clock* last_use, source_location at,
-                                        attempt const& so_far) {
-=======
 free_path::outcome free_path::take_back(void* p, clock::stream_clock* last_use, source_location at,
-                                        streams_asked const& asked) {
->>>>>>> 0844f5d3e56445cdf576db923811eec57ba7ec3a
+                                        attempt const& so_far) {
   region* const r = of_.must_find(p, "deallocate", at);
   stream_heap& m = *r->owner.load();
   boost::container::small_vector<clock::stream_clock*, 4> to_fence;  // streams other than the home that used the block
@@ -119,10 +102,6 @@ free_path::outcome free_path::take_back(void* p, clock::stream_clock* last_use, 
                         "Free a block by the address that allocate returned: " + base::address_text(b.start), at,
                         error_id{159});
     }
-<<<<<<< HEAD
-=======
-    if (of_.lost()) return {};  // nothing runs there any more, and nothing is allocated again
->>>>>>> 0844f5d3e56445cdf576db923811eec57ba7ec3a
 
     clock::stream_clock& home = *m.home.load();
     slab::note const* const n = b.in_slab ? b.in_slab->note_of(b.index) : nullptr;
@@ -136,12 +115,7 @@ free_path::outcome free_path::take_back(void* p, clock::stream_clock* last_use, 
     };
     look(its), b.each_user(look), look(last_use);
     if (to_ask) [[unlikely]] return {to_ask};
-<<<<<<< HEAD
 
-=======
-    if (of_.runtime.observer()) [[unlikely]]
-      announce_free(b, home, last_use, at);
->>>>>>> 0844f5d3e56445cdf576db923811eec57ba7ec3a
     boost::container::small_vector<clock::stamp, 4> stamps;
     if (so_far.waits) {
       if (auto* const busy = busy_user(m, b, *its, last_use, so_far)) return {nullptr, busy};
@@ -214,11 +188,7 @@ free_path::outcome free_path::take_back(void* p, clock::stream_clock* last_use, 
   };
   if (at_home) fence(*at_home);
   for (clock::stream_clock* const t : to_fence) fence(*t);
-<<<<<<< HEAD
-  return {};
-=======
   return done;
->>>>>>> 0844f5d3e56445cdf576db923811eec57ba7ec3a
 }
 
 // For a checker: the streams whose work comes before the block's next use; of a sleeping block no work does.

@@ -19,28 +19,19 @@ class free_path {
   void fence_what_came_free(clock::stream_clock& home) noexcept;  // as allocator::fence_what_came_free
 
  private:
-<<<<<<< HEAD
   // What one free has done before its block changes.
   struct attempt {
     boost::container::small_vector<clock::stream_clock*, 2> asked{};  // whether they are captured
     bool waits = false;                                               // the host waits for users, instead of noting them
     boost::container::small_vector<clock::stream_clock*, 16> waited_for{};
   };
-  struct blocker {  // what comes before the free; all null: it is done
+  struct outcome {  // what comes before the free; both null: it is done
     clock::stream_clock* ask = nullptr;       // a stream that may be captured
     clock::stream_clock* wait_for = nullptr;  // a stream with work that may use the block
+    memory_pool* drained = nullptr;           // as deallocate()
   };
-  // Returns: a blocker; nothing has changed then. Throws also: bad_alloc, with nothing changed
-  blocker take_back(void*, clock::stream_clock* last_use, source_location, attempt const&);
-=======
-  using streams_asked = boost::container::small_vector<clock::stream_clock*, 2>;
-  struct outcome {
-    clock::stream_clock* to_ask = nullptr;  // it may be captured and has to be asked first; nothing has changed then
-    memory_pool* drained = nullptr;         // as deallocate()
-  };
-  // Throws also: bad_alloc, with nothing changed
-  outcome take_back(void*, clock::stream_clock* last_use, source_location, streams_asked const&);
->>>>>>> 0844f5d3e56445cdf576db923811eec57ba7ec3a
+  // If something comes before the free, nothing has changed. Throws also: bad_alloc, with nothing changed
+  outcome take_back(void*, clock::stream_clock* last_use, source_location, attempt const&);
   void ask(clock::stream_clock&, source_location) const;
   // Calls `act` with each stamp that the block's next use has to come after, but for the home's own work, whose
   // number raises `since`.

@@ -79,8 +79,7 @@ void thread_caches::leave(std::uint64_t number) noexcept try {
 
 memory_pool* thread_caches::in_force(std::uint64_t heap_table) noexcept {
   for (pool_in_force const& p : allocation_table::mine().pools) {
-<<<<<<< HEAD
-    if (p.of == heap_table) return p.pool->has_closed() ? outer(heap_table) : p.pool;
+    if (p.of == heap_table) return p.pool->is_open_as(p.number) ? p.pool : outer(heap_table);
   }
   return nullptr;
 }
@@ -89,10 +88,7 @@ memory_pool* thread_caches::in_force(std::uint64_t heap_table) noexcept {
 memory_pool* thread_caches::outer(std::uint64_t heap_table) noexcept {
   thread_caches const* const mine = of_this_thread();  // it has entered a pool
   for (auto e = mine->entered_.rbegin(); e != mine->entered_.rend(); ++e) {
-    if (e->pool.of == heap_table && !e->pool.pool->has_closed()) return e->pool.pool;
-=======
-    if (p.of == heap_table) return p.pool->is_open_as(p.number) ? p.pool : nullptr;
->>>>>>> 0844f5d3e56445cdf576db923811eec57ba7ec3a
+    if (e->pool.of == heap_table && e->pool.pool->is_open_as(e->pool.number)) return e->pool.pool;
   }
   return nullptr;
 }
