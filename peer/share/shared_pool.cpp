@@ -309,7 +309,7 @@ std::shared_ptr<exported> shared_pool::allocate(std::shared_ptr<shared_pool> con
   b.home = &self->exports_;
   b.users.reserve(1);
   b.last_uses.reserve(1);
-  b.users.push_back(&home);
+  b.users.push_back(exported::user(home));
   search s;
   for (bool collects = true;; collects = !collects) {
     bool had = false, many = false;
