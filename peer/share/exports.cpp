@@ -364,7 +364,7 @@ std::shared_ptr<exported> exports::take(clock::stream_clock& home, std::size_t b
     set(*b, exported::state::idle);
     throw;
   }
-  b->users.push_back(&home);
+  b->users.push_back(exported::user(home));
   b->bytes = bytes;
   begun(*b, home, at);
   return b;
@@ -382,7 +382,7 @@ void exports::tell_freed(exported& b) noexcept {
   constexpr source_location its_end{"the end of its exportable_buffer", "", 0};  // there is no caller's line
   try {
     std::vector<driver::allocation_observer::user> behind;
-    for (clock::stream_clock const* user : b.users) behind.push_back({user->device(), user->handle()});
+    for (auto const& user : b.users) behind.push_back({user.stream->device(), user.stream->handle()});
     runtime_.observer()->freed(reinterpret_cast<driver::address>(b.data()), b.bytes, {{}, behind}, its_end);
   } catch (...) {}  // the checker is not told
 }
@@ -390,7 +390,7 @@ void exports::tell_freed(exported& b) noexcept {
 void exports::give_back(std::shared_ptr<exported> b) noexcept {
   if (!b || process_was_forked() || b->handle().ended) return;
   if (b->home->runtime_.observer()) [[unlikely]] b->home->tell_freed(*b);
-  for (clock::stream_clock const* user : b->users) b->last_uses.push_back(user->now());  // has room, see users
+  for (auto const& user : b->users) b->last_uses.push_back(user.stream->of_marks().now());  // has room, see users
   b->home->books_.given_back(reinterpret_cast<std::uintptr_t>(b->data()));
   if (auto const pool = std::move(b->pool)) return pool->put_back(std::move(b));
   b->home->set(*b, exported::state::idle);

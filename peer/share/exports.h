@@ -16,6 +16,7 @@
 #include "peer/link/openable_memory.h"
 #include "peer/share/message.h"
 #include "runtime/clock/stream_clock.h"
+#include "runtime/memory/blocks/heap_block.h"
 #include "runtime/memory/device/device_memory.h"
 #include "runtime/observe/external_memory.h"
 #include "weir/share.h"
@@ -61,6 +62,9 @@ struct WEIR_LOCAL exported {  // a block of this process: a handle, or a range o
   // which is fast: closing the last descriptor of GPU memory takes about 0.6 ms. Threads: any
   driver::result<int> descriptor(driver::driver&) noexcept;
   void close_descriptor() noexcept;     // Requires: no thread sends it
+  static memory::block_user user(clock::stream_clock& s) {
+    return {&s, s.alive() == clock::life::borrowed ? s.hold() : nullptr};
+  }
 
   std::size_t bytes = 0;       // as requested
   int device = -1;
@@ -68,7 +72,7 @@ struct WEIR_LOCAL exported {  // a block of this process: a handle, or a range o
   std::uint64_t serial = 0;
   base::atomic<int> file{-1};
   std::vector<importer> importers;
-  std::vector<clock::stream_clock*> users;       // streams; last_uses has at least this capacity
+  std::vector<memory::block_user> users;     // last_uses has room for as many
   std::vector<clock::stamp> last_uses;       // idle: must be complete before reuse
   state is = state::looked_at;
   int pins_by_grants = 0;                            // threads that open it to a peer; it is not looked at meanwhile

@@ -61,12 +61,14 @@ void exportable_buffer::record_stream(stream_ref s, source_location at) const {
     throw invalid_use("exportable_buffer::record_stream", "an empty buffer",
                       "Record streams before the buffer is released", at, error_id{304});
   auto& users = is_->users;
-  if (std::find(users.begin(), users.end(), &stream) != users.end()) return;
+  if (std::ranges::find(users, &stream, &memory::block_user::stream) != users.end()) return;
   if (&stream.owner().machine() != &is_->home->machine())
     throw invalid_use("exportable_buffer::record_stream", "a stream of another runtime",
                       "Use streams of the buffer's runtime", at, error_id{305});
+  if (users.size() == users.capacity()) memory::forget_ended(users);
   is_->last_uses.reserve(users.size() + 1);
-  users.push_back(&stream);
+  stream.note_mark();
+  users.push_back(peer::exported::user(stream));
 }
 
 // Opened ----------------------------------------------------------------------------------------------------

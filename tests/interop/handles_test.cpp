@@ -15,6 +15,7 @@
 #include "weir/copy.h"
 #include "weir/launch.h"
 #include "weir/observe.h"
+#include "weir/share.h"
 #include "weir/sim.h"
 
 namespace weir {
@@ -290,6 +291,7 @@ TEST_P(marks_of_many, streams_on_lasting_memory_leave_no_trace) {
   int const many = tests::sanitized ? 500 : 6'000;
   stream const mine{device(0)};
   buffer const lasting(mine, GetParam() == 1 ? small : large), host = pinned(large);
+  exportable_buffer const shared(mine, large);
   auto const lives = [&](int n) {
     for (int i = 0; i < n; ++i) {
       simulated_stream theirs(0);
@@ -299,6 +301,7 @@ TEST_P(marks_of_many, streams_on_lasting_memory_leave_no_trace) {
         case 1: busy(s, lasting.data(), lasting.size()); break;
         case 2: copy(s, lasting.data(), host.data(), 1000, non_blocking); break;
         case 3: host.record_stream(s); break;
+        case 4: shared.record_stream(s); break;
       }
     }
     synchronize(0);  // the machine has nothing to keep
@@ -313,7 +316,7 @@ TEST_P(marks_of_many, streams_on_lasting_memory_leave_no_trace) {
   EXPECT_EQ(clocks.validate(), std::vector<std::string>{});
   EXPECT_LT(clocks.size(), 2'000u) << "most are those that have ended and wait to be used again";
 }
-INSTANTIATE_TEST_SUITE_P(of, marks_of_many, testing::Range(0, 4));
+INSTANTIATE_TEST_SUITE_P(of, marks_of_many, testing::Range(0, 5));
 
 // It is not known whether such a stream has ended, so that it may go on.
 TEST_F(handles, a_mark_of_a_stream_not_named_for_long_still_holds) {
