@@ -202,8 +202,7 @@ bool clocks::leave(stream_clock& t) {
     auto const at = all->find({t.device(), t.handle()});
     if (at != all->end() && at->second.stream == &t) {
       if (at->second.times == 0) return false;
-      // CUDA never destroys a device's legacy stream.
-      if (--at->second.times || t.alive() == life::own || t.handle() == driver::stream_handle::legacy) return true;
+      if (--at->second.times || t.alive() == life::own) return true;
       all->erase(at);
     }
   }

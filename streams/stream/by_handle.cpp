@@ -104,7 +104,7 @@ void wait_for_every_device(runtime::impl& r, char const* operation, source_locat
 
 }  // namespace
 
-// CUDA never destroys the legacy stream: it stays known, and the program has not registered it.
+// CUDA never destroys the legacy stream: it is registered for good.
 stream_ref borrow_stream(weir::device d, CUstream_st* native, source_location at) {
   if (auto* const known = streams::handle_memo::find(d.index(), native)) return streams::ref_of(*known);
   auto& r = streams::current_runtime(at);
@@ -112,10 +112,7 @@ stream_ref borrow_stream(weir::device d, CUstream_st* native, source_location at
   auto const handle = streams::handle_of(native);
   std::uint64_t const version = streams::handle_memo::version();
   auto* stream = streams::clocks_of(r).known(i, handle);
-  if (!stream && handle == driver::stream_handle::legacy) {
-    stream = &streams::register_handle(r, i, native, at);
-    (void)streams::clocks_of(r).leave(*stream);
-  }
+  if (!stream && handle == driver::stream_handle::legacy) stream = &streams::register_handle(r, i, native, at);
   using streams::borrowed_streams;
   if (!stream)
     return streams::ref_of(r.part<borrowed_streams>().named(i, native, borrowed_streams::of::this_device, at));

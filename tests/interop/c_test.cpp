@@ -58,19 +58,6 @@ TEST_F(c_interface, a_lost_device_and_a_refusing_driver_have_names) {
   EXPECT_EQ(weir_free(p), WEIR_OK) << weir_last_error();
 }
 
-// Its use in a call makes it known to weir, which is no registration.
-TEST_F(c_interface, what_was_not_registered_is_not_unregistered) {
-  for (auto const handle : {static_cast<CUstream_st*>(nullptr), simulated_stream().handle()}) {
-    void* p = nullptr;
-    if (!handle) {
-      ASSERT_EQ(weir_allocate(&p, 16, 0, 0, handle), WEIR_OK) << weir_last_error();
-    }
-    EXPECT_EQ(weir_unregister_stream(0, handle), WEIR_INVALID_USE);
-    EXPECT_NE(std::string(weir_last_error()).find("which is not registered"), std::string::npos) << weir_last_error();
-    EXPECT_EQ(weir_free(p), WEIR_OK);
-  }
-}
-
 TEST_F(c_interface, a_registration_counts) {
   ASSERT_EQ(weir_register_stream(0, nullptr), WEIR_OK) << weir_last_error();
   ASSERT_EQ(weir_register_stream(0, nullptr), WEIR_OK);

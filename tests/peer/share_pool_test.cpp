@@ -249,8 +249,8 @@ TEST(a_pool, holds_no_more_than_its_limit) {
     (void)pool.allocate(1);
     ADD_FAILURE() << "taken";
   } catch (out_of_memory const& e) {
-    EXPECT_EQ(e.report().limit, 6_MiB);
-    EXPECT_EQ(e.report().reserved, 6_MiB);
+    EXPECT_EQ(e.report().pool.limit, 6_MiB);
+    EXPECT_EQ(e.report().pool.reserved, 6_MiB);
     EXPECT_EQ(e.report().requested, 1u);
   }
   a.reset();

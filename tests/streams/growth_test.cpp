@@ -162,13 +162,16 @@ TEST_F(impossible_requests, name_the_limit_where_nothing_is_reserved) {
   EXPECT_NE(refused(512).find("larger than the memory limit"), std::string::npos) << "a page is";
 }
 
-// What was reserved before the limit was set.
+// What was live when the limit was set keeps its memory; what was free has gone back.
 TEST_F(impossible_requests, are_served_from_memory_before_a_limit) {
   runtime own{simulated{.devices = 1, .memory = 64_MiB}};
   runtime_guard const in(own);
-  deallocate(allocate(20_MiB));
+  void* const live = allocate(20_MiB);
   set_memory_limit(1_MiB, 0);
+  deallocate(live);
   EXPECT_NO_THROW(deallocate(allocate(20_MiB)));
+  set_memory_limit(2_MiB, 0);
+  EXPECT_THROW(deallocate(allocate(20_MiB)), out_of_memory);
 }
 
 TEST_F(impossible_requests, of_pinned_memory_are_refused_too) {
@@ -179,7 +182,7 @@ TEST_F(impossible_requests, of_pinned_memory_are_refused_too) {
     FAIL();
   } catch (out_of_memory const& e) {
     EXPECT_TRUE(e.report().recovery.empty()) << e.what();
-    EXPECT_NE(std::string(e.what()).find("larger than the memory limit"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("larger than the limit of pinned memory"), std::string::npos) << e.what();
   }
 }
 

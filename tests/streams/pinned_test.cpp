@@ -327,7 +327,7 @@ TEST(pinned_limit, is_kept_and_returned_room_is_used) {
     EXPECT_EQ(e.report().limit, 8_MiB);
     EXPECT_EQ(e.report().allocated, 6_MiB);
     EXPECT_EQ(e.report().reserved, 6_MiB);
-    EXPECT_NE(e.report().text().find("The memory limit is reached"), std::string::npos) << e.report().text();
+    EXPECT_NE(e.report().text().find("The limit of pinned memory is reached"), std::string::npos) << e.report().text();
     EXPECT_TRUE(e.report().on.is_cpu());
     ASSERT_FALSE(e.report().recovery.empty());
     EXPECT_EQ(e.report().recovery[0].name, "idle pages returned");
