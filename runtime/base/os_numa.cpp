@@ -5,11 +5,13 @@
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <iterator>
 #include <string>
@@ -86,10 +88,14 @@ std::vector<int> processors_of_cores() {
 
 bool keep_this_thread_on(std::vector<int> const& processors) noexcept { return asked().keep_on(processors); }
 
-void* map_shared_memory(std::size_t bytes) noexcept {
-  if (refused(call::map_memory)) return nullptr;
-  void* const got = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  return got == MAP_FAILED ? nullptr : got;
+bool forks_copy_pinned_pages() noexcept {
+  static bool const yes = [] {
+    utsname its{};
+    int major = 0, minor = 0;
+    bool const known = ::uname(&its) == 0 && std::sscanf(its.release, "%d.%d", &major, &minor) == 2;
+    return known && (major > 5 || (major == 5 && minor >= 12));
+  }();
+  return yes;
 }
 
 bool is_mapped(void* at, std::size_t bytes) noexcept {

@@ -7,8 +7,9 @@
 
 namespace weir::os {
 
-// Zeroed pages that a forked child shares, as it does those of cudaMallocHost. Null: none left
-void* map_shared_memory(std::size_t bytes) noexcept;
+// Whether a fork gives the child a copy of a page that a device driver has pinned, and leaves the parent its own:
+// Linux 5.12 and newer. Before, the next write of the parent moved the page.
+bool forks_copy_pinned_pages() noexcept;
 
 // Pages first touched from now on come from that NUMA node while it has some. Requires: page-aligned. False:
 // the system refused, or numa_node < 0; the pages are usable either way.
