@@ -92,14 +92,18 @@ class clocks::chain {
 
 struct clocks::state {
   explicit state(weir::runtime::impl& r)
-      : runtime(r), shared(std::make_shared<stream_clock::common>(r.machine(), r.device_count())) {}
+      : runtime(r),
+        shared(std::make_shared<stream_clock::common>(r.machine(), r.device_count())),
+        over(static_cast<std::size_t>(r.device_count())) {}
   weir::runtime::impl& runtime;
   std::shared_ptr<stream_clock::common> shared;
   std::uint64_t const before = detail::next_id.load() - 1;  // ids used by other runtimes
   base::guarded<std::vector<std::unique_ptr<stream_clock>>> lines;
   base::atomic<bool> any_ended{false};
   base::guarded<chain> ended;  // retired, not known to be done; each keeps its last event
-  base::guarded<chain> over;   // retired and done external streams, in the order of completion
+  // by device: retired and done, in the order of completion
+  std::vector<base::guarded<chain>> over;
+  base::guarded<chain>& over_on(int device) { return over[static_cast<std::size_t>(device)]; }
   struct registration {
     stream_clock* stream = nullptr;
     std::size_t times = 0;  // that the program registered it; of weir's own streams perhaps never
@@ -150,13 +154,13 @@ stream_clock& clocks::make(int device, driver::stream_handle h, life l) {
 std::uint64_t clocks::number_of(stream_clock const& t) const noexcept { return t.id() - state_->before; }
 
 stream_clock* clocks::take_over(int device, driver::stream_handle h, std::uint64_t id, life l) {
-  constexpr int few = 4;  // the rest are of other devices, or held
+  constexpr int few = 4;  // the rest are held
   stream_clock* found = nullptr;
   {
-    auto over = state_->over.lock();
+    auto over = state_->over_on(device).lock();
     for (int i = 0; i < few && !found && over->size() > kept_ended; ++i) {
       stream_clock& t = over->take_first();
-      if (t.device() == device && t.held_.use_count() == 1) found = &t;
+      if (t.held_.use_count() == 1) found = &t;
       else over->add(t);
     }
   }
@@ -276,7 +280,7 @@ void clocks::let_go_of_ended(stream_clock& last) noexcept {
         } catch (...) {}  // no memory: they are released under the lock
         known = std::exchange(t.frontier_, nullptr);
       }
-      state_->over.lock()->add(t);
+      state_->over_on(t.device()).lock()->add(t);
     }
   }
 }
@@ -346,7 +350,7 @@ void clocks::end_lanes(std::span<stream_clock* const> lanes) noexcept {
       base::lock_guard const hold(lane->lock_);
       known = std::exchange(lane->frontier_, nullptr);
     }
-    state_->over.lock()->add(*lane);
+    state_->over_on(lane->device()).lock()->add(*lane);
   }
 }
 

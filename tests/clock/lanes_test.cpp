@@ -2,6 +2,9 @@
 // Threads: one.
 #include <gtest/gtest.h>
 
+#include <random>
+#include <set>
+
 #include "tests/clock/rig.h"
 
 namespace weir::clock {
@@ -64,6 +67,25 @@ TEST_F(lanes, a_new_capture_has_new_lanes) {
   end(a);
   EXPECT_EQ(a.lane().value, nullptr);
   EXPECT_EQ(first.alive(), life::retired);
+}
+
+// Ended lanes of the other devices must not hide those of this one, however many there are.
+TEST_F(lanes, of_several_devices_are_used_again) {
+  stream_clock* const on[] = {&stream(0), &stream(1)};
+  std::mt19937 random(1);
+  std::set<stream_clock*> made;
+  for (int i = 0; i < 20'000; ++i) {
+    int const d = static_cast<int>(random() % 2);
+    stream_clock& s = *on[d];
+    ASSERT_TRUE(machine->begin_capture(d, s.handle(), driver::capture_mode::relaxed).ok());
+    stream_clock& lane = lane_of(s);
+    made.insert(&lane);
+    auto const g = machine->end_capture(d, s.handle());
+    ASSERT_TRUE(g.ok());
+    ASSERT_TRUE(machine->destroy_graph(g.value).ok());
+    all.capture_ended(lane.capture());
+  }
+  EXPECT_LE(made.size(), 2 * (clocks::kept_ended + 1));
 }
 
 TEST_F(lanes, lanes_and_keepers_ask_the_driver_nothing) {

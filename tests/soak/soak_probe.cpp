@@ -12,6 +12,7 @@
 #include <cstring>
 #include <iostream>
 
+#include "tests/soak/life.h"
 #include "tests/soak/soak.h"
 
 extern char** environ;
@@ -184,6 +185,8 @@ int run(arguments const& a) {
 
 int main(int argc, char** argv) {
   using namespace weir::soak;
+  if (argc > 1 && std::strcmp(argv[1], "life") == 0) return life_main(argc - 1, argv + 1);
+  if (argc > 1 && std::strcmp(argv[1], "--role") == 0) return role_main(argc - 1, argv + 1);
   auto const a = read(argc, argv);
   if (a.only.empty()) return run(a);
   if (a.only == "none") {

@@ -1,0 +1,164 @@
+// Reads /proc and the heap's own count, and compares quarters.
+// Threads: as growth.h.
+#include "tests/soak/growth.h"
+
+#include <dirent.h>
+#include <malloc.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <span>
+
+namespace weir::soak {
+namespace {
+
+std::int64_t entries(char const* folder) {
+  DIR* const d = ::opendir(folder);
+  if (!d) return -1;
+  std::int64_t n = 0;
+  while (dirent const* const e = ::readdir(d)) n += e->d_name[0] != '.';
+  ::closedir(d);
+  return n;
+}
+
+struct pages {
+  std::int64_t all = 0, resident = 0;
+};
+pages pages_now() {
+  pages p;
+  if (std::FILE* const f = std::fopen("/proc/self/statm", "r")) {
+    long long all = 0, resident = 0;
+    if (std::fscanf(f, "%lld %lld", &all, &resident) == 2) p = {all, resident};
+    std::fclose(f);
+  }
+  return p;
+}
+
+// What one thing that has not ended adds at least.
+std::int64_t unit_of(measure m) {
+  switch (m) {
+    case measure::host_bytes: return 32;  // the smallest block of the heap
+    case measure::resident: return 32;
+    case measure::used_addresses: return 2 << 20;  // a page
+    default: return 1;
+  }
+}
+
+bool is_the_same_at_rest(measure m) {
+  switch (m) {
+    case measure::descriptors:
+    case measure::threads:
+    case measure::device_bytes:
+    case measure::pins:
+    case measure::reserved:
+    case measure::graphs: return true;
+    default: return false;
+  }
+}
+
+// Of ended threads, glibc keeps so many bytes of stacks: these tell nothing about the library.
+constexpr std::int64_t stacks_kept = 40 << 20;
+
+template <class Range, class Value>
+auto median_of(Range const& in, Value value) {
+  std::vector<decltype(value(in[0]))> all;
+  for (auto const& one : in) all.push_back(value(one));
+  auto const middle = all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2);
+  std::nth_element(all.begin(), middle, all.end());
+  return *middle;
+}
+
+}  // namespace
+
+std::string_view name_of(measure m) noexcept {
+  static constexpr std::array<std::string_view, measures> names{
+      "descriptors", "threads", "device bytes", "pinned ranges",     "reserved addresses", "used addresses", "streams",
+      "events",      "graphs",  "host bytes",   "large host blocks", "resident bytes",     "virtual bytes"};
+  return names[static_cast<std::size_t>(m)];
+}
+
+sample sample_now(books const& b) {
+  sample s;
+  auto const put = [&](measure m, std::int64_t n) { s.of[static_cast<std::size_t>(m)] = n; };
+  put(measure::descriptors, entries("/proc/self/fd") - 1);  // without the folder itself
+  put(measure::threads, entries("/proc/self/task"));
+  put(measure::device_bytes, b.device.load());
+  put(measure::pins, b.pins.load());
+  put(measure::reserved, b.reserved.load());
+  put(measure::used_addresses, b.used());
+  put(measure::streams, b.streams.load());
+  put(measure::events, b.events.load());
+  put(measure::graphs, b.graphs.load());
+  auto const heap = ::mallinfo2();
+  put(measure::host_bytes, static_cast<std::int64_t>(heap.uordblks));
+  put(measure::large_blocks, static_cast<std::int64_t>(heap.hblks));
+  std::int64_t const page = ::sysconf(_SC_PAGESIZE);
+  pages const p = pages_now();
+  put(measure::resident, p.resident * page);
+  put(measure::virtual_bytes, p.all * page - b.reserved.load());
+  return s;
+}
+
+std::vector<growth> growth_of(std::vector<sample> const& all) {
+  std::vector<growth> out;
+  std::size_t const n = all.size() / 4;
+  if (n < 3) return out;
+  std::array<std::span<sample const>, 4> quarters;
+  std::array<double, 4> acts{};
+  for (std::size_t q = 0; q < 4; ++q) {
+    quarters[q] = std::span(all).subspan(all.size() * q / 4, n);
+    acts[q] = static_cast<double>(median_of(quarters[q], [](sample const& s) { return s.ends; }));
+  }
+  for (std::size_t i = 0; i < measures; ++i) {
+    auto const m = static_cast<measure>(i);
+    growth g{.of = m, .same = is_the_same_at_rest(m)};
+    for (std::size_t q = 0; q < 4; ++q) {
+      g.median[q] = median_of(quarters[q], [m](sample const& s) { return s.at(m); });
+      g.least[q] = g.most[q] = g.median[q];
+      for (sample const& s : quarters[q]) {
+        g.least[q] = std::min(g.least[q], s.at(m));
+        g.most[q] = std::max(g.most[q], s.at(m));
+      }
+    }
+    auto const rate = [&](std::size_t from, std::size_t to) {
+      return static_cast<double>(g.median[to] - g.median[from]) / std::max(acts[to] - acts[from], 1.0);
+    };
+    g.early = rate(0, 1);
+    g.late = rate(2, 3);
+    g.rarest = quarters[3].back().rarest - quarters[0].front().rarest;
+    if (!g.same) {
+      g.bound = static_cast<std::int64_t>(g.rarest / 2) * unit_of(m);
+      if (m == measure::resident || m == measure::virtual_bytes) g.bound += stacks_kept;
+    }
+    out.push_back(g);
+  }
+  return out;
+}
+
+void call_times::add(std::chrono::nanoseconds took) noexcept {
+  auto const ns = static_cast<std::uint64_t>(std::max<std::int64_t>(took.count(), steps));
+  auto const power = static_cast<std::size_t>(std::bit_width(ns) - 1);
+  std::size_t const step = static_cast<std::size_t>(ns >> (power - 4)) & (steps - 1);
+  ++times_[std::min(power * steps + step, times_.size() - 1)];
+  ++count_;
+}
+void call_times::add(call_times const& other) noexcept {
+  for (std::size_t i = 0; i < times_.size(); ++i) times_[i] += other.times_[i];
+  count_ += other.count_;
+}
+
+double call_times::quantile_ns(double q) const noexcept {
+  auto const rank = static_cast<std::uint64_t>(q * static_cast<double>(count_));
+  std::uint64_t below = 0;
+  for (std::size_t i = 0; i < times_.size(); ++i) {
+    below += times_[i];
+    if (below <= rank) continue;
+    auto const scale = static_cast<double>(std::uint64_t{1} << (i / steps)) / steps;
+    return (steps + static_cast<double>(i % steps) + 0.5) * scale;
+  }
+  return 0;
+}
+
+}  // namespace weir::soak
