@@ -304,13 +304,12 @@ driver::status shared_pool::grow(std::size_t room, search& s, source_location at
 std::shared_ptr<exported> shared_pool::allocate(std::shared_ptr<shared_pool> const& self, clock::stream_clock& home,
                                                std::size_t bytes, source_location at) {
   auto made = std::make_shared<exported>();
-<<<<<<< HEAD
   made->device = self->device_;
   made->bytes = bytes;
   made->home = &self->exports_;
   made->users.reserve(1);
   made->last_uses.reserve(1);
-  made->users.push_back(&home);
+  made->users.push_back(exported::user(home));
   driver::status last;
   (void)memory::find_or_run_out(
       {&self->runtime_, "share_pool::allocate", at, home.id()},
@@ -326,16 +325,6 @@ driver::status shared_pool::find_room(exported& b, source_location at) {
   if (b.bytes > exports_.about(device_, "share_pool::allocate", at).total_memory)
     return {driver::code::out_of_memory};  // rounding may wrap
   b.room = base::round_up(b.bytes, granule);
-=======
-  exported& b = *made;
-  b.device = self->device_;
-  b.bytes = bytes;
-  b.room = base::round_up(bytes, granule);
-  b.home = &self->exports_;
-  b.users.reserve(1);
-  b.last_uses.reserve(1);
-  b.users.push_back(exported::user(home));
->>>>>>> ce25f2e0ced7cd126ceda2e3cdcd4f30d9830228
   search s;
   for (bool collects = true;; collects = !collects) {
     bool had = false, many = false;

@@ -61,14 +61,8 @@ driver::result<host_pages> take_pages(driver::driver& machine, std::size_t bytes
   if (std::size_t const there_is = os::memory_of_host(); there_is && bytes > there_is)
     return {{driver::code::out_of_memory, 0}, {}};
   std::size_t const mapped = bytes + huge_page;  // the surplus aligns the base to a huge page, and is unmapped at once
-<<<<<<< HEAD
-  // A private page would be copied at the next write after a fork, and an engine would go on with the old one.
-  auto* const first = static_cast<std::byte*>(os::map_shared_memory(mapped));
-  if (!first) return {driver::no_addresses, {}};
-=======
   auto* const first = static_cast<std::byte*>(os::map_memory(mapped));
-  if (!first) return {{driver::code::out_of_memory, 0}, {}};
->>>>>>> 5bf5dbc54e9be68884e500c3d58d30592b495f0a
+  if (!first) return {driver::no_addresses, {}};
   auto* const base = first + (huge_page - reinterpret_cast<driver::address>(first) % huge_page) % huge_page;
   if (base != first) os::return_addresses(first, static_cast<std::size_t>(base - first));
   std::byte* const end = base + bytes;

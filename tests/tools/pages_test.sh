@@ -178,13 +178,8 @@ for page in sys.argv[1:]:
     if page == "README.md" and re.search(r"\b[0-9a-f]{7,10}\b", prose):
         print("README.md names a commit"); broken = True
 print(f"{total} words, {sum(sentences) / len(sentences):.1f} a sentence")
-<<<<<<< HEAD
 if total > 21800:
     print("21800 words at most"); broken = True
-=======
-if total > 21765:
-    print("21765 words at most"); broken = True
->>>>>>> 3b10332ab3b76822afff92773e2518ad7366d3bf
 sys.exit(broken)
 END
 fi
