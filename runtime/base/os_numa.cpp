@@ -5,9 +5,13 @@
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <iterator>
 #include <string>
@@ -83,6 +87,24 @@ std::vector<int> processors_of_cores() {
 }
 
 bool keep_this_thread_on(std::vector<int> const& processors) noexcept { return asked().keep_on(processors); }
+
+bool forks_copy_pinned_pages() noexcept {
+  static bool const yes = [] {
+    utsname its{};
+    int major = 0, minor = 0;
+    bool const known = ::uname(&its) == 0 && std::sscanf(its.release, "%d.%d", &major, &minor) == 2;
+    return known && (major > 5 || (major == 5 && minor >= 12));
+  }();
+  return yes;
+}
+
+bool is_mapped(void* at, std::size_t bytes) noexcept {
+  std::array<unsigned char, 4096> present;
+  std::size_t const most = present.size() * page_size();
+  for (std::size_t from = 0; from < bytes; from += most)
+    if (::mincore(static_cast<std::byte*>(at) + from, std::min(most, bytes - from), present.data()) != 0) return false;
+  return true;
+}
 
 bool make_present(void* at, std::size_t bytes) noexcept {
   constexpr int populate_write = 23;  // MADV_POPULATE_WRITE of Linux 5.14

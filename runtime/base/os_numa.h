@@ -1,10 +1,15 @@
-// The NUMA nodes of host pages, the processors near them, and processors that share no core.
+// Host pages: whether they are mapped and present, their NUMA nodes, the processors near them. Processors that share
+// no core.
 // Threads: any.
 #pragma once
 #include <cstddef>
 #include <vector>
 
 namespace weir::os {
+
+// Whether a fork gives the child a copy of a page that a device driver has pinned, and leaves the parent its own:
+// Linux 5.12 and newer. Before, the next write of the parent moved the page.
+bool forks_copy_pinned_pages() noexcept;
 
 // Pages first touched from now on come from that NUMA node while it has some. Requires: page-aligned. False:
 // the system refused, or numa_node < 0; the pages are usable either way.
@@ -13,6 +18,9 @@ bool prefer_node(void* at, std::size_t bytes, int numa_node) noexcept;
 // Brings the pages in with one call, as a write to each would. Requires: page-aligned. False: not supported
 // or no memory; some pages may be present.
 bool make_present(void* at, std::size_t bytes) noexcept;
+
+// Whether every page of the range is mapped. Requires: page-aligned
+bool is_mapped(void* at, std::size_t bytes) noexcept;
 
 // The part of processors_near(node) that this process may run on. Empty: not known, or no restriction.
 std::vector<int> usable_processors_near(int numa_node);
@@ -23,7 +31,8 @@ std::vector<int> processors_of_cores();
 // False: refused; the thread runs on any processor as before.
 bool keep_this_thread_on(std::vector<int> const& processors) noexcept;
 
-// Answers all of the above except make_present and processors_of_cores. A test may install another machine.
+// Answers all of the above that names nodes or processors, except processors_of_cores. A test may install another
+// machine.
 // Null (the default): the system answers. Threads: any; set while no other thread is inside weir.
 class nodes {
  public:

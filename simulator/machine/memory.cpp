@@ -7,6 +7,7 @@
 
 #include "runtime/base/byte_range.h"
 #include "runtime/base/os.h"
+#include "runtime/base/os_numa.h"
 #include "runtime/base/text.h"
 #include "simulator/machine/guard.h"
 #include "simulator/machine/left_behind.h"
@@ -35,8 +36,7 @@ memory::~memory() {
   for (auto const& [at, m] : mappings_) shape_.guarded ? unpoison_bytes(at, m.bytes) : void();
   for (auto const& [at, r] : reservations_) left_behind::give_back_all_but(mappings_, at, r.bytes);
   for (auto const& [at, bytes] : unreserved_) os::return_addresses(pointer(at), bytes);
-  for (auto const& [at, p] : pins_)
-    shields_.forget(at, p.bytes), os::advise(pointer(at), p.bytes, os::advice::to_children);
+  for (auto const& [at, p] : pins_) shields_.forget(at, p.bytes);
   for (physical& p : handles_) close_shared(p);
 }
 
@@ -266,7 +266,7 @@ status memory::pin(void* host, std::size_t bytes) {
     return invalid;
   base::lock_guard lock(mutex_);
   if (overlaps(pins_, at, bytes) || overlaps(reservations_, at, bytes)) return invalid;
-  if (!os::advise(host, bytes, os::advice::not_to_children)) return invalid;  // not mapped
+  if (!os::is_mapped(host, bytes)) return invalid;
   pins_[at] = {bytes, next_ordinal_++};
   return fine;
 }
@@ -279,7 +279,6 @@ status memory::unpin(void* host) {
   found = unused(lock, pins_, at);
   if (found == pins_.end()) return invalid;
   shields_.forget(at, found->second.bytes);
-  os::advise(host, found->second.bytes, os::advice::to_children);
   pins_.erase(found);
   return fine;
 }

@@ -78,8 +78,8 @@ driver::result<host_pages> take_pages(driver::driver& machine, std::size_t bytes
     os::return_addresses(base, bytes);
     return {pinned, {}};
   }
-  // copy-on-write after a fork would move the page while an engine uses it
-  os::advise(base, bytes, os::advice::not_to_children);
+  // Otherwise the next write after a fork would move the page while an engine uses it.
+  if (!machine.simulated() && !os::forks_copy_pinned_pages()) os::advise(base, bytes, os::advice::not_to_children);
   return {{}, {base, bytes}};
 }
 

@@ -1,10 +1,12 @@
 // Forks of a process that uses weir. The child gets typed errors, may free its owners, and ends; the parent's
 // memory stays as it is. WEIR_DEVICES chooses the machine; default: simulated.
 // Threads: as each test says. One that hangs is killed by its alarm.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <csignal>
 #include <cstdlib>
@@ -50,18 +52,26 @@ int forked_child_uses_everything() {
   refused([] { (void)of_program.t.cpu(); });
   refused([] { of_program.s->ref().synchronize(); });
   refused([] { synchronize(); });
-  refused([] { char c = 0; copy(of_program.block->data(), &c, 1); });
-  refused([] { launch(*of_program.s, {}, [](CUstream_st*) {}, [] {}); });
+  refused([] {
+    char c = 0;
+    copy(of_program.block->data(), &c, 1);
+  });
+  refused([] {
+    launch(
+        *of_program.s, {}, [](CUstream_st*) {}, [] {});
+  });
   refused([] { launch_host(*of_program.s, [] {}); });
-  refused([] { event e; e.record(*of_program.s); });
+  refused([] {
+    event e;
+    e.record(*of_program.s);
+  });
   refused([] { stream a, b, c, d; });
   try {
     device_guard g{0};
     (void)memory_allocated();
     of_program.block.reset();
     of_program.drop();
-  } catch (error const&) {
-  }
+  } catch (error const&) {}
   return untyped;
 }
 
@@ -195,7 +205,53 @@ TEST_F(forks, leaves_the_parents_bytes_alone) {
   });
 }
 
-// At a write after a fork the system would copy a shared page, and the engine would read the old one.
+using bytes_in_pages = std::vector<char, pinned_allocator<char>>;
+
+// A writer of checkpoints forks, and reads what the parent's heap and pinned memory hold. It makes no call of weir.
+TEST_F(forks, the_child_reads_host_memory_of_the_parent) {
+  EXPECT_CLEAN_END({
+    of_program.fill();
+    buffer const page = pinned(3 << 20);
+    std::memset(page.data(), 9, page.size());
+    bytes_in_pages const list(1000, 4);
+    std::vector<std::byte> heap(100'000, std::byte{3});
+    registered_host_memory const locked(heap);
+    auto const beside = std::make_unique<int>(5);  // often on the last page of the heap's block
+    std::byte of_stack[5000] = {};
+    registered_host_memory const locked_too(of_stack);
+    pid_t const child = ::fork();
+    if (child == 0) {
+      ::alarm(10);
+      bool const all = std::all_of(page.data<char>(), page.data<char>() + page.size(), [](char c) { return c == 9; }) &&
+                       std::all_of(list.begin(), list.end(), [](char c) { return c == 4; }) &&
+                       std::all_of(heap.begin(), heap.end(), [](std::byte b) { return b == std::byte{3}; }) &&
+                       *beside == 5 && of_stack[2500] == std::byte{0};
+      bool const by_system = ::write(::open("/dev/null", O_WRONLY), page.data(), page.size()) == 3 << 20;
+      ::_exit(all && by_system ? 7 : 1);
+    }
+    std::exit(ended(child));
+  });
+}
+
+// Engines of the parent read these pages at any time.
+TEST_F(forks, what_the_child_writes_to_host_memory_is_its_own) {
+  EXPECT_CLEAN_END({
+    buffer const page = pinned(1000);
+    page.data<char>()[0] = 5;
+    std::vector<std::byte> heap(1000);
+    registered_host_memory const locked(heap);
+    pid_t const child = ::fork();
+    if (child == 0) {
+      page.data<char>()[0] = 6;
+      heap[0] = std::byte{6};
+      ::_exit(7);
+    }
+    int const of_child = ended(child);
+    std::exit(of_child != 7 ? 1 : page.data<char>()[0] != 5 ? 2 : heap[0] != std::byte{0} ? 3 : 7);
+  });
+}
+
+// At a write after a fork the system would copy a private page, and the engine would read the old one.
 TEST_F(forks, keeps_pinned_writes_of_the_parent_visible) {
   EXPECT_CLEAN_END({
     buffer page = pinned(50'000);
@@ -333,13 +389,16 @@ int forks_while_another_thread_is_inside(std::string_view call) {
 TEST_F(forks, during_a_driver_call_with_locks_does_not_hang) {
   for (std::string const call :
        {"info", "open", "reserve", "create", "map", "grant", "pin", "create_stream", "create_event", "record"}) {
-    EXPECT_EXIT({
-      begin();
-      of_program.fill();
-      patterns const p;
-      int const wrong = forks_while_another_thread_is_inside(call);
-      std::exit(wrong ? wrong : p.as_they_were() ? 7 : 4);
-    }, testing::ExitedWithCode(7), "") << call;
+    EXPECT_EXIT(
+        {
+          begin();
+          of_program.fill();
+          patterns const p;
+          int const wrong = forks_while_another_thread_is_inside(call);
+          std::exit(wrong ? wrong : p.as_they_were() ? 7 : 4);
+        },
+        testing::ExitedWithCode(7), "")
+        << call;
   }
 }
 
