@@ -1,6 +1,7 @@
 // An allocator's blocks by address: live blocks, and freed blocks whose addresses are not reused yet.
 // Threads: under the checker's lock.
 #pragma once
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
@@ -19,9 +20,9 @@ struct block {
   stream_id home = 0;        // 0: host memory
   std::uint64_t number = 0;  // from 1, per device and for the host
   bool live = true;
-  bool of_graph = false;     // a graph's memory: its launches may use it, whether it is freed or not
+  bool of_graph = false;  // a graph's memory: its launches may use it, whether it is freed or not
   source_location allocated{nullptr, nullptr, 0}, freed{nullptr, nullptr, 0};
-  stream_id user = 0;                           // weir's stream that uses the parts of a managed block
+  stream_id user = 0;                              // weir's stream that uses the parts of a managed block
   std::shared_ptr<managed_block const> manages{};  // null: the program alone uses it
 };
 
@@ -38,6 +39,20 @@ class blocks {
     for (auto b = find(at, bytes); b != all_.end() && b->first < at + bytes; ++b)
       if (b->second.of_graph) return true;
     return false;
+  }
+  // The part of a range whose first and last page hold no live bytes beside it. A system call with such bytes fails on
+  // a page that is guarded, and cannot be let through.
+  std::pair<address, std::size_t> alone_on_pages(address at, std::size_t bytes, std::size_t page) {
+    address const end = at + bytes, first = at / page * page, last = (end - 1) / page * page;
+    auto const has_others = [&](address p) {
+      for (auto b = find(p, page); b != all_.end() && b->first < p + page; ++b)
+        if (b->second.live && (std::max(b->first, p) < at || std::min(b->first + b->second.bytes, p + page) > end))
+          return true;
+      return false;
+    };
+    address const from = has_others(first) ? std::min(end, first + page) : at,
+                  to = has_others(last) ? std::max(from, last) : end;
+    return {from, to - from};
   }
   map::iterator end() noexcept { return all_.end(); }
   // Forgets the freed blocks it overlaps. Returns: its entry, and a live block that it overlaps, a defect.

@@ -1,5 +1,6 @@
 // Host uses: those reported through host_uses(), and accesses that hit a shielded page.
 // Threads: as checking_driver.h says; a fault is handled on the thread that caused it.
+#include "runtime/base/os.h"
 #include "simulator/checker/checking_driver.h"
 #include "simulator/machine/shield.h"
 
@@ -22,18 +23,20 @@ void checking_driver::host_uses(address at, std::size_t bytes, host_use how, bas
 void checking_driver::keep_host_away(knowledge& known, epoch e, std::span<range const> ranges, base::site site) {
   if (base::this_call().internal_ordering) return;
   for (range const& r : ranges) {
-    auto const [at, bytes] = known.memory.on_pages_of_its_own(r.at, r.bytes);
+    auto const [own, all] = known.memory.on_pages_of_its_own(r.at, r.bytes);
+    if (all == 0) continue;
+    auto const [at, bytes] = known.blocks.alone_on_pages(own, all, os::page_size());
     if (bytes == 0) continue;
     std::uint64_t const number = machine_ ? machine_->shield({at, bytes, r.writes}) : 0;
     if (number)
       known.shields.push_back({number, check::made(r.writes ? action::writes : action::reads, e, site, r.at, r.bytes)});
-    else
-      known.open_to_host = true;
+    else known.open_to_host = true;
   }
 }
 
 void checking_driver::let_host_back(knowledge& known) {
-  if (known.shields.empty()) [[likely]] return;
+  if (known.shields.empty()) [[likely]]
+    return;
   std::erase_if(known.shields, [&](knowledge::shielded const& s) {
     bool const over = known.order.complete({s.use->stream, s.use->n}, trust::promised);
     if (over) machine_->unshield(s.number);

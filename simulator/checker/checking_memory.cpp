@@ -1,6 +1,8 @@
 // The checker's calls on addresses and pages, the witness calls, and its answers.
 // Threads: as checking_driver.h says.
+#include "runtime/base/os.h"
 #include "runtime/base/process.h"
+#include "runtime/base/round_up.h"
 #include "simulator/checker/checking_driver.h"
 #include "simulator/machine/guard.h"
 
@@ -113,7 +115,8 @@ void checking_driver::allocated(user home, address at, std::size_t bytes, source
   auto const known = judge_.lock();
   bool const without_stream = home.stream == stream_handle::none;
   if (home.device < 0) {
-    let_host_back(*known, at, bytes);
+    std::size_t const page = os::page_size(), before = at % page;
+    let_host_back(*known, at - before, base::round_up(before + bytes, page));
     if (touch const own = known->memory.begins_in_pin(at, bytes); own.bytes && machine_)
       machine_->confine_work_from(own);
   }
