@@ -35,25 +35,6 @@ made_current& of_this_thread() {
   return value->get();
 }
 
-// The counts, by machine, that a thread is part of until it ends.
-struct counted_in {
-  std::vector<std::pair<std::uint64_t, std::shared_ptr<base::atomic<int>>>> all;
-  ~counted_in() {
-    for (auto const& [machine, threads] : all) threads->fetch_sub(1);
-  }
-  void add(std::uint64_t machine, std::shared_ptr<base::atomic<int>> const& threads) {
-    for (auto const& one : all)
-      if (one.first == machine) return;
-    std::erase_if(all, [](auto const& one) { return one.second.use_count() == 1; });
-    all.emplace_back(machine, threads);
-    threads->fetch_add(1);
-  }
-};
-void count_this_thread(std::uint64_t machine, std::shared_ptr<base::atomic<int>> const& threads) {
-  static auto* const value = new base::per_thread<counted_in>;
-  value->get().add(machine, threads);
-}
-
 // A machine whose calls can be refused.
 class refusable final : public fault_injector {
  public:
@@ -135,7 +116,7 @@ machine::machine(weir::simulated const& like, std::uint64_t seed, tape* lent, st
               : how_ == scheduling::stepped ? make_stepping_executor(all_)
                                             : make_seeded_executor(all_, tape_);
   if (how_ == scheduling::threads) with_workers().lock()->push_back(executor_.get());
-  else all_.callers = std::make_shared<base::atomic<int>>(0);
+  else all_.who_calls.emplace();
   if (how_ != scheduling::seeded) return;
   hosts_ = std::make_unique<host_order>(
       tape_, host_order::machine{[this] {
@@ -184,7 +165,7 @@ status machine::may_call() const {
     return {code::unloading};
   if (inside_work::here()) [[unlikely]]
     return {code::not_permitted};
-  if (all_.callers) count_this_thread(number_, all_.callers);
+  if (all_.who_calls) all_.who_calls->add_this_thread();
   return all_.has_hosts() ? may_call_among_hosts() : fine;
 }
 

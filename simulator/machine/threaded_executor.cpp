@@ -214,6 +214,7 @@ class threaded_executor final : public executor {
   }
 
   void labour(engine& e) {
+    callers::this_thread_never_calls();
     std::vector<use> uses;
     base::unique_lock lock(all_.mutex);
     for (;;) {

@@ -282,17 +282,21 @@ bool queues::wait_for_hosts(base::unique_lock& lock, stream const& s) {
 }
 
 bool queues::wait_for_callers(base::unique_lock& lock) {
-  if (!callers) return false;
-  if (++waiting_callers_ >= callers->load()) {  // nobody is left who could move anything
-    waiting_callers_ = 0;
-    ++given_up_;
-    moved_.notify_all();
-    return false;
-  }
+  if (!who_calls) return false;
   std::uint64_t const moves = moves_, given_up = given_up_;
-  moved_.wait_for(lock, patience, [&] { return moves_ != moves || given_up_ != given_up; });
+  auto const is_over = [&] { return moves_ != moves || given_up_ != given_up; };
+  bool const all_wait = ++waiting_callers_ >= who_calls->count();
+  if (!all_wait) {
+    moved_.wait_for(lock, for_a_move, is_over);
+  } else if (who_calls->others_may_come()) {
+    moved_.wait_for(lock, for_a_first_call, is_over);
+    if (!is_over()) who_calls->none_has_come();
+  }
+  if (given_up_ != given_up) return false;
   if (moves_ != moves) return true;
-  if (given_up_ == given_up) --waiting_callers_;
+  waiting_callers_ = 0;
+  ++given_up_;
+  moved_.notify_all();
   return false;
 }
 

@@ -1,15 +1,18 @@
 // Work of the simulated machine: operations in streams, events, gates.
 // Threads: under the machine's lock, except the bytes and user work of a running operation.
 #pragma once
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <ranges>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "runtime/base/call_site.h"
+#include "simulator/machine/callers.h"
 #include "simulator/machine/freedoms.h"
 #include "simulator/machine/memory.h"
 #include "simulator/threads/thread_scheduler.h"
@@ -208,11 +211,10 @@ class queues {
   bool wait_for_hosts(base::unique_lock&, stream const&);
   bool has_hosts() const noexcept { return hosts && hosts->active(); }
   // The same where the system schedules the host threads: waits until another one moves something. Releases the lock.
-  // false: all threads that have called the machine wait, or none has moved anything for `patience`.
-  static constexpr std::chrono::seconds patience{30};
+  // false: all threads that have called the machine wait and no other one comes in time, or none moves anything.
+  static constexpr std::chrono::seconds for_a_first_call{10}, for_a_move{30};
   bool wait_for_callers(base::unique_lock&);
-  // Threads that have called the machine and have not ended. Null: nobody counts them
-  std::shared_ptr<base::atomic<int>> callers;
+  std::optional<callers> who_calls;  // none: nobody counts them
   void wake_hosts() const;  // that wait for a stream
   void tell_hosts() {
     ++moves_;
