@@ -163,7 +163,9 @@ class collective_group {
   explicit collective_group(communicator const&);
   collective_group(collective_group&&) noexcept;
   collective_group& operator=(collective_group&&) noexcept;
-  ~collective_group();  // enqueues nothing. If an exception unwinds: as ~gradient_buckets
+  // Enqueues nothing. If an exception unwinds: aborts all ranks once another one waits for this rank's next call,
+  // unless an exception unwound that rank's own group or buckets, too.
+  ~collective_group();
 
   // Add a member: the communicator's calls of these names, which enqueue nothing yet and touch no memory.
   // Throw: invalid_use (counts, a root, a rank), not_supported (an element type). The group stays as it was.
@@ -207,8 +209,7 @@ class gradient_buckets {
   explicit gradient_buckets(communicator&, bucket_options = {});
   gradient_buckets(gradient_buckets&&) noexcept;
   gradient_buckets& operator=(gradient_buckets&&) noexcept;
-  // If an exception unwinds: aborts all ranks if a reduction of this rank waits for others. Aborts them as well once
-  // another rank waits for this one's next call, unless an exception unwound that rank's own buckets or group, too.
+  // If an exception unwinds: as ~collective_group. Aborts all ranks as well if a reduction of this one waits for others.
   ~gradient_buckets();
 
   // Requires: before build(). Returns: 0, 1, 2, …

@@ -265,7 +265,7 @@ std::optional<communicator> communicator::split(int color, int key, source_locat
 
 std::string communicator::explain_last() const { return state_->all->said(state_->rank); }
 void communicator::abort() noexcept {
-  if (!process_was_forked()) state_->all->abort(state_->rank, "its program aborted the communicator");
+  if (!process_was_forked()) state_->all->abort(state_->rank, peer::by_its_program);
 }
 std::string communicator::failure() const {
   return process_was_forked() ? "this process was forked from the rank's" : state_->all->failure();

@@ -71,7 +71,9 @@ struct WEIR_LOCAL gradient_buckets::state {
     if (all->ended() || process_is_ending() || process_was_forked()) return;
     // If host memory is short, a free waits for the users of the block. That could be a rank that this thread
     // must serve, so the ranks end first.
-    if (scope.is_ended()) all->unwound(rank, "an exception ended its gradient_buckets");
+    constexpr std::string_view why = "an exception ended its gradient_buckets";
+    if (scope.is_ended() && all->waits(rank)) all->abort(rank, why);
+    else if (scope.is_ended()) all->unwound(rank, why);
     if (!block) return;
     try {
       observe::note(observe::action::free, block, 0, 0, 0, 0, source_location::current());

@@ -139,6 +139,8 @@ std::unique_ptr<collective_backend> carried_by_sockets(runtime::impl&, std::vect
                                                        std::function<void(int rank, std::string const& why)> blame,
                                                        source_location);
 
+inline constexpr std::string_view by_its_program = "its program aborted the communicator";
+
 using color_and_key = std::array<int, 2>;  // of a rank in a split: its color and key
 class group;
 struct seat {  // of a rank in a group
@@ -176,8 +178,8 @@ class group {
   virtual seat split(int rank, int color, int key, source_location) = 0;
   virtual void abort(int rank, std::string_view why) noexcept = 0;
   virtual bool waits(int rank) const noexcept = 0;  // the rank called a collective that others have not called yet
-  // An exception has ended an owner of the rank. Aborts all ranks if this one waits, or once another waits for its
-  // next call, unless as many exceptions ended owners of that one first. The rank's next call ends the matter.
+  // An exception has ended an owner of the rank. Aborts all ranks once another waits for its next call, unless as
+  // many exceptions ended owners of that one first. The rank's next call ends the matter.
   virtual void unwound(int rank, std::string_view owner) noexcept = 0;
   virtual void leave(int rank) noexcept = 0;
   virtual void runtime_ends() noexcept = 0;  // all ranks leave while the driver still exists
@@ -265,7 +267,7 @@ class thread_group final : public group {
     std::vector<bool> gone;                    // by rank
     std::shared_ptr<round> meets;              // null: no rank waits
     int aborted_by = -1;
-    std::string why;                           // an exception; empty: the program aborted, or a rank left
+    std::string why;                           // empty: its program, or a rank left
     struct exceptions {
       std::uint64_t count = 0, turn = 0;       // that ended owners of a rank while `turn` was its next
       bool silent = false;                     // the rank has made no call since
@@ -292,7 +294,6 @@ class thread_group final : public group {
   std::shared_ptr<round> meet(int rank, std::string_view operation, color_and_key, base::time_limit, source_location,
                               void (thread_group::*see_to)(round&, source_location) noexcept);
   void seat_all(round&, source_location) noexcept;
-  void end_all(int rank, std::string_view why) noexcept;
   void end_if_awaited() noexcept;
   static std::string reason(shared const&);  // to follow "rank … aborted this communicator"
   [[noreturn]] static void refuse_other(int rank, collective_request const&, asked const& first, source_location);

@@ -109,8 +109,7 @@ class process_group final : public group {
   // Other processes' calls are not known at once: a collective that is not complete may wait for one.
   bool waits(int) const noexcept override { return !watch().failed() && !backend_->idle(rank_); }
 
-  void unwound(int, std::string_view owner) noexcept override {
-    if (waits(rank_)) return abort(rank_, owner);
+  void unwound(int, std::string_view) noexcept override {
     exceptions_.store(exceptions() + 1);
     exceptions_at_.store(next_.load());
     silent_ = true;

@@ -262,15 +262,13 @@ void thread_group::seat_all(round& m, source_location at) noexcept {
   }
 }
 
-void thread_group::abort(int rank, std::string_view) noexcept { end_all(rank, {}); }
-
-void thread_group::end_all(int rank, std::string_view why) noexcept {
+void thread_group::abort(int rank, std::string_view why) noexcept {
   {
     auto s = shared_.lock();
     if (s->aborted_by < 0) {
       s->aborted_by = rank;
       try {
-        s->why = why;
+        if (why != by_its_program) s->why = why;
       } catch (...) {}  // no host memory for the text
     }
   }
@@ -316,11 +314,10 @@ void thread_group::end_if_awaited() noexcept {
     rank = s->aborted_by < 0 ? s->awaited() : -1;
     if (rank >= 0) owner = s->unwound[static_cast<std::size_t>(rank)].owner;
   }
-  if (rank >= 0) end_all(rank, owner);
+  if (rank >= 0) abort(rank, owner);
 }
 
 void thread_group::unwound(int rank, std::string_view owner) noexcept {
-  if (waits(rank)) return end_all(rank, owner);
   {
     auto s = shared_.lock();
     auto& its = s->unwound[static_cast<std::size_t>(rank)];

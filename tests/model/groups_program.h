@@ -1,4 +1,5 @@
-// Random groups of collectives, enqueued or captured and launched, against values computed here.
+// Random groups of collectives, enqueued or captured and launched, against values computed here. Exceptions unwind
+// groups: of all ranks alike, which changes nothing, or of one rank for good, which ends the others.
 // Threads: one per rank; the seeded machine chooses which thread runs and what its devices do.
 #pragma once
 #include <algorithm>
@@ -33,6 +34,12 @@ class groups_program {
         bytes_ += brought(s.members.back());
       }
     }
+    std::mt19937_64 of_exceptions(seed);
+    for (step& s : steps_) s.unwinds = of_exceptions() % 4 == 0;
+    if (of_exceptions() % 4 == 0) {
+      thrower_ = static_cast<int>(of_exceptions() % static_cast<std::uint64_t>(size_));
+      throws_at_ = of_exceptions() % steps_.size();
+    }
     for (communicator& c : all_) {
       rank& r = ranks_.emplace_back(c, random_());
       device_guard const on(c.device());
@@ -47,7 +54,10 @@ class groups_program {
       machine.spawn("rank " + std::to_string(k), [this, k] {
         try {
           play(k);
+        } catch (bug const&) {
         } catch (std::exception const& e) {
+          if (thrower_ >= 0 && all_[k].failure().find("an exception ended its collective_group") != std::string::npos)
+            return;
           wrong_.note(check::answers, e.what());
           all_[k].abort();
         }
@@ -57,7 +67,7 @@ class groups_program {
     } catch (invalid_use const& e) {
       wrong_.note(check::stuck, e.what());
     }
-    for (std::size_t k = 0; k < ranks_.size() && wrong_.ok(); ++k) compare(k);
+    for (std::size_t k = 0; k < ranks_.size() && wrong_.ok() && thrower_ < 0; ++k) compare(k);
     for (auto const& r : race_reports())
       wrong_.note(r.kind == "race" ? check::race : r.kind == "stuck" ? check::stuck : check::lifetime, r.text);
     for (auto const& found : m_.control().findings()) wrong_.note(check_of(found), found);
@@ -73,8 +83,10 @@ class groups_program {
   };
   struct step {
     bool captured = false;  // and launched once
+    bool unwinds = false;   // an exception before it, on all ranks
     std::vector<member> members{};
   };
+  struct bug {};
   struct rank {
     rank(communicator& c, std::uint64_t seed) : lines{stream(c.device()), stream(c.device())}, random(seed) {}
     std::array<stream, 2> lines;
@@ -137,13 +149,27 @@ class groups_program {
     } catch (weir::error const&) {}
   }
 
+  // How full the group is differs from rank to rank.
+  void unwind(rank& r, std::size_t k) {
+    collective_group group(all_[k]);
+    for (auto n = r.random() % 3; n > 0; --n) group.all_reduce({r.results.data(), 1, uint8});
+    throw bug();
+  }
+
   void play(std::size_t k) {
     rank& r = ranks_[k];
     stream const& home = r.lines[0];
     device_guard const on(all_[k].device());
     stream_guard const in(home);
     r.results.record_stream(r.lines[1]);
-    for (step const& s : steps_) {
+    for (std::size_t i = 0; i < steps_.size(); ++i) {
+      step const& s = steps_[i];
+      if (s.unwinds) {
+        try {
+          unwind(r, k);
+        } catch (bug const&) {}
+      }
+      if (thrower_ == static_cast<int>(k) && throws_at_ == i) unwind(r, k);
       if (!s.captured) {
         enqueue(r, s, static_cast<int>(k));
         continue;
@@ -177,6 +203,8 @@ class groups_program {
   std::mt19937_64 random_;
   int const size_;
   std::size_t bytes_ = 0;
+  int thrower_ = -1;  // the rank that throws for good; -1: none
+  std::size_t throws_at_ = 0;
   test::machine m_;
   std::vector<communicator> all_;
   std::vector<rank> ranks_;

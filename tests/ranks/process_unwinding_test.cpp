@@ -3,8 +3,11 @@
 #include <future>
 
 #include "runtime/base/sync.h"
+#include "tests/ranks/rank_processes.h"
 #include "tests/ranks/rank_threads.h"
 #include "tests/support/sanitized.h"
+#include "tests/support/seeds.h"
+#include "weir/graph.h"
 
 namespace {
 
@@ -120,6 +123,59 @@ TEST(process_unwinding, a_rank_that_calls_again_is_in_time) {
     }
     EXPECT_EQ(c.failure(), "");
   });
+}
+
+// One rank for each process, on GPUs if there are two. Rank 1 throws in its third step, and keeps its communicator.
+WEIR_RANK_ROLE(throws_in_a_step) {
+  bool const registered = tests::number_from_environment("WEIR_TEST_REGISTERED", 0) != 0,
+             captured = tests::number_from_environment("WEIR_TEST_CAPTURED", 0) != 0;
+  auto c = communicator::from_environment({.start = 60s});
+  auto last = clock_of_host::now();
+  try {
+    stream const s;
+    stream_guard const here(s);
+    gradient_buckets b(c, {.bucket_bytes = 4096, .registered = registered});
+    for (int i = 0; i < 4; ++i) b.add("w" + std::to_string(i), 1000);
+    b.build(s);
+    int turn = 0;
+    auto const pass = [&] {
+      for (int i = 3; i >= 0; --i) {
+        b.mark_ready(i, s);
+        if (c.rank() == 1 && turn == 2 && i == 2) throw bug();
+      }
+      b.finish(s);
+    };
+    for (; c.failure().empty(); ++turn, last = clock_of_host::now()) {
+      if (captured) graph::capture(s, pass).launch();
+      else pass();
+      s.synchronize();
+    }
+  } catch (bug const&) {
+    std::this_thread::sleep_for(3s);
+    return 0;
+  } catch (driver_error const&) {}
+  auto const took = std::chrono::duration_cast<std::chrono::milliseconds>(clock_of_host::now() - last);
+  std::printf("%s, after %d ms\n", c.failure().c_str(), static_cast<int>(took.count()));
+  bool const named =
+      c.failure().find("rank 1") != std::string::npos && c.failure().find("an exception ended") != std::string::npos;
+  return named && took <= most ? 3 : 4;
+}
+
+TEST(process_unwinding, of_a_process_frees_the_other) {
+  bool const on_gpus = !runtime::current().is_simulated();
+  if (on_gpus && device_count() < 2) GTEST_SKIP() << "one GPU";
+  for (bool const registered : {false, true}) {
+    for (bool const captured : {false, true}) {
+      if (captured && !on_gpus) continue;  // refused between simulated processes
+      rank_processes all(
+          "throws_in_a_step", 2,
+          {on_gpus ? "WEIR_DEVICES=cuda" : "WEIR_DEVICES=sim:1:1", "WEIR_TEST_REGISTERED=" + std::to_string(registered),
+           "WEIR_TEST_CAPTURED=" + std::to_string(captured)});
+      auto const waits = all.end_of(0), threw = all.end_of(1);
+      EXPECT_EQ(waits.status, 3) << "registered " << registered << ", captured " << captured << ": " << waits.said;
+      EXPECT_EQ(threw.status, 0) << threw.said;
+    }
+  }
 }
 
 }  // namespace
