@@ -108,7 +108,8 @@ class buffer {  // move-only owner of one block
   size_t kind_ : 2 = 0;
   std::uint64_t since_ = 0;  // device and pinned: number of blocks adopted when this buffer got its block
 };
-buffer pinned(size_t bytes, source_location = source_location::current());  // page-locked, near the current device
+// Page-locked, near the current device. A forked child has a copy of it, as of the heap; before Linux 5.12 none.
+buffer pinned(size_t bytes, source_location = source_location::current());
 buffer pin_memory(std::span<std::byte const>, source_location = source_location::current());  // a pinned copy
 // Reserves pinned memory, so that the next blocks of this total size need no system call. Throws:
 // out_of_memory; keeps what it reserved.
