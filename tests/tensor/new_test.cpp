@@ -56,7 +56,7 @@ TEST_F(tensor_new, lists_of_equal_rows_are_matrices) {
   EXPECT_EQ(m[1][2].item<int>(), 6);
   expect_refusal([] { (void)tensor_of({{1, 2, 3}, {4, 5}}); }, {"tensor_of", "rows of 3 and of 2", "equal length"});
   expect_refusal([&] { (void)m.new_tensor({{1.f}, {2.f, 3.f}}); }, {"rows of 1 and of 2"});
-  expect_refusal([] { (void)tensor().new_zeros({1}); }, {"new_empty", "undefined"});
+  expect_refusal([] { (void)tensor().new_zeros({1}); }, {"new_zeros", "undefined"});
   EXPECT_EQ(tensor_of(std::initializer_list<float>{}).shape(), (shape{0}));
 }
 

@@ -93,13 +93,13 @@ TEST(tensor_refused, tensors_past_their_runtime_are_refused) {
   says([&] { (void)matrix.t().contiguous(); }, "tensor::t");
   says([&] { (void)matrix.slice(0, 0, 1).slice(1, 0, 1).item<float>(); }, "tensor::slice");
   says([&] { (void)t.peer_view(1); }, "tensor::peer_view");
-  says([&] { (void)t.new_zeros({2}); }, "tensor::new_empty");
+  says([&] { (void)t.new_zeros({2}); }, "tensor::new_zeros");
   says([&] { (void)empty_like(t); }, "empty_like");
   says([&] { (void)rand_like(t); }, "rand_like");
   says([&] { t.normal_(); }, "tensor::normal_");
   says([&] { (void)tensor::from_buffer(std::move(b), {4}, float32); }, "tensor::from_buffer");
   says([&] { (void)locked.gpu(); }, "tensor::to");
-  says([&] { (void)locked.clone(); }, "empty");
+  says([&] { (void)locked.clone(); }, "tensor::clone");
   EXPECT_THROW(t.record_stream(current_stream()), invalid_use);
   EXPECT_EQ(locked.host<float>()[2], 5) << "pages that are held stay";
   EXPECT_EQ(t.shape(), (shape{2, 3}));
