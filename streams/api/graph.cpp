@@ -16,7 +16,8 @@ namespace {
 using driver::executable_handle;
 using driver::graph_handle;
 
-// The graphs of a runtime in the driver. One that the driver refuses to destroy is tried again.
+// The graphs of a runtime in the driver. One that the driver refuses to destroy is tried again: with the next that ends,
+// when memory is short, and at the end.
 // Threads: any. A part of the runtime.
 class graph_book {
   template <class Handle>
@@ -25,10 +26,18 @@ class graph_book {
   };
 
  public:
-  explicit graph_book(runtime::impl& r) : machine_(r.machine()) {}
+  explicit graph_book(runtime::impl& r) : machine_(r.machine()), memory_(r.part<memory::device_memory>()) {
+    callback_ = memory_.add_callback(
+        [](void* self, memory_report const&) {
+          auto& all = *static_cast<graph_book*>(self);
+          bool const executables = all.destroy_doomed(all.executables_), graphs = all.destroy_doomed(all.graphs_);
+          return executables || graphs;
+        },
+        this, -1);
+  }
   ~graph_book() {
-    for (auto const x : executables_.lock()->all) (void)machine_.destroy_executable(x);
-    for (auto const g : graphs_.lock()->all) (void)machine_.destroy_graph(g);
+    memory_.remove_callback(callback_);
+    end(executables_), end(graphs_);
   }
   // A place for what the driver makes next. Throws: bad_alloc
   template <class Handle>
@@ -47,18 +56,33 @@ class graph_book {
   template <class Handle>
   void drop(Handle h) noexcept {
     if (h == Handle{}) return;
-    auto b = book(h).lock();
-    if (auto node = b->all.extract(h)) b->doomed.insert(std::move(node));
-    for (auto at = b->doomed.begin(); at != b->doomed.end();) at = destroy(*at).ok() ? b->doomed.erase(at) : ++at;
+    {
+      auto b = book(h).lock();
+      if (auto node = b->all.extract(h)) b->doomed.insert(std::move(node));
+    }
+    (void)destroy_doomed(book(h));
   }
 
  private:
+  template <class Handle>
+  bool destroy_doomed(base::guarded<kept<Handle>>& of) noexcept {  // true: some of them
+    auto b = of.lock();
+    return std::erase_if(b->doomed, [&](Handle h) { return destroy(h).ok(); }) > 0;
+  }
+  template <class Handle>
+  void end(base::guarded<kept<Handle>>& of) noexcept {
+    auto b = of.lock();
+    b->doomed.merge(b->all);
+    std::erase_if(b->doomed, [&](Handle h) { return destroy(h).ok(); });
+  }
   base::guarded<kept<graph_handle>>& book(graph_handle) noexcept { return graphs_; }
   base::guarded<kept<executable_handle>>& book(executable_handle) noexcept { return executables_; }
   driver::status destroy(graph_handle g) noexcept { return machine_.destroy_graph(g); }
   driver::status destroy(executable_handle x) noexcept { return machine_.destroy_executable(x); }
 
   driver::driver& machine_;
+  memory::device_memory& memory_;
+  std::uint64_t callback_ = 0;
   base::guarded<kept<graph_handle>> graphs_;
   base::guarded<kept<executable_handle>> executables_;
 };

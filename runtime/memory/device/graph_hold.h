@@ -18,7 +18,11 @@ namespace weir::memory {
 class graph_life {
  public:
   bool is_over() const noexcept { return holders_.load(base::memory_order_acquire) == 0; }
-  bool is_ending() const noexcept { return left_.load(base::memory_order_acquire); }  // the program has let it go
+  // The program has let it go, and launches may still run.
+  bool is_ending() const noexcept {
+    return left_.load(base::memory_order_acquire) && !unseen_.load(base::memory_order_relaxed);
+  }
+  void set_unseen() noexcept { unseen_.store(true, base::memory_order_relaxed); }  // the program has the graph alone
   void hold() noexcept { holders_.fetch_add(1, base::memory_order_relaxed); }
   // Threads: any, also inside the driver, with locks held
   void let_go() noexcept {
@@ -42,7 +46,7 @@ class graph_life {
  private:
   static inline constinit base::atomic<std::uint64_t> changed_{0};
   base::atomic<int> holders_{1};
-  base::atomic<bool> left_{false};
+  base::atomic<bool> left_{false}, unseen_{false};
   base::guarded<std::vector<clock::stamp>> launches_;  // the newest of each stream that may still run
 };
 

@@ -90,7 +90,10 @@ graph_pools::one graph_pools::of(clock::stream_clock const& lane, source_locatio
   end_those_over();
   clock::stream_clock& s = *lane.stands_for();
   graph_holder hold = of_.runtime.part<graph_choices>().choose(lane.capture(), s);
-  if (!hold) hold = std::make_shared<graph_hold const>();
+  if (!hold) {
+    hold = std::make_shared<graph_hold const>();
+    hold->life()->set_unseen();
+  }
   using driver_hold = std::shared_ptr<graph_life>;
   auto const drop = [](void* p) {
     std::unique_ptr<driver_hold> const its(static_cast<driver_hold*>(p));

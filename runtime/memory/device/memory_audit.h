@@ -47,7 +47,10 @@ class memory_audit {
   // Names the cause of a request that all recovery steps left without memory. Null: no room was looked for.
   void explain(memory_report&, room const*, memory_pool const&) const;
   // mine: null, if the stream has no memory in that pool; it would be open to `readers` then
-  room look_for_room(stream_heap const* mine, memory_pool const&, std::uint64_t readers = 0) const;
+  // when_over: the memory of graphs that are ending counts as free
+  enum class graphs : std::uint8_t { as_they_are, when_over };
+  room look_for_room(stream_heap const* mine, memory_pool const&, graphs = graphs::as_they_are,
+                     std::uint64_t readers = 0) const;
   std::vector<std::string> validate() const;
   // Bytes of unreclaimable handles: a byte is live, pending, of a slab's run or not known to be complete, or
   // the handle is granted to other devices, or in transit to a block. Examines everything.

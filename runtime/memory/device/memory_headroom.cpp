@@ -79,7 +79,7 @@ class openings {
 
 }  // namespace
 
-memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_pool const& pool,
+memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_pool const& pool, graphs which,
                                              std::uint64_t readers) const {
   std::size_t const page = of_.space.page_bytes(), reserved = of_.counts.reserved(), limit = of_.counts.limit();
   auto const left = of_.machine.memory(of_.device);
@@ -99,7 +99,7 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
   out.limited = allowed < fresh;
   for (stream_heap* m : heaps_.all()) {
     memory_pool const& its = *m->pool.get();
-    bool const ending = its.is_ending(), stays = its.pages_stay() && !ending;
+    bool const ending = which == graphs::when_over && its.is_ending(), stays = its.pages_stay() && !ending;
     bool const left = its.is == memory_pool::kind::left || ending;  // of a graph that is gone, but for its work
     bool const here = &its == &pool, serves = here || (left && pool.is == memory_pool::kind::rest);
     bool const lends = m == mine || (serves && (readers & ~m->readers.load()) == 0);
@@ -134,7 +134,7 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
 weir::headroom memory_audit::headroom(clock::stream_clock const& home, memory_pool const& pool) const {
   stream_heap const* mine = nullptr;
   heaps_.each_of(home, [&](stream_heap const& m) { mine = m.pool.get() == &pool ? &m : mine; });
-  room const all = look_for_room(mine, pool, heaps_.readers_of(home));
+  room const all = look_for_room(mine, pool, graphs::when_over, heaps_.readers_of(home));
   std::size_t largest = all.anywhere;
   for (auto const& p : all.places) largest = std::max(largest, p.largest);
   if (largest < granule) largest = 0;
