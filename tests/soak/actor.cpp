@@ -144,7 +144,9 @@ void actor::run() {
       }
       doing_.store(nullptr);
       ++played_[i];
-      if (++all_played_ % 32 == 0) plant();
+      if (++all_played_ % 32 != 0) continue;
+      timed(call::empty_thread, [] { std::thread([] {}).join(); });
+      plant();
     }
   } catch (std::exception const& e) {
     in_.failed("actor " + std::to_string(number_) + " in " + std::string(last ? *last : "none") + ": " + e.what());
@@ -219,7 +221,9 @@ void actor::plant() {
       return;
     }
     case leak::threads: std::thread([] { std::promise<void>().get_future().wait(); }).detach(); return;
-    case leak::host_bytes: new event(); return;
+    case leak::host_bytes:
+      for (int i = 0; i < 8; ++i) new event();
+      return;
     case leak::time: in_.driver().grow_slower(); return;
   }
 }

@@ -101,16 +101,19 @@ sample sample_now(books const& b) {
   return s;
 }
 
+// By acts, not by time: a machine that is busy with other things plays few.
 std::vector<growth> growth_of(std::vector<sample> const& all) {
-  std::vector<growth> out;
-  std::size_t const n = all.size() / 4;
-  if (n < 3) return out;
-  std::array<std::span<sample const>, 4> quarters;
+  constexpr std::size_t least_samples = 3;
+  if (all.empty()) return {};
+  std::uint64_t const from = all.front().ends, acts_of_all = all.back().ends - from + 1;
+  std::array<std::vector<sample>, 4> quarters;
+  for (sample const& s : all) quarters[(s.ends - from) * 4 / acts_of_all].push_back(s);
   std::array<double, 4> acts{};
   for (std::size_t q = 0; q < 4; ++q) {
-    quarters[q] = std::span(all).subspan(all.size() * q / 4, n);
+    if (quarters[q].size() < least_samples) return {};
     acts[q] = static_cast<double>(median_of(quarters[q], [](sample const& s) { return s.ends; }));
   }
+  std::vector<growth> out;
   for (std::size_t i = 0; i < measures; ++i) {
     auto const m = static_cast<measure>(i);
     growth g{.of = m, .same = is_the_same_at_rest(m)};
