@@ -98,13 +98,13 @@ class spill_among_threads {
       throw;
     }
     memory::thread_caches::leave(in);
-    streams::awake const held(bench_->core, &line, {b.at}, here());
+    streams::awake const held(bench_->core, "use", &line, {b.at}, here());
     give_filled(t_, line, filled::now, b.at, page * pages_each, b.value);
   }
   void use(clock::stream_clock& line, std::vector<block*> const& what) {
     std::vector<void const*> all;
     for (block const* const b : what) all.push_back(b->at), t_.say("uses a block of pool ", b->pool);
-    streams::awake const held(bench_->core, &line, all, here());
+    streams::awake const held(bench_->core, "use", &line, all, here());
     base::yield_thread();
     for (block* const b : what) {
       memory().record_use(b->at, line, here());
