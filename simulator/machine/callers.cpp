@@ -44,8 +44,9 @@ void count_this_thread(std::uint64_t machine, std::shared_ptr<numbers> const& th
   auto const is_it = [&](counted_in::one const& its) { return its.machine == machine; };
   if (std::any_of(mine.all.rbegin(), mine.all.rend(), is_it)) return;
   std::erase_if(mine.all, [](counted_in::one const& its) { return its.threads.use_count() == 1; });
-  mine.all.push_back({machine, threads});
+  mine.all.reserve(mine.all.size() + 1);  // what may throw comes before the change
   threads->lock()->insert(mine.number);
+  mine.all.push_back({machine, threads});
 }
 
 // The threads of the process without those.

@@ -117,7 +117,10 @@ class life {
     auto* const memory = parts().part_if_made<memory::device_memory>();
     return memory && memory->if_made(d);
   }
-  bool lost(int d) { return machine().inner().memory(d).is.what == code::lost; }
+  bool lost(int d) {
+    heap::paused const quiet;  // the machine's first call on a thread allocates
+    return machine().inner().memory(d).is.what == code::lost;
+  }
   std::vector<int> all_lost() {
     std::vector<int> found;
     for (int d = 0; d < devices_; ++d) {

@@ -21,10 +21,10 @@ namespace {
 
 life_plan read(int argc, char** argv) {
   life_plan p;
-  if (char const* const length = std::getenv("WEIR_LIFE_SECONDS"); length && *length) {
+  if (char const* const length = std::getenv("WEIR_TEST_LIFE_SECONDS"); length && *length) {
     char* end = nullptr;
     p.seconds = std::strtod(length, &end);
-    if (*end || !(p.seconds > 0)) usage(std::string("WEIR_LIFE_SECONDS=") + length + " is no number of seconds");
+    if (*end || !(p.seconds > 0)) usage(std::string("WEIR_TEST_LIFE_SECONDS=") + length + " is no number of seconds");
   }
   for (int i = 0; i < argc; i += 2) {
     std::string const name = argv[i];
