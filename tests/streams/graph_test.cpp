@@ -190,6 +190,7 @@ TEST_P(graphs, a_launch_under_way_keeps_the_memory_of_its_graph) {
   EXPECT_TRUE(open.load()) << "waited for";
   other.join();
   set(s, now.data(), 40_MiB, 6);
+  t.synchronize();
   EXPECT_EQ(*seen_there.data<unsigned char>(), 5);
 }
 
@@ -205,7 +206,6 @@ TEST_P(graphs, a_capture_waits_for_the_graph_before_it) {
              [from = temporary.data(), to = out.data()] { std::memcpy(to, from, 1); });
     });
     g.launch(s);
-
   }
   EXPECT_GE(memory_headroom().largest, 30_MiB) << "its launch is waited for";
   buffer const all(t, 30_MiB);
