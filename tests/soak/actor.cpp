@@ -14,7 +14,8 @@
 namespace weir::soak {
 namespace {
 
-// Acts that fail today, each with what it waits for. Take a row away when that is corrected.
+// Acts that have not run beside all others for long; --all 1 plays them, too. Beside captures of other threads some
+// spoil one. Each has the finding that it is for. Take a row away when that act runs.
 struct waiting {
   std::string_view act, why;
 };
