@@ -142,7 +142,8 @@ tensor tensor::from_blob(void* p, weir::shape s, weir::dtype type, weir::device 
     throw invalid_use("tensor::from_blob", "a null address for " + s.str(), "Pass the address of the memory", at,
                       error_id{365});
   if (bytes > ~reinterpret_cast<std::uintptr_t>(p))
-    throw invalid_use("tensor::from_blob", base::text(bytes, " B at ", base::address_text(p), ", which wrap around the address space"),
+    throw invalid_use("tensor::from_blob",
+                      base::text(bytes, " B at ", base::address_text(p), ", which wrap around the address space"),
                       "The address or the size has overflowed: check what it was made from", at, error_id{458});
   block->data = p;
   block->nbytes = bytes;

@@ -113,8 +113,8 @@ class communicator {
                      source_location = source_location::current());
 
   // Lets NCCL reduce and gather in the pool itself. Before 2.29.7 it uses the pool as any memory: no abort ends its
-  // kernels for registered memory. Each rank passes a registered pool (weir/pool.h) of one limit. Every collective then takes memory at the same place of that pool on all ranks, or outside of it
-  // on all. So allocate in one order, and once: a block that several streams used is reused when a rank sees
+  // kernels for registered memory. Each rank passes a registered pool (weir/pool.h) of one limit. Every collective
+  // then takes memory at the same place of that pool on all ranks, or outside of it on all. So allocate in one order, and once: a block that several streams used is reused when a rank sees
   // that work complete. The place of all_gather's `in` and reduce_scatter's `out` in the pool is free, and so
   // are send, receive, scatter and gather. The pool keeps its memory until this communicator ends.
   // Blocks: on GPUs, the host, as split. Requires: no capture is under way in this process.
@@ -209,7 +209,8 @@ class gradient_buckets {
   explicit gradient_buckets(communicator&, bucket_options = {});
   gradient_buckets(gradient_buckets&&) noexcept;
   gradient_buckets& operator=(gradient_buckets&&) noexcept;
-  // If an exception unwinds: as ~collective_group. Aborts all ranks as well if a reduction of this one waits for others.
+  // If an exception unwinds: as ~collective_group. Aborts all ranks as well if a reduction of this one waits for
+  // others.
   ~gradient_buckets();
 
   // Requires: before build(). Returns: 0, 1, 2, …

@@ -15,7 +15,8 @@ class callers {
   void add_this_thread() const;           // until it ends. Idempotent, quick the second time
   static void this_thread_never_calls();  // any machine: it is a machine's worker
   int count() const noexcept { return static_cast<int>(all_->lock()->size()); }
-  // Whether the process has a thread that has not called, and may: none_has_come() has not seen it, or it has run since.
+  // Whether the process has a thread that has not called, and may: none_has_come() has not seen it, or it has run
+  // since.
   bool others_may_come() const;
   // All that have not called were waited for in vain, such as a library's. They count again once they have run.
   void none_has_come() const;

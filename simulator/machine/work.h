@@ -214,7 +214,7 @@ class queues {
   // false: all threads that have called the machine wait and no other one comes in time, or none moves anything.
   static constexpr std::chrono::seconds for_a_first_call{10}, for_a_move{30};
   bool wait_for_callers(base::unique_lock&);
-  std::optional<callers> who_calls;  // none: nobody counts them
+  std::optional<callers> who_calls;  // none: this machine does not count them
   void wake_hosts() const;  // that wait for a stream
   void tell_hosts() {
     ++moves_;

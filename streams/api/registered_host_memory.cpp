@@ -193,12 +193,14 @@ constexpr char const* registering = "registered_host_memory";
                          (found.ok() && (found.value.in == driver::where::device ||
                                          found.value.in == driver::where::unknown_device));
   if (of_device)
-    throw invalid_use("registered_host_memory", what + ", which is device memory", "Pass memory of the host", at, error_id{455});
+    throw invalid_use("registered_host_memory", what + ", which is device memory", "Pass memory of the host", at,
+                      error_id{455});
   if (!os::is_mapped(first, own.bytes))
     throw invalid_use("registered_host_memory", what + ", of which no memory is mapped at some addresses",
                       "Pass memory that the process has allocated or mapped, and keep it until the end of this object",
                       at, error_id{456});
-  throw invalid_use("registered_host_memory", what + ", which is page-locked by " + (known ? "weir" : "other code") + " already",
+  throw invalid_use("registered_host_memory",
+                    what + ", which is page-locked by " + (known ? "weir" : "other code") + " already",
                     "Use it as it is: copies take it for pinned memory", at, error_id{210});
 }
 }  // namespace

@@ -73,7 +73,7 @@ TEST(rank_threads, that_come_late_are_waited_for) {
   }));
 }
 
-// Each waits for one that waits as well: nobody else uses the machine, so nothing can come.
+// Each waits for one that waits as well. No other thread uses the machine, so nothing can come.
 TEST(rank_threads, that_all_wait_are_stuck_at_once) {
   for (auto const how : {simulated::scheduling::seeded, simulated::scheduling::stepped}) {
     simulated like = machine_of(7);

@@ -1,4 +1,4 @@
-// System calls with pinned bytes while the checker guards pages. The system asks nobody before it refuses a page.
+// System calls with pinned bytes while the checker guards pages. The system gives no signal before it refuses a page.
 // Threads: one; the machine's besides.
 #include <fcntl.h>
 #include <unistd.h>

@@ -360,7 +360,7 @@ TEST(ran_out, every_call_is_served_if_the_program_makes_room) {
   }
 }
 
-// The callback is the caller's own code: what it allocates may run out, which must ask nobody again.
+// The callback is the caller's own code: what it allocates may run out, and that calls no callback again.
 TEST(ran_out, a_call_inside_the_callback_asks_nobody) {
   scene s({.pinned_limit = pinned_bytes});
   s.fill_device(60_MiB), s.fill_pinned(12_MiB);

@@ -148,7 +148,7 @@ TEST(unwinding, of_a_captured_step_frees_every_rank) {
   for (bool const owns : {false, true}) expect_end({place::in_capture, false, owns});
 }
 
-// The same exception on all ranks, as the end of the data is: nobody waits for a rank that has gone.
+// The same exception on all ranks, as the end of the data is: no rank waits for one that has gone.
 TEST(unwinding, of_all_ranks_leaves_the_communicator) {
   int const n = std::min(3, device_count());
   auto all = communicator::create_all(first_devices(n));

@@ -22,7 +22,7 @@ class free_path {
   // What one free has done before its block changes.
   struct attempt {
     boost::container::small_vector<clock::stream_clock*, 2> asked{};  // whether they are captured
-    bool waits = false;                                               // the host waits for users, instead of noting them
+    bool waits = false;  // the host waits for users, instead of noting them
     boost::container::small_vector<clock::stream_clock*, 16> waited_for{};
   };
   struct outcome {  // what comes before the free; both null: it is done

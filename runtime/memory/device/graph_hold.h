@@ -14,7 +14,7 @@
 
 namespace weir::memory {
 
-// How long the memory of graphs lives, for whoever looks later.
+// How long the memory of graphs lives, for a later look at them.
 class graph_life {
  public:
   bool is_over() const noexcept { return holders_.load(base::memory_order_acquire) == 0; }

@@ -1,8 +1,8 @@
 // The out-of-memory ladder: recovery steps, cheapest first. After each the lists are searched again.
 // Threads: any. No lock is held while a driver call or a user's callback runs.
 // Blocks: until the oldest fence is complete, in that step, or else until a graph that the program has let go;
-// in deterministic mode, if no collective is under way, until all memory is. weir waits for a whole device only for a retired stream without a fence, and when
-// it releases a segment.
+// in deterministic mode, if no collective is under way, until all memory is. weir waits for a whole device only for
+// a retired stream without a fence, and when it releases a segment.
 //
 // Invariant: a refused allocation changes only what is cached, and everything works afterwards.
 #pragma once

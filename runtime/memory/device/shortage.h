@@ -9,7 +9,7 @@
 namespace weir::memory {
 
 struct shortage {
-  weir::runtime::impl* of;     // null: host memory of no runtime, which asks nobody
+  weir::runtime::impl* of;     // null: host memory of no runtime, which has no callbacks
   std::string_view operation;  // that the program called
   source_location at;
   std::uint64_t stream = 0;  // that was to use the memory; 0: none
