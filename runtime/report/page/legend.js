@@ -66,7 +66,7 @@ class Legend {
       const bytes = !now ? row.now : row.key === undefined ? now[row.at] : found[keys.indexOf(row.key)];
       this.fill(this.lines[i], [bytes, row.peak], row.since, row.at !== undefined && row.at === chosen);
     });
-    TOTALS.forEach(([, , , of], i) => this.fill(this.lines[all.length + i], [of(r, moment), of(r, r.peak)], stack.since && i === 0 ? stack.since.reduce((a, b) => a + b, 0) : null, false));
+    TOTALS.forEach(([, , , of], i) => this.fill(this.lines[all.length + i], [of(r, moment), of(r, r.peak)], stack.since && i === 0 ? stack.sinceThen : null, false));
     this.found.hidden = !words;
     text(this.found, !words ? "" : all.length ? countText(all.length) + (all.length === 1 ? " match" : " matches") + (more ? ", and " + countText(more) + " with fewer bytes" : "") : "No line has “" + this.search.trim() + "” in its name.");
   }

@@ -107,15 +107,14 @@ class Stack {
   }
   // A line is the same in both snapshots if its name is.
   compare() {
-    const r = this.recording, before = new Map(r.earlier), last = r.events - 1, at = this.sumsOf(this.keys, last);
+    const r = this.recording, before = new Map(r.earlier), then = r.earlier.reduce((sum, [, bytes]) => sum + bytes, 0), last = r.events - 1, at = this.sumsOf(this.keys, last);
     const growth = new Map();
     this.keys.forEach((k, i) => {
-      const name = this.nameOf(k);
-      growth.set(k, at[i] - (before.get(name) || 0)), before.delete(name);
+      growth.set(k, at[i] - (before.get(this.nameOf(k)) || 0));
     });
     this.growth = growth;
     this.since = this.names.map((_, i) => i === this.others ? this.inOthers().reduce((sum, k) => sum + growth.get(k), 0) : growth.get(this.keys[i]));
-    this.gone = [...before];  // lines that hold nothing in this recording
+    this.sinceThen = r.live[last] - then;  // of all lines, those too that hold nothing in this recording
   }
   sinceOf(key) { return this.growth ? this.growth.get(key) : 0; }
   // The calls that led to a line's most bytes.
