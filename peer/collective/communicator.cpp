@@ -103,6 +103,12 @@ void group::refuse_if_broken(int rank, std::string const& operation, requests al
   }
 }
 
+void group::end_broken(int rank, std::string const& why, std::string const& operation, source_location at) {
+  bool const is_over = !failure().empty();
+  abort(rank, why);
+  if (is_over) refuse_if_over(rank, operation, {}, at);
+}
+
 void group::take_back(int rank, std::string const& operation, requests all, source_location at) {
   if (std::string const why = backend_->broken(rank); why.empty()) withdraw(rank, all, at);
   else end_broken(rank, why, operation, at);

@@ -191,10 +191,9 @@ class group {
   virtual void refuse_if_over(int rank, std::string const& operation, requests what, source_location) const = 0;
   // Sets the turns. Throws: invalid_use if another rank calls something else; nothing has changed
   virtual void agree(int rank, std::span<collective_request>, source_location) = 0;
-  // The carrier says why no rank can continue. Ends all ranks. Throws: driver_error, if another rank did it
-  virtual void end_broken(int rank, std::string const& why, std::string const& /*operation*/, source_location) {
-    abort(rank, why);
-  }
+  // The carrier says why no rank can continue. Ends all ranks. Throws: driver_error that names the rank, if one
+  // ended them before: an abort stops the carrier, which does not know whose it was
+  virtual void end_broken(int rank, std::string const& why, std::string const& operation, source_location);
   // Before NCCL registers memory: a rank that waits inside NCCL cannot be freed. Blocks: until all ranks have come
   // Returns: whether `mine` of all ranks is true
   virtual bool meet_to_register(int rank, bool mine, source_location) = 0;

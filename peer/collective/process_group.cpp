@@ -228,9 +228,7 @@ class process_group final : public group {
     constexpr std::int64_t patience_ns = 2'000'000'000, pause_ns = 1'000'000;
     std::int64_t const until = base::now_ns() + patience_ns;
     while (!runtime_.machine().simulated() && !watch().failed() && base::now_ns() < until) base::sleep_ns(pause_ns);
-    bool const is_others = watch().failed();
-    abort(rank_, why);
-    if (is_others) refuse_if_over(rank_, operation, {}, at);
+    group::end_broken(rank_, why, operation, at);
   }
 
   void agree(int, std::span<collective_request> all, source_location at) override {

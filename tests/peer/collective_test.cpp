@@ -319,6 +319,39 @@ TEST(collective, every_rank_leaves_the_carrier_once) {
   EXPECT_EQ(left, (std::vector{1, 0, 2}));
 }
 
+// An abort stops the carrier, which does not know whose it was. A call that has passed the first check learns it there.
+TEST(collective, an_abort_under_way_names_its_rank) {
+  struct stopped final : peer::collective_backend {
+    explicit stopped(bool in_issue) : in_issue(in_issue) {}
+    void issue(int, clock::stream_clock&, peer::requests, source_location) override {
+      all->abort(1, "its own reason");
+      throw std::runtime_error("the communicator was aborted");
+    }
+    std::string broken(int) override {
+      if (!over && !in_issue) all->abort(1, "its own reason");
+      return over ? "the communicator was aborted" : "";
+    }
+    void abort() noexcept override { over = true; }
+    void leave(int) noexcept override {}
+    bool const in_issue;
+    bool over = false;
+    peer::thread_group* all = nullptr;
+  };
+  for (bool const in_issue : {false, true}) {
+    runtime machine(simulated{.devices = 2, .memory = 16_MiB});
+    runtime_guard const in(machine);
+    auto carrier = std::make_unique<stopped>(in_issue);
+    stopped& by = *carrier;
+    peer::thread_group all(machine.get(), {0, 1}, std::move(carrier));
+    by.all = &all;
+    auto const here = source_location::current();
+    buffer const x(4);
+    auto r = peer::asking{0, 2, here}.all_reduce({x.data(), 1, int32}, reduce_op::sum);
+    std::string const text = refusal<driver_error>([&] { (void)all.call(0, {&r, 1}, {&here, 1}, here); });
+    EXPECT_NE(text.find("rank 1 aborted this communicator: its own reason"), std::string::npos) << text;
+  }
+}
+
 TEST(seeded_ranks, results_do_not_depend_on_the_seed) {
   for (std::uint64_t seed = 1; seed <= 150; ++seed) {
     runtime machine(simulated{.devices = 3, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = seed});
