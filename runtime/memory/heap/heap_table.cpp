@@ -264,7 +264,8 @@ stream_heap* heap_table::inherit(clock::stream_clock& heir, memory_pool& pool) {
       (void)m->flush(*c);
     }
     m->reclaim();
-    if (!m->pending.empty()) continue;
+    // Blocks that wait were used by work of the old stream. A graph's launches write at any later time.
+    if (!m->pending.empty() && (&old != &heir || pool.is == memory_pool::kind::graph)) continue;
     auto const mapped = static_cast<std::size_t>(m->counts.bytes_mapped());
     if (&its != &pool && !pool.charge(mapped)) continue;
     // Threads know these caches by the old home, whose object a later stream may get.
