@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <malloc.h>
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 
@@ -18,7 +19,7 @@ namespace weir {
 namespace {
 
 // So few addresses that a heap more for each of `rounds` would use them up several times.
-constexpr int rounds = 3000, warm = 600;
+constexpr int rounds = 3000, warm = 1500;
 constexpr size_t addresses = 64_MiB;
 
 struct coming_and_going : testing::TestWithParam<bool> {  // deterministic
@@ -36,6 +37,7 @@ struct coming_and_going : testing::TestWithParam<bool> {  // deterministic
       if (i % 50 == 0) synchronize();
       if (i == warm) held = mallinfo2().uordblks, reserved = memory_reserved();
     }
+    synchronize();
     EXPECT_LT(mallinfo2().uordblks, held + 100 * 1024) << "bytes of host memory";
     EXPECT_LE(memory_reserved(), reserved + 4_MiB);
   }
@@ -73,6 +75,19 @@ TEST_P(coming_and_going, captures_into_one_memory) {
   repeat([&] { (void)graph::capture(s, [&] { deallocate(allocate(s, 1000)); }, {.memory = &shared}); });
 }
 
+// The block waits for the graph, not for the memory, which lasts.
+TEST_P(coming_and_going, blocks_freed_in_captures_into_one_memory) {
+  graph_memory const shared;
+  repeat([&] {
+    void* const before = allocate(s, 100_KiB);
+    auto g = graph::capture(s, [&] { deallocate(before), deallocate(allocate(s, 1000)); }, {.memory = &shared});
+    g.launch(t);
+  });
+  synchronize();
+  empty_cache();
+  EXPECT_EQ(memory_stats().pending_bytes.all.current, 0);
+}
+
 TEST_P(coming_and_going, graphs_whose_output_outlives_them) {
   repeat([&] {
     void* out = nullptr;
@@ -86,6 +101,19 @@ TEST_P(coming_and_going, pools) {
     pool const p("a request");
     deallocate(p.allocate(s, 1000)), deallocate(p.allocate(t, 100_KiB));
   });
+}
+
+// What an ended pool's work still uses waits in the next pool of its stream: no step needs pages of its own.
+TEST_P(coming_and_going, pools_of_steps_in_flight) {
+  size_t most = 0;
+  repeat([&] {
+    pool const p("a step");
+    void* const x = p.allocate(s, 1000);
+    fill(t, x, std::byte{1}, 1000);
+    deallocate(t, x);
+    most = std::max(most, memory_reserved());
+  });
+  EXPECT_LE(most, 4_MiB);
 }
 
 TEST_P(coming_and_going, pools_that_end_asleep) {

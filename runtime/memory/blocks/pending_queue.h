@@ -156,7 +156,8 @@ class pending_queue {
           to->push_back(b);
           moved = true;
         }
-        at = queue.empty() && queues_.size() > most_kept ? queues_.erase(at) : std::next(at);
+        auto const here = at++;
+        forget_if_empty(here);
       }
       forget_when_empty();
     }
@@ -170,6 +171,7 @@ class pending_queue {
     auto const in = queues_.find(b.stamps.front().stream);
     in->second.erase(in->second.iterator_to(b));
     leave(b, reclaimed);
+    forget_if_empty(in);
     forget_when_empty();
   }
   // Removes the first that `suits` of the newest `looks` blocks queued under that stream, newest first.
@@ -183,6 +185,7 @@ class pending_queue {
       node& b = *at;
       queue.erase(queue.iterator_to(b));
       leave(b, [&](pending_block& gone) { out = std::move(gone); });
+      forget_if_empty(found);
       forget_when_empty();
       return true;
     }
@@ -279,13 +282,16 @@ class pending_queue {
     std::erase_if(newest_, [](auto const& one) { return one.second == 0; });
   }
   // Few streams keep their entries for their next block; those of many streams are dropped.
+  void forget_if_empty(queues::iterator at) noexcept {
+    if (at->second.empty() && queues_.size() > most_kept) queues_.erase(at);
+  }
   void forget_when_empty() noexcept {
     if (size_ != 0) return;
     if (queues_.size() > most_kept || newest_.size() > most_kept) return newest_.clear(), queues_.clear();
     for (auto& [stream, n] : newest_) n = 0;
   }
 
-  static constexpr std::size_t most_spares = 1024, most_kept = 4, most_newest = 16;
+  static constexpr std::size_t most_spares = 1024, most_kept = 4, most_newest = 4;
   queues queues_;                         // by stream; some may be empty
   node_list spare_;  // unused nodes: allocating and freeing threads would contend for malloc's lock
   std::size_t spares_ = 0;

@@ -1,8 +1,8 @@
 // What holds the memory of graphs: the program's objects, and the driver's graphs.
 // Threads: any.
 //
-// Invariant: graph_life counts one for the program, until its last graph_hold ends, and one for each graph of the
-// driver. At zero the memory is over.
+// Invariant: the graph_life of memory counts one for the program, until its last graph_hold ends, and one for each
+// graph of the driver. At zero the memory is over. A graph of the driver has one of its own.
 #pragma once
 #include <functional>
 #include <map>
@@ -14,7 +14,7 @@
 
 namespace weir::memory {
 
-// How long the memory of graphs lives, for a later look at them.
+// How long the memory of graphs, or a graph of the driver, lives, for a later look at them.
 class graph_life {
  public:
   bool is_over() const noexcept { return holders_.load(base::memory_order_acquire) == 0; }

@@ -12,7 +12,6 @@ namespace {
 constexpr std::int64_t patience_ns = 2'000'000'000, nap_ns = 100'000;
 constexpr int most_looks = 64;  // where no time passes by itself
 constexpr std::size_t few_streams = 8;
-constexpr std::size_t most_captures = 16;  // known of one pool, before those that have ended are forgotten
 }  // namespace
 
 void graph_life::note_launch(clock::clocks const& of, clock::stamp s) noexcept try {
@@ -70,7 +69,8 @@ graph_holder graph_choices::choose(std::uint64_t capture, clock::stream_clock& s
 
 graph_pools::~graph_pools() {
   auto all = contents_.lock();
-  for (entry const& e : all->all) of_.clocks.let_go(*e.its.keeper);
+  for (entry const& e : all->all)
+    for (captured const& c : e.captures) of_.clocks.let_go(*c.keeper);
 }
 
 graph_pools::one graph_pools::known(clock::stream_clock const& lane) const noexcept {
@@ -82,7 +82,32 @@ graph_pools::one graph_pools::known(clock::stream_clock const& lane) const noexc
 memory_pool const* graph_pools::of_hold(graph_hold const& h) const noexcept {
   auto const all = contents_.lock();
   auto const found = std::ranges::find(all->all, h.life(), &entry::life);
-  return found == all->all.end() ? nullptr : found->its.pool;
+  return found == all->all.end() ? nullptr : found->pool;
+}
+
+std::shared_ptr<graph_life> graph_pools::kept_by_the_graph(clock::stream_clock& s,
+                                                           std::shared_ptr<graph_life> const& memory,
+                                                           source_location at) const {
+  struct both {
+    std::shared_ptr<graph_life> graph, memory;
+  };
+  auto const drop = [](void* p) {
+    std::unique_ptr<both> const its(static_cast<both*>(p));
+    its->graph->let_go();  // first: when its memory is over, so is the graph
+    its->memory->let_go();
+  };
+  auto const graph = std::make_shared<graph_life>();
+  auto its = std::make_unique<both>(graph, memory);
+  memory->hold();
+  auto const kept = of_.machine.keep_with_graph(of_.device, s.handle(), drop, its.release());
+  if (kept.what == driver::code::not_permitted) {
+    throw invalid_use("allocate",
+                      base::text("on stream ", s.id(), " of gpu:", of_.device, ", whose capture is spoiled"),
+                      "End the capture, and look for the call that it does not allow", at, error_id{387});
+  }
+  require(kept, "allocate", base::text("on stream ", s.id(), " of gpu:", of_.device, ", which is being captured"), "",
+          at);
+  return graph;
 }
 
 graph_pools::one graph_pools::of(clock::stream_clock const& lane, source_location at) {
@@ -94,84 +119,76 @@ graph_pools::one graph_pools::of(clock::stream_clock const& lane, source_locatio
     hold = std::make_shared<graph_hold const>();
     hold->life()->set_unseen();
   }
-  using driver_hold = std::shared_ptr<graph_life>;
-  auto const drop = [](void* p) {
-    std::unique_ptr<driver_hold> const its(static_cast<driver_hold*>(p));
-    (*its)->let_go();
-  };
-  auto its_own = std::make_unique<driver_hold>(hold->life());
-  hold->life()->hold();
-  auto const kept = of_.machine.keep_with_graph(of_.device, s.handle(), drop, its_own.release());
-  if (kept.what == driver::code::not_permitted) {
-    throw invalid_use("allocate",
-                      base::text("on stream ", s.id(), " of gpu:", of_.device, ", whose capture is spoiled"),
-                      "End the capture, and look for the call that it does not allow", at, error_id{387});
-  }
-  require(kept, "allocate", base::text("on stream ", s.id(), " of gpu:", of_.device, ", which is being captured"), "",
-          at);
-  one fresh;
+  auto const graph = kept_by_the_graph(s, hold->life(), at);
+  auto const let_go = [this](clock::stream_clock* keeper) { of_.clocks.let_go(*keeper); };
+  auto const end_pool = [this](memory_pool* p) { heaps_.end_pool(*p); };
+  std::unique_ptr<clock::stream_clock, decltype(let_go)> keeper(&of_.clocks.make_keeper(of_.device), let_go);
+  std::unique_ptr<memory_pool, decltype(end_pool)> fresh(nullptr, end_pool);
   for (;;) {
     {
       auto all = contents_.lock();
       auto const before = all->by_capture.find(lane.capture());
-      if (before != all->by_capture.end()) break;  // another thread was first
+      if (before != all->by_capture.end()) return before->second;  // another thread was first
       auto known = std::ranges::find(all->all, hold->life(), &entry::life);
-      if (known == all->all.end() && fresh.pool) {
+      if (known == all->all.end() && fresh) {
         base::make_room(all->all);
-        all->all.push_back({hold->life(), std::exchange(fresh, {}), {}});
+        all->all.push_back({hold->life(), fresh.release(), {}});
         known = all->all.end() - 1;
       }
       if (known != all->all.end()) {
         base::make_room(known->captures);
-        all->by_capture.emplace(lane.capture(), known->its);
-        known->captures.push_back(lane.capture());
-        break;
+        one const its{known->pool, keeper.get()};
+        all->by_capture.emplace(lane.capture(), its);
+        known->captures.push_back({lane.capture(), keeper.release(), graph});
+        return its;
       }
     }
     // Without the lock, which a thread may want that holds the lock of a heap.
-    fresh.keeper = &of_.clocks.make_keeper(of_.device);
-    fresh.pool = &heaps_.add_pool(memory_pool::kind::graph, base::text("graph ", lane.capture()), 0);
+    fresh.reset(&heaps_.add_pool(memory_pool::kind::graph, base::text("graph ", lane.capture()), 0));
   }
-  if (fresh.pool) of_.clocks.let_go(*fresh.keeper), heaps_.end_pool(*fresh.pool);
-  forget_ended_captures(hold->life());
-  return known(lane);
 }
 
-// Of a pool that many captures share, one after the other.
-void graph_pools::forget_ended_captures(std::shared_ptr<graph_life> const& life) {
-  std::vector<std::uint64_t> ended;
+void graph_pools::end(captured const& c) const noexcept {
+  of_.clocks.capture_ended(c.number);
+  of_.clocks.let_go(*c.keeper);
+}
+
+bool graph_pools::end_a_capture() noexcept {
+  captured gone;
   {
-    auto const all = contents_.lock();
-    auto const its = std::ranges::find(all->all, life, &entry::life);
-    if (its == all->all.end() || its->captures.size() < most_captures) return;
-    ended = its->captures;
+    auto all = contents_.lock();
+    for (entry& e : all->all) {
+      auto const over = std::ranges::find_if(e.captures, [](captured const& c) { return c.life->is_over(); });
+      if (over == e.captures.end()) continue;
+      gone = std::move(*over);
+      e.captures.erase(over);
+      all->by_capture.erase(gone.number);
+      break;
+    }
   }
-  std::erase_if(ended, [&](std::uint64_t c) { return of_.clocks.is_under_way(c); });
-  auto all = contents_.lock();
-  auto const its = std::ranges::find(all->all, life, &entry::life);
-  for (std::uint64_t const c : ended) all->by_capture.erase(c);
-  if (its != all->all.end()) std::erase_if(its->captures, [&](std::uint64_t c) { return !all->by_capture.contains(c); });
+  if (gone.keeper) end(gone);
+  return gone.keeper;
 }
 
 void graph_pools::end_those_over() noexcept {
   std::uint64_t const changed = graph_life::changed();
   if (seen_changed_.exchange(changed) == changed) return;
+  while (end_a_capture()) {}
   for (;;) {
     entry gone;
     {
       auto all = contents_.lock();
       for (entry const& e : all->all)
-        if (e.life->is_ending()) e.its.pool->set_ending();
+        if (e.life->is_ending()) e.pool->set_ending();
       auto const found = std::ranges::find_if(all->all, [](entry const& e) { return e.life->is_over(); });
       if (found == all->all.end()) return;
       gone = std::move(*found);
       all->all.erase(found);
-      for (std::uint64_t const c : gone.captures) all->by_capture.erase(c);
+      for (captured const& c : gone.captures) all->by_capture.erase(c.number);
     }
-    for (std::uint64_t const c : gone.captures) of_.clocks.capture_ended(c);
-    of_.clocks.let_go(*gone.its.keeper);
+    for (captured const& c : gone.captures) end(c);
     mapping_lock::exclusive const stay(memory_.changes);
-    heaps_.end_pool(*gone.its.pool);
+    heaps_.end_pool(*gone.pool);
   }
 }
 

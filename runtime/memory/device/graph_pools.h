@@ -4,8 +4,8 @@
 // Invariants
 //   a graph's pool lives while anything holds it: the program, or a graph of the driver that was captured into it,
 //     that graph's executables and their launches
-//   a block that is freed inside a capture and may be used there waits for the keeper of the capture's pool. The
-//     keeper is let go when the pool ends, and not before
+//   a block of another pool that is freed inside a capture and may be used there waits for the capture's keeper. The
+//     keeper is let go when the driver's graph of that capture, its executables and their launches are gone
 #pragma once
 #include <map>
 
@@ -22,8 +22,8 @@ class graph_pools {
   ~graph_pools();
 
   struct one {
-    memory_pool* pool = nullptr;  // null: not known
-    clock::stream_clock* keeper = nullptr;
+    memory_pool* pool = nullptr;             // null: not known
+    clock::stream_clock* keeper = nullptr;  // of the capture
   };
   // Of the capture that the lane is in. Makes the pool, and lets the driver's graph hold it, at the first call of a
   // capture. Throws: invalid_use (the capture is spoiled), driver_error, device_lost, bad_alloc
@@ -37,17 +37,27 @@ class graph_pools {
   bool await_those_ending();
 
  private:
+  struct captured {
+    std::uint64_t number = 0;
+    clock::stream_clock* keeper = nullptr;
+    std::shared_ptr<graph_life> life;  // of the driver's graph
+  };
   struct entry {
     std::shared_ptr<graph_life> life;  // names the hold: a later one may have its address
-    one its;
-    std::vector<std::uint64_t> captures;
+    memory_pool* pool = nullptr;
+    std::vector<captured> captures;
     bool awaited_in_vain = false;  // something that weir does not know keeps it
   };
   struct contents {
     std::vector<entry> all;
     std::map<std::uint64_t, one> by_capture;
   };
-  void forget_ended_captures(std::shared_ptr<graph_life> const&);  // Throws: bad_alloc
+  // What lets the driver's graph of the stream's capture hold that memory. Returns: the graph's life
+  // Throws: as of()
+  std::shared_ptr<graph_life> kept_by_the_graph(clock::stream_clock&, std::shared_ptr<graph_life> const& memory,
+                                                source_location) const;
+  bool end_a_capture() noexcept;  // whose graph is gone. False: there is none
+  void end(captured const&) const noexcept;
   bool await_launches(graph_life const&) const;
   bool is_over_in_time(graph_life const&) const;  // the driver has no holder left
 
