@@ -6,6 +6,7 @@
 // Invariants
 //   leaf r holds the blocks that begin at index starts_[r] or later, before starts_[r + 1]
 //   starts_[0] == 0, and order_[0] == 0
+//   order_ holds the first used_ leaves, each once: the system provides no memory for the others
 //   most_[r] is at least the size of each block of leaf r; a search that it misled lowers it
 //   two neighbouring leaves hold more than `join_up_to` blocks together, so that the leaves always suffice
 #pragma once
@@ -41,9 +42,7 @@ class lowest_by {
         leaves_(most_leaves_),
         order_(most_leaves_),
         starts_(most_leaves_),
-        most_(most_leaves_) {
-    for (std::size_t i = 0; i < most_leaves_; ++i) order_[i] = static_cast<std::uint16_t>(i);
-  }
+        most_(most_leaves_) {}
   void insert(heap_block& p) noexcept {
     std::size_t const page = By::index(p);
     std::size_t r = rank_of(page);
@@ -247,6 +246,7 @@ class lowest_by {
     std::array<std::int32_t, room> keys = at(r).keys;
     std::nth_element(keys.begin(), keys.begin() + room / 2, keys.end());
     auto const half = static_cast<std::size_t>(keys[room / 2]) >> seat_bits;
+    if (count_ == used_) order_[count_] = static_cast<std::uint16_t>(used_++);
     std::rotate(&order_[r + 1], &order_[count_], &order_[count_ + 1]);
     std::copy_backward(&starts_[r + 1], &starts_[count_], &starts_[count_ + 1]);
     std::copy_backward(&most_[r + 1], &most_[count_], &most_[count_ + 1]);
@@ -334,6 +334,7 @@ class lowest_by {
   sparse_array<std::int32_t> most_;
   std::size_t count_ = 1;
   std::uint64_t last_recency_ = 0;
+  std::size_t used_ = 1;
 };
 
 class lowest_fit : public lowest_by<by_block> {
