@@ -354,18 +354,48 @@ void machine::graph_census(std::vector<std::string>& found) const {
 
 // Streams that always exist ---------------------------------------------------------------------------------
 
+namespace {
+std::shared_ptr<void> const& this_thread_lives() {
+  static auto* const value = new base::per_thread<std::shared_ptr<void>>;  // never destroyed: threads end late
+  auto& mine = value->get();
+  if (!mine) mine = std::make_shared<char>();
+  return mine;
+}
+}  // namespace
+
+// A thread's stream ends with it, when its work is done.
+void machine::end_streams_of_ended_threads() {
+  std::erase_if(of_threads_, [&](auto const& one) {
+    std::shared_ptr<stream> const s = one.second.its;
+    if (!one.second.thread.expired() || s->in) return false;
+    s->destroyed = true;
+    all_.forget_if_finished(*s);
+    return true;
+  });
+}
+
 stream* machine::standing_stream(int device, stream_handle h) {
-  auto& slot = h == stream_handle::legacy ? legacy_[static_cast<std::size_t>(device)]
-                                          : of_threads_[{device, base::this_thread_id()}];
-  if (!slot) {
-    slot = std::make_shared<stream>();
-    slot->device = device;
-    slot->kind = stream_kind::blocking;
-    slot->id = all_.next_stream++;
-    slot->permanent = true;
-    all_.devices[static_cast<std::size_t>(device)].live.push_back(slot);
+  auto const made = [&] {
+    auto s = std::make_shared<stream>();
+    s->device = device;
+    s->kind = stream_kind::blocking;
+    s->id = all_.next_stream++;
+    s->permanent = true;
+    all_.devices[static_cast<std::size_t>(device)].live.push_back(s);
+    return s;
+  };
+  if (h == stream_handle::legacy) {
+    auto& slot = legacy_[static_cast<std::size_t>(device)];
+    if (!slot) slot = made();
+    return slot.get();
   }
-  return slot.get();
+  std::pair const here{device, base::this_thread_id()};
+  auto found = of_threads_.find(here);
+  if (found == of_threads_.end()) {
+    end_streams_of_ended_threads();
+    found = of_threads_.emplace(here, of_thread{made(), this_thread_lives()}).first;
+  }
+  return found->second.its.get();
 }
 
 }  // namespace weir::driver::sim

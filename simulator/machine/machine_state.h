@@ -98,6 +98,7 @@ class machine final : public driver, public controls {
   template <class Thing>
   status destroy(handle_table<Thing>&, std::uint64_t, int call);
   stream* standing_stream(int device, stream_handle);   // legacy or per_thread, created at first use
+  void end_streams_of_ended_threads();
   void graph_census(std::vector<std::string>&) const;
 
   status wait_for_all(int only);  // Blocks: until all work so far is done, of one device or all (-1)
@@ -146,7 +147,11 @@ class machine final : public driver, public controls {
   std::uint64_t last_capture_ = 0;
   handle_table<executable> executables_{handle_table<executable>::reuse::told_apart};
   std::vector<std::shared_ptr<stream>> legacy_;              // by device; null: unused
-  std::map<std::pair<int, std::uint64_t>, std::shared_ptr<stream>> of_threads_;  // (device, thread)
+  struct of_thread {
+    std::shared_ptr<stream> its;
+    std::weak_ptr<void> thread;  // expires when it ends
+  };
+  std::map<std::pair<int, std::uint64_t>, of_thread> of_threads_;  // (device, thread)
   std::unique_ptr<executor> executor_;
   std::vector<std::size_t> others_hold_;  // by device: bytes taken by F8
   std::unique_ptr<host_order> hosts_;                             // seeded
