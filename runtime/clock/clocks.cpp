@@ -318,8 +318,6 @@ void clocks::capture_ended(std::uint64_t capture) noexcept {
   end_lanes(over);
 }
 
-bool clocks::is_under_way(std::uint64_t capture) const { return state_->captures.lock()->contains(capture); }
-
 void clocks::let_go(stream_clock& keeper) noexcept {
   stream_clock* const one[] = {&keeper};
   end_lanes(one);
@@ -405,6 +403,7 @@ bool clocks::have_passed(std::vector<stamp>& all) {
 
 driver::status clocks::synchronize_device(int device) try {
   if (auto const s = state_->shared->state_of(device); !s.ok()) return s;
+  base::lock_guard const no_capture_begins(state_->shared->whole_device[static_cast<std::size_t>(device)]);
   struct one {
     stream_clock* stream;
     stream_clock::begun begun;
@@ -438,6 +437,11 @@ driver::status clocks::synchronize_device(int device) try {
   return {};
 } catch (std::bad_alloc const&) {
   return {driver::code::out_of_memory};
+}
+
+driver::status clocks::begin_capture(stream_clock& s, driver::capture_mode mode) {
+  base::lock_guard const alone(state_->shared->whole_device[static_cast<std::size_t>(s.device())]);
+  return s.note(state_->shared->machine.begin_capture(s.device(), s.handle(), mode));
 }
 
 void clocks::note_complete(stream_clock& t, fence_ref const& f) {

@@ -310,14 +310,16 @@ class clocks {
   // 2 s; on a machine that moves only by hand, 64 polls. not_ready: not complete by then
   driver::status ask_for_a_while(stamp);
   bool have_passed(std::vector<stamp>&);           // drops those that are complete, or of a lost device: none is left
-  driver::status synchronize_device(int device);   // Blocks: until all streams of the device are done, external too
+  // Blocks: until all streams of the device are done, external too. not_permitted: one is captured
+  driver::status synchronize_device(int device);
+  // Blocks: while synchronize_device() is under way there, which would spoil the capture
+  driver::status begin_capture(stream_clock&, driver::capture_mode);
   // The program saw the fence's event complete. Ignored if the fence is stale or its event was given away.
   void note_complete(stream_clock&, fence_ref const&);
   // The lane of the stream in the capture of that number. Throws: bad_alloc
   stream_clock& lane_of(stream_clock&, std::uint64_t capture);
   // That capture has ended, whole or not: its lanes are retired, their stamps complete. Idempotent.
   void capture_ended(std::uint64_t capture) noexcept;
-  bool is_under_way(std::uint64_t capture) const;  // it has lanes that are not retired
   // A clock without a stream, for what is held until let_go(). Throws: bad_alloc
   stream_clock& make_keeper(int device) { return make(device, driver::stream_handle::none, life::captured); }
   void let_go(stream_clock& keeper) noexcept;  // its stamps are complete

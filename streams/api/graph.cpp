@@ -106,8 +106,7 @@ class capture_under_way {
         book_(s.owner().part<graph_book>()),
         choices_(s.owner().part<memory::graph_choices>()),
         at_(at) {
-    driver::driver& machine = s.owner().machine();
-    auto const begun = s.note(machine.begin_capture(s.device(), s.handle(), mode));
+    auto const begun = s.owner().part<clock::clocks>().begin_capture(s, mode);
     if (!begun.ok())
       require(begun, "graph::capture", name_,
               begun.what == driver::code::not_permitted

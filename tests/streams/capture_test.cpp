@@ -3,16 +3,22 @@
 // Threads: one.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <functional>
+#include <future>
 #include <optional>
 #include <set>
+#include <thread>
 
 #include "runtime/memory/device/device_memory.h"
+#include "simulator/faults/fault_injector.h"
 #include "simulator/machine/machine.h"
 #include "streams/pinned/pinned_memory.h"
 #include "streams/stream/context.h"
 #include "tests/support/refused.h"
 #include "weir/copy.h"
+#include "weir/graph.h"
 #include "weir/memory.h"
 
 namespace weir {
@@ -123,6 +129,46 @@ TEST_P(beside_captures, a_capture_stays_whole_whatever_weir_does) {
     host.record_stream(s);
   }
   EXPECT_TRUE(log.empty());
+}
+
+struct at_the_wait final : driver::fault_injector::watcher {
+  std::function<void()> does;
+  void comes(driver::call c) noexcept override {
+    if (c == driver::call::synchronize_device && does) std::exchange(does, nullptr)();
+  }
+};
+
+// weir looks for captures before it waits for a device. One that began after the look was spoiled.
+TEST(captures_of_others, begin_when_the_device_was_waited_for) {
+  runtime rt{simulated{.devices = 1, .memory = 64_MiB}};
+  runtime_guard const in(rt);
+  stream const s;
+  std::promise<void> begun, waited;
+  std::string why;
+  std::thread other;
+  at_the_wait now;
+  now.does = [&] {
+    other = std::thread([&] {
+      runtime_guard const here(rt);
+      try {
+        (void)graph::capture(s, [&] {
+          begun.set_value();
+          waited.get_future().wait();
+          deallocate(allocate(s, 1000));
+        });
+      } catch (std::exception const& e) {
+        why = e.what();
+      }
+    });
+    (void)begun.get_future().wait_for(std::chrono::milliseconds(50));
+  };
+  driver::fault_injector& machine = *driver::fault_injector_of(rt.get().machine());
+  machine.watch(&now);
+  synchronize(gpu);
+  machine.watch(nullptr);
+  waited.set_value();
+  other.join();
+  EXPECT_EQ(why, "");
 }
 
 // Even before the capture was met: its cache is empty, so the driver is asked.
