@@ -14,31 +14,6 @@
 namespace weir::soak {
 namespace {
 
-// Acts that have not run beside all others for long; --all 1 plays them, too. Beside captures of other threads some
-// spoil one. Each has the finding that it is for. Take a row away when that act runs.
-struct waiting {
-  std::string_view act, why;
-};
-constexpr waiting waits[] = {
-    {"graphs_with_memory", "30: a capture's addresses serve nothing after it"},
-    {"graphs_of_one_memory", "30"},
-    {"graph_updates", "30"},
-    {"registered_pools", "30: a registered pool's addresses serve nothing after it"},
-    {"ranks_with_pools", "30"},
-    {"marks_of_borrowed", "34: marks of streams that end stay with a lasting block"},
-    {"frees_asleep", "9: a block freed while its pool sleeps keeps its copy"},
-    {"ranks_that_throw", "6: a rank that throws leaves the others waiting"},
-    {"forks_that_read", "8: a fork has no pinned pages"},
-    {"forks_with_ranks", "32: a fork that ends a communicator hangs"},
-    {"exits_at_work", "7: exit handlers run beside simulated products"},
-};
-bool waits_for_something(std::string_view act) {
-  for (auto const& w : waits) {
-    if (w.act == act) return true;
-  }
-  return false;
-}
-
 bool several_devices(life const& in) { return in.devices() > 1; }
 bool simulated_only(life const& in) { return in.simulated(); }
 
@@ -124,8 +99,7 @@ void actor::run() {
   std::vector<std::size_t> drawn;  // an act as often as its weight
   auto const all = acts();
   for (std::size_t i = 0; i < all.size(); ++i) {
-    bool const chosen = in_.plan().only.empty() ? in_.plan().all || !waits_for_something(all[i].name)
-                                                : is_one_of(all[i].name, in_.plan().only);
+    bool const chosen = in_.plan().only.empty() || is_one_of(all[i].name, in_.plan().only);
     if (!chosen || (all[i].possible && !all[i].possible(in_))) continue;
     drawn.insert(drawn.end(), static_cast<std::size_t>(all[i].weight), i);
   }
@@ -147,6 +121,10 @@ void actor::run() {
       ++played_[i];
       if (++all_played_ % 32 != 0) continue;
       timed(call::empty_thread, [] { std::thread([] {}).join(); });
+      // As a server does, which keeps few requests in flight. What it needs at once has a bound then.
+      for (auto const& s : streams_) {
+        if (s) s->synchronize();
+      }
       plant();
     }
   } catch (std::exception const& e) {

@@ -1,6 +1,7 @@
 // What a process holds at rest, how long its calls take, and whether either grew in a run.
 // Threads: one for samples; a `call_times` belongs to one.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdint>
@@ -47,9 +48,11 @@ sample sample_now(books const&);
 // most that was ever needed at once, and random acts need a little more ever more rarely. A leak of one unit by any
 // kind of act adds `rarest` units or more, `bound` is half of that; and it adds as much for each act at the end as in
 // the beginning. The most of n draws grows with log n: from the third quarter to the last by 0.3 of what it grows
-// from the first to the second. `steady` is the geometric mean of 0.3 and 1.
+// from the first to the second. A short run has few draws, so `steady` is nearer to 1 than to 0.3, and growth by less
+// than a `part` of the first quarter tells nothing.
 struct growth {
-  static constexpr double steady = 0.55;
+  static constexpr double steady = 0.75;
+  static constexpr std::int64_t part = 8;
   static constexpr std::uint64_t least_acts = 16;  // of the rarest kind: fewer say nothing about a rate
   measure of;
   bool same = false;  // at each rest
@@ -60,7 +63,8 @@ struct growth {
   bool judged() const noexcept { return same || rarest >= least_acts; }
   bool too_much() const noexcept {
     if (same) return least[3] > most[0];
-    return judged() && median[3] - median[0] > bound && late > steady * early && least[3] > most[1];
+    return judged() && median[3] - median[0] > std::max(bound, median[0] / part) && late > steady * early &&
+           least[3] > most[1];
   }
 };
 std::vector<growth> growth_of(std::vector<sample> const&);

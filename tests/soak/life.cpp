@@ -21,6 +21,7 @@ namespace {
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 constexpr std::int64_t patience_ns = 60'000'000'000;      // of one act: it waits for 20 s at most for a process
 constexpr int large_block = 128 << 10;                    // bytes of the heap that have pages of their own
+constexpr std::int64_t most_of_captures = 8 << 20;        // bytes, of one actor's captures: four pages
 constexpr double fewest_rests = 40, longest_between = 5;  // a quarter has ten samples; seconds
 
 }  // namespace
@@ -157,6 +158,13 @@ std::string life::take_sample() {
               " pending bytes at rest\n";
   }
   sample s = sample_now(*books_);
+  for (int d = 0; d < devices_; ++d) {
+    // The memory of graphs keeps its pages while it lasts: as many as captures at one time needed.
+    auto const kept = static_cast<std::int64_t>(lasting_[static_cast<std::size_t>(d)]->graphs.reserved());
+    if (kept > plan_.actors * most_of_captures)
+      said += "gpu:" + std::to_string(d) + " keeps " + std::to_string(kept) + " bytes for captures of 150 kB at most\n";
+    s.of[static_cast<std::size_t>(measure::device_bytes)] -= kept;
+  }
   std::vector<std::uint64_t> played(actor::acts().size());
   for (auto const& a : actors_) {
     for (std::size_t i = 0; i < played.size(); ++i) played[i] += a->played_[i];

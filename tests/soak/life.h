@@ -37,7 +37,6 @@ struct life_plan {
   std::uint64_t seed = 1;
   int actors = 3;
   leak planted = leak::none;
-  bool all = false;  // also the acts that wait for a correction
   std::string only;  // names of acts, with commas; empty: all
 };
 

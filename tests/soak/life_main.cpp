@@ -14,7 +14,7 @@ namespace {
 [[noreturn]] void usage(std::string const& why) {
   std::fprintf(stderr,
                "soak: %s\nusage: soak life [--minutes M | --seconds S] [--seed X] [--actors N] [--only ACT,ACT] "
-               "[--all 1] [--leak KIND]\n",
+               "[--leak KIND]\n",
                why.c_str());
   std::exit(2);
 }
@@ -50,8 +50,6 @@ life_plan read(int argc, char** argv) {
       p.seed = static_cast<std::uint64_t>(value);
     } else if (name == "--actors") {
       p.actors = static_cast<int>(value);
-    } else if (name == "--all") {
-      p.all = value != 0;
     } else {
       usage("there is no option " + name);
     }
@@ -140,9 +138,8 @@ int life_main(int argc, char** argv) {
     return o.found(p.planted) && o.failure.empty() ? 0 : 1;
   }
   if (!o.clean()) {
-    std::printf("repeat: soak life --seconds %.0f --seed %llu --actors %d%s%s%s\n", p.seconds,
-                static_cast<unsigned long long>(p.seed), p.actors, p.all ? " --all 1" : "",
-                p.only.empty() ? "" : " --only ", p.only.c_str());
+    std::printf("repeat: soak life --seconds %.0f --seed %llu --actors %d%s%s\n", p.seconds,
+                static_cast<unsigned long long>(p.seed), p.actors, p.only.empty() ? "" : " --only ", p.only.c_str());
     return 1;
   }
   std::printf("nothing grew\n");
