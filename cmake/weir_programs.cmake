@@ -58,6 +58,7 @@ weir_tested_program(pipeline main.cpp)
 weir_program(share examples/share/*.cpp examples/share/*.cu)
 weir_program(questions examples/questions/*.cpp)
 weir_tested_program(seeds main.cpp)
+weir_program(pictures examples/pictures/*.cpp)
 weir_program(exchange examples/interop/exchange.cpp)
 weir_program(one_pool examples/interop/one_pool.cu)
 

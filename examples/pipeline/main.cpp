@@ -115,9 +115,9 @@ int command(int argc, char** argv) try {
 
   auto const o = pipeline::run(s);
   std::printf(
-      "%s: %zu bytes in %.1f ms, %.2f GB/s from file to file; %.0f MiB of the device and %.0f MiB of pinned memory\n%s",
-      weir::runtime::current().description().c_str(), o.bytes, o.ms, static_cast<double>(o.bytes) / o.ms * 1e-6,
-      static_cast<double>(weir::max_memory_reserved()) / (1 << 20),
+      "%s: %.1f MiB in %.1f ms, %.2f GB/s from file to file; %.0f MiB of the device and %.0f MiB of pinned memory\n%s",
+      weir::runtime::current().description().c_str(), static_cast<double>(o.bytes) / (1 << 20), o.ms,
+      static_cast<double>(o.bytes) / o.ms * 1e-6, static_cast<double>(weir::max_memory_reserved()) / (1 << 20),
       static_cast<double>(weir::pinned_memory_stats().reserved_bytes.all.peak) / (1 << 20),
       pipeline::picture(o.spans).c_str());
   std::printf("overlap  %.1f of the five stages at a time, in the mean\n", pipeline::at_a_time(o.spans));

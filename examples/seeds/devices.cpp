@@ -118,7 +118,7 @@ told late_error(bool launch_blocking) {
 
 int devices(settings const& with) {
   machine const on(with, {.devices = 4, .memory = 256_MiB}, {});
-  table t(with, "6. Devices", "对于CUDA的内存管理机制");
+  table t(with, "6. Devices");
   t.row("", {exactly(0), exactly(0)}, "", 0);
   if (weir::device_count() >= 3) the_articles_lines(t);
   else with.out << "  (" << weir::device_count() << " GPUs: the article's lines want three)\n";

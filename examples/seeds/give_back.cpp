@@ -78,10 +78,8 @@ void tips(table& t) {
 int give_back(settings const& with) {
   std::int64_t const g = (1 << 30) / static_cast<std::int64_t>(with.touched_part);
   machine const on(with, {.devices = 1, .memory = static_cast<std::size_t>(4 * g)}, {});
-  table t(with,
-          "1. Give back and reuse" +
-              (with.touched_part > 1 ? "; 1 GiB of the article is " + in_words(g) + " here" : std::string()),
-          "Pytorch显存动态分配规律探索; and nine tips");
+  table t(with, "1. Give back and reuse" +
+                    (with.touched_part > 1 ? "; 1 GiB of the article is " + in_words(g) + " here" : std::string()));
   a_to_e(t, g);
   weir::empty_cache();
   tips(t);

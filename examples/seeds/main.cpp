@@ -3,6 +3,7 @@
 #include <chrono>
 #include <exception>
 #include <iostream>
+#include <string>
 #include <vector>
 
 #include "examples/ending.h"
@@ -16,8 +17,14 @@ int usage(std::ostream& to, int status) {
         "  --full      the articles' own sizes where a simulated device takes smaller ones\n"
         "  --all       every row and sentence, as of a topic that is named; without, one page\n"
         "  -h, --help  this text\n\nexit status: 0 every row holds, 1 a row does not or an error, 2 usage\n\ntopics:\n";
-  for (seeds::topic const& t : seeds::topics()) to << "  " << t.name << "  " << t.about << "\n";
+  for (seeds::topic const& t : seeds::topics())
+    to << "  " << t.name << std::string(11 - t.name.size(), ' ') << t.shows << "\n";
   return status;
+}
+
+void name_articles(std::ostream& to, std::vector<seeds::topic> const& of) {
+  to << "\narticles\n";
+  for (seeds::topic const& t : of) to << "  " << t.name << std::string(11 - t.name.size(), ' ') << t.articles << "\n";
 }
 
 int command(int count, char** arguments) try {
@@ -46,7 +53,10 @@ int command(int count, char** arguments) try {
   }
   with.touched_part = full ? 1 : 8;
   std::cout << "on " << (with.on_gpus ? weir::runtime::current().description() : "simulated devices") << "\n";
-  if (with.brief) std::cout << seeds::table::columns();
+  std::cout << "what they show\n";
+  for (seeds::topic const& t : chosen)
+    std::cout << "  " << t.name << std::string(11 - t.name.size(), ' ') << t.shows << "\n";
+  if (with.brief) std::cout << "\n" << seeds::table::columns();
   int failures = 0;
   for (seeds::topic const& t : chosen) {
     auto const began = std::chrono::steady_clock::now();
@@ -56,6 +66,7 @@ int command(int count, char** arguments) try {
               << " ms)\n"
               << std::flush;
   }
+  name_articles(std::cout, chosen);
   if (failures) std::cout << "\n" << failures << " rows or sentences are not as they must be\n";
   return failures ? 1 : 0;
 } catch (std::exception const& e) {

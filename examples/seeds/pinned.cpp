@@ -83,7 +83,7 @@ void loader(table& t, std::int64_t samples) {
 
 int pinned(settings const& with) {
   machine const on(with, {.devices = 1, .memory = 1_GiB}, {});
-  table t(with, "8. Pinned memory and non_blocking", "对于CUDA的内存管理机制");
+  table t(with, "8. Pinned memory and non_blocking");
   t.row("", {exactly(0), exactly(0)}, "");
   kinds(t, (512 << 20) / static_cast<std::int64_t>(with.touched_part));
   hidden_behind_work(t);

@@ -97,7 +97,7 @@ void gradients_that_come_twice_or_never(table& t) {
 
 int several(settings const& with) {
   machine const on(with, {.devices = 4, .memory = 256_MiB}, {});
-  table t(with, "9. Several GPUs in one process", "对于CUDA的内存管理机制");
+  table t(with, "9. Several GPUs in one process");
   int const devices = std::min(4, weir::device_count());
   t.row("", {exactly(0), exactly(0)}, "", 0);
   weir::tensor const x = weir::randn({1024, 256}), weights = weir::randn({1, 256}), all = weir::empty({1024, 256});

@@ -81,10 +81,8 @@ int small_blocks(settings const& with) {
   // A device with room for 4 GiB but not for 5, as in the article.
   std::size_t const part = with.part, g = 1_GiB / part, mi = (std::size_t{1} << 20) / part;
   machine const on(with, {.devices = 1, .memory = 9 * g / 2}, {.device_limit = 9 * g / 2});
-  table t(with,
-          "2. Small blocks, where 4 GiB fit and 5 do not" +
-              (part > 1 ? "; all sizes are 1/" + std::to_string(part) : std::string()),
-          "PyTorch显存机制分析——显存碎片问题");
+  table t(with, "2. Small blocks, where 4 GiB fit and 5 do not" +
+                    (part > 1 ? "; all sizes are 1/" + std::to_string(part) : std::string()));
   auto const signed_g = static_cast<std::int64_t>(g);
   t.row("", {exactly(0), exactly(0)}, "");
   t.holds(is_refused(5 * g), "5 GiB are refused, with a report");

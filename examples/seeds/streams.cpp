@@ -64,7 +64,7 @@ void rows(table& t) {
 
 int streams(settings const& with) {
   machine const on(with, {.devices = 1, .memory = 256_MiB}, {});
-  table t(with, "7. Streams", "对于CUDA的内存管理机制");
+  table t(with, "7. Streams");
   rows(t);
   int wrong = 0, reported = 0, right = 0, silent = 0;
   std::string text;

@@ -45,9 +45,8 @@ std::string in_words(std::int64_t bytes) {
   return size >= 10240 ? line("%.1f KiB", static_cast<double>(bytes) / 1024) : line("%ld B", static_cast<long>(bytes));
 }
 
-table::table(settings const& with, std::string_view title, std::string_view article) : with_(with) {
-  std::string const name(title), by(article);
-  with_.out << "\n" << name << " " << "[" << by << "]\n";
+table::table(settings const& with, std::string_view title) : with_(with) {
+  with_.out << "\n" << title << "\n";
   if (!with_.brief) with_.out << columns();
 }
 

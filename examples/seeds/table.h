@@ -62,7 +62,7 @@ struct expected {
 
 class table {
  public:
-  table(settings const&, std::string_view title, std::string_view article);
+  table(settings const&, std::string_view title);
   ~table();  // in brief mode, prints how many checks were not shown
   // Measures, prints and checks one row. saw: the article's observation of PyTorch at this step.
   moment row(std::string_view step, expected const&, std::string_view saw, weir::device = weir::gpu);

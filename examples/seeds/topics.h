@@ -8,8 +8,9 @@
 namespace seeds {
 
 struct topic {
-  std::string_view name, about;
+  std::string_view name, shows;
   int (*run)(settings const&);
+  std::string_view articles;
 };
 std::span<topic const> topics();
 

@@ -197,7 +197,7 @@ void loaded(table& t, network& net) {
 
 int training(settings const& with) {
   machine const on(with, {.devices = 1, .memory = 512_MiB}, {});
-  table t(with, "5. Training memory", "PyTorch内存管理 (趋近智); Pytorch节省显存 - checkpoint");
+  table t(with, "5. Training memory");
   t.row("", {exactly(0), exactly(0)}, "");
   a_times_b(t);
   network net;

@@ -75,7 +75,7 @@ void in_place(table& t, std::int64_t n) {
 
 int views(settings const& with) {
   machine const on(with, {.devices = 1, .memory = 1_GiB}, {});
-  table t(with, "3. Views and storages", "PyTorch内存管理 (趋近智)");
+  table t(with, "3. Views and storages");
   t.row("", {exactly(0), exactly(0)}, "");
   sharing(t);
   std::int64_t const n = (4 << 20) / static_cast<std::int64_t>(with.part);

@@ -72,7 +72,7 @@ void fragmented(table& t, std::size_t room) {
 int watching(settings const& with) {
   std::size_t const room = with.part > 1 ? 256_MiB : 1_GiB;
   machine const on(with, {.devices = 1, .memory = room}, {.device_limit = room});
-  table t(with, "4. Watching", "PyTorch的内存管理; 对于CUDA的内存管理机制");
+  table t(with, "4. Watching");
   counters(t);
   fragmented(t, room);
   weir::memory_statistics const all = weir::memory_stats();

@@ -6,6 +6,7 @@
 #include "runtime/base/round_up.h"
 #include "runtime/driver/allocation_observer.h"
 #include "runtime/memory/device/shortage.h"
+#include "runtime/options/options.h"
 #include "weir/memory.h"
 
 namespace weir::streams {
@@ -285,7 +286,7 @@ pinned_memory::~pinned_memory() {
     else static_cast<void>(return_pages(state_->owner.machine(), {first, bytes}));
   }
   if (held) try {
-      os::print_error("weir-107: " + std::to_string(held) + " pinned blocks (" + bytes_text(held_bytes) +
+      os::print_error("weir-107: " + std::to_string(held) + " pinned blocks (" + weir::bytes_text(held_bytes) +
                       ") not freed before the runtime ended; the pages stay locked\n");
   } catch (...) {}
 }

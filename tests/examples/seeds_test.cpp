@@ -39,7 +39,7 @@ TEST(seeds_table, an_unexpected_row_is_reported_and_counted) {
   std::ostringstream said;
   settings const with = small(said);
   machine const on(with, {.devices = 1, .memory = 64_MiB}, {});
-  table t(with, "a table", "no article");
+  table t(with, "a table");
   weir::buffer const block(2_MiB);
   t.row("right", {exactly(2 << 20), held_for(2 << 20)}, "");
   EXPECT_EQ(t.failures(), 0) << said.str();

@@ -36,7 +36,7 @@ END
 mkdir -p "$work/tree/tools" "$work/tree/include/weir" "$work/tree/docs/images"
 cp "$root"/tools/doxygen_* "$root/tools/docs" "$work/tree/tools/"
 printf 'project(weir VERSION 0.1.0)\n' > "$work/tree/CMakeLists.txt"
-printf '# a\n' | tee "$work/tree/README.md" > "$work/tree/CONTRIBUTING.md"
+printf '# a\n' | tee "$work/tree/README.md" "$work/tree/CHANGELOG.md" > "$work/tree/CONTRIBUTING.md"
 printf '// weir/new.h: a header.\n#pragma once\nnamespace weir {\n// Said.\nvoid told();\n\nvoid untold();\n}  // namespace weir\n' > "$work/tree/include/weir/new.h"
 status=0
 "$work/tree/tools/docs" "$work/other" > "$work/log" 2>&1 || status=$?
@@ -45,7 +45,7 @@ status=0
 browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome || true)
 if [ -n "$browser" ]; then
   shown() { timeout 60 "$browser" --headless --no-sandbox --disable-gpu --user-data-dir="$work/profile" --virtual-time-budget=4000 --dump-dom "file://$work/site/html/$1" 2> /dev/null; }
-  for page in 'index.html|your own kernels and streams' 'classweir_1_1stream.html|leased from the device' 'namespaceweir.html|parallel_for' 'md_docs_tutorial_find_a_race.html|The program'; do
+  for page in 'index.html|your own kernels and streams' 'classweir_1_1stream.html|eased from the device' 'namespaceweir.html|parallel_for' 'md_docs_tutorial_find_a_race.html|The program'; do
     shown "${page%%|*}" > "$work/dom" || true
     grep -q "${page#*|}" "$work/dom" || { echo "FAILED: the browser shows no '${page#*|}' in ${page%%|*}"; failed=1; }
     grep -q 'id="MSearchField"' "$work/dom" || { echo "FAILED: no search in ${page%%|*}"; failed=1; }

@@ -41,7 +41,7 @@ expect "a trace whose name ends so is packed" "a 0 8 0" "$(gzip -dc "$work/out.t
 snapshot "$work/middle" '[[("a", 0x20, 16, 5), ("r", 0x90, 5, 5), ("c", 0x90, 5, 5), ("c", 0x50, 64, 77)]]' '[("a", 16), ("a", 16), ("p", 16), ("i", 999)]'
 expect "what was in use before" $'# began with 4 blocks, 99 bytes\na 0 15 0\na 1 15 0\nf 1\na 2 64 0\nf 2\na 3 5 1\na 4 16 1\nf 3\nc 2\nc 1' "$(converted "$work/middle" 2> "$work/said")"
 expect "counts to the peak" '"peak_requested": 115, "refused": 0, "began_with": 99' "$(grep -o '"peak_requested".*[0-9]' "$work/told")"
-grep -q '99 bytes were in use then' "$work/said" || { echo "FAILED: the beginning is told: $(cat "$work/said")"; failed=1; }
+grep -q '99 B were in use then' "$work/said" || { echo "FAILED: the beginning is told: $(cat "$work/said")"; failed=1; }
 # The second half of a program needs as much as the whole, wherever the recording began. Its answer tells that it is a part.
 if [ -x "$build/bin/weir" ]; then
   mib=$((1 << 20))
@@ -60,13 +60,13 @@ status=0
 expect "the status with unknown sizes" "1" "$status"
 grep -q 'sizes of 1 blocks are not known' "$work/said" || { echo "FAILED: unknown sizes are told: $(cat "$work/said")"; failed=1; }
 # Without history there is no trace: the state at one moment is told instead.
-snapshot "$work/state" '[[]]' '[("a", 16), ("i", 999)]'
+snapshot "$work/state" '[[]]' '[("a", 3145729), ("i", 1607467007)]'
 rm -f "$work/out.trace"
 status=0
 "$root/tools/record_trace" "$work/out.trace" --snapshot "$work/state" > "$work/told" 2> "$work/said" || status=$?
 expect "the status without history" "1" "$status"
 [ ! -e "$work/out.trace" ] || { echo "FAILED: an empty trace is written"; failed=1; }
-grep -q 'no history of gpu:0.*one moment: 1 blocks of 15 bytes in use, 1015 bytes reserved.*Record from the start' "$work/said" || { echo "FAILED: the state is told: $(cat "$work/said")"; failed=1; }
+grep -q 'no history of gpu:0.*one moment: 1 blocks of 3 MiB in use, 1.5 GiB reserved.*Record from the start' "$work/said" || { echo "FAILED: the state is told: $(cat "$work/said")"; failed=1; }
 
 if [ -x "$build/bin/weir" ]; then
   "$build/bin/weir" snapshot "$work/state" > "$work/told"

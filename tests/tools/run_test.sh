@@ -15,6 +15,7 @@ cat > "$work/bin/cmake" <<STUB
 echo cmake "\$@" >> $work/calls
 if [ "\$1" = --preset ]; then mkdir -p build/\$2/bin && touch build/\$2/build.ninja; exit 0; fi
 [ ! -e $work/broken ] || { echo "[1/2] Building x"; echo "x.cpp:1: error: no"; exit 1; }
+[ ! -e $work/steps ] || printf '[1/2] Building a\n[2/2] Linking b\n'
 printf '#!/bin/sh\necho "\$0" "\$@" in "\$PWD"\n' > \$2/bin/trainer
 chmod +x \$2/bin/trainer
 STUB
@@ -76,6 +77,15 @@ has out "weir/build/release/bin/trainer --text $work/book.txt --steps 3 in $work
 weir demo --text mine.txt
 has out 'trainer --text mine.txt in'
 if grep -q 'book' "$work/calls"; then echo "FAILED: a text of one's own fetches no book"; failed=1; fi
+# On a terminal the steps of a build are gone when the program prints.
+touch "$work/steps"
+if command -v script > /dev/null; then
+  seen=$(cd "$work" && PATH="$work/bin:/usr/bin:/bin" script -qec 'weir/run demo --text mine.txt' /dev/null | tr -d '\000')
+  left=$(sed -E 's/.*\x1b\[K//' <<< "$seen" | tr -d '\r')
+  if [[ $seen != *'building: 1 of 2'* ]]; then echo "FAILED: a terminal sees no progress: $seen"; failed=1; fi
+  if [[ $left != *'/trainer --text mine.txt in '* || $left == *$'\n'* ]]; then echo "FAILED: a terminal keeps more than the program's line: $left"; failed=1; fi
+fi
+rm "$work/steps"
 weir prove abc
 is "no number of runs" 2
 has err "not 'abc'"

@@ -26,6 +26,10 @@ out=$(WEIR_CHECK_RACES=1 "$2/bin/seeds" streams 2>&1)
 [[ $out == *'race: '* && $out != *weir-434* ]] || { echo "FAILED: a program that took its reports: $out"; failed=1; }
 out=$(WEIR_DEVICES=sim:1 "$2/bin/hello" 2>&1)
 [[ $out != *weir-434* ]] || { echo "FAILED: the checker is off: $out"; failed=1; }
+# seeds says in English what it shows, before any figure, and names the articles last.
+out=$("$2/bin/seeds" views)
+head=${out%%articles*}
+[[ $out == on*$'\nwhat they show\n  views '* && $(LC_ALL=C tr -d '\000-\177' <<< "$head") == '' && $out == *$'\narticles\n  views '* ]] || { echo "FAILED: seeds opens with: $head"; failed=1; }
 run info --devices sim:1
 [[ $out != *links* ]] || { echo "FAILED: one device has no links: $out"; failed=1; }
 run info --devices sim:2
@@ -35,6 +39,7 @@ run doctor --devices sim:2
 expect 0 '[warn] machine                2 simulated devices'
 expect 0 ' warnings, 0 failed'
 [[ $out != *device_limit* && $out != *$'\033'* ]] || { echo "FAILED: options of their default, or colour in a file: $out"; failed=1; }
+expect 0 '[ok]   links                  2 verified by writing and reading back'
 run doctor --all --devices sim:2
 expect 0 'device_limit           none, from default'
 out=$(WEIR_CONF=device_limit:2GiB,launch_blocking:true "$weir" doctor --devices sim:2)

@@ -225,18 +225,21 @@ void devices(findings& to) {
                    : "");
   }
   if (count < 2) return;
-  std::size_t good = 0;
+  std::size_t good = 0, untried = 0;  // of links, one in each direction, as `weir info` counts them
   for (peer_link const& l : links()) {
-    if (l.from.index() >= l.to.index()) continue;
-    std::string const pair = l.from.str() + " - " + l.to.str();
+    if (l.by == peer_link::kind::self) continue;
+    good += l.verified;
+    untried += l.access && !l.verified && !l.wrong;
     if (l.wrong)
-      to.check("link", pair, "It gave wrong bytes, so copies go through host memory. Look for Xid errors in `dmesg`.",
-               mark::fail);
-    else if (l.by == peer_link::kind::host && !here.is_simulated())
-      to.check("link", pair, "No access, so copies go through host memory (IOMMU or ACS settings, or no link).");
-    else ++good;
+      to.check("link", l.from.str() + " -> " + l.to.str(),
+               "It gave wrong bytes, so copies go through host memory. Look for Xid errors in `dmesg`.", mark::fail);
+    else if (l.by == peer_link::kind::host && !here.is_simulated() && l.from.index() < l.to.index())
+      to.check("link", l.from.str() + " - " + l.to.str(),
+               "No access, so copies go through host memory (IOMMU or ACS settings, or no link).");
   }
-  if (good) to.check("links", std::to_string(good) + " tested", "");
+  if (good) to.check("links", std::to_string(good) + " verified by writing and reading back", "");
+  if (untried)
+    to.check("links", std::to_string(untried) + " not tested: the driver copies, kernels have no access", "");
 }
 
 void print_text(findings const& all) {

@@ -4,6 +4,7 @@
 
 #include "runtime/memory/device/device_allocator.h"
 #include "runtime/memory/space/mapped_spaces.h"
+#include "runtime/options/options.h"
 
 namespace weir::memory {
 
@@ -17,10 +18,11 @@ device_allocator::~device_allocator() {
     memory_statistics const n = audit_.counted();
     if (n.allocation.all.current) {
       std::fprintf(stderr,
-                   "weir-104: gpu:%d: %lld block%s (%lld B) not freed before the runtime ended; the memory stays "
+                   "weir-104: gpu:%d: %lld block%s (%s) not freed before the runtime ended; the memory stays "
                    "mapped\n",
                    of_.device, static_cast<long long>(n.allocation.all.current),
-                   n.allocation.all.current == 1 ? "" : "s", static_cast<long long>(n.allocated_bytes.all.current));
+                   n.allocation.all.current == 1 ? "" : "s",
+                   bytes_text(static_cast<std::size_t>(n.allocated_bytes.all.current)).c_str());
     }
   } catch (...) {}  // no host memory to count with
   if (!reachable) {
