@@ -246,6 +246,14 @@ TEST_F(spilled, a_limit_of_a_pool_puts_none_to_sleep) {
   EXPECT_FALSE(a.memory.is_asleep());
 }
 
+TEST_F(spilled, a_pool_grows_to_its_limit_at_anothers_cost) {
+  model a("a", 1), b("b", 2);
+  spill const overflow({&a.memory, &b.memory});
+  pool const full("full", {.limit = part});
+  deallocate(full.allocate(part));
+  EXPECT_TRUE(a.memory.is_asleep());
+}
+
 TEST_F(spilled, pools_and_spills_end_in_any_order) {
   std::optional<model> a(std::in_place, "a", 1);
   model b("b", 2);
