@@ -315,7 +315,6 @@ std::shared_ptr<exported> shared_pool::allocate(std::shared_ptr<shared_pool> con
       {&self->runtime_, "share_pool::allocate", at, home.id()},
       [&] { return (last = self->find_room(*made, at)).ok(); }, [&] { return self->why_no_room(bytes, last, at); },
       [&] { self->exports_.count_ran_out(self->device_); });
-  made->is = exported::state::exported_in_use;
   made->pool = self;
   self->exports_.begun(*made, home, at);
   return made;

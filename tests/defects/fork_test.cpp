@@ -3,6 +3,7 @@
 // Threads: as each test says. One that hangs is killed by its alarm.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,7 +22,10 @@
 #include "simulator/machine/machine.h"
 #include "tests/defects/belongings.h"
 #include "weir/copy.h"
+#include "weir/graph.h"
 #include "weir/observe.h"
+#include "weir/pool.h"
+#include "weir/share.h"
 
 namespace weir {
 namespace {
@@ -162,6 +166,52 @@ TEST_F(forks, the_childs_error_says_so) {
     }
     std::exit(ended(child) == 0 ? 7 : 1);
   });
+}
+
+// Returns: how many calls of a child did not name themselves and the fork.
+int calls_without_the_fork() {
+  of_program.fill();
+  stream_ref const s = *of_program.s;
+  pool rows("rows", {.on = s.device()});
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) != 0) return 100;
+  share_channel line(ends[0]);
+  buffer const block(1000, {.on = s.device()});
+  graph step = graph::capture(s, [&] { fill(s, block.data(), std::byte{1}, 10); });
+  stamp const now = s.stamp();
+  event& e = *of_program.e;
+  event begin({.timing = true}), end({.timing = true});
+  begin.record(s), end.record(s);
+  synchronize();
+  now.synchronize(), e.synchronize();  // complete, so that no call needs the driver
+  pid_t const child = ::fork();
+  if (child != 0) return ended(child);
+  ::alarm(10);
+  int wrong = 0;
+  auto const refused = [&](std::string_view operation, auto f) {
+    try {
+      f();
+      ++wrong;
+    } catch (not_supported const& is) {
+      wrong += is.operation() != operation || is.operands().find("forked") == std::string_view::npos;
+    }
+  };
+  refused("stamp::query", [&] { (void)now.query(); });
+  refused("stamp::synchronize", [&] { now.synchronize(); });
+  refused("event::query", [&] { (void)e.query(); });
+  refused("event::synchronize", [&] { e.synchronize(); });
+  refused("event::elapsed_time", [&] { (void)begin.elapsed_time(end); });
+  refused("event::native", [&] { (void)e.native(); });
+  refused("graph::launch", [&] { step.launch(s); });
+  refused("pool::allocate", [&] { (void)rows.allocate(10); });
+  refused("pool::set_limit", [&] { rows.set_limit(1_MiB); });
+  refused("share_channel::set_timeout", [&] { line.set_timeout(std::chrono::seconds(1)); });
+  refused("share_channel::wait", [&] { (void)line.wait(); });
+  ::_exit(wrong);
+}
+
+TEST_F(forks, each_call_of_the_child_names_the_fork) {
+  EXPECT_CLEAN_END(std::exit(calls_without_the_fork() == 0 ? 7 : 1););
 }
 
 struct patterns {  // bytes of the parent that a child must not change

@@ -234,6 +234,34 @@ TEST(gradient_buckets, a_gradient_ready_twice_or_never_is_named) {
   }
 }
 
+TEST(gradient_buckets, after_their_runtime_each_call_says_so) {
+  auto own = std::make_unique<runtime>(simulated{.devices = 1, .memory = 64_MiB});
+  std::vector<communicator> ranks;
+  std::optional<gradient_buckets> b;
+  {
+    runtime_guard const in(*own);
+    ranks = communicator::create_all(std::vector{device(0)});
+    b.emplace(ranks[0]);
+    b->add("a", 10);
+    b->build();
+  }
+  own.reset();
+  runtime next(simulated{.devices = 1, .memory = 64_MiB});
+  runtime_guard const in(next);
+  auto const said = [](auto call) {
+    try {
+      call();
+    } catch (invalid_use const& e) {
+      return std::string(e.operation()) + ": " + std::string(e.operands());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(said([&] { b->mark_ready(0, current_stream()); }),
+            "gradient_buckets::mark_ready: the communicator's runtime has ended");
+  EXPECT_EQ(said([&] { b->finish(current_stream()); }),
+            "gradient_buckets::finish: the communicator's runtime has ended");
+}
+
 TEST(gradient_buckets, of_many_missing_gradients_eight_are_named) {
   auto ranks = communicator::create_all(first_devices(1));
   device_guard const on(0);

@@ -201,6 +201,14 @@ TEST_F(sim_collective, a_refused_part_changes_nothing) {
   EXPECT_EQ(read(1, b), encode(int32, {22, 26, 30}));
 }
 
+// Of memory that weir does not know, the driver is asked.
+TEST_F(sim_collective, an_unanswered_look_is_told_as_the_drivers) {
+  std::vector<std::int32_t> unknown(3);
+  simulation::of(machine_).fail_call("find", 1);
+  EXPECT_NE(refusal<driver_error>([&] { ranks_[0].all_reduce({unknown.data(), 3, int32}); }).find("all_reduce"),
+            std::string::npos);
+}
+
 // No rank hangs.
 TEST_F(sim_collective, a_part_refused_in_its_middle_ends_it) {
   for (std::uint64_t k : {2u, 3u}) {

@@ -287,6 +287,11 @@ TEST_F(registered_ranks, give_buckets_back_that_were_not_filled) {
   EXPECT_EQ(reserved(0), before);
   EXPECT_EQ(memory_by_pool(weir::device(0)).size(), 0u);
   for (communicator& c : ranks) build(c);
+  EXPECT_GT(reserved(0), before) << "registered";
+  synchronize(weir::device(0));
+  ranks.clear();
+  (void)empty_cache(weir::device(0));
+  EXPECT_EQ(reserved(0), before);
 }
 
 }  // namespace

@@ -114,6 +114,15 @@ TEST(a_device_that_maps_no_memory, says_that_it_cannot) {
   EXPECT_THROW(exportable_buffer{some_bytes}, not_supported);
 }
 
+TEST(a_pool, and_its_buffers_are_of_the_device_that_was_named) {
+  test::machine m(small());
+  share_pool pool({.on = 1});
+  exportable_buffer const b = pool.allocate(4000);
+  EXPECT_EQ(b.device(), device(1));
+  EXPECT_EQ(pool.allocate(default_stream(1), 4000).device(), device(1));
+  EXPECT_EQ(memory_stats(1).exported_bytes.current, std::int64_t(pool.statistics().reserved));
+}
+
 TEST(a_child_that_was_forked, has_neither_line_nor_buffers) {
   test::machine m(small());
   auto [here, there] = lines();

@@ -101,8 +101,7 @@ TEST(a_pool, is_read_in_place_by_the_devices_that_were_named) {
   EXPECT_EQ(test::read_back(mine.data(), 4000, 1), test::pattern(4000, 5));
 }
 
-// // Lifetime
-// --------------------------------------------------------------------------------------------------
+// Lifetime --------------------------------------------------------------------------------------------------
 
 TEST(a_buffer_of_a_pool, serves_no_other_while_an_importer_has_it) {
   test::machine m(small());
@@ -237,8 +236,7 @@ TEST(a_pool, and_its_buffers_do_nothing_after_their_runtime) {
   b.reset();
 }
 
-// // Limits
-// ----------------------------------------------------------------------------------------------------
+// Limits ----------------------------------------------------------------------------------------------------
 
 TEST(a_pool, holds_no_more_than_its_limit) {
   test::machine m(small());
@@ -251,8 +249,11 @@ TEST(a_pool, holds_no_more_than_its_limit) {
   } catch (out_of_memory const& e) {
     EXPECT_EQ(e.report().pool.limit, 6_MiB);
     EXPECT_EQ(e.report().pool.reserved, 6_MiB);
+    EXPECT_EQ(e.report().pool.allocated, 6_MiB);
+    EXPECT_EQ(e.report().pool.blocks, 2);
     EXPECT_EQ(e.report().requested, 1u);
   }
+  EXPECT_EQ(memory_stats(0).num_ooms, 1u);
   a.reset();
   EXPECT_EQ(pool.allocate(1).size(), 1u);
   expect_sums(pool);
@@ -406,8 +407,7 @@ TEST(a_pool, refuses_impossible_requests) {
   EXPECT_THROW(share_pool({.on = 0, .readers = {1}}), not_supported);
 }
 
-// // Random programs
-// -------------------------------------------------------------------------------------------
+// Random programs -------------------------------------------------------------------------------------------
 
 // Blocks of every size are allocated, sent, opened, released and freed in any order: no buffer's bytes
 // change, and the sums add up.

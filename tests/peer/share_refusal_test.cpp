@@ -85,9 +85,9 @@ TEST_F(refusals, name_the_error) {
       std::string::npos);
   EXPECT_NE(with([](auto& c) { c.life.close(); }).find("1 descriptors"), std::string::npos);
   EXPECT_NE(with([](auto& c) {
-              c.what.device = {"GPU-of another host"};
+              c.what.device = {"GPU ~of another host"};  // the first and the last character that may be in it
               c.sealed();
-            }).find("GPU-of another host"),
+            }).find("GPU ~of another host"),
             std::string::npos);
   auto const cut = test::caught(b);
   EXPECT_NE(answer(cut, 40).find("40 B"), std::string::npos);
@@ -185,6 +185,23 @@ TEST_F(refusals, for_want_of_memory_leave_the_message_the_next_one) {
   os::refuse_by(nullptr);
   EXPECT_EQ(b.importers(), 1);
   EXPECT_EQ(there.receive().size(), some_bytes) << "its word was taken, and it is not stale";
+}
+
+// Not as a damaged message, and not at the other end.
+TEST_F(refusals, by_the_driver_are_told_as_the_drivers) {
+  auto [here, there] = lines();
+  m.control().fail_call("export_handle", 1, driver::code::failed);
+  EXPECT_THROW(here.send(b, default_stream(0)), driver_error);
+  here.send(b, default_stream(0));
+  struct refused {
+    char const* call;
+    int turn;
+  };
+  for (auto const [call, turn] : {refused{"info", 1}, {"info", 3}, {"import_handle", 1}, {"map", 1}, {"grant", 1}}) {
+    m.control().fail_call(call, turn, driver::code::failed);
+    EXPECT_THROW((void)there.receive(), driver_error) << call << " " << turn;
+  }
+  EXPECT_EQ(there.receive().size(), some_bytes) << "the buffer stayed the next one";
 }
 
 TEST_F(refusals, of_calls_out_of_turn_change_nothing) {

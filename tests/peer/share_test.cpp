@@ -121,6 +121,26 @@ TEST(a_signal, waits_for_no_more_than_its_event) {
   EXPECT_EQ(there.wait(), 6u);
 }
 
+// On a stepped machine nothing runs until a call waits for it.
+TEST(a_signal, is_sent_when_its_stream_or_event_is_done) {
+  simulated like = small();
+  like.schedule = simulated::scheduling::stepped;
+  test::machine m(like);
+  auto [here, there] = lines();
+  stream const s(device(0));
+  int done = 0;
+  event e;
+  launch_host(s, [&] { ++done; });
+  e.record(s);
+  here.signal(7, e);
+  EXPECT_EQ(done, 1);
+  launch_host(s, [&] { ++done; });
+  here.signal(8, s);
+  EXPECT_EQ(done, 2);
+  EXPECT_EQ(there.wait(), 7u);
+  EXPECT_EQ(there.wait(), 8u);
+}
+
 // Imports ---------------------------------------------------------------------------------------------------
 
 TEST(an_import, is_mapped_once_however_often_it_is_opened) {

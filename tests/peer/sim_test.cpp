@@ -164,6 +164,18 @@ TEST(simulation, pending_refusals_can_be_cancelled) {
   synchronize();
 }
 
+// As a program's own driver calls are.
+TEST(simulation, a_capture_out_of_turn_is_refused) {
+  runtime machine(simulated{.devices = 1, .memory = 64_MiB});
+  runtime_guard const in(machine);
+  simulated_stream theirs(0);
+  EXPECT_NE(refusal<error>([&] { theirs.end_capture(); }).find("simulated_stream::end_capture"), std::string::npos);
+  theirs.begin_capture();
+  EXPECT_NE(refusal<error>([&] { theirs.begin_capture(); }).find("simulated_stream::begin_capture"),
+            std::string::npos);
+  theirs.end_capture();
+}
+
 TEST(simulation, only_a_machine_without_threads_is_stepped) {
   runtime machine(simulated{.devices = 1, .memory = 64_MiB});
   runtime_guard const in(machine);

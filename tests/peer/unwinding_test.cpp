@@ -19,7 +19,7 @@ constexpr auto most = weir::tests::sanitized ? 10s : 1s;
 
 struct bug {};
 
-// Where rank 1 throws, in its third step.
+// Where a rank throws, in its third step.
 enum class place {
   before_first,
   between,
@@ -36,6 +36,7 @@ constexpr place all_places[] = {place::before_first, place::between,  place::aft
 struct shape {
   place at;
   bool registered = false, owns = false;  // owns: the communicator ends as well
+  int rank = 1;                           // that throws
 };
 
 void grouped(communicator& c, buffer const& x, bool fails, place at) {
@@ -56,7 +57,7 @@ void train(communicator& c, shape const& how) {
   b.build(s);
   buffer const x = to_device(encode(int32, {1, 2}));
   for (int step = 0; c.failure().empty(); ++step) {
-    bool const fails = c.rank() == 1 && step == 2;
+    bool const fails = c.rank() == how.rank && step == 2;
     auto const here_is = [&](place p) { return fails && how.at == p; };
     if (here_is(place::before_first)) throw bug();
     auto const pass = [&] {
@@ -90,7 +91,7 @@ std::chrono::milliseconds ends_after(int ranks, shape const& how, std::vector<st
       runtime_guard const in(machine);
       device_guard const on(all[r].device());
       try {
-        if (how.owns && r == 1) {
+        if (how.owns && static_cast<int>(r) == how.rank) {
           communicator mine = std::move(all[r]);
           train(mine, how);
         } else {
@@ -120,11 +121,12 @@ void expect_end(shape const& how) {
   std::vector<std::string> said;
   auto const took = ends_after(ranks, how, said);
   std::string const where = "place " + std::to_string(static_cast<int>(how.at)) + ", registered " +
-                            std::to_string(how.registered) + ", owns " + std::to_string(how.owns);
+                            std::to_string(how.registered) + ", owns " + std::to_string(how.owns) + ", rank " +
+                            std::to_string(how.rank);
   EXPECT_LE(took, most) << where;
   for (int r = 0; r < ranks; ++r) {
-    if (r == 1) continue;
-    EXPECT_NE(said[static_cast<std::size_t>(r)].find("rank 1"), std::string::npos)
+    if (r == how.rank) continue;
+    EXPECT_NE(said[static_cast<std::size_t>(r)].find("rank " + std::to_string(how.rank)), std::string::npos)
         << where << ": " << said[static_cast<std::size_t>(r)];
   }
 }
@@ -132,7 +134,8 @@ void expect_end(shape const& how) {
 // The communicator lives outside of the scope that the exception unwinds.
 TEST(unwinding, frees_every_rank_wherever_it_began) {
   if (device_count() < 2) GTEST_SKIP() << "one device";
-  for (place const at : all_places) expect_end({at});
+  for (int const rank : {0, 1})
+    for (place const at : all_places) expect_end({.at = at, .rank = rank});
 }
 TEST(unwinding, frees_ranks_whose_buckets_are_registered) {
   if (device_count() < 2) GTEST_SKIP() << "one device";
@@ -140,7 +143,8 @@ TEST(unwinding, frees_ranks_whose_buckets_are_registered) {
 }
 TEST(unwinding, of_a_rank_with_its_communicator_frees_all) {
   if (device_count() < 2) GTEST_SKIP() << "one device";
-  for (place const at : all_places) expect_end({at, false, true});
+  for (int const rank : {0, 1})
+    for (place const at : all_places) expect_end({.at = at, .owns = true, .rank = rank});
 }
 // NCCL captures a collective only with one process for each GPU.
 TEST(unwinding, of_a_captured_step_frees_every_rank) {

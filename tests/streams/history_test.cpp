@@ -281,6 +281,7 @@ TEST_F(history, a_tracker_prints_the_lines_that_grew_most_first) {
   auto const place = [&](unsigned l) { return out.str().find("history_test.cpp:" + std::to_string(l)); };
   ASSERT_NE(place(line), std::string::npos) << out.str();
   EXPECT_LT(out.str().find("+3 MiB in +1 of"), place(line)) << out.str();
+  EXPECT_NE(out.str().find(" in +3 blocks\n"), std::string::npos) << "in all: " << out.str();
 }
 
 }  // namespace

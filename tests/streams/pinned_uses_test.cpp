@@ -72,6 +72,23 @@ TEST_F(remembered, each_streams_use_is_noted_for_itself) {
   pool.deallocate(block, line_);
 }
 
+// The list of a block's users is looked over at 4, 8, 16...: only ended streams may leave it.
+TEST_F(remembered, many_streams_uses_are_all_noted) {
+  std::vector<stream> users;
+  for (int i = 0; i < 9; ++i) users.emplace_back(device(0));
+  auto const read = [&](std::size_t i) {
+    copy(users[i], gpu.data<std::byte>() + i * 4096, block, 4096, non_blocking);
+  };
+  held gate(m, users[0]);
+  for (std::size_t i = 0; i < users.size(); ++i) read(i);
+  for (std::size_t i = 1; i < users.size(); ++i) users[i].synchronize();
+  pool.deallocate(block, line_);
+  EXPECT_TRUE(waits()) << "the first one still reads it";
+  gate.open();
+  users[0].synchronize();
+  EXPECT_FALSE(waits());
+}
+
 TEST_F(remembered, a_freed_block_is_refused_and_its_place_known_anew) {
   copy(s, gpu.data(), block, all);
   copy(s, gpu.data(), block, all);

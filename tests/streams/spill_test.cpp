@@ -125,6 +125,22 @@ TEST_F(spilled, a_copy_a_fill_and_an_allocation_wake_it) {
   a.expect_bytes();
 }
 
+TEST_F(spilled, an_allocation_counts_as_a_use) {
+  model a("a", 1), b("b", 2);
+  spill const overflow({&a.memory, &b.memory});
+  a.expect_bytes();
+  b.expect_bytes();
+  {
+    buffer const hog(part);
+    ASSERT_TRUE(a.memory.is_asleep());
+  }
+  deallocate(a.memory.allocate(1000));
+  ASSERT_FALSE(a.memory.is_asleep());
+  buffer const hog(part);
+  EXPECT_TRUE(b.memory.is_asleep()) << "a was used later";
+  EXPECT_FALSE(a.memory.is_asleep());
+}
+
 TEST_F(spilled, a_launch_wakes_all_that_it_needs) {
   model a("a", 1), b("b", 2);
   spill overflow({&a.memory, &b.memory});
@@ -230,6 +246,14 @@ TEST_F(spilled, a_limit_of_a_pool_puts_none_to_sleep) {
   EXPECT_FALSE(a.memory.is_asleep());
 }
 
+TEST_F(spilled, a_pool_grows_to_its_limit_at_anothers_cost) {
+  model a("a", 1), b("b", 2);
+  spill const overflow({&a.memory, &b.memory});
+  pool const full("full", {.limit = part});
+  deallocate(full.allocate(part));
+  EXPECT_TRUE(a.memory.is_asleep());
+}
+
 TEST_F(spilled, pools_and_spills_end_in_any_order) {
   std::optional<model> a(std::in_place, "a", 1);
   model b("b", 2);
@@ -305,10 +329,14 @@ TEST_F(spilled, the_last_free_gives_back_the_neighbours_memory) {
   EXPECT_GE(memory_allocated(1), part);
   for (buffer& block : a.blocks) block.reset();
   EXPECT_EQ(memory_allocated(1), 0u);
+  {
+    buffer const next(part, {.on = weir::device(1)});  // in that place
+    a.memory.wake();
+    EXPECT_TRUE(find_block(next.data())) << "it was given back once";
+  }
   empty_cache(1);
   EXPECT_EQ(memory_reserved(1), 0u);
   EXPECT_EQ(a.memory.statistics().asleep, 0u);
-  a.memory.wake();
 }
 
 // Each driver call in turn is refused while a launch puts one pool to sleep and wakes another.

@@ -55,6 +55,7 @@ TEST(staging, every_manner_brings_every_byte_both_ways) {
       staging.fill_by(how);
       staging.fetch_by(how);
       staging.work_by({.threads = helps ? 3 : 0, .helps = helps, .spin_ns = helps ? 20'000 : 0});
+      EXPECT_TRUE(!helps || staging.threads() == 3) << staging.threads();
       auto const host = test::pattern(n, ++salt);
       auto back = test::pattern(n, 0);
       copy(on_gpu.data(), host.data(), n);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/json/src.hpp>
 #include <filesystem>
 #include <fstream>
@@ -293,6 +294,27 @@ TEST_F(timelines, the_newest_spans_are_kept_and_off_means_none) {
   }
   EXPECT_TRUE(written().spans.empty());
   EXPECT_THROW(record_timeline({.spans = 0}), invalid_use);
+}
+
+// What is complete is collected at some thousand pieces; the others stay.
+TEST_F(timelines, of_thousands_of_pending_pieces_none_is_lost) {
+  runtime machine(simulated{.devices = 1, .memory = 64_MiB});
+  runtime_guard const in(machine);
+  std::vector<stream> all(16);  // of one, a launch would wait for room
+  record_timeline();
+  held first;
+  first.launch_on(all[0], {});
+  event e;
+  e.record(all[0]);
+  for (stream const& s : all) s.ref().wait(e);
+  std::ptrdiff_t const n = 2560;
+  for (std::ptrdiff_t i = 0; i < n; ++i) launch_host(all[static_cast<std::size_t>(i) % all.size()], [] {});
+  *first.go = true;
+  synchronize();
+  stop_timeline();
+  file const f = written();
+  EXPECT_EQ(std::ranges::count_if(f.spans, [](span const& one) { return one.name == "launch_host" && one.pid > 0; }),
+            n);
 }
 
 TEST_F(timelines, collectives_are_spans_of_each_rank) {
