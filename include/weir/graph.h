@@ -68,8 +68,8 @@ class graph {
   // Captures `body` on the stream, which is current meanwhile. An exception from it ends the capture and
   // passes through; nothing is kept then.
   // Throws: invalid_use (a stream that is captured already, a borrowed one; work that was not joined, a call
-  // that a capture does not allow), out_of_memory, device_lost, driver_error. Blocks: while another thread waits
-  // for all work of the device through weir
+  // that a capture does not allow), out_of_memory, device_lost, driver_error. Blocks: at most
+  // 2 s, while another thread waits for all work of the device through weir
   static graph capture(stream_ref, std::function<void()> const& body, graph_options = {},
                        source_location = source_location::current());
   ~graph();  // its launches still run. Makes driver calls

@@ -1,6 +1,7 @@
 // The stream clocks of one runtime, and the table that finds one by its id.
 // Threads: any, except construction and destruction.
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <utility>
 
@@ -401,9 +402,30 @@ bool clocks::have_passed(std::vector<stamp>& all) {
   return all.empty();
 }
 
+namespace {
+template <class Waits>
+class waits_for_device {
+ public:
+  explicit waits_for_device(Waits& w) : waits_(w) {
+    base::lock_guard const hold(waits_.lock);
+    ++waits_.under_way;
+  }
+  ~waits_for_device() {
+    base::lock_guard const hold(waits_.lock);
+    --waits_.under_way;
+    waits_.changed.notify_all();
+  }
+  waits_for_device(waits_for_device const&) = delete;
+
+ private:
+  Waits& waits_;
+};
+}  // namespace
+
 driver::status clocks::synchronize_device(int device) try {
   if (auto const s = state_->shared->state_of(device); !s.ok()) return s;
-  base::lock_guard const no_capture_begins(state_->shared->whole_device[static_cast<std::size_t>(device)]);
+  if (driver::inside_work::here()) return {driver::code::not_permitted};
+  waits_for_device const no_capture_begins(state_->shared->device[static_cast<std::size_t>(device)]);
   struct one {
     stream_clock* stream;
     stream_clock::begun begun;
@@ -439,8 +461,13 @@ driver::status clocks::synchronize_device(int device) try {
   return {driver::code::out_of_memory};
 }
 
+// By then the driver's call is under way. It spoils the captures that it meets at its start.
+constexpr std::chrono::seconds longest_look{2};
+
 driver::status clocks::begin_capture(stream_clock& s, driver::capture_mode mode) {
-  base::lock_guard const alone(state_->shared->whole_device[static_cast<std::size_t>(s.device())]);
+  auto& its = state_->shared->device[static_cast<std::size_t>(s.device())];
+  base::unique_lock hold(its.lock);
+  (void)its.changed.wait_for(hold, longest_look, [&] { return its.under_way == 0; });
   return s.note(state_->shared->machine.begin_capture(s.device(), s.handle(), mode));
 }
 

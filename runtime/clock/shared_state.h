@@ -13,13 +13,18 @@ struct stream_clock::common {
       : machine(m),
         events(std::make_shared<event_pool>(m, devices)),
         lost(new base::atomic<std::int64_t>[static_cast<std::size_t>(devices)]),
-        whole_device(new base::mutex[static_cast<std::size_t>(devices)]) {}
+        device(new device_waits[static_cast<std::size_t>(devices)]) {}
   driver::driver& machine;
   driver::allocation_observer* const observer = machine.watching();
   std::shared_ptr<event_pool> const events;
   std::unique_ptr<base::atomic<std::int64_t>[]> const lost;  // 0: usable, else 2 × the driver's number + 1
-  // Held while the whole device is waited for, which spoils captures, and while one begins.
-  std::unique_ptr<base::mutex[]> const whole_device;
+  // Who waits for the whole device, which spoils captures: from the look for them to the end of the driver's call.
+  struct device_waits {
+    base::mutex lock;  // held while a capture begins
+    base::condition changed;
+    int under_way = 0;
+  };
+  std::unique_ptr<device_waits[]> const device;
   base::atomic<std::uint64_t> fences{0}, waits{0}, polls{0};
 
   // Returns: ok, or lost with the driver's number.

@@ -312,7 +312,8 @@ class clocks {
   bool have_passed(std::vector<stamp>&);           // drops those that are complete, or of a lost device: none is left
   // Blocks: until all streams of the device are done, external too. not_permitted: one is captured
   driver::status synchronize_device(int device);
-  // Blocks: while synchronize_device() is under way there, which would spoil the capture
+  // Not while synchronize_device() looks for captures there, before it makes a call that would spoil this one.
+  // Blocks: while it is under way, at most 2 s. A stream that joins a capture is not kept from it.
   driver::status begin_capture(stream_clock&, driver::capture_mode);
   // The program saw the fence's event complete. Ignored if the fence is stale or its event was given away.
   void note_complete(stream_clock&, fence_ref const&);

@@ -285,9 +285,9 @@ class driver {
   // One operation of the stream, after all earlier launches of this executable. Inside, only the captured
   // order holds. Counts as as many queued operations as were captured.
   virtual status launch_graph(int device, stream_handle, executable_handle) = 0;
-  // Later launches run this graph. Earlier ones are unchanged. What both graphs keep stays at least until the
-  // executable and its launches are gone. not_supported, and nothing has changed: the graphs differ in more
-  // than the addresses and values of their operations
+  // Later launches run this graph. Earlier ones are unchanged. What the graph before keeps stays until its launches
+  // are over, what this one keeps until the executable and its launches are gone. not_supported, and nothing has
+  // changed: the graphs differ in more than the addresses and values of their operations
   virtual status update(int device, executable_handle, graph_handle) = 0;
   virtual status destroy_graph(graph_handle) = 0;
   virtual status destroy_executable(executable_handle) = 0;            // pending launches still run

@@ -265,12 +265,13 @@ result<executable_handle> machine::instantiate(int device, graph_handle h) {
 
 status machine::update(int device, executable_handle eh, graph_handle gh) {
   if (status const s = enter_on(device, need::alive, 57); !s.ok()) return s;
+  std::shared_ptr<graph> gone;  // destroyed after the lock: it may own work
   base::lock_guard lock(all_.mutex);
   auto const& e = executables_.find(number(eh));
   auto const& g = graphs_.find(number(gh));
   if (!g || !e || e->device != device) return invalid;
   if (!e->of->is_like(*g)) return {code::not_supported};
-  e->before.push_back(std::exchange(e->of, g));
+  gone = std::exchange(e->of, g);  // its launches under way hold it
   return fine;
 }
 
@@ -321,13 +322,12 @@ void machine::replay_on(stream& s, executable& e) {
       }
     }
   }
-  if (!e.keeps_anything()) return;
+  if (e.of->keeps.empty()) return;
   operation last;  // all lanes have joined: the launch is over when it is dropped
   last.what = operation::kind::work;
-  last.job.state = new std::vector<std::shared_ptr<graph>>(e.before);
-  static_cast<std::vector<std::shared_ptr<graph>>*>(last.job.state)->push_back(e.of);
+  last.job.state = new std::shared_ptr<graph>(e.of);
   last.job.run = [](void*) {};
-  last.job.drop = [](void* p) { delete static_cast<std::vector<std::shared_ptr<graph>>*>(p); };
+  last.job.drop = [](void* p) { delete static_cast<std::shared_ptr<graph>*>(p); };
   all_.give(s, std::move(last));
 }
 

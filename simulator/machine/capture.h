@@ -50,12 +50,8 @@ struct capture {
 struct executable {
   int device = 0;
   std::shared_ptr<graph> of;
-  std::vector<std::shared_ptr<graph>> before{};  // that it ran until an update
   std::shared_ptr<stream> last_on{};  // of the last launch; null: none yet
   std::uint64_t last = 0;             // position of the last launch on it
-  bool keeps_anything() const noexcept {
-    return !of->keeps.empty() || std::ranges::any_of(before, [](auto const& g) { return !g->keeps.empty(); });
-  }
 };
 
 // Copies a step as an operation that keeps its graph alive. The caller fills in waits: it knows the streams.

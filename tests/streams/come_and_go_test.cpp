@@ -75,6 +75,22 @@ TEST_P(coming_and_going, captures_into_one_memory) {
   repeat([&] { (void)graph::capture(s, [&] { deallocate(allocate(s, 1000)); }, {.memory = &shared}); });
 }
 
+// What an update replaces holds nothing.
+TEST_P(coming_and_going, blocks_freed_in_updates_of_one_graph) {
+  graph_memory const shared;
+  auto const body = [&](void* before) {
+    return [this, before] { deallocate(before), deallocate(allocate(s, 1000)); };
+  };
+  auto g = graph::capture(s, body(allocate(s, 100_KiB)), {.memory = &shared});
+  repeat([&] {
+    g.launch(t);
+    g.update(s, body(allocate(s, 100_KiB)));
+  });
+  synchronize();
+  empty_cache();
+  EXPECT_LE(memory_stats().pending_bytes.all.current, 2 * 100_KiB);  // of the last update
+}
+
 // The block waits for the graph, not for the memory, which lasts.
 TEST_P(coming_and_going, blocks_freed_in_captures_into_one_memory) {
   graph_memory const shared;

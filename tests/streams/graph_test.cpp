@@ -256,6 +256,25 @@ TEST_P(graphs, a_block_from_before_stays_with_the_graph) {
   }
 }
 
+// Of an ended pool: a wait would not end, and a limit would count it.
+TEST_P(graphs, a_block_that_it_holds_stays_out_of_the_next_pool) {
+  std::optional<graph> g;
+  {
+    pool const ended("ended");
+    void* const x = ended.allocate(s, 4_MiB);
+    g = graph::capture(s, [&] { deallocate(x); });
+  }
+  pool sleeps("sleeps");
+  buffer const kept = [&] {
+    pool_guard const from(sleeps);
+    return buffer(s, 1_MiB);
+  }();
+  EXPECT_GE(sleeps.sleep(), 1_MiB);
+  sleeps.wake();
+  pool const limited("limited", {.limit = 4_MiB});
+  deallocate(limited.allocate(s, 4_MiB));
+}
+
 TEST_P(graphs, a_capture_that_fails_gives_everything_back) {
   buffer before(s, 2_MiB);
   void* const at = before.data();

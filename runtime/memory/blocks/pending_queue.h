@@ -78,7 +78,8 @@ class pending_queue {
     n.stamps.assign(stamps.begin(), stamps.end());  // copied: reuses the node's capacity
     n.block = b.block, n.in_slab = b.in_slab, n.index = b.index, n.bytes = b.bytes, n.since = b.since;
     n.more.clear();
-    if (newest_.size() > most_newest * (size_ + most_kept)) forget_streams_without_blocks();
+    if (newest_.size() > most_newest * (size_ + most_kept) && newest_.size() > 2 * newest_left_)
+      forget_streams_without_blocks();
     for (clock::stamp const s : stamps) {
       std::uint64_t& newest = entry(newest_, spare_newest_, s.stream);
       newest = std::max(newest, s.n);
@@ -280,6 +281,7 @@ class pending_queue {
         if (known != newest_.end()) known->second = std::max(known->second, s.n);
       }
     std::erase_if(newest_, [](auto const& one) { return one.second == 0; });
+    newest_left_ = newest_.size();
   }
   // Few streams keep their entries for their next block; those of many streams are dropped.
   void forget_if_empty(queues::iterator at) noexcept {
@@ -301,6 +303,7 @@ class pending_queue {
                         boost::intrusive::compare<below>, no_size>
       by_size_;
   numbers newest_;                        // highest number by stream; 0: none queued since all was empty
+  std::size_t newest_left_ = 0;           // of it, when streams were last forgotten: each walk follows as many pushes
   queues spare_queue_;                    // entries for make_room(), empty and 0
   numbers spare_newest_;
   std::size_t room_ = 0;                  // stamps that the spare node and entries have room for

@@ -124,6 +124,7 @@ graph_pools::one graph_pools::of(clock::stream_clock const& lane, source_locatio
   auto const end_pool = [this](memory_pool* p) { heaps_.end_pool(*p); };
   std::unique_ptr<clock::stream_clock, decltype(let_go)> keeper(&of_.clocks.make_keeper(of_.device), let_go);
   std::unique_ptr<memory_pool, decltype(end_pool)> fresh(nullptr, end_pool);
+  std::list<captured> mine(1);
   for (;;) {
     {
       auto all = contents_.lock();
@@ -136,10 +137,10 @@ graph_pools::one graph_pools::of(clock::stream_clock const& lane, source_locatio
         known = all->all.end() - 1;
       }
       if (known != all->all.end()) {
-        base::make_room(known->captures);
         one const its{known->pool, keeper.get()};
         all->by_capture.emplace(lane.capture(), its);
-        known->captures.push_back({lane.capture(), keeper.release(), graph});
+        mine.front() = {lane.capture(), keeper.release(), graph};
+        known->captures.splice(known->captures.end(), mine);
         return its;
       }
     }
@@ -153,27 +154,26 @@ void graph_pools::end(captured const& c) const noexcept {
   of_.clocks.let_go(*c.keeper);
 }
 
-bool graph_pools::end_a_capture() noexcept {
-  captured gone;
+void graph_pools::end_captures() noexcept {
+  std::list<captured> gone;
   {
     auto all = contents_.lock();
     for (entry& e : all->all) {
-      auto const over = std::ranges::find_if(e.captures, [](captured const& c) { return c.life->is_over(); });
-      if (over == e.captures.end()) continue;
-      gone = std::move(*over);
-      e.captures.erase(over);
-      all->by_capture.erase(gone.number);
-      break;
+      for (auto c = e.captures.begin(); c != e.captures.end();) {
+        auto const here = c++;
+        if (!here->life->is_over()) continue;
+        all->by_capture.erase(here->number);
+        gone.splice(gone.end(), e.captures, here);
+      }
     }
   }
-  if (gone.keeper) end(gone);
-  return gone.keeper;
+  for (captured const& c : gone) end(c);
 }
 
 void graph_pools::end_those_over() noexcept {
   std::uint64_t const changed = graph_life::changed();
   if (seen_changed_.exchange(changed) == changed) return;
-  while (end_a_capture()) {}
+  end_captures();
   for (;;) {
     entry gone;
     {

@@ -7,6 +7,7 @@
 //   a block of another pool that is freed inside a capture and may be used there waits for the capture's keeper. The
 //     keeper is let go when the driver's graph of that capture, its executables and their launches are gone
 #pragma once
+#include <list>
 #include <map>
 
 #include "runtime/memory/device/graph_hold.h"
@@ -45,7 +46,7 @@ class graph_pools {
   struct entry {
     std::shared_ptr<graph_life> life;  // names the hold: a later one may have its address
     memory_pool* pool = nullptr;
-    std::vector<captured> captures;
+    std::list<captured> captures;
     bool awaited_in_vain = false;  // something that weir does not know keeps it
   };
   struct contents {
@@ -56,7 +57,7 @@ class graph_pools {
   // Throws: as of()
   std::shared_ptr<graph_life> kept_by_the_graph(clock::stream_clock&, std::shared_ptr<graph_life> const& memory,
                                                 source_location) const;
-  bool end_a_capture() noexcept;  // whose graph is gone. False: there is none
+  void end_captures() noexcept;  // whose graphs are gone
   void end(captured const&) const noexcept;
   bool await_launches(graph_life const&) const;
   bool is_over_in_time(graph_life const&) const;  // the driver has no holder left

@@ -249,6 +249,24 @@ bool heap_table::may_inherit(stream_heap const& m, clock::stream_clock& heir, me
   return (&old == &heir && old.alive() != clock::life::retired) || of_.clocks.complete(old.now());
 }
 
+namespace {
+// Whether blocks of an ended pool may wait for their users in the heap of that one. Their stamps mean nothing to
+// another stream. A graph's launches write at any later time, and what a graph holds comes free with it alone. The
+// pool's limit counts what waits.
+bool may_wait_in(memory_pool const& pool, stream_heap const& m, clock::stream_clock const& old,
+                 clock::stream_clock const& heir) {
+  if (&old != &heir || pool.is == memory_pool::kind::graph || pool.now().limit) return false;
+  bool held = false;
+  m.pending.each([&](pending_block const& b) {
+    for (clock::stamp const s : b.stamps) {
+      clock::stream_clock const* const user = clock::find(s.stream);
+      held |= user && user->alive() == clock::life::captured;
+    }
+  });
+  return !held;
+}
+}  // namespace
+
 // A retired stream leaves its heap, with all that is cached there, to the next stream, and so does an ended pool.
 stream_heap* heap_table::inherit(clock::stream_clock& heir, memory_pool& pool) {
   for (auto const& m : heaps_) {
@@ -264,8 +282,7 @@ stream_heap* heap_table::inherit(clock::stream_clock& heir, memory_pool& pool) {
       (void)m->flush(*c);
     }
     m->reclaim();
-    // Blocks that wait were used by work of the old stream. A graph's launches write at any later time.
-    if (!m->pending.empty() && (&old != &heir || pool.is == memory_pool::kind::graph)) continue;
+    if (!m->pending.empty() && !may_wait_in(pool, *m, old, heir)) continue;
     auto const mapped = static_cast<std::size_t>(m->counts.bytes_mapped());
     if (&its != &pool && !pool.charge(mapped)) continue;
     // Threads know these caches by the old home, whose object a later stream may get.
