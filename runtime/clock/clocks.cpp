@@ -402,30 +402,11 @@ bool clocks::have_passed(std::vector<stamp>& all) {
   return all.empty();
 }
 
-namespace {
-template <class Waits>
-class waits_for_device {
- public:
-  explicit waits_for_device(Waits& w) : waits_(w) {
-    base::lock_guard const hold(waits_.lock);
-    ++waits_.under_way;
-  }
-  ~waits_for_device() {
-    base::lock_guard const hold(waits_.lock);
-    --waits_.under_way;
-    waits_.changed.notify_all();
-  }
-  waits_for_device(waits_for_device const&) = delete;
-
- private:
-  Waits& waits_;
-};
-}  // namespace
-
 driver::status clocks::synchronize_device(int device) try {
   if (auto const s = state_->shared->state_of(device); !s.ok()) return s;
   if (driver::inside_work::here()) return {driver::code::not_permitted};
-  waits_for_device const no_capture_begins(state_->shared->device[static_cast<std::size_t>(device)]);
+  stream_clock::common::device_waits::one const no_capture_begins(
+      state_->shared->device[static_cast<std::size_t>(device)]);
   struct one {
     stream_clock* stream;
     stream_clock::begun begun;

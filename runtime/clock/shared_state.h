@@ -23,6 +23,22 @@ struct stream_clock::common {
     base::mutex lock;  // held while a capture begins
     base::condition changed;
     int under_way = 0;
+    class one {
+     public:
+      explicit one(device_waits& w) : of_(w) {
+        base::lock_guard const hold(of_.lock);
+        ++of_.under_way;
+      }
+      ~one() {
+        base::lock_guard const hold(of_.lock);
+        --of_.under_way;
+        of_.changed.notify_all();
+      }
+      one(one const&) = delete;
+
+     private:
+      device_waits& of_;
+    };
   };
   std::unique_ptr<device_waits[]> const device;
   base::atomic<std::uint64_t> fences{0}, waits{0}, polls{0};

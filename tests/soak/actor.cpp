@@ -189,7 +189,7 @@ void actor::plant() {
       deallocate(kept->allocate(some_stream(0), 1000));
       return;
     }
-    case leak::device_bytes: try { (void)allocate(some_stream(0), 64_KiB);
+    case leak::device_bytes: try { (void)allocate(some_stream(0), 16_KiB);
       } catch (out_of_memory const&) {  // all of it has leaked
       }
       return;
