@@ -50,8 +50,12 @@ class threaded_executor final : public executor {
     for (auto& e : engines_) e->wake.notify_one();
     std::size_t const own = inside_work::here() ? 1 : 0;
     ++waiting_for_rest_;
-    rest_.wait_for(lock, base::time_limit(longest_end), [&] { return busy_ <= own; });
+    bool const at_rest = rest_.wait_for(lock, base::time_limit(longest_end), [&] { return busy_ <= own; });
     --waiting_for_rest_;
+    lock.unlock();
+    if (!at_rest || own > 0) return;
+    for (auto& e : engines_)
+      if (e->worker.joinable()) e->worker.join();
   }
 
   bool given(base::unique_lock& lock, stream& s) override {

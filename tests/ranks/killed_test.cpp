@@ -17,8 +17,6 @@ using tests::number_from_environment;
 
 constexpr int rounds = 5, named = 3;  // an exit status
 
-WEIR_PLAYS_RANK_ROLES()
-
 // Each round is an all_reduce, and an exchange with the ranks beside this one; every second one is waited for.
 WEIR_RANK_ROLE(adds_up) {
   auto const victim = static_cast<int>(number_from_environment("WEIR_TEST_VICTIM", 99));

@@ -18,6 +18,8 @@ using clock_of_host = std::chrono::steady_clock;
 
 constexpr auto most = weir::tests::sanitized ? 10s : 1s;
 
+WEIR_PLAYS_RANK_ROLES()
+
 struct bug {};
 enum class place { before_first, between, after_step, in_group, before_barrier, before_transfer };
 
