@@ -54,6 +54,7 @@ inline constexpr explored explored_programs[] = {
     {"owned_lock", biased_lock_among_threads},
     {"marks", marks_among_threads},
     {"given_back", memory_given_back_among_threads},
+    {"pools_end", pools_end_among_threads},
     {"knowledge", knowledge_among_threads},
     {"crew", crew_among_threads},
     {"history", history_among_threads},

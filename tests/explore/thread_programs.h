@@ -5,6 +5,8 @@
 #include <map>
 #include <vector>
 
+#include "runtime/memory/heap/thread_caches.h"
+#include "runtime/memory/space/memory_pool.h"
 #include "runtime/observe/history.h"
 #include "streams/copy/copy_workers.h"
 #include "tests/explore/filled.h"
@@ -62,6 +64,52 @@ inline void memory_given_back_among_threads(trial& t) {
   for (auto* line : lines) {
     if (!bench.clocks().synchronize(line->now()).ok() && !t.failed()) t.fail("device lost");
   }
+}
+
+// One thread allocates in no pool. Another makes pools on its own stream and ends them; what they leave may serve
+// the first thread, or the next pool. No block of the first thread lies in a pool.
+inline void pools_end_among_threads(trial& t) {
+  auto& bench = t.bench({.devices = 1, .memory = 1 << 20});
+  memory::allocator& device = bench.on(0);
+  clock::stream_clock &outside = t.stream(0), &inside = t.stream(0);
+  auto const here = source_location::current();
+  auto const take = [&](clock::stream_clock& line) -> void* {
+    std::size_t const bytes = 70'000;
+    try {
+      void* const p = device.allocate(line, bytes, 0, here);
+      give_filled(t, line, filled::now, p, bytes, 7);
+      return p;
+    } catch (out_of_memory const&) {
+      return nullptr;
+    }
+  };
+  t.spawn("outside", [&, n = 3 + t.draw(8)] {
+    std::vector<void*> kept;  // so that each allocation is a miss
+    for (std::uint32_t i = 0; i < n && !t.failed(); ++i) {
+      void* const p = take(outside);
+      if (!p) continue;
+      kept.push_back(p);
+      memory::memory_pool const* const lies_in = device.find(p)->pool;
+      if (lies_in && lies_in->is == memory::memory_pool::kind::ordinary)
+        t.fail("a block that was asked for in no pool lies in one");
+    }
+    for (void* const p : kept) device.deallocate(p, nullptr, here);
+  });
+  t.spawn("inside", [&, n = 3 + t.draw(8)] {
+    for (std::uint32_t i = 0; i < n && !t.failed(); ++i) {
+      memory::memory_pool& pool = device.make_pool("step", 0);
+      std::uint64_t const in = memory::thread_caches::enter(pool);
+      if (void* const p = take(inside)) device.deallocate(p, nullptr, here);
+      memory::thread_caches::leave(in);
+      if (t.coin(75)) (void)bench.clocks().synchronize(inside.now());
+      device.end_pool(pool);
+    }
+  });
+  t.join();
+  for (auto* line : {&outside, &inside}) {
+    if (!bench.clocks().synchronize(line->now()).ok() && !t.failed()) t.fail("device lost");
+  }
+  for (std::string const& what : device.validate()) t.fail(what);
 }
 
 // Two threads make one stream wait for two others. Afterwards it knows both orders.

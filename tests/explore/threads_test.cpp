@@ -13,6 +13,7 @@ namespace {
 TEST(explore_threads, a_freed_block_serves_others_after_its_work) {
   tests::explore_program("given_back", 500);
 }
+TEST(explore_threads, what_an_ended_pool_left_goes_to_one) { tests::explore_program("pools_end", 500); }
 TEST(explore_threads, what_two_threads_wait_for_is_known_of_both) {
   tests::explore_program("knowledge", 500);
 }

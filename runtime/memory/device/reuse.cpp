@@ -147,7 +147,8 @@ void* block_reuse::from_others(stream_heap& mine, alloc_request const& r, std::s
   void* out = nullptr;
   heaps_.donors_for(mine, bytes, most_donors, [&](stream_heap& other) {
     section const hold(other);
-    if (other.asleep.get()) return false;
+    // An ended pool's heap may have gone to a later pool since the table was read.
+    if (other.asleep.get() || !heap_table::may_lend(other, mine)) return false;
     if (heaps_.index.many())
       other.lock.revoke_bias();  // else it stays listed by all its mapped bytes, for every miss
     of_.count_search(1);

@@ -51,7 +51,8 @@ class heap_table {
   std::vector<stream_heap*> left_idle(std::size_t page) const;
   void reset_peaks_of_pools() noexcept;
   std::vector<memory_pool const*> pools() const;  // all that have not ended, and what ended ones left
-  // Heaps that may have `bytes` for `mine`, from scan_start on, until one is `enough`; at most `most` a call.
+  // Heaps that may have `bytes` for `mine`, from scan_start on, until one is `enough`; at most `most` a call. Whether
+  // one may lend is known under its lock alone.
   template <class Enough>
   void donors_for(stream_heap const& mine, std::size_t bytes, std::size_t most, Enough enough) const {
     std::size_t left = most;
