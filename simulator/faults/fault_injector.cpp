@@ -74,9 +74,21 @@ status fault_injector::host_function(int device, stream_handle s, work w) {
 status fault_injector::enqueue(int device, stream_handle s, std::span<touch const> touches, work w) {
   return pass_work(call::enqueue, device, w, [&] { return inner_->enqueue(device, s, touches, w); });
 }
+// Where not_permitted says that the capture is spoiled, it is: a query inside spoils it.
+status fault_injector::spoil_as_said(status const& refused, int device, stream_handle s) {
+  if (refused.what == code::not_permitted)
+    static_cast<void>(through(call::query_stream, [&] { return inner_->query_stream(device, s); }));
+  return refused;
+}
+result<std::uint64_t> fault_injector::capture_of(int device, stream_handle s) {
+  if (status const refused = refusal(call::capture_of, device); !refused.ok()) [[unlikely]]
+    return {spoil_as_said(refused, device, s)};
+  return through(call::capture_of, [&] { return inner_->capture_of(device, s); });
+}
 status fault_injector::keep_with_graph(int device, stream_handle s, void (*drop)(void*), void* state) {
-  return pass_work(call::keep_with_graph, device, work{.drop = drop, .state = state},
-                   [&] { return inner_->keep_with_graph(device, s, drop, state); });
+  status const is = pass_work(call::keep_with_graph, device, work{.drop = drop, .state = state},
+                              [&] { return inner_->keep_with_graph(device, s, drop, state); });
+  return spoil_as_said(is, device, s);
 }
 void fault_injector::recheck() {  // never refused; the watcher sees it as call::any
   static_cast<void>(through(call::any, [&] { return inner_->recheck(), true; }));

@@ -51,6 +51,7 @@ class fault_injector : public driver_front<fault_injector> {
   status host_function(int device, stream_handle, work) override;
   status enqueue(int device, stream_handle, std::span<touch const>, work) override;
   result<graph_handle> end_capture(int device, stream_handle) override;
+  result<std::uint64_t> capture_of(int device, stream_handle) override;
   status keep_with_graph(int device, stream_handle, void (*drop)(void*), void* state) override;
 
  protected:
@@ -65,6 +66,7 @@ class fault_injector : public driver_front<fault_injector> {
     std::uint64_t number;
     fault_injector::order order;  // k: further calls until the refusal; 0: the next call that may be refused
   };
+  status spoil_as_said(status const& refused, int device, stream_handle);
   template <class Behind>
   auto through(call c, Behind&& behind) -> decltype(behind()) {
     watcher* const w = watcher_.load(base::memory_order_acquire);

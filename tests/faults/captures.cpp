@@ -58,4 +58,22 @@ std::string captured_and_launched_twice() {
   return std::string(out.data<char>(), out.size());
 }
 
+// The free of a block from before is the first that weir hears of the capture.
+std::string freed_first_in_a_capture() {
+  stream const s;
+  buffer const out = pinned(70'000);
+  buffer before(s, 70'000);
+  graph again = graph::capture(s, [&] {
+    fill(before.data(), std::byte{7}, before.size());
+    deallocate(before.data());
+    (void)before.release();
+  });
+  buffer const meanwhile(s, 70'000);
+  fill(s, meanwhile.data(), std::byte{5}, meanwhile.size());
+  again.launch(s);
+  copy(s, out.data(), meanwhile.data(), out.size(), non_blocking);
+  s.synchronize();
+  return std::string(out.data<char>(), out.size());
+}
+
 }  // namespace weir::faults

@@ -34,6 +34,7 @@ std::string collectives_in_a_group();
 std::string communicator_outlives_its_runtime();
 std::string outlived_by_a_communicator();  // afterwards
 std::string captured_and_launched_twice();
+std::string freed_first_in_a_capture();
 std::string shared_with_oneself();
 std::string collectives_by_copies();
 std::string pinned_pages_go_back();

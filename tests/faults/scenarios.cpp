@@ -353,6 +353,10 @@ constexpr std::array table{
              {.devices = 2, .memory = 4_MiB, .schedule = scheduling::seeded},
              {},
              two_steps_in_registered_pools},
+    scenario{"frees_in_captures",
+             {.devices = 1, .memory = 2_MiB, .schedule = scheduling::seeded},
+             {},
+             freed_first_in_a_capture},
     scenario{
         "captures", {.devices = 1, .memory = 4_MiB, .schedule = scheduling::seeded}, {}, captured_and_launched_twice},
     scenario{

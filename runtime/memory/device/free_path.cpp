@@ -72,14 +72,20 @@ clock::stream_clock* free_path::busy_user(stream_heap& m, block_ref const& b, cl
   return found;
 }
 
-// Whether it is captured still, so that the pool of its capture is known. Of a capture that is spoiled nothing will run.
+// Whether it is captured still, so that the pool of its capture is known. Of a capture that is spoiled nothing will run,
+// nor on a lost device. A graph that goes on and cannot keep the block would write freed memory at each launch.
+// Throws: driver_error, bad_alloc
 void free_path::ask(clock::stream_clock& s, source_location at) const {
   bool const exists = s.alive() == clock::life::own || s.alive() == clock::life::foreign ||
                       (s.alive() == clock::life::borrowed && clock::named_in_call::is(s));
+  auto const now = exists ? s.lane() : driver::result<clock::stream_clock*>{{}, s.known_lane()};
+  if (now.is.what == driver::code::not_permitted) return;
+  clock::stream_clock* const lane = now.ok() ? now.value : s.known_lane();  // else as it was last seen
+  if (!lane) return;
   try {
-    auto const lane = exists ? s.lane() : driver::result<clock::stream_clock*>{{}, s.known_lane()};
-    if (lane.ok() && lane.value) (void)graphs_.of(*lane.value, at);
-  } catch (error const&) {}
+    (void)graphs_.of(*lane, at);
+  } catch (invalid_use const&) {  // spoiled meanwhile
+  } catch (device_lost const&) {}
 }
 
 // Whatever may throw comes first. From the notices on, nothing does.
