@@ -89,6 +89,7 @@ class basic_resource {
                                source_location at = source_location::current()) {
     return translated(bytes, [&]() -> void* {
       if constexpr (Kind == memory_kind::pinned) {
+        (void)device(at);  // current in CUDA from now on, as after cudaMallocHost
         return pinned_block(bytes, alignment, at);
       } else {
         stream_ref const home = default_stream(device(at), at);

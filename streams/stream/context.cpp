@@ -154,7 +154,11 @@ int current_ordinal(runtime::impl& r) { return seat_in(r).device; }
 int device_in_cuda(runtime::impl& r, std::string_view operation, source_location at) {
   auto const is = r.machine().current_device();
   require(is.is, operation, "the current device", "", at);
-  return is.value == driver::no_device ? seat_in(r).device : is.value;
+  if (is.value != driver::no_device) return is.value;
+  // cudaMalloc leaves its device current. Else cudaPointerGetAttributes tells no address of what was allocated.
+  int const mine = seat_in(r).device;
+  if (r.machine().open(mine).ok()) (void)r.machine().make_current(mine);
+  return mine;
 }
 
 std::string describe(clock::stream_clock const& t) { return base::text("stream ", t.id(), " of gpu:", t.device()); }

@@ -52,8 +52,8 @@ inline stream_ref ref_of(clock::stream_clock& t) noexcept { return detail::strea
 clock::stream_clock& current_clock(runtime::impl&, int device, source_location const&);
 clock::stream_clock& current_clock(runtime::impl&, source_location const&);   // of the current device
 int current_ordinal(runtime::impl&);                                  // the current device
-// The device that is current in CUDA, as cudaSetDevice and weir's own calls leave it; if none is, weir's.
-// Throws: driver_error
+// The device that is current in CUDA, as cudaSetDevice and weir's own calls leave it. If none is, weir's, which becomes
+// current, if it can. Throws: driver_error
 int device_in_cuda(runtime::impl&, std::string_view operation, source_location);
 inline weir::stamp public_stamp(clock::stamp s) noexcept { return detail::stream_access::stamp(s); }
 inline clock::stamp inner_stamp(weir::stamp s) noexcept { return detail::stream_access::stamp(s); }

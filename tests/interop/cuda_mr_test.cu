@@ -249,6 +249,23 @@ TEST_F(cuda_mr, errors_name_the_line_of_the_call) {
   }
 }
 
+// Also on a thread that has not called CUDA's runtime.
+TEST_F(cuda_mr_gpu, cuda_knows_the_address_of_a_block) {
+  std::thread([] {
+    mr::device_resource r;
+    mr::pinned_resource staging;
+    void* const host = staging.allocate_sync(1000);
+    void* const block = r.allocate(legacy, 1000);
+    for (void* const p : {host, block}) {
+      cudaPointerAttributes is{};
+      EXPECT_EQ(cudaPointerGetAttributes(&is, p), cudaSuccess);
+      EXPECT_EQ(is.devicePointer, p);
+    }
+    r.deallocate(legacy, block, 1000);
+    staging.deallocate_sync(host, 1000);
+  }).join();
+}
+
 // CUDA gives the handle of a destroyed stream to a later one, and a tool (compute-sanitizer) may end a process
 // that asks a destroyed one.
 TEST_F(cuda_mr_gpu, streams_of_cuda_come_and_go) {

@@ -50,6 +50,24 @@ TEST_F(stream_by_handle, the_current_device_is_cudas) {
   }).join();
 }
 
+// As after cudaMalloc: else cudaPointerGetAttributes tells no address on a thread where CUDA was not called.
+TEST_F(stream_by_handle, a_first_call_leaves_a_device_current) {
+  std::thread([&] {
+    runtime_guard const too(*r);
+    driver::driver& machine = runtime::current().get().machine();
+    EXPECT_EQ(machine.current_device().value, driver::no_device);
+    (void)detail::stream_of(nullptr);
+    EXPECT_EQ(machine.current_device().value, 0);
+  }).join();
+  std::thread([&] {
+    runtime_guard const too(*r);
+    driver::driver& machine = runtime::current().get().machine();
+    simulation::of(*r).lose_device(0);
+    EXPECT_EQ(detail::device_in_cuda(), device(0)) << "a lost device is named, and fails where it is used";
+    EXPECT_EQ(machine.current_device().value, driver::no_device);
+  }).join();
+}
+
 // A bare launch after the guard goes where it went before.
 TEST_F(stream_by_handle, a_guard_leaves_cudas_device_as_it_was) {
   auto const in_cuda = [&] { return runtime::current().get().machine().current_device().value; };
