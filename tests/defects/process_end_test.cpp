@@ -156,6 +156,10 @@ TEST_F(process_end, an_early_end_of_the_driver_is_harmless) {
   });
 }
 
+// Of the CUDA runtime in this program, if there is one. After a reset that the runtime does not know, its next launch
+// crashes, whoever makes it.
+extern "C" __attribute__((weak)) int cudaDeviceReset();
+
 // Another library may reset a device under live owners: then every device of the process is lost.
 void lose_all_devices() {
   if (runtime::current().is_simulated()) {
@@ -166,7 +170,8 @@ void lose_all_devices() {
   using reset = int (*)(int);
   auto const reset_device = reinterpret_cast<reset>(::dlsym(library, "cuDevicePrimaryCtxReset_v2"));
   for (int d = 0; d < device_count(); ++d) {
-    if (reset_device(d) != 0) std::_Exit(9);
+    device_guard const on{d};
+    if ((cudaDeviceReset ? cudaDeviceReset() : reset_device(d)) != 0) std::_Exit(9);
   }
 }
 

@@ -267,39 +267,46 @@ bool may_wait_in(memory_pool const& pool, stream_heap const& m, clock::stream_cl
 }
 }  // namespace
 
-// A retired stream leaves its heap, with all that is cached there, to the next stream, and so does an ended pool.
+// A retired stream leaves its heap, with all that is cached there, to the next stream, and so does an ended pool. What
+// lies in the pool already comes first: its free pieces serve no other heap.
 stream_heap* heap_table::inherit(clock::stream_clock& heir, memory_pool& pool) {
-  for (auto const& m : heaps_) {
-    memory_pool& its = *m->pool.get();
-    // a stream's life changes under making_
-    if ((m->home.load()->alive() != clock::life::retired && &its != &left_) || its.is_asleep()) continue;
-    if (m->is_shared() && &its != &left_) continue;  // its streams go on
-    section const hold(*m);
-    if (!may_inherit(*m, heir, pool)) continue;
-    clock::stream_clock& old = *m->home.load();
-    for (thread_cache* c : m->caches) {
-      c->revoke();
-      (void)m->flush(*c);
+  for (bool const comes_in : {false, true}) {
+    for (auto const& m : heaps_) {
+      if ((m->pool.get() != &pool) == comes_in && takes_over(*m, heir, pool)) return m.get();
     }
-    m->reclaim();
-    if (!m->pending.empty() && !may_wait_in(pool, *m, old, heir)) continue;
-    auto const mapped = static_cast<std::size_t>(m->counts.bytes_mapped());
-    if (&its != &pool && !pool.charge(mapped)) continue;
-    // Threads know these caches by the old home, whose object a later stream may get.
-    if (!m->caches.empty()) invalidate_fast_paths();
-    by_stream_.at(heir.id()).push_back(m.get());  // there is room
-    auto const of_old = by_stream_.find(old.id());
-    of_old->second.erase(std::ranges::find(of_old->second, m.get()));
-    if (of_old->second.empty()) by_stream_.erase(of_old);
-    for (thread_cache* c : m->caches) m->empty(*c);
-    if (&its != &pool) its.refund(mapped), m->pool.set(&pool);
-    if (&old == &heir) return m.get();
-    m->blocks.forget_stamps(), m->slots.forget_stamps();  // they are no numbers of the new stream
-    m->home.store(&heir), m->home_lifetime = heir.hold();
-    m->readers.store(readers_);
-    return m.get();
   }
   return nullptr;
+}
+
+bool heap_table::takes_over(stream_heap& m, clock::stream_clock& heir, memory_pool& pool) {
+  memory_pool& its = *m.pool.get();
+  // a stream's life changes under making_
+  if ((m.home.load()->alive() != clock::life::retired && &its != &left_) || its.is_asleep()) return false;
+  if (m.is_shared() && &its != &left_) return false;  // its streams go on
+  section const hold(m);
+  if (!may_inherit(m, heir, pool)) return false;
+  clock::stream_clock& old = *m.home.load();
+  for (thread_cache* c : m.caches) {
+    c->revoke();
+    (void)m.flush(*c);
+  }
+  m.reclaim();
+  if (!m.pending.empty() && !may_wait_in(pool, m, old, heir)) return false;
+  auto const mapped = static_cast<std::size_t>(m.counts.bytes_mapped());
+  if (&its != &pool && !pool.charge(mapped)) return false;
+  // Threads know these caches by the old home, whose object a later stream may get.
+  if (!m.caches.empty()) invalidate_fast_paths();
+  by_stream_.at(heir.id()).push_back(&m);  // there is room
+  auto const of_old = by_stream_.find(old.id());
+  of_old->second.erase(std::ranges::find(of_old->second, &m));
+  if (of_old->second.empty()) by_stream_.erase(of_old);
+  for (thread_cache* c : m.caches) m.empty(*c);
+  if (&its != &pool) its.refund(mapped), m.pool.set(&pool);
+  if (&old == &heir) return true;
+  m.blocks.forget_stamps(), m.slots.forget_stamps();  // they are no numbers of the new stream
+  m.home.store(&heir), m.home_lifetime = heir.hold();
+  m.readers.store(readers_);
+  return true;
 }
 
 std::vector<stream_heap*> heap_table::all() const {

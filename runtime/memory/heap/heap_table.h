@@ -2,8 +2,9 @@
 // Threads: any. Its lock is taken before a heap's.
 //
 // Invariants: a live stream has at most one heap in each pool of the program. A retired stream's heap, all work
-// complete, serves the next new one; a heap that an ended pool left does, once no block in it is in use. So there are
-// as many heaps as streams in pools at one time, however many come and go.
+// complete, serves the next new one; a heap that an ended pool left does, once no block in it is in use, or only blocks
+// that wait and that no graph holds. So there are as many heaps as streams in pools at one time, however many come and
+// go.
 #pragma once
 #include <array>
 #include <memory>
@@ -93,6 +94,7 @@ class heap_table {
   std::uint64_t readers_for(std::vector<stream_heap*> const& of_stream) const noexcept;   // likewise
   bool have_own_readers(std::vector<stream_heap*> const& of_stream) const noexcept;  // Requires: making_
   stream_heap* inherit(clock::stream_clock& heir, memory_pool&);            // Requires: making_
+  bool takes_over(stream_heap&, clock::stream_clock& heir, memory_pool&);   // likewise
   bool may_inherit(stream_heap const&, clock::stream_clock& heir, memory_pool const&) const;  // Requires: its lock
   void ask_the_retired();                       // whether their work is complete, so that they can be inherited
 
