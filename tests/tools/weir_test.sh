@@ -264,6 +264,15 @@ run replay --devices sim --snapshot "$work/snapshot" --html "$work/replay.html" 
 expect 0 ''
 run snapshot "$work/snapshot" --html "$work/snapshot.html"
 expect 0 'events'
+# Frames of a page are counted by hand; what is no page, and no number, is refused.
+if python3 -c pass 2> /dev/null; then
+  status=0
+  "$1/tools/page_frames" many > /dev/null 2>&1 || status=$?
+  [ $status = 2 ] || { echo "FAILED: page_frames many: status $status"; failed=1; }
+  status=0
+  out=$("$1/tools/page_frames" --page "$work/small" 2>&1) || status=$?
+  expect 1 'page_frames: '
+fi
 # What a program holds more than before, by line: nothing, beside itself.
 run snapshot "$work/snapshot" --since "$work/snapshot" --html "$work/since.html"
 expect 0 'gpu:0: live memory changed by +0 B in +0 blocks'
