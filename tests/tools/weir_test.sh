@@ -264,6 +264,8 @@ run replay --devices sim --snapshot "$work/snapshot" --html "$work/replay.html" 
 expect 0 ''
 run snapshot "$work/snapshot" --html "$work/snapshot.html"
 expect 0 'events'
+# The peak comes before the end.
+[[ $out == *'  at the peak, '*' were live:'*'  at the end'* ]] || { echo "FAILED: a snapshot without its peak: $out"; failed=1; }
 # Frames of a page are counted by hand; what is no page, and no number, is refused.
 if python3 -c pass 2> /dev/null; then
   status=0

@@ -79,7 +79,8 @@ void print_peak(report::device_snapshot const& d, size_t live_at_the_end) {
   for (size_t i = 0; i < std::min(sorted.size(), most); ++i)
     print_line(sorted[i].second.bytes, sorted[i].second.blocks, base::visible(sorted[i].first));
   print_more(sorted.size(), most);
-  std::printf("  at the end, %s were live:\n", bytes_text(live_at_the_end).c_str());
+  if (live_at_the_end) std::printf("  at the end, %s were live:\n", bytes_text(live_at_the_end).c_str());
+  else std::printf("  at the end no block was live\n");
 }
 
 // Live blocks by the line that allocated them, in descending order of bytes.
