@@ -47,7 +47,7 @@ sums sums_of(report::device_snapshot const& d) {
 }
 
 std::string where_text(source_location const& at) {
-  if (!at.file_name()) return "(unknown line: allocated before the recording began, or by a thread without Python)";
+  if (!at.file_name()) return "(line not known: allocated before the recording began, or by a thread without Python)";
   return base::visible(at.file_name()) + (at.line() ? ":" + std::to_string(at.line()) : "");
 }
 
