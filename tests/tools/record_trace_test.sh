@@ -71,6 +71,12 @@ grep -q 'no history of gpu:0.*one moment: 1 block of 3 MiB in use, 1.5 GiB reser
 if [ -x "$build/bin/weir" ]; then
   "$build/bin/weir" snapshot "$work/state" > "$work/told"
   grep -q 'in use by 1 block (.*free in 1 hole (.*; no history: the state at one moment' "$work/told" || { echo "FAILED: no history is told: $(cat "$work/told")"; failed=1; }
+  # Two of three devices were never used: one line, also beside an earlier snapshot.
+  snapshot "$work/of_three" '[[("a", 1, 700, 0)], [], []]'
+  for since in '' "--since $work/of_three"; do
+    "$build/bin/weir" snapshot "$work/of_three" $since > "$work/told"
+    grep -q '^gpu:0: ' "$work/told" && ! grep -q '^gpu:[12]' "$work/told" || { echo "FAILED: devices that hold nothing: $(cat "$work/told")"; failed=1; }
+  done
 fi
 
 # A recording that ends out of memory says so, and how much was missing.

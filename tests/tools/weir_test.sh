@@ -252,13 +252,6 @@ done
 expect 1 "the action '?[31mred' is unknown"
 run replay --devices sim --snapshot "$work/nowhere/snapshot" "$work/small"
 expect 1 'nowhere/snapshot'
-# Two of the three devices were never used: a line for the third alone, also beside an earlier snapshot.
-run replay --devices sim:3 --snapshot "$work/of_three" "$work/small"
-for since in '' "--since $work/of_three"; do
-  run snapshot "$work/of_three" $since
-  expect 0 'gpu:0: '
-  [[ $out != *gpu:1* && $out != *gpu:2* ]] || { echo "FAILED: devices that hold nothing: $out"; failed=1; }
-done
 # The same as a page, from a replay and from the file.
 run replay --devices sim --snapshot "$work/snapshot" --html "$work/replay.html" "$work/small"
 expect 0 ''
