@@ -34,8 +34,8 @@ int main(int argc, char**) try {
                      scale_by{y.data<float>(), x.data<float>(), 2.f});
   float const mean = weir::mean(y).item<float>();
   std::printf("mean = %.1f, expected 2.0: %s\n", static_cast<double>(mean), mean == 2 ? "ok" : "WRONG");
-  std::printf("memory of gpu:0: %zu MiB in use, %zu MiB reserved\n", weir::memory_allocated() >> 20,
-              weir::memory_reserved() >> 20);
+  std::printf("memory of gpu:0, %s: %zu MiB in use, %zu MiB reserved\n", weir::get_device_properties().name.c_str(),
+              weir::memory_allocated() >> 20, weir::memory_reserved() >> 20);
   return mean == 2 ? 0 : 1;
 } catch (weir::out_of_memory const& e) {
   std::fputs(e.report().text().c_str(), stderr);

@@ -15,34 +15,28 @@ void block(std::ostream& out) {
   film shots(out, "block");
 
   void* const first = weir::allocate(a, 512);
-  shots.name(first, "A");
-  shots.shoot("A asks for 512 B", "a new slab, on a new page");
+  shots.shoot_new(first, "A", "A asks for 512 B", "a new slab, on a new page");
   void* const second = weir::allocate(a, 512);
-  shots.name(second, "A");
-  shots.shoot("A asks for 512 B again", "the thread cache");
+  shots.shoot_new(second, "A", "A asks for 512 B again", "the thread cache");
   void* const large = weir::allocate(a, 12_MiB);
-  shots.name(large, "A");
-  shots.shoot("A asks for 12 MiB", "new pages");
+  shots.shoot_new(large, "A", "A asks for 12 MiB", "new pages");
   weir::deallocate(large);
   void* const same = weir::allocate(a, 8_MiB);
   expect(same == large, "a freed block serves the next request of its stream");
-  shots.shoot("A frees it and asks for 8 MiB", "a free block of A");
+  shots.shoot_new(same, "A", "A frees it and asks for 8 MiB", "a free block of A");
   void* const lent = weir::allocate(a, 16_MiB);
-  shots.name(lent, "A");
-  shots.shoot("A asks for 16 MiB", "the 4 MiB behind the block, and new pages");
+  shots.shoot_new(lent, "A", "A asks for 16 MiB", "the 4 MiB behind the block, and new pages");
   weir::deallocate(lent);
   b.wait(a);
   void* const borrowed = weir::allocate(b, 15_MiB);
   expect(borrowed == lent, "a stream that is ordered behind a free takes the block");
-  shots.name(borrowed, "B");
-  shots.shoot("A frees it. B waits for A and asks for 15 MiB", "a free block of A");
+  shots.shoot_new(borrowed, "B", "A frees it. B waits for A and asks for 15 MiB", "a free block of A");
   void* const own = weir::allocate(b, 24_MiB);
-  shots.name(own, "B");
-  shots.shoot("B asks for 24 MiB", "new pages, and a free piece of A's");
+  shots.shoot_new(own, "B", "B asks for 24 MiB", "new pages, and a free piece of A's");
   weir::deallocate(same);
   void* const last = weir::allocate(b, 22_MiB);
-  shots.name(last, "B");
-  shots.shoot("A frees 8 MiB. B asks for 22 MiB", "the host waits; A's pages move, new ones fill the rest");
+  shots.shoot_new(last, "B", "A frees 8 MiB. B asks for 22 MiB",
+                  "the host waits; A's pages move, new ones fill the rest");
   for (void* const p : {first, second, borrowed, own, last}) weir::deallocate(p);
 }
 

@@ -9,6 +9,11 @@ constexpr char const* names_of_states[] = {"live", "pending", "free"};
 
 }  // namespace
 
+void film::shoot_new(void const* block, std::string block_name, std::string const& act, std::string const& outcome) {
+  name(block, std::move(block_name));
+  shoot(act, outcome);
+}
+
 void film::shoot(std::string const& act, std::string const& outcome) {
   weir::memory_statistics const now = weir::memory_stats();
   out_ << R"({"scene":")" << scene_ << R"(","act":")" << act << R"(","outcome":")" << outcome << R"(","reserved":)"

@@ -31,13 +31,11 @@ void moves(std::ostream& out) {
   for (std::size_t i = 1; i < blocks.size(); i += 2) weir::deallocate(blocks[i]);
   shots.shoot("every second one is freed", "32 MiB are free, in pieces of 8 MiB");
   void* const large = weir::allocate(s, 24_MiB);
-  shots.name(large, "24 MiB");
+  shots.shoot_new(large, "24 MiB", "24 MiB are asked for", "pages of three free pieces move to one place");
   expect(weir::memory_stats().num_ooms == 0 && weir::memory_reserved() == 64_MiB, "moved memory serves the request");
-  shots.shoot("24 MiB are asked for", "pages of three free pieces move to one place");
   weir::deallocate(large);
   void* const back = weir::allocate(s, 8_MiB);
-  shots.name(back, "8 MiB");
-  shots.shoot("they are freed, and 8 MiB are asked for", "the lowest free piece: no page moves");
+  shots.shoot_new(back, "8 MiB", "they are freed, and 8 MiB are asked for", "the lowest free piece: no page moves");
   weir::deallocate(back);
   for (std::size_t i = 0; i < blocks.size(); i += 2) weir::deallocate(blocks[i]);
 }

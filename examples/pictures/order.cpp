@@ -1,4 +1,4 @@
-// Two streams use one block. Nothing runs on the device before the end: all answers come from the clocks.
+// Two streams use one block. The device begins no work before the end: all answers come from the clocks.
 #include <ostream>
 
 #include "scenes.h"
@@ -36,14 +36,12 @@ void order(std::ostream& out) {
   shots.shoot("x is freed");
   void* const y = weir::allocate(a, 8_MiB);
   expect(y != x, "a block that another stream reads is not handed out");
-  shots.name(y, "y");
-  shots.shoot("A asks for y");
+  shots.shoot_new(y, "y", "A asks for y");
   a.wait(read);
   shots.shoot("A waits for B");
   void* const z = weir::allocate(a, 8_MiB);
   expect(z == x && !read.query(), "order is enough: the read has not run");
-  shots.name(z, "z");
-  shots.shoot("A asks for z");
+  shots.shoot_new(z, "z", "A asks for z");
   weir::simulation::of(machine).run();
   weir::deallocate(y);
   weir::deallocate(z);

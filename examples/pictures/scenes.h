@@ -22,7 +22,7 @@ void moves(std::ostream&);   // free memory that lies in pieces
 void bound(std::ostream&);   // reserved memory beside the memory in use
 void asleep(std::ostream&);  // a model that is larger than its device
 
-// A device on which nothing runs before somebody waits for it, so that every run is the same.
+// A device that begins no work before the host waits for it, so that every run is the same.
 inline weir::simulated still_device(std::size_t memory) {
   return {.devices = 1, .memory = memory, .schedule = weir::simulated::scheduling::stepped};
 }
@@ -33,6 +33,8 @@ class film {
   film(std::ostream& out, std::string scene) : out_(out), scene_(std::move(scene)) {}
   // The block has this name in the next shots, while it lives.
   void name(void const* block, std::string name) { names_[block] = std::move(name); }
+  // shoot(), and the block has this name from now on.
+  void shoot_new(void const* block, std::string name, std::string const& act, std::string const& outcome = "");
   // Prints: the act, what it led to, the device's blocks, and what changed since the last shot.
   void shoot(std::string const& act, std::string const& outcome = "");
 

@@ -168,6 +168,7 @@ void overlap(std::ostream& out) {
     std::string const file = folder.path / "timeline.json";
     weir::dump_timeline(file);  // ui.perfetto.dev opens it
   }
+  out << "A simulated device: what overlaps is right, how long it takes is not.\n";
   out << weir::timeline_summary();
   weir::stop_timeline();
   weir::stop_memory_history();

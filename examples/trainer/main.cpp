@@ -238,7 +238,7 @@ void panel(int replicas, settings const& s, trainer::report const& report, train
               out.agree() ? "agree bit for bit" : "DIFFER", out.buckets);
   std::printf("memory    at the peak");
   for (int i = 0; i < static_cast<int>(report.replicas); ++i)
-    std::printf("%s gpu:%d %.1f MiB in use, %.1f reserved", i ? ";" : "", i, mib(weir::max_memory_allocated(i)),
+    std::printf("%s gpu:%d %.1f MiB in use, %.1f MiB reserved", i ? ";" : "", i, mib(weir::max_memory_allocated(i)),
                 mib(weir::max_memory_reserved(i)));
   std::printf("\nnext      --table, --timeline t.json, --memory m.html, --text FILE; ./run questions\n");
 }

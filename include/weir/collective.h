@@ -114,8 +114,8 @@ class communicator {
 
   // Lets NCCL reduce and gather in the pool itself. Before 2.29.7 it uses the pool as any memory: no abort ends its
   // kernels for registered memory. Each rank passes a registered pool (weir/pool.h) of one limit. Every collective
-  // then takes memory at the same place of that pool on all ranks, or outside of it on all. So allocate in one order, and once: a block that several streams used is reused when a rank sees
-  // that work complete. The place of all_gather's `in` and reduce_scatter's `out` in the pool is free, and so
+  // then takes memory at the same place of that pool on all ranks, or outside of it on all. So allocate in one
+  // order, and once: a block that several streams used is reused when a rank sees that work complete. The place of all_gather's `in` and reduce_scatter's `out` in the pool is free, and so
   // are send, receive, scatter and gather. The pool keeps its memory until this communicator ends.
   // Blocks: on GPUs, the host, as split. Requires: no capture is under way in this process.
   // Throws: invalid_use (another kind of pool, another device or runtime; registered before; a rank differs),

@@ -121,9 +121,9 @@ class memory_tracker {
   std::unique_ptr<state> state_;
 };
 
-// A finding of options::check_races: a defect of the program, rarely of weir. It does not depend on the order
-// that devices chose, except for polls, unordered host threads and host functions
-// (docs/how-to/test-without-a-gpu.md).
+// A finding of options::check_races: a defect of the program, rarely of weir. The order that devices chose decides
+// of three alone: uses with a query between them, work of unordered host threads, and pinned sources that change
+// during a copy (docs/how-to/test-without-a-gpu.md).
 struct race_report {
   // "race", "use after free", "freed in use", "source changed", "host too early", "undeclared use", "stuck";
   // of weir: "handed out too early", "unmapped in use"

@@ -21,7 +21,7 @@ struct simulated {  // a machine inside this process; weir/sim.h steps, breaks a
   size_t memory = 16_GiB;  // bytes of each device; only touched memory costs host memory
   enum class scheduling : std::uint8_t {
     threads,  // worker threads run the streams: for programs
-    seeded,   // nothing runs by itself; the seed chooses what each device does: for finding races
+    seeded,   // the seed chooses what each device does, at calls alone: for finding races
     stepped,  // the test steps the streams
   } schedule = scheduling::threads;
   std::uint64_t seed = 0;  // 0: a new one for each runtime

@@ -20,7 +20,7 @@ enum class stream_flags : std::uint8_t {
   // the device's blocking streams, and their later work waits for it. A capture of a blocking stream forbids
   // the legacy stream meanwhile.
   blocking = 0,
-  non_blocking = 1,  // cudaStreamNonBlocking: nothing orders it with the legacy stream but waits and events
+  non_blocking = 1,  // cudaStreamNonBlocking: waits and events alone order it with the legacy stream
 };
 class event;
 namespace detail {

@@ -123,10 +123,8 @@ std::string summary(memory_statistics const& n, memory_report const& now, std::s
   out += row("  small", n.allocation.small);
   out += row("  large", n.allocation.large);
   out += row("segments", n.segment.all);
-  out += "largest free block " + grouped(static_cast<std::int64_t>(now.largest_free)) + " B; device " +
-         grouped(static_cast<std::int64_t>(now.capacity)) + " B, limit " +
-         (now.limit ? grouped(static_cast<std::int64_t>(now.limit)) + " B" : "none") + ", outside weir " +
-         grouped(outside(now)) + " B\n";
+  out += "largest free block " + bytes_text(now.largest_free) + "; device " + bytes_text(now.capacity) + ", limit " +
+         (now.limit ? bytes_text(now.limit) : "none") + ", outside weir " + in_units(outside(now)) + "\n";
   out += "out of memory " + std::to_string(n.num_ooms) + ", recovery attempts " + std::to_string(n.num_alloc_retries) +
          ", waits inserted " + std::to_string(n.waits_inserted) + ", fences " + std::to_string(n.fences) + "\n";
   for (pool_memory_use const& p : pools) out += pool_row(p);

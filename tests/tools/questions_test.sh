@@ -26,6 +26,9 @@ diff <(plain "$page") <(plain "$work/page") || { echo "FAILED: the page says som
 diff <(awk '/^## / { asks = substr($0, 4) } /^`questions [a-z]+` prints$/ { sub(/`$/, "", $2); print $2, asks }' "$page") \
   <(sed -n '/^questions:/,/^$/s/^  \([a-z]*\) */\1 /p' "$work/usage") || { echo 'FAILED: the help and the page differ'; failed=1; }
 
+# Times of a simulated device come with a word about them.
+"$2/bin/questions" overlap | grep -q '^A simulated device: ' || { echo 'FAILED: overlap tells times as if they were of a GPU'; failed=1; }
+
 # Files of other users in TMPDIR are neither written nor removed, and no file remains.
 mkdir "$work/tmp"
 echo mine > "$work/kept"

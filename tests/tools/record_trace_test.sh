@@ -58,7 +58,7 @@ snapshot "$work/sizes" '[[("a", 0x20, 16, 5), ("r", 0x90, 0, 5), ("c", 0x90, 0, 
 status=0
 "$root/tools/record_trace" - --snapshot "$work/sizes" > "$work/told" 2> "$work/said" || status=$?
 expect "the status with unknown sizes" "1" "$status"
-grep -q 'sizes of 1 blocks are not known' "$work/said" || { echo "FAILED: unknown sizes are told: $(cat "$work/said")"; failed=1; }
+grep -q 'sizes of 1 block are not known' "$work/said" || { echo "FAILED: unknown sizes are told: $(cat "$work/said")"; failed=1; }
 # Without history there is no trace: the state at one moment is told instead.
 snapshot "$work/state" '[[]]' '[("a", 3145729), ("i", 1607467007)]'
 rm -f "$work/out.trace"
@@ -66,11 +66,17 @@ status=0
 "$root/tools/record_trace" "$work/out.trace" --snapshot "$work/state" > "$work/told" 2> "$work/said" || status=$?
 expect "the status without history" "1" "$status"
 [ ! -e "$work/out.trace" ] || { echo "FAILED: an empty trace is written"; failed=1; }
-grep -q 'no history of gpu:0.*one moment: 1 blocks of 3 MiB in use, 1.5 GiB reserved.*Record from the start' "$work/said" || { echo "FAILED: the state is told: $(cat "$work/said")"; failed=1; }
+grep -q 'no history of gpu:0.*one moment: 1 block of 3 MiB in use, 1.5 GiB reserved.*Record from the start' "$work/said" || { echo "FAILED: the state is told: $(cat "$work/said")"; failed=1; }
 
 if [ -x "$build/bin/weir" ]; then
   "$build/bin/weir" snapshot "$work/state" > "$work/told"
-  grep -q 'free in 1 holes.*; no history: the state at one moment' "$work/told" || { echo "FAILED: no history is told: $(cat "$work/told")"; failed=1; }
+  grep -q 'in use by 1 block (.*free in 1 hole (.*; no history: the state at one moment' "$work/told" || { echo "FAILED: no history is told: $(cat "$work/told")"; failed=1; }
+  # Two of three devices were never used: one line, also beside an earlier snapshot.
+  snapshot "$work/of_three" '[[("a", 1, 700, 0)], [], []]'
+  for since in '' "--since $work/of_three"; do
+    "$build/bin/weir" snapshot "$work/of_three" $since > "$work/told"
+    grep -q '^gpu:0: ' "$work/told" && ! grep -q '^gpu:[12]' "$work/told" || { echo "FAILED: devices that hold nothing: $(cat "$work/told")"; failed=1; }
+  done
 fi
 
 # A recording that ends out of memory says so, and how much was missing.

@@ -26,6 +26,7 @@ out=$(WEIR_CHECK_RACES=1 "$2/bin/seeds" streams 2>&1)
 [[ $out == *'race: '* && $out != *weir-434* ]] || { echo "FAILED: a program that took its reports: $out"; failed=1; }
 out=$(WEIR_DEVICES=sim:1 "$2/bin/hello" 2>&1)
 [[ $out != *weir-434* ]] || { echo "FAILED: the checker is off: $out"; failed=1; }
+expect 0 'memory of gpu:0, weir simulated device: 8 MiB in use'
 # seeds says in English what it shows, before any figure, and names the articles last.
 out=$("$2/bin/seeds" views)
 head=${out%%articles*}
@@ -37,7 +38,8 @@ expect 0 'gpu:1   NV1     X'
 expect 0 'verified by writing and reading back: 2 links'
 run doctor --devices sim:2
 expect 0 '[warn] machine                2 simulated devices'
-expect 0 ' warnings, 0 failed'
+expect 0 ', 0 failed'
+[[ $out =~ ' ok, '(1' warning'|[02-9][0-9]*' warnings')', 0 failed' ]] || { echo "FAILED: doctor counts warnings otherwise: $out"; failed=1; }
 [[ $out != *device_limit* && $out != *$'\033'* ]] || { echo "FAILED: options of their default, or colour in a file: $out"; failed=1; }
 expect 0 '[ok]   links                  2 verified by writing and reading back'
 run doctor --all --devices sim:2
@@ -159,7 +161,7 @@ expect 1 '"fits": false, "ops": 1, "peak_requested": 2147483648, "torch_reserved
 # The first line of a recording has what PyTorch reserved.
 { echo '# PyTorch 2.11.0 on NVIDIA H100, reserved 188743680 bytes'; cat "$work/small"; } > "$work/recorded"
 run replay --devices sim "$work/recorded"
-expect 0 "PyTorch's       180.0 MiB   1.5000 times that (PyTorch 2.11.0 on NVIDIA H100)"
+expect 0 "PyTorch's         180 MiB   1.5000 times that (PyTorch 2.11.0 on NVIDIA H100)"
 run replay --json --devices sim "$work/recorded"
 expect 0 '"torch_reserved": 188743680, '
 run replay --devices sim "$work/small"
@@ -255,6 +257,17 @@ run replay --devices sim --snapshot "$work/snapshot" --html "$work/replay.html" 
 expect 0 ''
 run snapshot "$work/snapshot" --html "$work/snapshot.html"
 expect 0 'events'
+# The peak comes before the end.
+[[ $out == *'  at the peak, '*' were live:'*'  at the end'* ]] || { echo "FAILED: a snapshot without its peak: $out"; failed=1; }
+# Frames of a page are counted by hand; what is no page, and no number, is refused.
+if python3 -c pass 2> /dev/null; then
+  status=0
+  "$1/tools/page_frames" many > /dev/null 2>&1 || status=$?
+  [ $status = 2 ] || { echo "FAILED: page_frames many: status $status"; failed=1; }
+  status=0
+  out=$("$1/tools/page_frames" --page "$work/small" 2>&1) || status=$?
+  expect 1 'page_frames: '
+fi
 # What a program holds more than before, by line: nothing, beside itself.
 run snapshot "$work/snapshot" --since "$work/snapshot" --html "$work/since.html"
 expect 0 'gpu:0: live memory changed by +0 B in +0 blocks'
@@ -322,6 +335,9 @@ def no(word): raise ValueError(word)
 rows = [json.loads(line, parse_constant=no) for line in sys.stdin]
 assert [len(r["threads_ns"]) for r in rows if r["pattern"] == "threads16"] == [16, 16, 16], rows' <<< "$out" || { echo "FAILED: no JSON: $out"; failed=1; }
 fi
+# A person is told why a simulated device has no figures of the driver.
+run bench alloc --devices sim:1 --rounds 1 pair512
+expect 0 '; beside malloc, for cudaMallocAsync needs a GPU'
 run bench alloc --devices sim:1 pair513
 expect 2 'no pattern "pair513"'
 run bench alloc --devices sim:1 --rounds 0

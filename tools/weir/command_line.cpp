@@ -85,7 +85,7 @@ std::string left_column(po::option_description const& o) {
       {"rounds", "N"},      {"batches", "N"},    {"depth", "N"},     {"reader", "N"},     {"work", "PART"},
       {"steps", "N"},       {"warm", "N"},       {"more", "N"},      {"width", "N"},      {"layers", "N"},
       {"rows", "N"},        {"heads", "N"},      {"context", "N"},   {"bucket", "BYTES"}, {"html", "FILE"},
-      {"snapshot", "FILE"}, {"epsilon", "PART"}, {"limit", "BYTES"}, {"batch", "BYTES"}};
+      {"snapshot", "FILE"}, {"since", "FILE"},   {"epsilon", "PART"}, {"limit", "BYTES"}, {"batch", "BYTES"}};
   auto const* const word = std::find_if(std::begin(words), std::end(words), [&](auto& w) { return w.first == name; });
   if (word != std::end(words)) return left + " " + std::string(word->second);
   return left + (name.ends_with("bytes") ? " BYTES" : name == "devices" ? " DEVICES" : " VALUE");

@@ -255,7 +255,8 @@ void print_text(findings const& all) {
     std::printf("  %s %-22s %s\n", shown.c_str(), r.name.c_str(), r.value.c_str());
     if (!r.advice.empty()) std::printf("  %s   %s\n", blank, r.advice.c_str());
   }
-  std::printf("\n%zu ok, %zu warnings, %zu failed\n", all.count(mark::ok), all.count(mark::warn),
+  std::size_t const warnings = all.count(mark::warn);
+  std::printf("\n%zu ok, %zu %s, %zu failed\n", all.count(mark::ok), warnings, warnings == 1 ? "warning" : "warnings",
               all.count(mark::fail));
 }
 

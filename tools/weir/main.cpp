@@ -38,7 +38,7 @@ char const* const bench_usage =
     "What calls cost on this machine.\n"
     "\n"
     "benchmarks:\n"
-    "  alloc     an allocation and its free, beside malloc   (weir bench alloc --help)\n"
+    "  alloc     an allocation and its free, beside malloc and cudaMallocAsync   (weir bench alloc --help)\n"
     "  copy      copies through weir and by the driver's own call   (weir bench copy --help)\n"
     "  pipeline  copy in, work, copy out on three streams   (weir bench pipeline --help)\n"
     "  share     memory that a second process reads   (weir bench share --help)\n"

@@ -59,7 +59,6 @@ std::string exact_text(std::size_t bytes) {
   if (bytes % mib) return count_text(bytes) + " B";
   return bytes % (1024 * mib) ? count_text(bytes / mib) + " MiB" : count_text(bytes / (1024 * mib)) + " GiB";
 }
-std::string mib_text(std::size_t bytes) { return base::json_number(static_cast<double>(bytes) / (1 << 20), 1) + " MiB"; }
 
 // Whether the limit is less than what is in use at once.
 bool beyond_any(trace const& t, replay_settings const& s) { return s.limit && *s.limit < t.peak_held; }
@@ -75,13 +74,13 @@ void print_text(std::string const& path, trace const& t, replay_outcome const& o
   std::string const second = s.rounds > 2 ? "the median of " + count_text(s.rounds - 1) + " later replays"
                                           : "the second replay";
   std::printf("  memory at the peak\n    requested    %12s\n    reserved     %12s   %.4f times that\n",
-              mib_text(t.peak_requested).c_str(), mib_text(reserved).c_str(), ratio(t, o));
+              bytes_text(t.peak_requested).c_str(), bytes_text(reserved).c_str(), ratio(t, o));
   if (t.of_torch && t.peak_requested)
-    std::printf("    PyTorch's    %12s   %.4f times that (%s)\n", mib_text(*t.of_torch).c_str(),
+    std::printf("    PyTorch's    %12s   %.4f times that (%s)\n", bytes_text(*t.of_torch).c_str(),
                 static_cast<double>(*t.of_torch) / static_cast<double>(t.peak_requested), t.where.c_str());
   if (beyond_any(t, s))
     std::printf("  The program needs %s at once: no allocator fits it into that limit.\n",
-                mib_text(t.peak_held).c_str());
+                bytes_text(t.peak_held).c_str());
   else if (too_small && s.limit && !t.refused)
     std::printf("  The smallest limit that fits: weir replay --fit\n");
   if (t.refused) std::printf("  %s\n", refusal_text(t).c_str());

@@ -47,11 +47,27 @@ sums sums_of(report::device_snapshot const& d) {
 }
 
 std::string where_text(source_location const& at) {
-  if (!at.file_name()) return "(unknown line: allocated before the recording began, or by a thread without Python)";
+  if (!at.file_name()) return "(line not known: allocated before the recording began, or by a thread without Python)";
   return base::visible(at.file_name()) + (at.line() ? ":" + std::to_string(at.line()) : "");
 }
 
-// Where the most was live, unless that is the end: the lines that held most then.
+// "1 block", "2 blocks": `many` is one that ends in s.
+std::string counted(size_t n, char const* many) {
+  std::string const text = std::to_string(n) + " " + many;
+  return n == 1 ? text.substr(0, text.size() - 1) : text;
+}
+
+void print_line(size_t bytes, size_t blocks, std::string const& name) {
+  std::printf("  %12s in %7zu %s %s\n", bytes_text(bytes).c_str(), blocks, blocks == 1 ? "block  " : "blocks ",
+              name.c_str());
+}
+
+void print_more(size_t lines, size_t shown) {
+  if (lines > shown) std::printf("  and %s\n", counted(lines - shown, "more lines").c_str());
+}
+
+// Where the most was live, unless that is the end: the lines that held most then. In requested bytes, as the lines
+// at the end.
 void print_peak(report::device_snapshot const& d, size_t live_at_the_end) {
   report::peak_of_recording const peak = report::peak_of(d);
   if (d.trace.empty() || peak.live <= live_at_the_end) return;
@@ -59,11 +75,12 @@ void print_peak(report::device_snapshot const& d, size_t live_at_the_end) {
               static_cast<double>(peak.us - d.trace.front().us) / 1e3, bytes_text(peak.live).c_str());
   std::vector<std::pair<std::string, report::line_use>> sorted(peak.lines.begin(), peak.lines.end());
   std::sort(sorted.begin(), sorted.end(), [](auto const& a, auto const& b) { return a.second.bytes > b.second.bytes; });
-  for (size_t i = 0; i < std::min<size_t>(sorted.size(), 5); ++i)
-    std::printf("  %12s in %7zu blocks  %s\n", bytes_text(sorted[i].second.bytes).c_str(), sorted[i].second.blocks,
-                base::visible(sorted[i].first).c_str());
-  if (sorted.size() > 5) std::printf("  and %zu more lines\n", sorted.size() - 5);
-  std::printf("  at the end:\n");
+  constexpr size_t most = 5;
+  for (size_t i = 0; i < std::min(sorted.size(), most); ++i)
+    print_line(sorted[i].second.bytes, sorted[i].second.blocks, base::visible(sorted[i].first));
+  print_more(sorted.size(), most);
+  if (live_at_the_end) std::printf("  at the end, %s were live:\n", bytes_text(live_at_the_end).c_str());
+  else std::printf("  at the end no block was live\n");
 }
 
 // Live blocks by the line that allocated them, in descending order of bytes.
@@ -78,30 +95,34 @@ void print_lines(report::device_snapshot const& d) {
       if (b.state != block_state::active_allocated) continue;
       line& l = all[{b.where.file_name() ? b.where.file_name() : "", b.where.line()}];
       l.where = where_text(b.where);
-      l.bytes += b.bytes, ++l.blocks;
+      l.bytes += b.requested, ++l.blocks;
     }
   }
   std::vector<line> sorted;
   for (auto& [key, l] : all) sorted.push_back(std::move(l));
   std::sort(sorted.begin(), sorted.end(), [](line const& a, line const& b) { return a.bytes > b.bytes; });
-  for (size_t i = 0; i < std::min<size_t>(sorted.size(), 10); ++i)
-    std::printf("  %12s in %7zu blocks  %s\n", bytes_text(sorted[i].bytes).c_str(), sorted[i].blocks,
-                sorted[i].where.c_str());
-  if (sorted.size() > 10) std::printf("  and %zu more lines\n", sorted.size() - 10);
+  constexpr size_t most = 10;
+  for (size_t i = 0; i < std::min(sorted.size(), most); ++i)
+    print_line(sorted[i].bytes, sorted[i].blocks, sorted[i].where);
+  print_more(sorted.size(), most);
 }
 
 void print(report::device_snapshot const& d) {
   sums const s = sums_of(d);
   std::printf(
-      "gpu:%d: %s reserved, %s in use by %zu blocks (%s requested), %s freed and still used, %s free in %zu holes "
-      "(the largest %s); %s\n",
-      d.device, bytes_text(s.reserved).c_str(), bytes_text(s.live).c_str(), s.blocks, bytes_text(s.requested).c_str(),
-      bytes_text(s.pending).c_str(), bytes_text(s.reserved - s.live - s.pending).c_str(), s.holes,
+      "gpu:%d: %s reserved, %s in use by %s (%s requested), %s freed and still used, %s free in %s (the largest %s); "
+      "%s\n",
+      d.device, bytes_text(s.reserved).c_str(), bytes_text(s.live).c_str(), counted(s.blocks, "blocks").c_str(),
+      bytes_text(s.requested).c_str(), bytes_text(s.pending).c_str(),
+      bytes_text(s.reserved - s.live - s.pending).c_str(), counted(s.holes, "holes").c_str(),
       bytes_text(s.largest).c_str(),
-      d.trace.empty() ? "no history: the state at one moment" : (std::to_string(d.trace.size()) + " events").c_str());
+      d.trace.empty() ? "no history: the state at one moment" : counted(d.trace.size(), "events").c_str());
   print_peak(d, s.requested);
   print_lines(d);
 }
+
+// A device that the program never used.
+bool is_unused(report::device_snapshot const& d) { return d.segments.empty() && d.trace.empty(); }
 
 // Lines whose live memory changed between two snapshots, those that grew most first.
 void print_growth(report::device_snapshot const& earlier, report::device_snapshot const& now) {
@@ -135,7 +156,7 @@ void print_growth(report::device_snapshot const& earlier, report::device_snapsho
   for (size_t i = 0; i < std::min(sorted.size(), most); ++i)
     std::printf("  %12s in %+7lld blocks  %s\n", signed_text(sorted[i].bytes).c_str(), sorted[i].blocks,
                 base::visible(sorted[i].name).c_str());
-  if (sorted.size() > most) std::printf("  and %zu more lines\n", sorted.size() - most);
+  print_more(sorted.size(), most);
 }
 
 }  // namespace
@@ -156,11 +177,16 @@ int snapshot(std::vector<std::string> const& arguments) {
   auto const loaded = report::read_snapshot(contents(path), path);
   report::loaded_snapshot earlier;
   if (!since.empty()) earlier = report::read_snapshot(contents(since), since);
+  bool any = false;
   for (report::device_snapshot const& d : loaded.devices) {
+    auto const then = std::ranges::find(earlier.devices, d.device, &report::device_snapshot::device);
+    bool const was_used = then != earlier.devices.end() && !is_unused(*then);
+    if (is_unused(d) && !was_used) continue;
+    any = true;
     print(d);
-    for (report::device_snapshot const& e : earlier.devices)
-      if (e.device == d.device) print_growth(e, d);
+    if (then != earlier.devices.end()) print_growth(*then, d);
   }
+  if (!any) std::printf("no device held memory\n");
   if (html.empty()) return 0;
   std::ofstream out(html, std::ios::binary | std::ios::trunc);
   auto const file_name = [](std::string const& of) { return of.substr(of.rfind('/') + 1); };

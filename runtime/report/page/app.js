@@ -56,9 +56,12 @@ function facts() {
   const r = recording, most = r.live[r.peak] + r.pending[r.peak];
   let reserved = 0;
   for (let i = r.before; i < r.events; ++i) reserved = Math.max(reserved, r.reserved[i]);
-  const all = [["most live and pending", bytesText(most)], ["most reserved", bytesText(reserved)], ["events", countText(r.hasHistory ? r.events - r.before : 0)], ["over", timeText(r.us[r.events - 1] - r.us[r.before])]];
-  if (!r.hasHistory) all.push(["no history:", "the state at one moment. What came before is not known"]);
-  else if (r.before && r.live[r.before - 1]) all.push(["live before the recording began", bytesText(r.live[r.before - 1])]);
+  const all = [[r.hasHistory ? "most live and pending" : "live and pending", bytesText(most)],
+    [r.hasHistory ? "most reserved" : "reserved", bytesText(reserved)]];
+  if (r.hasHistory) all.push(["events", countText(r.events - r.before)], ["over", timeText(r.us[r.events - 1] - r.us[r.before])]);
+  else all.push(["no history:", "the state at one moment. What came before is not known"]);
+  if (r.hasHistory && r.before && r.live[r.before - 1])
+    all.push(["live before the recording began", bytesText(r.live[r.before - 1])]);
   const unknown = r.bytes.filter((bytes, b) => bytes === 0 && r.born[b] < r.before).length;
   if (unknown) all.push(["of unknown size, from before", countText(unknown) + (unknown === 1 ? " block" : " blocks")]);
   if (r.failures.length) all.push(["out of memory", times(r.failures.length)]);
@@ -81,7 +84,8 @@ function callsText(site) {
 }
 function eventText(i) {
   const r = recording, kind = r.kind[i], what = r.what[i];
-  if (i < r.before || !r.hasHistory) return "before the recording began";
+  if (!r.hasHistory) return "";
+  if (i < r.before) return "before the recording began";
   if (kind === MAP || kind === UNMAP) return (kind === MAP ? "memory taken from" : "memory given back to") + " the driver";
   if (kind === OOM) return "OUT OF MEMORY: " + bytesText(r.failures[what].bytes) + " for stream " + names.streams[r.failures[what].stream] + " at " + siteText(r.failures[what].site);
   const block = bytesText(r.bytes[what]) + " of stream " + names.streams[r.stream[what]] + ", taken at " + siteText(r.site[what]);
@@ -110,10 +114,12 @@ function roundName(moment) {
 }
 function tellMoment(moment) {
   const r = recording, held = holes(r, map.layout);
-  const parts = [momentName(moment), "operation " + countText(moment - r.before), timeText(r.us[moment] - r.us[r.before]), roundName(moment)].filter(part => part);
-  const title = parts.join(", ");
+  const place = ["operation " + countText(moment - r.before), timeText(r.us[moment] - r.us[r.before]), roundName(moment)];
+  const title = r.hasHistory ? [momentName(moment), ...place].filter(part => part).join(", ") : "The state at one moment";
   text(its("moment_text"), title[0].toUpperCase() + title.slice(1));
-  const all = [["live", bytesText(r.live[moment])], ["pending", r.pending[moment] ? bytesText(r.pending[moment]) : ""], ["free", bytesText(held.bytes) + (held.count ? " in " + countText(held.count) + (held.count === 1 ? " hole" : " holes") : "")], ["reserved", bytesText(r.reserved[moment])]].filter(([, value]) => value);
+  const inHoles = held.count ? " in " + countText(held.count) + (held.count === 1 ? " hole" : " holes") : "";
+  const all = [["live", bytesText(r.live[moment])], ["pending", r.pending[moment] ? bytesText(r.pending[moment]) : ""],
+    ["free", bytesText(held.bytes) + inHoles], ["reserved", bytesText(r.reserved[moment])]].filter(([, value]) => value);
   its("moment_numbers").replaceChildren(...all.map(([what, value]) => element("span", {}, what + " ", element("b", {textContent: value}))));
   text(its("moment_event"), eventText(moment));
   const failure = r.failures.find(f => f.event === moment);
@@ -178,7 +184,9 @@ function listen() {
     redraw();
     if (state.hovered === null) return tip(e, "");
     const m = state.hovered, r = recording;
-    tip(e, bytesText(r.live[m] + r.pending[m]) + " live and pending, " + bytesText(r.reserved[m]) + " reserved\noperation " + countText(m - r.before) + ", " + timeText(r.us[m] - r.us[r.before]) + "\n" + eventText(m));
+    const sums = bytesText(r.live[m] + r.pending[m]) + " live and pending, " + bytesText(r.reserved[m]) + " reserved";
+    const place = "operation " + countText(m - r.before) + ", " + timeText(r.us[m] - r.us[r.before]) + "\n" + eventText(m);
+    tip(e, r.hasHistory ? sums + "\n" + place : sums);
   });
   at.addEventListener("pointerleave", e => { state.hovered = null, tip(e, ""), redraw(); });
   its("map").addEventListener("pointermove", e => {
@@ -205,7 +213,10 @@ function listen() {
   its("device").onchange = e => { showDevice(+e.target.value), redraw(); };
   addEventListener("keydown", e => {
     if (e.target.matches("select, input, [role=radio]") || e.ctrlKey || e.metaKey || e.altKey) return;
-    const act = {ArrowLeft: () => setMoment(state.moment - 1), ArrowRight: () => setMoment(state.moment + 1), p: () => setMoment(recording.peak), f: its("failure").onclick, "/": () => its("find").focus(), 0: show, "+": its("closer").onclick, "-": its("farther").onclick}[e.key];
+    const act = {
+      ArrowLeft: () => setMoment(state.moment - 1), ArrowRight: () => setMoment(state.moment + 1),
+      p: () => setMoment(recording.peak), f: its("failure").onclick, "/": () => its("find").focus(), 0: show,
+      "+": its("closer").onclick, "-": its("farther").onclick}[e.key];
     if (act) act(), e.preventDefault();
   });
   new ResizeObserver(redraw).observe(document.body);

@@ -125,7 +125,7 @@ class Chart {
     const zero = this.axis === "time" ? 0 : this.recording.before, from = this.view[0] - zero, to = this.view[1] - zero;
     const label = v => this.axis === "time" ? timeText(v) : countText(v);
     const all = steps(to - from, 7, 10), room = this.plotWidth / (to - from);
-    let step = all[1] || 1;
+    let step = this.axis === "time" ? all[1] || 1 : Math.max(all[1] || 1, 1);  // operations are whole
     // Labels keep apart in a narrow window: steps grow until the widest label fits between two.
     while (step * room < pen.measureText(label(Math.floor(to / step) * step)).width + 14 && step < to - from) step *= 2;
     for (let v = Math.ceil(from / step) * step; v <= to; v += step) {
@@ -154,7 +154,10 @@ class Chart {
     columns.forEach((moment, c) => { const y = base - this.recording.reserved[moment] / tall * height; pen.lineTo(this.left + c, y), pen.lineTo(this.left + c + 1, y); });
     pen.stroke();
     pen.fillStyle = colourOf("--ink"), pen.textAlign = "right", pen.textBaseline = "bottom";
-    pen.fillText("reserved", this.left + this.plotWidth - 4, Math.max(base - this.recording.reserved[columns[columns.length - 1]] / tall * height - 2, this.top + 4));
+    const right = this.left + this.plotWidth - 4, last = this.recording.reserved[columns[columns.length - 1]];
+    const level = Math.max(base - last / tall * height - 2, this.top + 4);
+    pen.strokeStyle = colourOf("--card"), pen.lineWidth = 4, pen.strokeText("reserved", right, level);  // over what crosses it
+    pen.fillText("reserved", right, level);
   }
 
   draw(stack, {moment, hovered, chosen, life}) {

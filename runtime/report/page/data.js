@@ -12,7 +12,8 @@ function decoded(base64) {
 class Recording {
   constructor(meta, marks = []) {
     const n = this.events = meta.events, blocks = meta.blocks, ranges = meta.ranges;
-    this.earlier = meta.earlier, this.pools = meta.pools, this.device = meta.device, this.before = Math.min(meta.before, Math.max(n - 1, 0)), this.hasHistory = n > meta.before, this.beginUs = meta.begin_us, this.blocks = blocks;
+    this.earlier = meta.earlier, this.pools = meta.pools, this.device = meta.device, this.beginUs = meta.begin_us;
+    this.before = Math.min(meta.before, Math.max(n - 1, 0)), this.hasHistory = n > meta.before, this.blocks = blocks;
     this.kind = new Uint8Array(n), this.what = new Uint32Array(n), this.us = new Float64Array(n);
     this.live = new Float64Array(n), this.pending = new Float64Array(n), this.reserved = new Float64Array(n);  // bytes after each event
     this.at = new Float64Array(blocks), this.bytes = new Float64Array(blocks), this.site = new Uint32Array(blocks), this.stream = new Uint16Array(blocks);

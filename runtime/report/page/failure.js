@@ -35,7 +35,8 @@ function mostHeld(r, moment, names, count) {
 function failureText(r, failure, names) {
   const moment = Math.max(failure.event - 1, 0), layout = r.layoutOf(moment), held = holes(r, layout), largest = largestHole(r, layout);
   const most = mostHeld(r, moment, names, 3), pending = r.pending[moment];
-  const pieces = !held.count ? "" : held.count === 1 ? " in one piece" : " in " + countText(held.count) + " pieces, the largest " + bytesText(largest.bytes) + " of stream " + names.streams[largest.stream];
+  const inLargest = " pieces, the largest " + bytesText(largest.bytes) + " of stream " + names.streams[largest.stream];
+  const pieces = !held.count ? "" : held.count === 1 ? " in one piece" : " in " + countText(held.count) + inLargest;
   return "Asked: " + bytesText(failure.bytes) + " for stream " + names.streams[failure.stream] + ", at " + siteText(failure.site) + "\n" +
     "Free: " + bytesText(held.bytes) + pieces + (pending ? "; pending: " + bytesText(pending) : "") + "\n" +
     "Why: " + reasonText(failure.bytes, failure.stream, pending, held, largest, names) + "\n" +

@@ -66,9 +66,15 @@ class Legend {
       const bytes = !now ? row.now : row.key === undefined ? now[row.at] : found[keys.indexOf(row.key)];
       this.fill(this.lines[i], [bytes, row.peak], row.since, row.at !== undefined && row.at === chosen);
     });
-    TOTALS.forEach(([, , , of], i) => this.fill(this.lines[all.length + i], [of(r, moment), of(r, r.peak)], stack.since && i === 0 ? stack.sinceThen : null, false));
+    TOTALS.forEach(([, , , of], i) => {
+      const since = stack.since && i === 0 ? stack.sinceThen : null;
+      this.fill(this.lines[all.length + i], [of(r, moment), of(r, r.peak)], since, false);
+    });
     this.found.hidden = !words;
-    text(this.found, !words ? "" : all.length ? countText(all.length) + (all.length === 1 ? " match" : " matches") + (more ? ", and " + countText(more) + " with fewer bytes" : "") : "No line has “" + this.search.trim() + "” in its name.");
+    const matches = countText(all.length) + (all.length === 1 ? " match" : " matches");
+    const others = more ? ", and " + countText(more) + " with fewer bytes" : "";
+    const none = "No line has “" + this.search.trim() + "” in its name.";
+    text(this.found, !words ? "" : all.length ? matches + others : none);
   }
   fill(line, values, since, chosen) {
     values.forEach((bytes, i) => text(line.cells[i + 1], bytesText(bytes)));

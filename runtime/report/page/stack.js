@@ -107,7 +107,8 @@ class Stack {
   }
   // A line is the same in both snapshots if its name is.
   compare() {
-    const r = this.recording, before = new Map(r.earlier), then = r.earlier.reduce((sum, [, bytes]) => sum + bytes, 0), last = r.events - 1, at = this.sumsOf(this.keys, last);
+    const r = this.recording, before = new Map(r.earlier), last = r.events - 1, at = this.sumsOf(this.keys, last);
+    const then = r.earlier.reduce((sum, [, bytes]) => sum + bytes, 0);
     const growth = new Map();
     this.keys.forEach((k, i) => {
       growth.set(k, at[i] - (before.get(this.nameOf(k)) || 0));

@@ -162,6 +162,33 @@ TEST_F(page_reading, keeps_labels_apart_in_a_narrow_window) {
   EXPECT_EQ(tests::told_by(page({&d, 1}, {}, ""), script, "narrow", 500, 900), "apart");
 }
 
+// What gives way is the folder: file and line are whole, and the table shows all of its rows.
+TEST_F(page_reading, keeps_file_and_line_whole_and_rows_unclipped) {
+  constexpr source_location deep{"/home/me/a_package_with_a_long_name/modules_for_attention_and_more/multi_head.py", "f", 1234};
+  device_snapshot d{0, {{0x100000, 64 << 20, 1, false, {}}}, {{"segment_map", 0x100000, 64 << 20, 1, 1}}};
+  std::vector<std::string> files;
+  for (int i = 0; i < 10; ++i) files.push_back("/home/me/another_package_of_many/file_" + std::to_string(i) + ".py");
+  std::uintptr_t at = 0x100000;
+  for (int i = 0; i < 10; ++i, at += 1 << 20)
+    d.trace.push_back({"alloc", at, 1 << 20, 1, 2 + i, {files[static_cast<std::size_t>(i)].c_str(), "f", 7}});
+  d.trace.push_back({"alloc", at, 2 << 20, 1, 20, deep});
+  std::string const script = R"js((() => {
+    const out = [], table = document.getElementById("legend"), box = table.parentElement;
+    const names = [...table.querySelectorAll(".name .file")], rows = [...table.querySelectorAll("tbody tr")];
+    for (const name of names) {
+      if (!/\.py:\d+$/.test(name.textContent)) out.push("a name without file and line: " + name.textContent);
+      if (name.scrollWidth > name.clientWidth + 1) out.push("cut: " + name.textContent);
+    }
+    if (names.length !== 11) out.push(names.length + " names");
+    if (names[0].textContent !== "multi_head.py:1234") out.push("the largest is not first: " + names[0].textContent);
+    if (rows.some(row => row.getBoundingClientRect().bottom > box.getBoundingClientRect().bottom)) out.push("rows are clipped");
+    if (rows[0].getBoundingClientRect().bottom > innerHeight) out.push("the largest is below the first screen");
+    return out.join("; ") || "whole";
+  })())js";
+  for (auto const& [width, height] : {std::pair{1600, 1000}, {390, 844}})
+    EXPECT_EQ(tests::told_by(page({&d, 1}, {}, ""), script, "names", width, height), "whole") << width << " wide";
+}
+
 // A replay's rounds are told apart.
 TEST_F(page_reading, names_the_part_that_a_moment_is_in) {
   device_snapshot d{0, {{0x100000, 1 << 20, 1, false, {}}}, {{"segment_map", 0x100000, 1 << 20, 1, 100}}};

@@ -299,7 +299,11 @@ TEST(page, of_a_part_says_so) {
   if (!tests::has_browser()) GTEST_SKIP() << "no chromium on this machine (apt-get install chromium), or under the checker";
   device_snapshot d{0, {{0x1000, 1 << 20, 1, false, {{0x1000, 4096, 4096, block_state::active_allocated, {}}}}}, {}};
   constexpr char const* facts = "document.getElementById('facts').textContent";
-  EXPECT_NE(answer_of(d, {}, facts, "state").find("no history: the state at one moment"), std::string::npos);
+  std::string const state = answer_of(d, {}, std::string(facts) + " + ' | ' + document.getElementById('moment_text').textContent", "state");
+  EXPECT_NE(state.find("no history: the state at one moment"), std::string::npos) << state;
+  EXPECT_TRUE(state.ends_with(" | The state at one moment")) << state;
+  for (char const* const of_a_history : {"peak", "operation", "events", "most"})
+    EXPECT_EQ(state.find(of_a_history), std::string::npos) << of_a_history << " of a state: " << state;
   d.trace.push_back({"alloc", 0x3000, 64, 1, 5, lines[0]});
   d.trace.push_back({"free_requested", 0x9000, 0, 1, 6});
   std::string const said = answer_of(d, {}, facts, "part");
