@@ -1,6 +1,8 @@
 // Links: claimed, proven, refused; memory that is opened to a peer once that is worth it.
 #include "peer/link/links.h"
 
+#include <malloc.h>
+
 #include "peer/link/nvlinks.h"
 #include "tests/peer/machine_fixture.h"
 #include "tests/support/seeds.h"
@@ -102,6 +104,21 @@ TEST(links, new_memory_at_an_opened_place_is_opened_anew) {
     device_guard const on(1);
     empty_cache();
   }
+}
+
+// What was copied is counted for each block and device, of blocks that are long gone, too.
+TEST(links, counts_of_copied_bytes_are_few) {
+  test::machine m({.devices = 6, .memory = 64_MiB});
+  std::vector<buffer> all, near;
+  for (int i = 0; i < 4000; ++i) all.emplace_back(512, buffer_options{.on = device(0)});
+  for (int from = 1; from < 6; ++from) near.emplace_back(512, buffer_options{.on = device(from)});
+  std::size_t after_two = 0;
+  for (std::size_t from = 0; from < near.size(); ++from) {
+    for (buffer const& b : all) copy(b.data(), near[from].data(), 512);
+    synchronize(device(0)), synchronize(device(static_cast<int>(from) + 1));
+    if (from == 1) after_two = mallinfo2().uordblks;
+  }
+  EXPECT_LT(mallinfo2().uordblks, after_two + 500 * 1024);
 }
 
 // Copies to the other devices go on.
