@@ -409,6 +409,17 @@ TEST(process_ranks, missing_ones_are_named_when_time_is_up) {
   EXPECT_NE(alone.find("rank 1 of 2: rank 0 at 127.0.0.1"), std::string::npos) << alone;
 }
 
+// Before it meets the others, who would wait for it.
+TEST(process_ranks, a_device_that_does_not_open_is_told_at_once) {
+  runtime machine(simulated{.devices = 1, .memory = 64_MiB});
+  runtime_guard const in(machine);
+  simulation::of(machine).fail_call("open", 1);
+  std::string const text =
+      refusal<driver_error>([&] { communicator::create(communicator::unique_id(), 0, 2, device(0), {.start = 2s}); });
+  EXPECT_EQ(text.find("did not come"), std::string::npos) << text;
+  EXPECT_NE(text.find("communicator: gpu:0"), std::string::npos) << text;
+}
+
 TEST(process_ranks, a_seeded_machine_is_refused) {
   runtime machine(simulated{.devices = 1, .memory = 64_MiB, .schedule = simulated::scheduling::seeded, .seed = 1});
   runtime_guard const in(machine);
