@@ -249,6 +249,37 @@ TEST(links, a_trial_uses_cached_memory_and_leaves_none) {
   }
 }
 
+TEST(links, a_trial_writes_no_pinned_memory_of_others) {
+  test::machine m;
+  buffer before = pinned(64_KiB), behind = pinned(64_KiB);
+  ASSERT_EQ(behind.data<std::byte>(), before.data<std::byte>() + 64_KiB);
+  std::memset(behind.data(), 7, 64_KiB);
+  before.reset();  // the smallest piece that fits serves the trial
+  auto const allocated = [&] { return m.pinned().statistics().allocated_bytes.all.current; };
+  auto const held = allocated();
+  EXPECT_EQ(m.get().part<peer::links>().prove(0, 1, source_location::current()), link_state::proven);
+  EXPECT_EQ(std::count(behind.data<char>(), behind.data<char>() + 64_KiB, 7), 64 << 10);
+  EXPECT_EQ(allocated(), held);
+}
+
+TEST(links, the_streams_of_trials_end_with_their_runtime) {
+  struct counts final : driver::fault_injector::watcher {
+    int left = 0;
+    void enters(driver::call c) noexcept override {
+      left += (c == driver::call::create_stream) - (c == driver::call::destroy_stream);
+    }
+  };
+  auto const left = [](bool tries) {
+    counts seen;
+    auto m = std::make_unique<test::machine>();
+    driver::fault_injector_of(m->driver())->watch(&seen);
+    if (tries) (void)m->get().part<peer::links>().prove(0, 1, source_location::current());
+    m.reset();
+    return seen.left;
+  };
+  EXPECT_EQ(left(true), left(false));
+}
+
 TEST(links, a_trial_takes_shared_caches_last) {
   test::machine m({.devices = 3, .memory = 64_MiB});
   auto& all = m.get().part<peer::links>();
