@@ -204,7 +204,7 @@ TEST_F(refusals, by_the_driver_are_told_as_the_drivers) {
   EXPECT_EQ(there.receive().size(), some_bytes) << "the buffer stayed the next one";
 }
 
-TEST(a_pool, is_charged_nothing_for_a_handle_whose_reader_is_refused) {
+TEST(a_pool, is_charged_nothing_when_a_reader_is_refused) {
   test::machine m(small());
   share_pool pool({.on = 0, .handle_bytes = 4_MiB, .limit = 4_MiB, .readers = {1}});
   int refused = 0;

@@ -214,7 +214,7 @@ TEST_F(unwound_sim, a_rank_that_calls_again_is_in_time) {
 }
 
 // As many exceptions ended owners of the rank that called first, but none of the rank that called next.
-TEST_F(unwound_sim, any_rank_that_waits_without_an_exception_ends_all) {
+TEST_F(unwound_sim, a_waiting_rank_without_an_exception_ends_all) {
   std::vector<buffer> x;
   for (int r = 0; r < 3; ++r) x.push_back(on(r, r));
   unwind(2), unwind(0);

@@ -103,7 +103,7 @@ TEST(process_unwinding, of_all_ranks_leaves_the_communicator) {
 }
 
 // Its end waits for a collective that the other never calls: the other waits for it.
-TEST(process_unwinding, of_a_communicator_in_a_collective_frees_all) {
+TEST(process_unwinding, of_a_communicator_in_a_call_frees_all) {
   as_ranks(2, [](communicator& c) {
     int const rank = c.rank();
     std::string said;
