@@ -7,7 +7,6 @@
 
 #include "runtime/base/os.h"
 #include "runtime/base/os_numa.h"
-#include "runtime/base/round_up.h"
 #include "runtime/base/sync.h"
 
 namespace weir::streams {
@@ -56,7 +55,6 @@ class touching {
 }  // namespace
 
 driver::result<host_pages> take_pages(driver::driver& machine, std::size_t bytes, int node) {
-  bytes = base::round_up(bytes, os::page_size());
   // On an overcommitting system, touching more pages than exist would end the process.
   if (std::size_t const there_is = os::memory_of_host(); there_is && bytes > there_is)
     return {{driver::code::out_of_memory, 0}, {}};

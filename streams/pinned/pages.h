@@ -16,6 +16,7 @@ struct host_pages {
 
 // Threads touch the pages just ahead of the registration, which alone faults them in on one thread. node:
 // preferred NUMA node; -1: any. Returns: out_of_memory if the system or the driver allows no more.
+// Requires: `bytes` is a multiple of the page size.
 // Blocks: perhaps until all work so far is done, as driver::pin.
 driver::result<host_pages> take_pages(driver::driver&, std::size_t bytes, int node);
 

@@ -25,6 +25,7 @@
 #include "streams/pinned/use_cache.h"
 #include "tests/faults/trial.h"
 #include "tests/support/memory_bench.h"
+#include "weir/collective.h"
 
 namespace weir::faults {
 namespace {
@@ -150,6 +151,38 @@ TEST(a_pool_without_memory, frees_what_it_holds_once_there_is_some) {
     refused = heap::stop();
     EXPECT_EQ(pool.statistics().held, 0u) << "allocation " << k;
   }
+}
+
+// The second of a rank's threads may fail when the first runs.
+TEST(a_rank_without_memory, is_made_or_refused) {
+  if (std::getenv("WEIR_CHECK_RACES")) GTEST_SKIP() << "the checker does not go on without memory";
+  runtime own(simulated{.devices = 1, .memory = 64_MiB});
+  runtime_guard const in(own);
+  (void)communicator::create(communicator::unique_id(), 0, 1, device(0));  // what the process and the thread keep
+  std::uint64_t refused = 1;
+  for (std::uint64_t k = 1; refused; ++k) {
+    std::string const id = communicator::unique_id();
+    bool made = false;
+    heap::fail(k, 0);
+    try {
+      made = communicator::create(id, 0, 1, device(0)).size() == 1;
+    } catch (std::bad_alloc const&) {
+    } catch (driver_error const&) {}
+    refused = heap::stop();
+    EXPECT_TRUE(made || refused) << "allocation " << k;
+  }
+}
+
+// Its own reason is lost, but not that it is over.
+TEST(a_rank_without_memory, gives_up_all_the_same) {
+  if (std::getenv("WEIR_CHECK_RACES")) GTEST_SKIP() << "the checker does not go on without memory";
+  runtime own(simulated{.devices = 1, .memory = 64_MiB});
+  runtime_guard const in(own);
+  auto c = communicator::create(communicator::unique_id(), 0, 1, device(0));
+  heap::fail(1, heap::without_end);
+  c.abort();
+  EXPECT_GT(heap::stop(), 0u);
+  EXPECT_NE(c.failure(), "");
 }
 
 // Segments without memory are dropped; the last few stay for threads that may still look them up.

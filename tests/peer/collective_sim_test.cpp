@@ -7,7 +7,10 @@
 #include "peer/collective/group.h"
 #include "runtime/clock/stream_clock.h"
 #include "runtime/core/parts.h"
+#include "simulator/faults/fault_injector.h"
+#include "simulator/machine/machine.h"
 #include "streams/stream/context.h"
+#include "weir/launch.h"
 #include "weir/observe.h"
 #include "weir/sim.h"
 
@@ -187,6 +190,28 @@ TEST_F(sim_collective, a_rank_without_partners_is_told_so) {
   EXPECT_NE(refusal<invalid_use>([&] { ranks_[0].barrier(); }), "");
 }
 
+// The thread would wait for its limit.
+TEST(collectives, a_barrier_ends_with_its_runtime) {
+  auto machine = std::make_unique<runtime>(simulated{.devices = 2, .memory = 64_MiB});
+  std::vector<communicator> ranks;
+  {
+    runtime_guard const in(*machine);
+    ranks = communicator::create_all(first_devices(2));
+  }
+  std::promise<void> comes;
+  auto said = std::async(std::launch::async, [&] {
+    comes.set_value();
+    return refusal<error>([&] { ranks[0].barrier(std::chrono::seconds(30)); });
+  });
+  comes.get_future().wait();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  machine.reset();
+  EXPECT_EQ(said.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  std::string const text = said.get();
+  EXPECT_EQ(text.find("waited"), std::string::npos) << text;
+  EXPECT_NE(text, "");
+}
+
 // A second try works.
 TEST_F(sim_collective, a_refused_part_changes_nothing) {
   buffer const a = on(0, 1), b = on(1, 10);
@@ -221,6 +246,35 @@ TEST_F(sim_collective, a_part_refused_in_its_middle_ends_it) {
     EXPECT_NE(refusal<driver_error>([&] { add_up(0, a); }), "");
     ranks_ = communicator::create_all(first_devices(2));
   }
+}
+
+// The device is lost behind the last part, before the rank notes that all are there. That note tells the others.
+TEST_F(sim_collective, a_device_lost_within_a_call_frees_the_others) {
+  struct loses final : driver::fault_injector::watcher {
+    driver::sim::controls* of = nullptr;
+    int left = 3;  // a call has three parts
+    void leaves(driver::call c) noexcept override {
+      if (c == driver::call::enqueue && --left == 0) of->lose_device(1);
+    }
+  } behind_the_last;
+  driver::driver& machine = machine_.get().machine();
+  behind_the_last.of = driver::sim::controls_of(machine);
+  buffer const a = on(0, 1), b = on(1, 10);
+  base::atomic<bool> freed{false};
+  add_up(0, a);
+  launch(
+      current_stream(device(0)), {}, [](CUstream_st*) {}, [&] { freed.store(true); });
+  ASSERT_TRUE(machine.hold(1, streams::clock_of(current_stream(device(1))).handle()).ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // rank 0's stream waits for rank 1
+  driver::fault_injector_of(machine)->watch(&behind_the_last);
+  add_up(1, b);
+  driver::fault_injector_of(machine)->watch(nullptr);
+  EXPECT_LE(behind_the_last.left, 0);
+  auto const end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!freed.load() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  EXPECT_TRUE(freed.load());
+  std::string const text = refusal<driver_error>([&] { add_up(0, a); });
+  EXPECT_NE(text.find("gpu:1 is lost"), std::string::npos) << text;
 }
 
 TEST_F(sim_collective, a_lost_device_frees_the_others_and_is_named) {

@@ -1,6 +1,8 @@
 // Links: claimed, proven, refused; memory that is opened to a peer once that is worth it.
 #include "peer/link/links.h"
 
+#include <malloc.h>
+
 #include "peer/link/nvlinks.h"
 #include "tests/peer/machine_fixture.h"
 #include "tests/support/seeds.h"
@@ -102,6 +104,21 @@ TEST(links, new_memory_at_an_opened_place_is_opened_anew) {
     device_guard const on(1);
     empty_cache();
   }
+}
+
+// What was copied is counted for each block and device, of blocks that are long gone, too.
+TEST(links, counts_of_copied_bytes_are_few) {
+  test::machine m({.devices = 6, .memory = 64_MiB});
+  std::vector<buffer> all, near;
+  for (int i = 0; i < 4000; ++i) all.emplace_back(512, buffer_options{.on = device(0)});
+  for (int from = 1; from < 6; ++from) near.emplace_back(512, buffer_options{.on = device(from)});
+  std::size_t after_two = 0;
+  for (std::size_t from = 0; from < near.size(); ++from) {
+    for (buffer const& b : all) copy(b.data(), near[from].data(), 512);
+    synchronize(device(0)), synchronize(device(static_cast<int>(from) + 1));
+    if (from == 1) after_two = mallinfo2().uordblks;
+  }
+  EXPECT_LT(mallinfo2().uordblks, after_two + 500 * 1024);
 }
 
 // Copies to the other devices go on.
@@ -230,6 +247,37 @@ TEST(links, a_trial_uses_cached_memory_and_leaves_none) {
     EXPECT_NE(std::string(e.what()).find("gpu:0: no room for 64.00 KiB (2.00 MiB rounded)"), std::string::npos)
         << e.what();
   }
+}
+
+TEST(links, a_trial_writes_no_pinned_memory_of_others) {
+  test::machine m;
+  buffer before = pinned(64_KiB), behind = pinned(64_KiB);
+  ASSERT_EQ(behind.data<std::byte>(), before.data<std::byte>() + 64_KiB);
+  std::memset(behind.data(), 7, 64_KiB);
+  before.reset();  // the smallest piece that fits serves the trial
+  auto const allocated = [&] { return m.pinned().statistics().allocated_bytes.all.current; };
+  auto const held = allocated();
+  EXPECT_EQ(m.get().part<peer::links>().prove(0, 1, source_location::current()), link_state::proven);
+  EXPECT_EQ(std::count(behind.data<char>(), behind.data<char>() + 64_KiB, 7), 64 << 10);
+  EXPECT_EQ(allocated(), held);
+}
+
+TEST(links, the_streams_of_trials_end_with_their_runtime) {
+  struct counts final : driver::fault_injector::watcher {
+    int left = 0;
+    void enters(driver::call c) noexcept override {
+      left += (c == driver::call::create_stream) - (c == driver::call::destroy_stream);
+    }
+  };
+  auto const left = [](bool tries) {
+    counts seen;
+    auto m = std::make_unique<test::machine>();
+    driver::fault_injector_of(m->driver())->watch(&seen);
+    if (tries) (void)m->get().part<peer::links>().prove(0, 1, source_location::current());
+    m.reset();
+    return seen.left;
+  };
+  EXPECT_EQ(left(true), left(false));
 }
 
 TEST(links, a_trial_takes_shared_caches_last) {

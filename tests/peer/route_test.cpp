@@ -203,6 +203,30 @@ TEST_F(routes, a_guard_forces_a_possible_route_and_ends) {
   EXPECT_EQ(explain_copy(a.data(), p.data(), n).by, copy_route::engine);
 }
 
+TEST_F(routes, a_refused_wait_names_both_ends) {
+  auto& machine = *driver::fault_injector_of(m.driver());
+  copy(s, a.data(), p.data(), n);
+  for (bool const up : {true, false}) {
+    void *const dst = up ? a.data() : p.data(), *const src = up ? p.data() : a.data();
+    using driver::call;
+    for (call const one : {call::synchronize_event, call::synchronize_stream, call::query_event})
+      machine.refuse({.of = one, .more = driver::fault_injector::without_end, .by_contract = false});
+    std::string said;
+    {
+      held const gate(m, s);
+      try {
+        copy(s, dst, src, n, blocking::yes);
+      } catch (driver_error const& e) {
+        said = e.what();
+      }
+    }
+    machine.forget_orders();
+    EXPECT_TRUE(has(said, "dst " + std::string(up ? "gpu:0 " : "pinned ") + base::address_text(dst))) << said;
+    EXPECT_TRUE(has(said, "src " + std::string(up ? "pinned " : "gpu:0 ") + base::address_text(src))) << said;
+  }
+  s.ref().synchronize();
+}
+
 TEST_F(routes, explain_says_why_for_every_pair_of_places) {
   EXPECT_TRUE(has(explain_copy(a.data(), p.data(), n).reason, "pinned"));
   EXPECT_TRUE(has(explain_copy(a.data(), host.data(), n).reason, "pageable"));

@@ -159,5 +159,33 @@ TEST(after_its_runtime, nothing_is_left) {
   EXPECT_EQ(b.importers(), 0);
 }
 
+// Work of a lost device has ended. Of one that gives no answer it may still run.
+TEST(after_its_runtime, pages_that_work_may_use_stay_mapped) {
+  struct counts final : driver::fault_injector::watcher {
+    int unmaps = 0;
+    void enters(driver::call c) noexcept override { unmaps += c == driver::call::unmap; }
+  };
+  enum class device_is { well, lost, silent };
+  auto const unmapped = [](device_is how) {
+    counts seen;
+    auto m = std::make_unique<test::machine>(small());
+    auto [here, there] = lines();
+    exportable_buffer const b(some_bytes);
+    here.send(b, default_stream(0));
+    auto const o = there.receive();
+    auto& calls = *driver::fault_injector_of(m->driver());
+    if (how == device_is::lost) m->control().lose_device(0);
+    if (how == device_is::silent)
+      calls.refuse({.of = driver::call::synchronize_device, .more = driver::fault_injector::without_end});
+    calls.watch(&seen);
+    m.reset();
+    return seen.unmaps;
+  };
+  int const all = unmapped(device_is::well);
+  EXPECT_GE(all, 2) << "where it is exported, and where it is imported";
+  EXPECT_EQ(unmapped(device_is::lost), all);
+  EXPECT_EQ(unmapped(device_is::silent), 0);
+}
+
 }  // namespace
 }  // namespace weir

@@ -204,6 +204,24 @@ TEST_F(refusals, by_the_driver_are_told_as_the_drivers) {
   EXPECT_EQ(there.receive().size(), some_bytes) << "the buffer stayed the next one";
 }
 
+TEST(a_pool, is_charged_nothing_when_a_reader_is_refused) {
+  test::machine m(small());
+  share_pool pool({.on = 0, .handle_bytes = 4_MiB, .limit = 4_MiB, .readers = {1}});
+  int refused = 0;
+  for (std::uint64_t k = 1; k <= 3; ++k) {
+    auto const order = m.control().fail_call("grant", k, driver::code::failed);
+    try {
+      EXPECT_EQ(pool.allocate(4_MiB).size(), 4_MiB);
+    } catch (driver_error const&) {
+      ++refused;
+      EXPECT_EQ(pool.statistics().reserved, 0u) << "grant " << k;
+    }
+    m.control().cancel_failure(order);
+  }
+  EXPECT_GE(refused, 2) << "the owner's grant, and the reader's";
+  EXPECT_EQ(pool.allocate(4_MiB).size(), 4_MiB);
+}
+
 TEST_F(refusals, of_calls_out_of_turn_change_nothing) {
   auto [here, there] = lines();
   here.signal(3, default_stream(0));

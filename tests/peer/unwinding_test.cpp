@@ -213,6 +213,19 @@ TEST_F(unwound_sim, a_rank_that_calls_again_is_in_time) {
   EXPECT_EQ(ranks_[0].failure(), "");
 }
 
+// As many exceptions ended owners of the rank that called first, but none of the rank that called next.
+TEST_F(unwound_sim, a_waiting_rank_without_an_exception_ends_all) {
+  std::vector<buffer> x;
+  for (int r = 0; r < 3; ++r) x.push_back(on(r, r));
+  unwind(2), unwind(0);
+  ranks_[0].all_reduce({x[0].data(), 3, int32});
+  EXPECT_EQ(ranks_[0].failure(), "");
+  EXPECT_NE(refusal<driver_error>([&] {
+              ranks_[1].all_reduce({x[1].data(), 3, int32});
+            }).find("rank 2 aborted"),
+            std::string::npos);
+}
+
 // Only the two ranks of a transfer need each other.
 TEST_F(unwound_sim, a_transfer_that_waits_for_the_rank_ends) {
   buffer const a = on(0, 1), b = on(2, 1);

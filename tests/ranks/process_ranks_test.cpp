@@ -5,11 +5,14 @@
 #include <optional>
 
 #include "runtime/base/os_tcp.h"
+#include "runtime/core/parts.h"
+#include "simulator/faults/fault_injector.h"
 #include "tests/ranks/rank_threads.h"
 #include "tests/support/refused.h"
 #include "tests/support/seeds.h"
 #include "weir/graph.h"
 #include "weir/sim.h"
+#include "weir/timeline.h"
 
 namespace {
 
@@ -278,12 +281,57 @@ TEST(process_ranks, a_part_refused_in_its_middle_ends_all) {
       2,
       [](communicator& c) {
         buffer const b = to_device(encode(int32, {1, 2, 3}));
-        if (c.rank() == 1) simulation::of(runtime::current()).fail_call("enqueue", 2);
+        if (c.rank() == 1) {
+          simulation::of(runtime::current()).fail_call("enqueue", 2);
+          EXPECT_NE(refusal<driver_error>([&] { c.all_reduce({b.data(), 3, int32}); }), "") << "the refused call";
+        }
         while (true) c.all_reduce({b.data(), 3, int32}), current_stream().synchronize();
       },
       {.start = 20s}, &said);
   EXPECT_NE(said[0].find("rank 1"), std::string::npos) << said[0];
   EXPECT_NE(said[1], "");
+}
+
+// Rank 2 leaves while rank 1 is between its agreement and the carrier, which knows of no call yet.
+TEST(process_ranks, one_that_leaves_within_a_call_is_named) {
+  struct waits final : driver::fault_injector::watcher {
+    base::atomic<int>* turn = nullptr;
+    void enters(driver::call c) noexcept override {  // the record before the call's work, for the timeline
+      if (c != driver::call::record || turn->load() != 0) return;
+      turn->store(1);
+      std::this_thread::sleep_for(300ms);  // the others hear that rank 2 leaves
+    }
+  } within;
+  base::atomic<int> turn{-1};
+  within.turn = &turn;
+  record_timeline();
+  as_ranks(3, [&](communicator& c) {
+    if (c.rank() == 0) {  // stays
+      while (turn.load() < 2) std::this_thread::sleep_for(1ms);
+      return;
+    }
+    if (c.rank() == 2) {
+      while (turn.load() < 1) std::this_thread::sleep_for(1ms);
+      communicator const leaves = std::move(c);
+      return;
+    }
+    buffer const b = to_device(encode(int32, {1}));
+    current_stream().synchronize();
+    auto* const machine = driver::fault_injector_of(runtime::current().get().machine());
+    machine->watch(&within);
+    turn.store(0);
+    try {
+      c.all_reduce({b.data(), 1, int32});
+    } catch (driver_error const&) {}
+    EXPECT_GE(turn.load(), 1) << "no record came before the call's work";
+    for (int i = 0; i < 5000 && c.failure().empty(); ++i) std::this_thread::sleep_for(1ms);
+    EXPECT_NE(c.failure().find("rank 2 has destroyed its communicator"), std::string::npos) << c.failure();
+    c.abort();  // else the stream would wait
+    current_stream().synchronize();
+    machine->watch(nullptr);
+    turn.store(2);
+  });
+  stop_timeline();
 }
 
 TEST(process_ranks, a_lost_device_is_named_by_the_others) {
@@ -359,6 +407,17 @@ TEST(process_ranks, missing_ones_are_named_when_time_is_up) {
                          {.start = 100ms});
   });
   EXPECT_NE(alone.find("rank 1 of 2: rank 0 at 127.0.0.1"), std::string::npos) << alone;
+}
+
+// Before it meets the others, who would wait for it.
+TEST(process_ranks, a_device_that_does_not_open_is_told_at_once) {
+  runtime machine(simulated{.devices = 1, .memory = 64_MiB});
+  runtime_guard const in(machine);
+  simulation::of(machine).fail_call("open", 1);
+  std::string const text =
+      refusal<driver_error>([&] { communicator::create(communicator::unique_id(), 0, 2, device(0), {.start = 2s}); });
+  EXPECT_EQ(text.find("did not come"), std::string::npos) << text;
+  EXPECT_NE(text.find("communicator: gpu:0"), std::string::npos) << text;
 }
 
 TEST(process_ranks, a_seeded_machine_is_refused) {

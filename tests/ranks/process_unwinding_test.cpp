@@ -102,6 +102,28 @@ TEST(process_unwinding, of_all_ranks_leaves_the_communicator) {
   });
 }
 
+// Its end waits for a collective that the other never calls: the other waits for it.
+TEST(process_unwinding, of_a_communicator_in_a_call_frees_all) {
+  as_ranks(2, [](communicator& c) {
+    int const rank = c.rank();
+    std::string said;
+    try {
+      communicator mine = std::move(c);
+      buffer const x = to_device(encode(int32, {1}));
+      if (rank == 1) {
+        mine.all_reduce({x.data(), 1, int32});
+        throw bug();
+      }
+      mine.barrier(10s);
+    } catch (bug const&) {
+      return;
+    } catch (error const& e) {
+      said = e.what();
+    }
+    EXPECT_NE(said.find("rank 1 gave up: an exception ended its communicator"), std::string::npos) << said;
+  });
+}
+
 // It has called since, and the other has heard of it: what came before is no reason to end.
 TEST(process_unwinding, a_rank_that_calls_again_is_in_time) {
   base::atomic<int> called{0};

@@ -111,6 +111,44 @@ TEST_F(watched, a_silent_rank_is_named_after_the_limit) {
   }
 }
 
+// A beat is heard at once. If it were answered, two ranks would answer each other without an end.
+TEST_F(watched, a_beat_is_sent_at_its_time_and_not_for_a_beat) {
+  for (int const rank : {0, 1}) {
+    all.clear();
+    raw_tcp other = make_against_raw(rank, {60s, 60s});  // a beat a second
+    for (int i = 0; i < 30; ++i) {
+      ASSERT_TRUE(other.say(beat(0)));
+      std::this_thread::sleep_for(2ms);
+    }
+    all[0]->accuse(1 - rank, "the last word");
+    std::string const one_beat = beat(0);
+    std::string heard;
+    while (heard.find("the last word") == std::string::npos) {
+      std::string const more = other.hear(1);
+      ASSERT_NE(more, "");
+      heard += more;
+    }
+    EXPECT_LT(heard.size(), 10 * one_beat.size()) << "rank " << rank;
+  }
+}
+
+// Its connections would be open, and the others would wait for its silence.
+TEST_F(watched, a_rank_without_host_memory_to_watch_hangs_up) {
+  for (int const rank : {0, 1}) {
+    auto [a, b] = connected();
+    std::vector<os::owned_file> lines(rank == 0 ? 2 : 1);
+    lines[rank == 0 ? 1 : 0] = std::move(a);
+    rank_watch fails(rank, 2, std::move(lines), {60s, 60s}, [] {});
+    fails.turn_away_by([] { throw std::bad_alloc(); });  // by the thread that watches
+    fails.start(source_location());
+    std::vector<os::owned_file> others(rank == 0 ? 1 : 2);
+    others[rank == 0 ? 0 : 1] = std::move(b);
+    auto const other = make(1 - rank, 2, std::move(others), {60s, 60s});
+    EXPECT_SAYS(failure_of(*other), "rank " + std::to_string(rank) + " has ended, or its connection is broken");
+    EXPECT_SAYS(failure_of(fails), "no host memory to watch the others");
+  }
+}
+
 // Others wait for it, and its beats do not help it.
 TEST_F(watched, a_rank_that_calls_no_collective_is_named) {
   make_all(3, {20s, 150ms});

@@ -141,6 +141,26 @@ TEST_F(pools, more_guards_than_a_thread_remembers_still_serve) {
   }
 }
 
+// What a thread remembers of the first pools serves later ones; what led there must be forgotten.
+TEST_F(pools, an_inner_guard_serves_after_many_other_pools) {
+  pool const first("first"), second("second");
+  auto const nested = [](pool const& outer, pool const& inner) {
+    pool_guard const out(outer), in(inner);
+    buffer const b(1000);
+    return pool_of(b.data());
+  };
+  {
+    pool_guard const out(first);
+    EXPECT_EQ(nested(second, first), first.number());
+  }
+  std::vector<std::unique_ptr<pool>> others;
+  for (int i = 0; i < 40; ++i) {
+    pool_guard const in_it(*others.emplace_back(std::make_unique<pool>("other")));
+    deallocate(allocate(1000));
+  }
+  EXPECT_EQ(nested(second, first), first.number());
+}
+
 TEST_F(pools, numbers_add_up) {
   pool const model("model", {.limit = 20_MiB});
   {

@@ -4,6 +4,7 @@
 #include "tests/memory/counted_calls.h"
 #include "tests/peer/machine_fixture.h"
 #include "tests/support/sanitized.h"
+#include "weir/graph.h"
 
 namespace weir {
 namespace {
@@ -32,6 +33,29 @@ TEST(staging, holds_no_more_pinned_memory_than_its_room) {
   EXPECT_EQ(staging.in_use(0), 0u);
   EXPECT_EQ(m.pinned().statistics().allocated_bytes.all.current, 0);
   EXPECT_EQ(test::read_back(b.data(), n, 1), source);
+}
+
+// A graph would copy again from what is in the staging buffer by then.
+TEST(staging, a_pageable_copy_in_a_capture_is_refused_both_ways) {
+  test::machine m({.devices = 1, .memory = 64_MiB});
+  stream const s;
+  for (std::size_t const n : {4_KiB, 3_MiB}) {
+    buffer const on_gpu(s, n);
+    std::vector<std::byte> host(n);
+    for (auto const b : {blocking::yes, non_blocking}) {
+      for (bool const up : {true, false}) {
+        std::string said;
+        try {
+          (void)graph::capture(s, [&] {
+            up ? copy(s, on_gpu.data(), host.data(), n, b) : copy(s, host.data(), on_gpu.data(), n, b);
+          });
+        } catch (invalid_use const& e) {
+          said = e.what();
+        }
+        EXPECT_NE(said.find("a staging buffer cannot serve each replay"), std::string::npos) << n << " " << up << said;
+      }
+    }
+  }
 }
 
 TEST(staging, every_manner_brings_every_byte_both_ways) {
