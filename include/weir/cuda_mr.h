@@ -67,8 +67,8 @@ class basic_resource {
     });
   }
   // The memory serves others after the work enqueued on the stream so far, which may be of another device.
-  // Throws: invalid_use (freed twice, no block of weir). CCCL's any_resource and resource_ref end the process
-  // then, with this error as the last word.
+  // Throws: invalid_use (freed twice, no block of weir), driver_error. CCCL's any_resource and resource_ref end
+  // the process then, with this error as the last word.
   void deallocate(::cuda::stream_ref s, void* p, size_t, size_t = default_alignment,
                   source_location at = source_location::current()) {
     freed([&] { detail::deallocate_on(device_, s.get(), p, at); });
@@ -89,7 +89,7 @@ class basic_resource {
                                source_location at = source_location::current()) {
     return translated(bytes, [&]() -> void* {
       if constexpr (Kind == memory_kind::pinned) {
-        (void)device(at);  // current in CUDA from now on, as after cudaMallocHost
+        (void)device(at);  // of no device: one is current in CUDA from now on, as after cudaMallocHost
         return pinned_block(bytes, alignment, at);
       } else {
         stream_ref const home = default_stream(device(at), at);

@@ -86,9 +86,11 @@ result<std::uint64_t> fault_injector::capture_of(int device, stream_handle s) {
   return through(call::capture_of, [&] { return inner_->capture_of(device, s); });
 }
 status fault_injector::keep_with_graph(int device, stream_handle s, void (*drop)(void*), void* state) {
-  status const is = pass_work(call::keep_with_graph, device, work{.drop = drop, .state = state},
-                              [&] { return inner_->keep_with_graph(device, s, drop, state); });
-  return spoil_as_said(is, device, s);
+  if (status const refused = refusal(call::keep_with_graph, device); !refused.ok()) [[unlikely]] {
+    drop(state);
+    return spoil_as_said(refused, device, s);
+  }
+  return through(call::keep_with_graph, [&] { return inner_->keep_with_graph(device, s, drop, state); });
 }
 void fault_injector::recheck() {  // never refused; the watcher sees it as call::any
   static_cast<void>(through(call::any, [&] { return inner_->recheck(), true; }));

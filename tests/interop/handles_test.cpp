@@ -412,6 +412,20 @@ TEST_F(handles, a_capture_survives_its_streams_being_named) {
   deallocate(borrow_stream(0, theirs.handle()), allocate(borrow_stream(0, theirs.handle()), small));
 }
 
+// Nobody can be asked for a capture of a handle that has gone. The event makes the capture known to weir.
+TEST_F(handles, a_block_outlives_a_stream_that_was_captured) {
+  void* const p = allocate(default_stream(0), small);
+  {
+    simulated_stream theirs(0);
+    theirs.begin_capture();
+    record_stream(p, borrow_stream(0, theirs.handle()));
+    (void)borrow_stream(0, theirs.handle()).record_event();
+    theirs.end_capture();
+  }
+  EXPECT_NO_THROW(deallocate(p));
+  EXPECT_EQ(memory_allocated(0), 0u);
+}
+
 TEST_F(handles, a_known_stream_in_a_capture_comes_back) {
   simulated_stream theirs(0);
   void* const p = allocate(borrow_stream(0, theirs.handle()), small);

@@ -85,7 +85,11 @@ void free_path::ask(clock::stream_clock& s, source_location at) const {
   try {
     (void)graphs_.of(*lane, at);
   } catch (invalid_use const&) {  // spoiled meanwhile
-  } catch (device_lost const&) {}
+  } catch (device_lost const&) {
+  } catch (driver_error const&) {
+    // The handle of a borrowed stream that has ended is nobody's, and a process that ends launches no graph.
+    if (exists && !process_is_ending()) throw;
+  }
 }
 
 // Whatever may throw comes first. From the notices on, nothing does.

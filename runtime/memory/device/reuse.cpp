@@ -351,6 +351,7 @@ void* block_reuse::after_a_wait(stream_heap& mine, alloc_request const& r, std::
     clock::stamp oldest;
     {
       section const hold(other);
+      if (!heap_table::may_lend(other, mine)) return false;
       oldest.stream = other.home.load()->id();
       other.reclaim();
       other.blocks.some_free(bytes, looks, [&](heap_block const& p) {

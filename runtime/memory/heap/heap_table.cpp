@@ -268,7 +268,7 @@ bool may_wait_in(memory_pool const& pool, stream_heap const& m, clock::stream_cl
 }  // namespace
 
 // A retired stream leaves its heap, with all that is cached there, to the next stream, and so does an ended pool. What
-// lies in the pool already comes first: its free pieces serve no other heap.
+// lies in the pool already comes first: a graph's free pieces serve no other heap.
 stream_heap* heap_table::inherit(clock::stream_clock& heir, memory_pool& pool) {
   for (bool const comes_in : {false, true}) {
     for (auto const& m : heaps_) {
