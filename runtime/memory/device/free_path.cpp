@@ -79,7 +79,8 @@ void free_path::ask(clock::stream_clock& s, source_location at) const {
   bool const exists = s.alive() == clock::life::own || s.alive() == clock::life::foreign ||
                       (s.alive() == clock::life::borrowed && clock::named_in_call::is(s));
   auto const now = exists ? s.lane() : driver::result<clock::stream_clock*>{{}, s.known_lane()};
-  if (now.is.what == driver::code::not_permitted) return;
+  // spoiled, or a handle that has gone
+  if (now.is.what == driver::code::not_permitted || now.is.what == driver::code::invalid) return;
   clock::stream_clock* const lane = now.ok() ? now.value : s.known_lane();  // else as it was last seen
   if (!lane) return;
   try {

@@ -99,13 +99,14 @@ std::shared_ptr<graph_life> graph_pools::kept_by_the_graph(clock::stream_clock& 
   auto const graph = std::make_shared<graph_life>();
   auto its = std::make_unique<both>(graph, memory);
   memory->hold();
-  auto const kept = of_.machine.keep_with_graph(of_.device, s.handle(), drop, its.release());
+  // the stream may be of another device than the memory
+  auto const kept = of_.machine.keep_with_graph(s.device(), s.handle(), drop, its.release());
   if (kept.what == driver::code::not_permitted) {
     throw invalid_use("allocate",
-                      base::text("on stream ", s.id(), " of gpu:", of_.device, ", whose capture is spoiled"),
+                      base::text("on stream ", s.id(), " of gpu:", s.device(), ", whose capture is spoiled"),
                       "End the capture, and look for the call that it does not allow", at, error_id{387});
   }
-  require(kept, "allocate", base::text("on stream ", s.id(), " of gpu:", of_.device, ", which is being captured"), "",
+  require(kept, "allocate", base::text("on stream ", s.id(), " of gpu:", s.device(), ", which is being captured"), "",
           at);
   return graph;
 }
