@@ -204,11 +204,9 @@ std::optional<asked> parse(int argc, char** argv) {
 // Draws the bar until all steps are done or a replica has failed.
 void watch(settings const& s, trainer::report const& report, std::int64_t first) {
   trainer::progress bar(s.steps);
-  double smooth = 0;
-  for (std::int64_t seen = first; seen < s.steps && !report.failed.load();) {
-    std::int64_t const done = report.steps_done();
-    for (; seen < done; ++seen) smooth = smooth == 0 ? report.loss(seen) : 0.98 * smooth + 0.02 * report.loss(seen);
-    if (done > first) bar.show(done, smooth, static_cast<double>(done - first) * s.batch);
+  for (std::int64_t done = first; done < s.steps && !report.failed.load();) {
+    done = report.steps_done();
+    if (done > first) bar.show(done, static_cast<double>(done - first) * s.batch);
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   bar.end();

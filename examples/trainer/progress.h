@@ -9,8 +9,8 @@ namespace trainer {
 class progress {
  public:
   explicit progress(std::int64_t steps);
-  // loss: of the last step, smoothed. characters: read so far.
-  void show(std::int64_t step, double loss, double characters);
+  // characters: read so far.
+  void show(std::int64_t step, double characters);
   void end();
 
  private:

@@ -67,7 +67,7 @@ std::vector<row> compare_ways(settings s, text const& t, int replicas) {
           .rows = s.batch / replicas / w.parts};
     r.peak = static_cast<std::int64_t>(weir::max_memory_allocated(0));
     r.seconds_a_step = out.seconds_a_step;
-    r.loss = told.loss(s.steps - 1);
+    r.validation_loss = out.validation_loss;
     rows.push_back(r);
   }
   return rows;
@@ -75,13 +75,13 @@ std::vector<row> compare_ways(settings s, text const& t, int replicas) {
 
 std::string table_of(std::vector<row> const& rows) {
   std::string all =
-      "MiB of gpu:0                          parameters  + rows x activations  = expected      peak   ms a step     "
-      "loss\n";
+      "MiB of gpu:0                          parameters  + rows x activations  = expected      peak   ms a step  "
+      "validation loss\n";
   for (row const& r : rows) {
     char line[200];
-    std::snprintf(line, sizeof line, "%-36s  %10s  %6lld x %9.1f KiB  %10s  %8s  %10.2f  %7.4f\n", r.way.c_str(),
+    std::snprintf(line, sizeof line, "%-36s  %10s  %6lld x %9.1f KiB  %10s  %8s  %10.2f  %15.4f\n", r.way.c_str(),
                   mib(r.parameters).c_str(), static_cast<long long>(r.rows), static_cast<double>(r.kept_a_row) / 1024,
-                  mib(r.expected()).c_str(), mib(r.peak).c_str(), r.seconds_a_step * 1e3, r.loss);
+                  mib(r.expected()).c_str(), mib(r.peak).c_str(), r.seconds_a_step * 1e3, r.validation_loss);
     all += line;
   }
   return all;

@@ -17,7 +17,7 @@ struct row {
   std::int64_t rows = 0;         // of one part of a batch on one device
   std::int64_t peak = 0;         // most bytes allocated on device 0
   double seconds_a_step = 0;
-  double loss = 0;               // of the last step
+  double validation_loss = 0;    // over as many characters as a batch has
   std::int64_t expected() const noexcept { return parameters + rows * kept_a_row; }
 };
 

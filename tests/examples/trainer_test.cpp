@@ -157,7 +157,7 @@ TEST_F(trained, the_table_names_the_memory_taken) {
     EXPECT_GE(r.peak, r.expected()) << r.way;
     EXPECT_LE(r.peak, r.expected() + more) << r.way;
     EXPECT_GT(r.seconds_a_step, 0) << r.way;
-    EXPECT_NEAR(r.loss, rows[0].loss, 0.05 * rows[0].loss) << r.way;
+    EXPECT_NEAR(r.validation_loss, rows[0].validation_loss, 0.05 * rows[0].validation_loss) << r.way;
     EXPECT_NE(table_of(rows).find(r.way), std::string::npos);
   }
   EXPECT_LT(rows[1].kept_a_row, rows[0].kept_a_row);

@@ -14,6 +14,15 @@ losses_agree() {  # losses_agree FILE: within 1e-4 of one process
     fail "$1: not the losses of one process"
 }
 "$build/bin/trainer" "${long[@]}" --losses "$work/one" > "$work/out"
+# A screen with two losses leaves open which of them counts: the bar, the panel and the table tell the same one.
+script -qec "$build/bin/trainer ${long[*]}" /dev/null > "$work/terminal" || fail "on a terminal: $(cat "$work/terminal")"
+for screen in out terminal; do
+  said=$(grep -oE "[a-z]* loss" "$work/$screen" | sort | uniq -c)
+  [[ $said =~ ^\ *1\ validation\ loss$ ]] || fail "the losses of a run ($screen): $said"
+done
+"$build/bin/trainer" "${options[@]}" --steps 2 --table > "$work/table"
+said=$(grep -oE "[a-z]* loss" "$work/table")
+[ "$said" = "validation loss" ] || fail "the losses of the table: $said"
 
 # torchrun's variables, set by hand
 port=$((20000 + RANDOM % 20000))
