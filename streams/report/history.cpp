@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <boost/unordered/unordered_flat_map.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <ostream>
 
 #include "runtime/options/options.h"
@@ -154,7 +155,7 @@ void memory_tracker::track(source_location at) {
   std::sort(changes.begin(), changes.end(),
             [](change const& a, change const& b) { return a.bytes != b.bytes ? a.bytes > b.bytes : a.line < b.line; });
   state_->out << line_text(at) << ": " << signed_bytes(bytes) << " in " << (blocks < 0 ? "" : "+") << blocks
-              << " blocks\n";
+              << (std::abs(blocks) == 1 ? " block\n" : " blocks\n");
   for (change const& c : changes)
     state_->out << "  " << signed_bytes(c.bytes) << " in " << (c.blocks < 0 ? "" : "+") << c.blocks << " of " << c.line
                 << '\n';

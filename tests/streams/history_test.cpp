@@ -242,6 +242,7 @@ TEST_F(history, a_tracker_prints_new_and_vanished_blocks) {
   auto const line = std::string("streams/history_test.cpp:").append(std::to_string(__LINE__ - 1));
   tracker.track();
   EXPECT_NE(out.str().find("+4 KiB in +1 of " + line), std::string::npos) << out.str();
+  EXPECT_NE(out.str().find("+4 KiB in +1 block\n"), std::string::npos) << out.str();
   out.str("");
   tracker.track();
   EXPECT_NE(out.str().find("+0 B in +0 blocks\n"), std::string::npos) << out.str();
