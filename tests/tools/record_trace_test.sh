@@ -127,6 +127,22 @@ recorded - "$work/program.py" || status=$?
 expect "the status without torch" 1 "$status"
 grep -q 'has no torch' "$work/said" || python3 -c 'import torch' 2> /dev/null || { echo "FAILED: $(cat "$work/said")"; failed=1; }
 
+# What is no snapshot, and what is no device of it, is told in a line, not by a stack of Python.
+gzip -c "$work/one" > "$work/packed"
+python3 -c 'import pickle, sys; pickle.dump([1], open(sys.argv[1], "wb"))' "$work/list"
+head -c 20 "$work/one" > "$work/cut"
+wrong() {  # wrong STATUS TEXT ARGS...: it ends so, with one line that has the text
+  local wanted=$1 text=$2 status=0
+  shift 2
+  "$root/tools/record_trace" - --snapshot "$@" > "$work/told" 2> "$work/said" || status=$?
+  [ $status = $wanted ] && [ "$(wc -l < "$work/said")" = 1 ] && grep -qF -- "$text" "$work/said" ||
+    { echo "FAILED: $*: status $status, not $wanted with '$text': $(cat "$work/said")"; failed=1; }
+}
+wrong 1 "$work/missing cannot be read: No such file" "$work/missing"
+for file in packed list cut; do wrong 1 "$work/$file is no snapshot of torch.cuda.memory._dump_snapshot" "$work/$file"; done
+wrong 1 "unpack it first (gzip -dc)" "$work/packed"
+wrong 2 "gpu:5 of 2" "$work/two" 5
+wrong 2 "gpu:x of 2" "$work/two" x
 # weir's record of a replay begins with the replayed trace.
 if [ -x "$build/bin/weir" ]; then
   printf 'a 0 70000 0\na 1 5000 0\nf 0\na 2 64 0\nf 1\na 3 9000000 0\nf 3\nf 2\n' > "$work/in.trace"
