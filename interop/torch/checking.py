@@ -1,6 +1,6 @@
 """What a check is, and how checks run: each in a process of its own, some in two, with and without weir.
 
-check.py has the checks. A line of JSON for each: its name, whether it passed, seconds, and what it found.
+check.py and graph_checks.py have the checks. A line of JSON for each: its name, whether it passed, seconds, and what it found.
 """
 import concurrent.futures
 import hashlib
