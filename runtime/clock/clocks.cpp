@@ -405,13 +405,13 @@ bool clocks::have_passed(std::vector<stamp>& all) {
 driver::status clocks::synchronize_device(int device) try {
   if (auto const s = state_->shared->state_of(device); !s.ok()) return s;
   if (driver::inside_work::here()) return {driver::code::not_permitted};
-  stream_clock::common::device_waits::one const no_capture_begins(
-      state_->shared->device[static_cast<std::size_t>(device)]);
-  struct one {
+  stream_clock::common::device_wait const no_capture_begins(
+      state_->shared->waits_by_device[static_cast<std::size_t>(device)]);
+  struct awaited {
     stream_clock* stream;
     stream_clock::begun begun;
   };
-  std::vector<one> all;
+  std::vector<awaited> all;
   std::vector<stream_clock*> living;
   {
     auto lines = state_->lines.lock();
@@ -436,7 +436,7 @@ driver::status clocks::synchronize_device(int device) try {
   }
   if (auto const s = state_->shared->note(device, state_->shared->machine.synchronize_device(device)); !s.ok())
     return s;
-  for (auto const& o : all) o.stream->observe(o.begun.n, o.begun.seen);
+  for (auto const& a : all) a.stream->observe(a.begun.n, a.begun.seen);
   return {};
 } catch (std::bad_alloc const&) {
   return {driver::code::out_of_memory};
@@ -446,7 +446,7 @@ driver::status clocks::synchronize_device(int device) try {
 constexpr std::chrono::seconds longest_look{2};
 
 driver::status clocks::begin_capture(stream_clock& s, driver::capture_mode mode) {
-  auto& its = state_->shared->device[static_cast<std::size_t>(s.device())];
+  auto& its = state_->shared->waits_by_device[static_cast<std::size_t>(s.device())];
   base::unique_lock hold(its.lock);
   (void)its.changed.wait_for(hold, longest_look, [&] { return its.under_way == 0; });
   return s.note(state_->shared->machine.begin_capture(s.device(), s.handle(), mode));

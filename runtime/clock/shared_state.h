@@ -13,34 +13,35 @@ struct stream_clock::common {
       : machine(m),
         events(std::make_shared<event_pool>(m, devices)),
         lost(new base::atomic<std::int64_t>[static_cast<std::size_t>(devices)]),
-        device(new device_waits[static_cast<std::size_t>(devices)]) {}
+        waits_by_device(new device_waits[static_cast<std::size_t>(devices)]) {}
   driver::driver& machine;
   driver::allocation_observer* const observer = machine.watching();
   std::shared_ptr<event_pool> const events;
   std::unique_ptr<base::atomic<std::int64_t>[]> const lost;  // 0: usable, else 2 × the driver's number + 1
-  // Who waits for the whole device, which spoils captures: from the look for them to the end of the driver's call.
+  // Waits for the whole device, which spoil captures. Each counts from the look for captures to the end of its
+  // driver call.
   struct device_waits {
     base::mutex lock;  // held while a capture begins
     base::condition changed;
     int under_way = 0;
-    class one {
-     public:
-      explicit one(device_waits& w) : of_(w) {
-        base::lock_guard const hold(of_.lock);
-        ++of_.under_way;
-      }
-      ~one() {
-        base::lock_guard const hold(of_.lock);
-        --of_.under_way;
-        of_.changed.notify_all();
-      }
-      one(one const&) = delete;
-
-     private:
-      device_waits& of_;
-    };
   };
-  std::unique_ptr<device_waits[]> const device;
+  class device_wait {  // one of them, as long as it lives
+   public:
+    explicit device_wait(device_waits& w) : all_(w) {
+      base::lock_guard const hold(all_.lock);
+      ++all_.under_way;
+    }
+    ~device_wait() {
+      base::lock_guard const hold(all_.lock);
+      --all_.under_way;
+      all_.changed.notify_all();
+    }
+    device_wait(device_wait const&) = delete;
+
+   private:
+    device_waits& all_;
+  };
+  std::unique_ptr<device_waits[]> const waits_by_device;
   base::atomic<std::uint64_t> fences{0}, waits{0}, polls{0};
 
   // Returns: ok, or lost with the driver's number.
