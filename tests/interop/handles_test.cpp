@@ -412,7 +412,7 @@ TEST_F(handles, a_capture_survives_its_streams_being_named) {
   deallocate(borrow_stream(0, theirs.handle()), allocate(borrow_stream(0, theirs.handle()), small));
 }
 
-// Nobody can be asked for a capture of a handle that has gone. The event makes the capture known to weir.
+// No driver call tells the capture of a handle that has gone. The event makes the capture known to weir.
 TEST_F(handles, a_block_outlives_a_stream_that_was_captured) {
   void* const p = allocate(default_stream(0), small);
   {

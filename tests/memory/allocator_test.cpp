@@ -253,7 +253,7 @@ TEST_F(allocations, a_lost_device_takes_frees_and_counts_them) {
   EXPECT_EQ(n.allocation.all.current, 0);
   EXPECT_EQ(n.allocated_bytes.all.current, 0);
   EXPECT_EQ(n.requested_bytes.all.current, 0);
-  EXPECT_GT(n.pending_bytes.all.current, 0) << "nobody knows whether the work there goes on";
+  EXPECT_GT(n.pending_bytes.all.current, 0) << "no driver call tells whether the work there goes on";
   for (void* p : all) {
     EXPECT_FALSE(device().find(p));
     EXPECT_THROW(give(p), invalid_use) << "freed twice";

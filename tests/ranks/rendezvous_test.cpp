@@ -131,7 +131,7 @@ TEST_F(rendezvous, all_are_told_who_did_not_come) {
     EXPECT_NE(said.find("rank 1, rank 3 of 4 did not come within 300 ms"), std::string::npos) << said;
 }
 
-// What a launcher keeps from earlier processes: a port where nobody listens, or where others meet.
+// What a launcher keeps from earlier processes: a port without a listener, or one where others meet.
 TEST_F(rendezvous, an_old_address_is_asked_for_again) {
   os::tcp_socket other = os::listen_tcp(0);
   std::uint16_t const others_port = other.port;
