@@ -143,6 +143,13 @@ for file in packed list cut; do wrong 1 "$work/$file is no snapshot of torch.cud
 wrong 1 "unpack it first (gzip -dc)" "$work/packed"
 wrong 2 "gpu:5 of 2" "$work/two" 5
 wrong 2 "gpu:x of 2" "$work/two" x
+# Other tools in Python, too, name the file that is missing in a line.
+for call in "scale_trace $work/missing $work/out.trace 2" "page_frames --page $work/missing" "pictures $work/missing $work"; do
+  [[ $call != page_frames* ]] || command -v chromium > /dev/null || continue
+  status=0
+  "$root"/tools/$call > "$work/told" 2> "$work/said" || status=$?
+  [ $status = 1 ] && [ "$(wc -l < "$work/said")" = 1 ] && grep -q "^${call%% *}: .*$work/missing" "$work/said" || { echo "FAILED: $call: status $status: $(cat "$work/said")"; failed=1; }
+done
 # weir's record of a replay begins with the replayed trace.
 if [ -x "$build/bin/weir" ]; then
   printf 'a 0 70000 0\na 1 5000 0\nf 0\na 2 64 0\nf 1\na 3 9000000 0\nf 3\nf 2\n' > "$work/in.trace"
