@@ -112,11 +112,12 @@ class communicator {
   stamp send_receive(device_span in, int to, device_span out, int from,
                      source_location = source_location::current());
 
-  // Lets NCCL reduce and gather in the pool itself. Before 2.29.7 it uses the pool as any memory: no abort ends its
-  // kernels for registered memory. Each rank passes a registered pool (weir/pool.h) of one limit. Every collective
-  // then takes memory at the same place of that pool on all ranks, or outside of it on all. So allocate in one
-  // order, and once: a block that several streams used is reused when a rank sees that work complete. The place of all_gather's `in` and reduce_scatter's `out` in the pool is free, and so
-  // are send, receive, scatter and gather. The pool keeps its memory until this communicator ends.
+  // Lets NCCL reduce and gather in the pool itself. Before 2.29.7 it uses the pool as any memory: no abort
+  // ends its kernels for registered memory. Each rank passes a registered pool (weir/pool.h) of one limit.
+  // Every collective then takes memory at the same place of that pool on all ranks, or outside of it on all.
+  // So allocate in one order, and once: a block that several streams used is reused when a rank sees that
+  // work complete. The place of all_gather's `in` and reduce_scatter's `out` in the pool is free, and so are
+  // send, receive, scatter and gather. The pool keeps its memory until this communicator ends.
   // Blocks: on GPUs, the host, as split. Requires: no capture is under way in this process.
   // Throws: invalid_use (another kind of pool, another device or runtime; registered before; a rank differs),
   // timed_out (all may call again), driver_error.
@@ -153,18 +154,19 @@ class communicator {
   std::unique_ptr<state> state_;
 };
 
-// Collects collectives, sends and receives of one rank. end() enqueues them as one call, as ncclGroupStart and
-// ncclGroupEnd do: NCCL takes one launch for many small ones. Each result has the bits that the single call gives.
-// All ranks put the same collectives in the same order into one group. Sends and receives concern two ranks, as ever.
-// Requires: no member writes memory that another member reads or writes. They run in no order among each other.
-// Threads: as the communicator. A second group, or a single call, may come before end(): it is enqueued first.
+// Collects collectives, sends and receives of one rank. end() enqueues them as one call, as ncclGroupStart
+// and ncclGroupEnd do: NCCL takes one launch for many small ones. Each result has the bits that the single
+// call gives. All ranks put the same collectives in the same order into one group. Sends and receives concern
+// two ranks, as ever.
+// Requires: no member writes memory that another member reads or writes. Members run in no order.
+// Threads: as the communicator. Another group or call may come before end(): it is enqueued first.
 class collective_group {
  public:
   explicit collective_group(communicator const&);
   collective_group(collective_group&&) noexcept;
   collective_group& operator=(collective_group&&) noexcept;
-  // Enqueues nothing. If an exception unwinds: aborts all ranks once another one waits for this rank's next call,
-  // unless an exception unwound that rank's own group or buckets, too.
+  // Enqueues nothing. If an exception unwinds: aborts all ranks once another one waits for this rank's next
+  // call, unless an exception unwound that rank's own group or buckets, too.
   ~collective_group();
 
   // Add a member: the communicator's calls of these names, which enqueue nothing yet and touch no memory.
@@ -181,11 +183,11 @@ class collective_group {
   void receive(device_span out, int from, source_location = source_location::current());
   int size() const noexcept;  // members
 
-  // Enqueues all members on the thread's current stream of the rank's device, and empties the group for its next use.
+  // Enqueues all members on the thread's current stream of the rank's device, and empties the group.
   // Returns: a stamp that completes with all of them; of an empty group, with the stream's earlier work.
   // Blocks: as the communicator's calls; NCCL carries large broadcasts of a group, too.
-  // Throws: as those calls, for any member, and invalid_use (two members share memory; a rank's group differs). No
-  // member was enqueued: end() may be called again. Or failure() tells why no rank can continue.
+  // Throws: as those calls, for any member, and invalid_use (two members share memory; a rank's group
+  // differs). No member was enqueued: end() may be called again. Or failure() tells why no rank can continue.
   stamp end(source_location = source_location::current());
 
  private:
@@ -202,15 +204,15 @@ struct bucket_options {
 
 // Keeps all parameters and gradients of one rank in one block. Gradients are reduced in place, a bucket at a
 // time and the last added first, while the backward pass still runs.
-// A graph of a step reduces at each launch. Between processes it needs GPUs: simulated ones throw not_supported.
+// A graph of a step reduces at each launch. Simulated ranks of several processes throw not_supported.
 // Threads: as the communicator. All ranks add the same items in the same order.
 class gradient_buckets {
  public:
   explicit gradient_buckets(communicator&, bucket_options = {});
   gradient_buckets(gradient_buckets&&) noexcept;
   gradient_buckets& operator=(gradient_buckets&&) noexcept;
-  // If an exception unwinds: as ~collective_group. Aborts all ranks as well if a reduction of this one waits for
-  // others.
+  // If an exception unwinds: as ~collective_group. Aborts all ranks as well if a reduction of this one waits
+  // for others.
   ~gradient_buckets();
 
   // Requires: before build(). Returns: 0, 1, 2, …

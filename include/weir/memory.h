@@ -20,8 +20,8 @@ void* allocate(size_t bytes, size_t alignment = default_alignment, source_locati
 inline void* allocate(stream_ref, size_t bytes, size_t alignment = default_alignment,
                       source_location = source_location::current());
 // Frees a device or pinned block. Null does nothing.
-// Throws: invalid_use (freed twice, foreign, interior), naming what the address is; driver_error (inside a capture, whose
-// graph cannot keep the block). Nothing has changed then.
+// Throws: invalid_use (freed twice, foreign, interior), naming what the address is; driver_error (inside a
+// capture, whose graph cannot keep the block). Nothing has changed then.
 inline void deallocate(void*, source_location = source_location::current());
 // The same, after declaring that `last_use` has used the block up to this call.
 void deallocate(stream_ref last_use, void*, source_location = source_location::current());
@@ -109,7 +109,7 @@ class buffer {  // move-only owner of one block
   size_t kind_ : 2 = 0;
   std::uint64_t since_ = 0;  // device and pinned: number of blocks adopted when this buffer got its block
 };
-// Page-locked, near the current device. A forked child has a copy of it, as of the heap; before Linux 5.12 none.
+// Page-locked, near the current device. A forked child has a copy, as of the heap; before Linux 5.12 none.
 buffer pinned(size_t bytes, source_location = source_location::current());
 buffer pin_memory(std::span<std::byte const>, source_location = source_location::current());  // a pinned copy
 // Reserves pinned memory, so that the next blocks of this total size need no system call. Throws:
@@ -161,16 +161,17 @@ size_t empty_cache(device = gpu, source_location = source_location::current());
 // which other processes may take. Changes nothing: no block is moved, no page mapped. Blocks: allocations of
 // a stream while weir reads its memory.
 headroom memory_headroom(device = gpu, source_location = source_location::current());
-// Limits reserved bytes; 0: no limit. Cached memory above the limit goes back to the device at once, as far as the
-// work that used it is complete. Live blocks above it stay, and so does their memory: what they leave serves other
-// allocations, and nothing new is reserved. Blocks: as empty_cache on devices that map no memory; else no
+// Limits reserved bytes; 0: no limit. Cached memory above the limit goes back to the device at once, as far
+// as the work that used it is complete. Live blocks above it stay, and so does their memory: what they leave
+// serves other allocations, and nothing new is reserved. Blocks: as empty_cache on devices that map no
+// memory; else no
 void set_memory_limit(size_t bytes, device = gpu, source_location = source_location::current());
 // The same by a share of the device's memory. Throws: invalid_use outside 0 < of_total <= 1
 void set_per_process_memory_fraction(double of_total, device = gpu, source_location = source_location::current());
 
-// Called once before each out_of_memory, whatever memory ran out, with no lock held: the program can free memory or
-// raise a limit. report.on is cpu for host memory. Returns: true if it did so: the search is repeated. A request
-// that runs out inside a callback calls none.
+// Called once before each out_of_memory, whatever memory ran out, with no lock held: the program can free
+// memory or raise a limit. report.on is cpu for host memory. Returns: true if it did so: the search is
+// repeated. A request that runs out inside a callback calls none.
 using out_of_memory_callback = std::function<bool(memory_report const&)>;
 class [[nodiscard]] callback_registration {  // unregisters at its end; must end before its runtime
  public:
