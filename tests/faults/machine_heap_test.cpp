@@ -4,14 +4,22 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "runtime/base/call_site.h"
+#include "runtime/core/parts.h"
 #include "simulator/faults/fault_injector.h"
 #include "simulator/machine/machine.h"
 #include "tests/faults/heap.h"
+#include "weir/collective.h"
+#include "weir/memory.h"
+#include "weir/stream.h"
 
 namespace weir::faults {
 namespace {
@@ -167,6 +175,43 @@ INSTANTIATE_TEST_SUITE_P(of, machine_without_memory,
                                   : info.param == scheduling::stepped ? "stepped"
                                                                       : "seeded";
                          });
+
+// A thread's first calls make what the thread keeps. Some promise not to throw: without memory they ended the process.
+TEST(a_threads_first_call, ends_no_process_without_memory) {
+  if (std::getenv("WEIR_CHECK_RACES")) GTEST_SKIP() << "the checker does not go on without memory";
+  runtime own(simulated{.devices = 1, .memory = 64_MiB});
+  runtime_guard const in(own);
+  stream_ref const known = current_stream();
+  struct first_call {
+    char const* name;
+    std::function<void()> make;
+  };
+  buffer ends(1000), host_ends = pinned(1000);
+  std::optional<stream> leased(std::in_place);
+  std::optional<event> recorded(known.record_event());
+  auto ranks = communicator::create_all(std::vector{device(0)});
+  auto& machine = own.get().machine();
+  first_call const calls[] = {
+      {"a driver call", [&] { (void)machine.query_stream(0, stream_handle::per_thread); }},
+      {"inside_work", [] { EXPECT_FALSE(inside_work::here()); }},
+      {"moving_a_pool", [] { base::moving_a_pool const now; }},
+      {"find_block", [&] { EXPECT_TRUE(find_block(ends.data())); }},
+      {"the end of a buffer", [&] { ends.reset(); }},
+      {"the end of a pinned buffer", [&] { host_ends.reset(); }},
+      {"the end of a stream", [&] { leased.reset(); }},
+      {"the end of an event", [&] { recorded.reset(); }},
+      {"recheck", [&] { machine.recheck(); }},
+      {"abort", [&] { ranks[0].abort(); }},
+  };
+  for (first_call const& c : calls) {
+    SCOPED_TRACE(c.name);
+    std::thread([&] {
+      heap::fail(1, heap::without_end);
+      c.make();
+      heap::stop();
+    }).join();
+  }
+}
 
 }  // namespace
 }  // namespace weir::faults
