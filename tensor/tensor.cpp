@@ -6,6 +6,7 @@
 #include "runtime/base/process.h"
 #include "runtime/memory/device/device_memory.h"
 #include "simulator/checker/race_checker.h"
+#include "streams/api/refused_free.h"
 #include "streams/pinned/pinned_memory.h"
 #include "streams/stream/context.h"
 #include "tensor/state.h"
@@ -44,11 +45,14 @@ std::string shape::str() const {
 storage::state::~state() {
   if (foreign) foreign->give_back();
   if (!data) return;
+  static constexpr char const* its_end = "the end of its tensor";
   try {
     if (how == held::pageable) std::free(data);
     else if (how == held::block && !process_is_ending() && !process_was_forked() && owner.if_alive())
-      deallocate(data, {"the end of its tensor", "", 0});  // by address
-  } catch (...) {}  // the device is lost, or the program freed the block: nothing is left to free
+      deallocate(data, {its_end, "", 0});  // by address
+  } catch (...) {
+    streams::tell_of_refused_free(data, its_end);
+  }
 }
 
 void* storage::data() const noexcept { return state_ ? state_->data : nullptr; }

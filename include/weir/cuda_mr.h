@@ -89,10 +89,10 @@ class basic_resource {
                                source_location at = source_location::current()) {
     return translated(bytes, [&]() -> void* {
       if constexpr (Kind == memory_kind::pinned) {
-        (void)device(at);  // of no device: one is current in CUDA from now on, as after cudaMallocHost
+        (void)detail::device_of_call(device_, at);  // one is current in CUDA from now on, as after cudaMallocHost
         return pinned_block(bytes, alignment, at);
       } else {
-        stream_ref const home = default_stream(device(at), at);
+        stream_ref const home = default_stream(detail::device_of_call(device_, at), at);
         buffer b(home, bytes, alignment, at);
         home.synchronize(at);
         return b.release();

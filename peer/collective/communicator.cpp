@@ -104,13 +104,22 @@ void group::refuse_if_broken(int rank, std::string const& operation, requests al
 }
 
 void group::end_broken(int rank, std::string const& why, std::string const& operation, source_location at) {
-  bool const is_over = !failure().empty();
+  bool is_over = true;
+  try {
+    is_over = !failure().empty();
+  } catch (std::bad_alloc const&) {}  // only a failure has a text
   abort(rank, why);
   if (is_over) refuse_if_over(rank, operation, {}, at);
 }
 
 void group::take_back(int rank, std::string const& operation, requests all, source_location at) {
-  if (std::string const why = backend_->broken(rank); why.empty()) withdraw(rank, all, at);
+  std::string why;
+  try {
+    why = backend_->broken(rank);
+  } catch (std::bad_alloc const&) {
+    return abort(rank, {});  // only what is broken has a text
+  }
+  if (why.empty()) withdraw(rank, all, at);
   else end_broken(rank, why, operation, at);
 }
 

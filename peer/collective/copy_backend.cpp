@@ -36,7 +36,8 @@ class chained_backend final : public collective_backend {
         devices_(std::move(devices)),
         others_(std::move(others)),
         name_(name),
-        said_(devices_.size()) {
+        said_(devices_.size()),
+        met_(devices_.size()) {
     if (devices_.size() < 2 || !chains_.ever()) return;
     // links are not tested while collectives are under way, which later may always be so
     r.part<links>().prove_all(devices_, at);
@@ -59,12 +60,16 @@ class chained_backend final : public collective_backend {
                                                         : size_text(bytes) + " are less than " + size_text(from));
       return others_->issue(rank, on, all, at);
     }
-    auto const met = meet(rank, {&on, r, on.captured().value}, at);
+    auto& mine = met_[static_cast<std::size_t>(rank)];
+    if (!mine || mine->parts[static_cast<std::size_t>(rank)].what.turn != r.turn)
+      mine = meet(rank, {&on, r, on.captured().value}, at);
+    auto const met = mine;
     if (!met)
       throw driver_error(0, std::string(name_of(r.what)), operands(rank, r) + ": the communicator was aborted",
                          "Create a new one with communicator::create_all", at, error_id{269});
     said = met->way;
-    if (!met->carried) return others_->issue(rank, on, all, at);
+    if (!met->carried) others_->issue(rank, on, all, at);
+    mine = nullptr;
     if (!met->refused.ok())
       throw_refusal(met->refused, name_of(r.what), operands(rank, r) + ", by copies", "Repeat the call on all ranks",
                     at);
@@ -157,6 +162,8 @@ class chained_backend final : public collective_backend {
   std::unique_ptr<collective_backend> const others_;
   char const* const name_;
   std::vector<std::string> said_;     // by rank, written by its thread
+  // Likewise: the ranks have met and go on, and this one's part is still to come. It must not meet them again.
+  std::vector<std::shared_ptr<rendezvous const>> met_;
   chains::lanes* lanes_ = nullptr;
   base::atomic<int> lost_{-1};
   base::atomic<int> left_{0};

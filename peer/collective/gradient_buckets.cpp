@@ -15,7 +15,9 @@
 #include "runtime/memory/heap/thread_caches.h"
 #include "runtime/observe/history.h"
 #include "simulator/checker/race_checker.h"
+#include "streams/api/refused_free.h"
 #include "streams/stream/context.h"
+#include "weir/memory.h"
 
 namespace weir {
 namespace {
@@ -76,11 +78,13 @@ struct WEIR_LOCAL gradient_buckets::state {
     if (scope.is_ended() && all->waits(rank)) all->abort(rank, why);
     else if (scope.is_ended()) all->unwound(rank, why);
     if (!block) return;
+    static constexpr char const* its_end = "the end of its gradient_buckets";
     try {
-      observe::note(observe::action::free, block, 0, 0, 0, 0, source_location::current());
-      memory(source_location::current()).deallocate(block, nullptr, source_location::current());
+      weir::deallocate(block, {its_end, "", 0});
       if (pool) memory(source_location::current()).end_pool(*pool);
-    } catch (...) {}  // the device is lost, and its memory with it
+    } catch (...) {
+      streams::tell_of_refused_free(block, its_end);
+    }
   }
 
   void* allocate(clock::stream_clock& home, std::size_t bytes, source_location);

@@ -187,9 +187,11 @@ class nccl_backend final : public collective_backend {
       answer = all.size() == 1 ? enqueue(rank, all[0], mine, native.value) : in_a_group(enqueue_all);
       answer = settled(answer, mine.comm);
       if (answer != ncclSuccess) {
-        text = words(answer, mine.comm);
         // an invalid argument changes nothing; any other error ends the communicator
-        if (answer != ncclInvalidArgument) mine.failed = text;
+        bool const is_over = answer != ncclInvalidArgument;
+        if (is_over) mine.failed = "NCCL failed";  // fits without host memory
+        text = words(answer, mine.comm);
+        if (is_over) mine.failed = text;
       }
     }
     if (answer == ncclSuccess) {
@@ -244,7 +246,12 @@ class nccl_backend final : public collective_backend {
           answer = nccl().RedOpCreatePreMulSum(&mine.times_one.emplace(), &factor, ncclFloat32, ncclScalarHostImmediate,
                                                mine.comm);
       }
-      if (answer != ncclSuccess) text = mine.failed = words(answer, mine.comm);  // other ranks may wait for this one
+      // other ranks may wait for this one
+      if (answer != ncclSuccess) {
+        mine.failed = "NCCL failed";  // fits without host memory
+        text = words(answer, mine.comm);
+        mine.failed = text;
+      }
     }
     if (answer != ncclSuccess)
       throw driver_error(static_cast<int>(answer), "register_pool", operands() + ": NCCL answers " + text,

@@ -193,7 +193,7 @@ class streams_backend final : public collective_backend {
     // all parts or none, so that a part enqueued implies memory for the last
     std::vector<part> parts;
     parts.reserve(all.size());
-    for (collective_request const& r : all) parts.push_back({&r, place_of(rank, r), {}, {}});
+    for (collective_request const& r : all) parts.push_back({&r, place_of(rank, r), {}, {}, {}});
     for (part& p : parts) {
       for (auto const does : steps)
         p.tasks[static_cast<std::size_t>(does)] =
@@ -268,11 +268,13 @@ class streams_backend final : public collective_backend {
     std::shared_ptr<joint_call> where;
     std::size_t issued = 0;
   };
+  using calls = std::map<collective_request::key, entry>;
   struct part {  // of this rank in one joint call
     collective_request const* what;
     std::size_t mine;  // place
     std::unique_ptr<rank_task> tasks[3];
     std::shared_ptr<joint_call> where;
+    calls::node_type last;  // its entry, if this rank was the last
   };
   static std::size_t place_of(int rank, collective_request const& r) noexcept {
     return r.between_two() ? r.what == collective::receive : static_cast<std::size_t>(rank);
@@ -294,25 +296,24 @@ class streams_backend final : public collective_backend {
     p.where->out[p.mine] = p.what->out;
     p.where->at[p.mine] = at;
     for (auto& t : p.tasks) t->where = p.where;
-    if (++e.issued == p.where->rank_of.size()) open->erase(k);
+    if (++e.issued == p.where->rank_of.size()) p.last = open->extract(k);
   }
 
   // Undoes the rank's part of a turn that was refused before anything was enqueued.
-  void take_back(part const& p, int rank) {
+  void take_back(part& p, int rank) noexcept {
     auto open = open_.lock();
-    auto const k = p.what->key_of(rank);
-    entry& e = (*open)[k];
-    if (!e.where) e = {p.where, p.where->rank_of.size()};  // it was the last
+    if (p.last) open->insert(std::move(p.last));
+    auto const at = open->find(p.what->key_of(rank));
     p.where->in[p.mine] = nullptr;
     p.where->out[p.mine] = nullptr;
     p.where->dropped[p.mine].store(0);
-    if (--e.issued == 0) open->erase(k);
+    if (--at->second.issued == 0) open->erase(at);
   }
 
   runtime::impl& runtime_;
   std::vector<int> const devices_;
   std::shared_ptr<failure_state> const failure_ = std::make_shared<failure_state>();
-  base::guarded<std::map<collective_request::key, entry>> open_;
+  base::guarded<calls> open_;
 };
 
 }  // namespace

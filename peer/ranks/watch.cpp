@@ -469,8 +469,8 @@ rank_watch::at_barrier rank_watch::meet(round for_what, base::time_limit limit, 
   };
   auto const say = [&](kind is) {
     if (hub) {
+      s->coming[0] = {for_what, std::string(brings)};  // first: it may throw
       s->places[0] = is == kind::arrive ? state::place::waits : state::place::waited;
-      s->coming[0] = {for_what, std::string(brings)};
       state_->stand(*s);
     } else {
       s->withdrawn = false;

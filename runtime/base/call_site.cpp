@@ -2,14 +2,11 @@
 // Threads: each has its own.
 #include "runtime/base/call_site.h"
 
-#include "runtime/base/sync.h"
+#include "runtime/base/sync_thread_value.h"
 
 namespace weir::base {
 
-call_context& this_call() noexcept {
-  static auto* const of_thread = new per_thread<call_context>;  // never destroyed: used until the process has ended
-  return of_thread->get();
-}
+call_context& this_call() noexcept { return thread_value<call_context, call_context>::value; }
 
 std::string text_of(running_work const& w) {
   std::string text = w.given.operation ? w.given.operation : "work";

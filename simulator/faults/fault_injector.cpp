@@ -65,7 +65,20 @@ status fault_injector::pass_work(call c, int device, work const& w, Behind&& beh
     if (w.drop) w.drop(w.state);
     return refused;
   }
-  return through(c, behind);
+  return with_work(c, w, behind);
+}
+
+// A call that throws leaves the work to its caller.
+template <class Behind>
+status fault_injector::with_work(call c, work const& w, Behind&& behind) {
+  return through(c, [&] {
+    try {
+      return behind();
+    } catch (std::bad_alloc const&) {
+      if (w.drop) w.drop(w.state);
+      throw;
+    }
+  });
 }
 
 status fault_injector::host_function(int device, stream_handle s, work w) {
@@ -90,10 +103,11 @@ status fault_injector::keep_with_graph(int device, stream_handle s, void (*drop)
     drop(state);
     return spoil_as_said(refused, device, s);
   }
-  return through(call::keep_with_graph, [&] { return inner_->keep_with_graph(device, s, drop, state); });
+  return with_work(call::keep_with_graph, {nullptr, drop, state},
+                   [&] { return inner_->keep_with_graph(device, s, drop, state); });
 }
 void fault_injector::recheck() {  // never refused; the watcher sees it as call::any
-  static_cast<void>(through(call::any, [&] { return inner_->recheck(), true; }));
+  static_cast<void>(through(call::any, [&] { return inner_->recheck(), status(); }));
 }
 // The only refused call that still takes effect: a failed end also ends the capture (driver.h).
 result<graph_handle> fault_injector::end_capture(int device, stream_handle s) {

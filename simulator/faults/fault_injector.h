@@ -1,6 +1,7 @@
 // A decorator of any driver that refuses calls on demand: the k-th of a kind, or several from there.
 // Threads: as the driver interface; any thread may place and cancel orders.
 #pragma once
+#include <new>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -67,12 +68,21 @@ class fault_injector : public driver_front<fault_injector> {
     fault_injector::order order;  // k: further calls until the refusal; 0: the next call that may be refused
   };
   status spoil_as_said(status const& refused, int device, stream_handle);
+  // The driver interface does not throw. A simulated call without host memory does, with no effect.
+  template <class Behind>
+  static auto answer_of(call c, Behind&& behind) -> decltype(behind()) try {
+    return behind();
+  } catch (std::bad_alloc const&) {
+    bool const may_say_so = c != call::any && contract_of(c).has(code::out_of_memory);
+    return {status{may_say_so ? code::out_of_memory : code::failed}};
+  }
   template <class Behind>
   auto through(call c, Behind&& behind) -> decltype(behind()) {
     watcher* const w = watcher_.load(base::memory_order_acquire);
-    if (!w) [[likely]] return behind();
+    if (!w) [[likely]]
+      return answer_of(c, behind);
     w->enters(c);
-    auto answer = behind();
+    auto answer = answer_of(c, behind);
     w->leaves(c);
     return answer;
   }
@@ -83,6 +93,8 @@ class fault_injector : public driver_front<fault_injector> {
   }
   template <class Behind>
   status pass_work(call, int device, work const&, Behind&& behind);
+  template <class Behind>
+  status with_work(call, work const&, Behind&& behind);
   status refusal(call c, call_subject subject) {
     calls_.fetch_add(1, base::memory_order_relaxed);
     if (watcher* const w = watcher_.load(base::memory_order_acquire)) [[unlikely]] w->comes(c);

@@ -68,12 +68,15 @@ status machine::polled(base::unique_lock& lock, stream& s, std::uint64_t positio
   return all_.hopeless(s, position) ? answer(lock, s.device, outcome::lost) : status{code::not_ready};
 }
 
-status machine::queue(base::unique_lock& lock, stream& s, operation&& o) {
-  all_.give(s, std::move(o));
+status machine::queue(base::unique_lock& lock, stream& s, operations&& all) {
+  put(s, std::move(all));
   return executor_->given(lock, s) ? fine : status{code::lost};
 }
 
-status machine::append(int device, stream_handle h, operation&& o) {
+status machine::append(int device, stream_handle h, operation&& whole) {
+  operations one;
+  one.push_back(std::move(whole));
+  operation& o = one.front();
   base::unique_lock lock(all_.mutex);
   status why;
   stream* const s = find_stream(device, h, why);
@@ -86,12 +89,12 @@ status machine::append(int device, stream_handle h, operation&& o) {
     for (touch const& t : o.touches) tape_.note(pages_.name_of(t.at), t.bytes, t.writes);
   }
   o.blocks_ended = pages_.blocks_ended();
-  switch (give(*s, o, why)) {
+  switch (give(*s, one, why)) {
     case given::kept: return fine;
     case given::refused: lock.unlock(); return drop_refused(o.job, why);
     case given::queued: break;
   }
-  return queue(lock, *s, std::move(o));
+  return queue(lock, *s, std::move(one));
 }
 
 // Streams ---------------------------------------------------------------------------------------------------
@@ -254,15 +257,15 @@ status machine::record(int device, stream_handle sh, event_handle eh) {
   note(26, s->id);
   if (s->in) return record_captured(*s, *e);
   if (status const met = spoil_met(*s); !met.ok()) return met;
-  keep_legacy_order(*s);
-  operation o;
+  operations all = legacy_waits(*s);
+  operation& o = all.emplace_back();
   o.what = operation::kind::record;
-  o.position = s->given + 1;
+  o.position = s->given + all.size();
   if (e->timed()) o.other = e;
   e->captured.reset();
   e->on = s->shared_from_this();
   e->position = o.position;
-  return queue(s.lock, *s, std::move(o));
+  return queue(s.lock, *s, std::move(all));
 }
 
 status machine::wait(int device, stream_handle sh, event_handle eh) {
@@ -275,12 +278,9 @@ status machine::wait(int device, stream_handle sh, event_handle eh) {
   if (s->in || e->captured) return wait_captured(*s, *e);
   if (status const met = spoil_met(*s); !met.ok()) return met;
   if (e->complete()) return fine;  // nothing to wait for
-  keep_legacy_order(*s);
-  operation o;
-  o.what = operation::kind::wait;
-  o.other = e->on;
-  o.position = e->position;
-  return queue(s.lock, *s, std::move(o));
+  operations all = legacy_waits(*s);
+  all.push_back(wait_for(*e->on, e->position));
+  return queue(s.lock, *s, std::move(all));
 }
 
 status machine::query_event(event_handle h) {
@@ -419,14 +419,13 @@ result<gate_handle> machine::hold(int device, stream_handle h) {
   g->device = device;
   g->number = all_.next_gate++;
   note(30, s->id);
-  operation o;
+  operations all = legacy_waits(*s);
+  operation& o = all.emplace_back();
   o.what = operation::kind::gate;
   o.other = g;
-  keep_legacy_order(*s);
-  ++d.closed_gates;
   auto const made = static_cast<gate_handle>(all_.gates.add(std::move(g)));
-  all_.give(*s, std::move(o));
-  executor_->given(s.lock, *s);
+  ++d.closed_gates;
+  static_cast<void>(queue(s.lock, *s, std::move(all)));
   if (all_.connections > 0) recheck();  // streams stop sharing connections while a gate holds one
   return {fine, made};
 }

@@ -18,11 +18,8 @@ replayed& in(void* state) { return *static_cast<replayed*>(state); }
 }  // namespace
 
 graph::~graph() {
-  std::vector<work> jobs;
   for (lane& l : lanes)
-    for (step& s : l.steps)
-      if (s.what.job.drop) jobs.push_back(s.what.job);
-  drop_all(jobs);
+    for (step& s : l.steps) s.what.drop();
   for (owned const& o : keeps) o.drop(o.state);
 }
 
@@ -78,29 +75,28 @@ operation replay(graph::step& s, std::shared_ptr<graph> const& of) {
 
 // Work for streams ------------------------------------------------------------------------------------------
 
-void machine::follow(stream& s, stream& other, std::uint64_t position) {
-  operation o;
-  o.what = operation::kind::wait;
-  o.other = other.shared_from_this();
-  o.position = position;
-  all_.give(s, std::move(o));
-}
-
 // The legacy stream and the blocking streams of its device wait for each other's earlier work, if not done.
-void machine::keep_legacy_order(stream& s) {
+template <class Visit>
+void machine::in_legacy_order(stream& s, Visit visit) {
   if (s.kind != stream_kind::blocking) return;
   auto const& legacy = legacy_[static_cast<std::size_t>(s.device)];
   if (!legacy) return;
-  if (&s != legacy.get()) {
-    if (s.saw_legacy < legacy->given && legacy->done < legacy->given) follow(s, *legacy, legacy->given);
-    s.saw_legacy = legacy->given;
-    return;
-  }
-  for (auto const& b : all_.devices[static_cast<std::size_t>(s.device)].live) {
-    if (b->kind != stream_kind::blocking || b == legacy) continue;
-    if (b->legacy_saw < b->given && b->done < b->given) follow(s, *b, b->given);
-    b->legacy_saw = b->given;
-  }
+  if (&s != legacy.get()) return visit(*legacy, s.saw_legacy);
+  for (auto const& b : all_.devices[static_cast<std::size_t>(s.device)].live)
+    if (b->kind == stream_kind::blocking && b != legacy) visit(*b, b->legacy_saw);
+}
+
+operations machine::legacy_waits(stream& s) {
+  operations waits;
+  in_legacy_order(s, [&](stream& other, std::uint64_t seen) {
+    if (seen < other.given && other.done < other.given) waits.push_back(wait_for(other, other.given));
+  });
+  return waits;
+}
+
+void machine::put(stream& s, operations&& all) noexcept {
+  in_legacy_order(s, [](stream& other, std::uint64_t& seen) { seen = other.given; });
+  all_.give(s, std::move(all));
 }
 
 bool machine::meets_capture(stream const& s) {
@@ -142,14 +138,14 @@ status machine::keep(stream& s, operation&& o, std::size_t lane) {
 }
 
 // Prepares s for new work. Under capture the work is recorded and not queued.
-machine::given machine::give(stream& s, operation& o, status& said) {
+machine::given machine::give(stream& s, operations& one, status& said) {
   if (!s.in) {
     said = spoil_met(s);
     if (!said.ok()) return given::refused;
-    keep_legacy_order(s);
+    one.splice(one.begin(), legacy_waits(s));
     return given::queued;
   }
-  said = keep(s, std::move(o), 0);
+  said = keep(s, std::move(one.front()), 0);
   return said.ok() ? given::kept : given::refused;
 }
 
@@ -203,6 +199,7 @@ status machine::begin_capture(int device, stream_handle h, capture_mode mode) {
 
 result<graph_handle> machine::end_capture(int device, stream_handle h) {
   std::shared_ptr<capture> ended;  // destroyed without the lock: it may own refused work
+  std::shared_ptr<graph> kept;     // likewise
   stream_call s(*this, device, h);
   if (!s) return {s.why};
   if (!s->in) return {not_permitted};
@@ -211,10 +208,8 @@ result<graph_handle> machine::end_capture(int device, stream_handle h) {
   if (s->lane != 0 || wrong_thread) return {spoil_met(*s)};
   ended = s->in;
   for (stream* const member : std::exchange(ended->members, {})) member->in.reset();
-  auto kept = std::exchange(ended->kept, nullptr);
-  if (!ended->spoiled && kept->joined()) return {fine, static_cast<graph_handle>(graphs_.add(std::move(kept)))};
-  s.lock.unlock();
-  kept.reset();
+  kept = std::exchange(ended->kept, nullptr);
+  if (!ended->spoiled && kept->joined()) return {fine, static_cast<graph_handle>(graphs_.add(kept))};
   return {not_permitted};
 }
 
@@ -285,8 +280,6 @@ status machine::launch_graph(int device, stream_handle h, executable_handle eh) 
   if (s->in) return not_permitted;
   if (status const said = spoil_met(*s); !said.ok()) return said;
   note(53, s->id, number(eh));
-  keep_legacy_order(*s);
-  if (e->last_on && e->last_on.get() != s.found && e->last_on->done < e->last) follow(*s, *e->last_on, e->last);
   replay_on(*s, *e);
   e->last_on = s->shared_from_this();
   e->last = s->given;
@@ -294,10 +287,23 @@ status machine::launch_graph(int device, stream_handle h, executable_handle eh) 
   return fine;
 }
 
+namespace {
+struct replayed_lane {  // what is not enqueued is dropped
+  std::shared_ptr<stream> on{};
+  operations all{};
+  ~replayed_lane() { drop_all(all); }
+};
+}  // namespace
+
 // The first lane runs on s. Each other lane gets its own stream, so that lanes are as concurrent as captured.
+// Throws: bad_alloc, with nothing enqueued
 void machine::replay_on(stream& s, executable& e) {
   auto& lanes = e.of->lanes;
-  std::vector<std::shared_ptr<stream>> on{s.shared_from_this()};
+  std::vector<replayed_lane> work(lanes.size());
+  work[0].on = s.shared_from_this();
+  work[0].all = legacy_waits(s);
+  if (e.last_on && e.last_on.get() != &s && e.last_on->done < e.last)
+    work[0].all.push_back(wait_for(*e.last_on, e.last));
   for (std::size_t l = 1; l < lanes.size(); ++l) {
     auto made = std::make_shared<stream>();
     made->device = lanes[l].device;
@@ -307,28 +313,34 @@ void machine::replay_on(stream& s, executable& e) {
     made->from = {s.id, s.device};
     made->destroyed = true;
     made->connection = stream::alone;  // work is enqueued lane by lane, not in an order that can run
-    all_.devices[static_cast<std::size_t>(made->device)].live.push_back(made);
-    on.push_back(std::move(made));
+    auto& live = all_.devices[static_cast<std::size_t>(made->device)].live;
+    base::make_room(live, live.size() + lanes.size());
+    work[l].on = std::move(made);
   }
-  std::uint64_t const before = s.given;
+  std::uint64_t const before = s.given + work[0].all.size();
   for (std::size_t l = 0; l < lanes.size(); ++l) {
     for (graph::step& step : lanes[l].steps) {
+      operation& o = work[l].all.emplace_back();  // first: what it then owns is dropped with it
       if (step.what.what == operation::kind::wait) {
-        follow(*on[l], *on[step.lane], step.what.position + (step.lane == 0 ? before : 0));
+        o = wait_for(*work[step.lane].on, step.what.position + (step.lane == 0 ? before : 0));
       } else {
-        operation o = replay(step, e.of);
+        o = replay(step, e.of);
         o.blocks_ended = pages_.blocks_ended();
-        all_.give(*on[l], std::move(o));
       }
     }
   }
-  if (e.of->keeps.empty()) return;
-  operation last;  // all lanes have joined: the launch is over when it is dropped
-  last.what = operation::kind::work;
-  last.job.state = new std::shared_ptr<graph>(e.of);
-  last.job.run = [](void*) {};
-  last.job.drop = [](void* p) { delete static_cast<std::shared_ptr<graph>*>(p); };
-  all_.give(s, std::move(last));
+  if (!e.of->keeps.empty()) {  // all lanes have joined: the launch is over when this is dropped
+    operation& last = work[0].all.emplace_back();
+    last.what = operation::kind::work;
+    last.job.state = new std::shared_ptr<graph>(e.of);
+    last.job.run = [](void*) {};
+    last.job.drop = [](void* p) { delete static_cast<std::shared_ptr<graph>*>(p); };
+  }
+  put(s, std::move(work[0].all));
+  for (std::size_t l = 1; l < lanes.size(); ++l) {
+    all_.devices[static_cast<std::size_t>(work[l].on->device)].live.push_back(work[l].on);
+    all_.give(*work[l].on, std::move(work[l].all));
+  }
 }
 
 template <class Thing>
@@ -375,18 +387,19 @@ void machine::end_streams_of_ended_threads() {
 }
 
 stream* machine::standing_stream(int device, stream_handle h) {
+  auto& live = all_.devices[static_cast<std::size_t>(device)].live;
   auto const made = [&] {
     auto s = std::make_shared<stream>();
     s->device = device;
     s->kind = stream_kind::blocking;
     s->id = all_.next_stream++;
     s->permanent = true;
-    all_.devices[static_cast<std::size_t>(device)].live.push_back(s);
+    base::make_room(live);  // nothing is listed that cannot be found
     return s;
   };
   if (h == stream_handle::legacy) {
     auto& slot = legacy_[static_cast<std::size_t>(device)];
-    if (!slot) slot = made();
+    if (!slot) live.push_back(slot = made());
     return slot.get();
   }
   std::pair const here{device, base::this_thread_id()};
@@ -394,6 +407,7 @@ stream* machine::standing_stream(int device, stream_handle h) {
   if (found == of_threads_.end()) {
     end_streams_of_ended_threads();
     found = of_threads_.emplace(here, of_thread{made(), this_thread_lives()}).first;
+    live.push_back(found->second.its);
   }
   return found->second.its.get();
 }

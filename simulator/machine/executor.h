@@ -9,6 +9,8 @@
 
 namespace weir::driver::sim {
 
+inline constexpr int most_devices = 64;
+
 enum class outcome : std::uint8_t { done, lost, stuck };  // lost: its device, or one it waits for
 
 class executor {

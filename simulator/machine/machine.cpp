@@ -79,7 +79,7 @@ made make(weir::simulated const& like, std::vector<int> visible) {
 
 machine::machine(weir::simulated const& like, std::uint64_t seed, tape* lent, std::vector<int> visible)
     : visible_(std::move(visible)),
-      devices_(visible_.empty() ? std::clamp(like.devices, 0, 64) : static_cast<int>(visible_.size())),
+      devices_(visible_.empty() ? std::clamp(like.devices, 0, most_devices) : static_cast<int>(visible_.size())),
       how_(like.schedule),
       granularity_(page_of(like.schedule)),
       bytes_(like.memory / granularity_ * granularity_),
@@ -153,7 +153,6 @@ machine::~machine() {
   for (auto const& s : all_.live()) {
     s->busy = false;
     all_.forget_queue(*s);
-    s->followers.clear();
   }
   drop_all(all_.dropped);
 }

@@ -77,13 +77,14 @@ class machine final : public driver, public controls {
     stream* found = nullptr;
   };
   status append(int device, stream_handle, operation&&);     // drops the work if refused
-  status queue(base::unique_lock&, stream&, operation&&);    // releases the lock
+  status queue(base::unique_lock&, stream&, operations&&);   // releases the lock. Allocates nothing
+  void put(stream&, operations&&) noexcept;                  // with its legacy_waits(), which it notes
   status answer(base::unique_lock&, int device, outcome);
   status polled(base::unique_lock&, stream&, std::uint64_t position);
 
   // Captures and the legacy stream. Require: the lock. not_permitted also spoils the capture, unless noted.
   enum class given : std::uint8_t { queued, kept, refused };
-  given give(stream&, operation&, status&);             // queued: the caller enqueues it
+  given give(stream&, operations& one, status&);        // queued: the caller enqueues it, and the waits before it
   status keep(stream&, operation&&, std::size_t lane);  // into its capture's graph; refused if spoiled
   status record_captured(stream&, event&);
   status wait_captured(stream&, event&);                // one of the two is captured
@@ -92,8 +93,9 @@ class machine final : public driver, public controls {
   status spoil_on(int device);                          // ok: no stream of the device is in a capture
   status spoil_of(event const&);                        // ok: its last record was outside captures
   void forget_captures();
-  void follow(stream&, stream& other, std::uint64_t position);
-  void keep_legacy_order(stream&);
+  template <class Visit>
+  void in_legacy_order(stream&, Visit visit);  // visit(other stream, how much of it was seen)
+  operations legacy_waits(stream&);            // come before what is put next
   void replay_on(stream&, executable&);
   template <class Thing>
   status destroy(handle_table<Thing>&, std::uint64_t, int call);

@@ -42,7 +42,7 @@ class stepping : public executor {
   void finish(stream&);
 
   std::map<std::uint64_t, shadow> running_;  // by stream id
-  std::vector<std::shared_ptr<stream>> freed_;
+  list_of<stream, to_settle> freed_;
   std::weak_ptr<stream> host_function_of_;  // the stream whose host function is half done: at most one on the machine
 };
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/base/sync.h"
+#include "runtime/base/sync_thread_value.h"
 
 namespace weir::driver::sim {
 
@@ -105,10 +106,7 @@ class lent_tape {
   static tape* here() noexcept { return lent(); }  // null: none
 
  private:
-  static tape*& lent() noexcept {
-    static auto* const of_thread = new base::per_thread<tape*>;  // never destroyed: static objects' machines end late
-    return of_thread->get();
-  }
+  static tape*& lent() noexcept { return base::thread_value<lent_tape, tape*>::value; }
   tape* found_;
 };
 

@@ -1,7 +1,7 @@
 // The crew runs a machine with threads: two workers a device (work, copies), and one for host functions.
 // Threads: as executor.h says; workers take the machine's lock between operations, not during one.
 #include <algorithm>
-#include <boost/container/small_vector.hpp>
+#include <boost/container/static_vector.hpp>
 #include <cassert>
 
 #include "simulator/machine/executor.h"
@@ -95,10 +95,10 @@ class threaded_executor final : public executor {
     auto const& device = all_.devices[static_cast<std::size_t>(s.device)];
     auto const end = [&] { return s.done >= position || device.lost || all_.hopeless(s, position); };
     if (!end()) {
-      host_waiter self{position};
-      s.hosts.push_back(&self);
+      host_waiter self(position);
+      s.hosts.push_back(self);
       self.wake.wait(lock, end);
-      s.hosts.erase(std::find(s.hosts.begin(), s.hosts.end(), &self));
+      self.unlink();
     }
     return s.done >= position ? outcome::done : outcome::lost;
   }
@@ -114,7 +114,7 @@ class threaded_executor final : public executor {
 
  private:
   struct engine {
-    std::deque<std::shared_ptr<stream>> urgent, ready;  // streams whose front it will run
+    list_of<stream, of_engine> urgent, ready;
     base::condition wake;
     bool asleep = false, to_wake = false;
     base::thread worker;
@@ -128,38 +128,37 @@ class threaded_executor final : public executor {
 
   void todo_all() {
     for (auto const& s : all_.live())
-      if (!s->busy && !s->queue.empty()) todo_.push_back(s);
+      if (!s->busy && !s->queue.empty()) add(todo_, *s);
   }
 
   void settle(stream& s) {
-    todo_.push_back(s.shared_from_this());
+    add(todo_, s);
     settle_all();
   }
 
   // Advances the streams in todo_ as far as no engine is needed.
   void settle_all() {
     while (!todo_.empty()) {
-      std::shared_ptr<stream> const s = std::move(todo_.back());
-      todo_.pop_back();
-      if (!s->busy && !all_.devices[static_cast<std::size_t>(s->device)].lost) advance(s);
+      std::shared_ptr<stream> const s = take_from<to_settle>(todo_.back());
+      if (!s->busy && !all_.devices[static_cast<std::size_t>(s->device)].lost) advance(*s);
       all_.forget_if_finished(*s);
     }
     if (waiting_for_room_ > 0) room_.notify_all();
   }
 
-  void advance(std::shared_ptr<stream> const& s) {
+  void advance(stream& s) {
     using kind = operation::kind;
-    while (!s->queue.empty()) {
-      operation& o = s->queue.front();
-      if (all_.ahead_of(*s)) {
+    while (!s.queue.empty()) {
+      operation& o = s.queue.front();
+      if (all_.ahead_of(s)) {
         all_.takes.took(freedom::shared_connections);
         return;
       }
       if (o.what == kind::wait) {
         stream& other = o.awaited();
         if (other.done < o.position) {
-          if (!s->following) other.followers.emplace_back(o.position, s);
-          s->following = true;
+          add(other.followed_by, s);
+          s.follows_until = o.position;
           if (all_.any_lost) all_.wake_hosts();
           return;
         }
@@ -168,23 +167,23 @@ class threaded_executor final : public executor {
       } else if (o.what != kind::record) {
         if (ending_) return;
         if (o.job.ready && !o.job.ready(o.job.state)) {
-          if (std::find(standing_.begin(), standing_.end(), s) == standing_.end()) standing_.push_back(s);
+          add(standing_, s);
           return;
         }
-        engine& e = engine_for(*s, o);
+        engine& e = engine_for(s, o);
         assert(e.worker.joinable());  // invariant: an open device has its engines
-        s->busy = true;
+        s.busy = true;
         ++busy_;
-        let_begin(*s);
-        (s->priority < 0 ? e.urgent : e.ready).push_back(s);
+        let_begin(s);
+        add(s.priority < 0 ? e.urgent : e.ready, s);
         if (e.asleep && !e.to_wake) {
           e.to_wake = true;
           to_wake_.push_back(&e);
         }
         return;
       }
-      all_.retire(*s, todo_);
-      let_begin(*s);
+      all_.retire(s, todo_);
+      let_begin(s);
     }
   }
 
@@ -193,7 +192,7 @@ class threaded_executor final : public executor {
     if (all_.connections == 0) return;
     for (auto const& other : all_.devices[static_cast<std::size_t>(s.device)].live)
       if (other.get() != &s && other->connection == s.connection && !other->busy && !other->queue.empty())
-        todo_.push_back(other);
+        add(todo_, *other);
   }
 
   void wake_engines_locked() {
@@ -203,7 +202,7 @@ class threaded_executor final : public executor {
 
   // Wakes after it releases the lock: the woken threads take it at once.
   void leave(base::unique_lock& lock) {
-    auto dropped = std::exchange(all_.dropped, {});
+    operations dropped = std::move(all_.dropped);
     auto const wake = std::exchange(to_wake_, {});
     lock.unlock();
     for (engine* const e : wake) e->wake.notify_one();
@@ -230,8 +229,7 @@ class threaded_executor final : public executor {
         e.asleep = e.to_wake = false;
         continue;
       }
-      std::shared_ptr<stream> const s = std::move(from.front());
-      from.pop_front();
+      std::shared_ptr<stream> const s = take_from<of_engine>(from.front());
       if (ending_) {
         s->busy = false;
         --busy_;
@@ -270,10 +268,9 @@ class threaded_executor final : public executor {
         all_.forget_if_finished(*s);
       } else {
         all_.retire(*s, todo_);
-        todo_.push_back(s);
+        add(todo_, *s);
       }
-      for (auto& waits : standing_) todo_.push_back(std::move(waits));
-      standing_.clear();
+      while (!standing_.empty()) add(todo_, *take_from<before_unready>(standing_.front()));
       settle_all();
       tell_rest();
       if (!all_.dropped.empty() || !to_wake_.empty()) {
@@ -285,8 +282,9 @@ class threaded_executor final : public executor {
 
   queues& all_;
   std::vector<std::unique_ptr<engine>> engines_;
-  std::vector<std::shared_ptr<stream>> todo_, standing_;  // standing: before work that is not ready
-  boost::container::small_vector<engine*, 8> to_wake_;
+  list_of<stream, to_settle> todo_;
+  list_of<stream, before_unready> standing_;
+  boost::container::static_vector<engine*, 2 * most_devices + 1> to_wake_;
   base::condition room_, rest_;
   int waiting_for_room_ = 0, waiting_for_rest_ = 0;
   std::size_t busy_ = 0;  // streams that an engine runs

@@ -35,12 +35,18 @@ base::atomic<words const*> said_of_work{nullptr};
 
 void explain_work_with(words const* all) noexcept { said_of_work.store(all); }
 
-void drop_all(std::vector<work>& all) noexcept {
-  if (all.empty()) return;
-  inside_work const inside;
-  for (work& w : all)
-    if (w.drop) w.drop(w.state);
+void drop_all(operations& all) noexcept {
+  for (operation& o : all) o.drop();
   all.clear();
+}
+
+operation wait_for(stream& other, std::uint64_t position) {
+  operation o;
+  o.what = operation::kind::wait;
+  o.other = other.shared_from_this();
+  o.position = position;
+  o.site = base::this_call().in;
+  return o;
 }
 
 void operation::uses(int device, std::vector<use>& into) const {
@@ -83,11 +89,10 @@ queues::queues(int n, freedoms& f, memory& m)
       takes(f),
       clock(base::now_ns) {}
 
-void queues::give(stream& s, operation&& o) {
-  o.turn = next_turn++;
-  if (o.what == operation::kind::wait) o.site = base::this_call().in;
-  ++s.given;
-  s.queue.push_back(std::move(o));
+void queues::give(stream& s, operations&& all) noexcept {
+  for (operation& o : all) o.turn = next_turn++;
+  s.given += all.size();
+  s.queue.splice(s.queue.end(), all);
 }
 
 stream* queues::ahead_of(stream const& s) const {
@@ -101,16 +106,17 @@ stream* queues::ahead_of(stream const& s) const {
   for (auto const& other : devices[static_cast<std::size_t>(s.device)].live) {
     if (other.get() == &s || other->connection != s.connection || other->queue.empty()) continue;
     std::size_t const begun = other->busy || other->queue.front().at != operation::phase::queued ? 1 : 0;
-    if (other->queue.size() <= begun || other->queue[begun].turn >= before) continue;
+    auto const next = std::next(other->queue.begin(), static_cast<std::ptrdiff_t>(begun));
+    if (next == other->queue.end() || next->turn >= before) continue;
     // hopeless: waits for a lost device, never begins, and holds up no stream
     if (hopeless(*other, other->done + begun + 1)) continue;
-    before = other->queue[begun].turn;
+    before = next->turn;
     first = other.get();
   }
   return first;
 }
 
-void queues::retire(stream& s, std::vector<std::shared_ptr<stream>>& freed) {
+void queues::retire(stream& s, list_of<stream, to_settle>& freed) {
   operation& o = s.queue.front();
   if (o.what == operation::kind::record && o.other) {
     auto& e = *static_cast<event*>(o.other.get());
@@ -118,39 +124,37 @@ void queues::retire(stream& s, std::vector<std::shared_ptr<stream>>& freed) {
   }
   s.queue.pop_front();
   ++s.done;
-  if (!s.followers.empty()) {
-    auto const rest =
-        std::stable_partition(s.followers.begin(), s.followers.end(), [&](auto const& f) { return f.first > s.done; });
-    for (auto f = rest; f != s.followers.end(); ++f) {
-      f->second->following = false;
-      freed.push_back(std::move(f->second));
-    }
-    s.followers.erase(rest, s.followers.end());
+  for (auto next = s.followed_by.begin(); next != s.followed_by.end();) {
+    stream& waits = *next++;
+    if (waits.follows_until > s.done) continue;
+    waits.leave<followers>();
+    add(freed, waits);
   }
-  for (host_waiter* h : s.hosts)
-    if (s.done >= h->position) h->wake.notify_one();
+  for (host_waiter& h : s.hosts)
+    if (s.done >= h.position) h.wake.notify_one();
 }
 
 void queues::unlock_and_drop(base::unique_lock& lock) {
-  auto all = std::exchange(dropped, {});
+  operations all = std::move(dropped);
   lock.unlock();
   drop_all(all);
 }
 
 void queues::forget_queue(stream& s) {
-  std::size_t const keep = s.busy ? 1 : 0;
-  while (s.queue.size() > keep) {
-    operation& o = s.queue.back();
-    if (o.job.drop) dropped.push_back(o.job);
-    s.queue.pop_back();
-  }
+  if (s.queue.empty()) return;
+  dropped.splice(dropped.end(), s.queue, std::next(s.queue.begin(), s.busy ? 1 : 0), s.queue.end());
 }
 
 void queues::forget_if_finished(stream& s) {
   if (!s.destroyed || !s.queue.empty()) return;
   auto& live = devices[static_cast<std::size_t>(s.device)].live;
   auto const at = std::find_if(live.begin(), live.end(), [&](auto const& p) { return p.get() == &s; });
-  if (at != live.end()) live.erase(at);
+  if (at == live.end()) return;
+  s.leave<to_settle>();
+  s.leave<before_unready>();
+  s.leave<of_engine>();
+  s.leave<followers>();
+  live.erase(at);
 }
 
 void queues::lose(int device) {
@@ -167,7 +171,7 @@ void queues::lose(int device) {
 
 void queues::wake_hosts() const {
   for (auto const& s : live())
-    for (host_waiter* h : s->hosts) h->wake.notify_one();
+    for (host_waiter& h : s->hosts) h.wake.notify_one();
 }
 
 void queues::fault(int device) {
@@ -198,23 +202,20 @@ void queues::call_on(int device) {
   drop_all(dropped);  // under the lock: ready() of other work may depend on it
 }
 
-bool queues::hopeless(stream const& s, std::uint64_t position, std::vector<stream const*>& seen) const {
+bool queues::hopeless_in(stream const& s, std::uint64_t position) const {
   if (s.done >= position) return false;
   if (devices[static_cast<std::size_t>(s.device)].lost) return true;
-  if (std::find(seen.begin(), seen.end(), &s) != seen.end()) return false;
-  seen.push_back(&s);
-  std::size_t const ahead = std::min<std::size_t>(s.queue.size(), position - s.done);
-  for (std::size_t i = 0; i < ahead; ++i) {
-    operation const& o = s.queue[i];
-    if (o.what == operation::kind::wait && hopeless(o.awaited(), o.position, seen)) return true;
-  }
+  if (std::exchange(s.asked, questions_) == questions_) return false;
+  std::uint64_t ahead = position - s.done;
+  for (auto o = s.queue.begin(); o != s.queue.end() && ahead > 0; ++o, --ahead)
+    if (o->what == operation::kind::wait && hopeless_in(o->awaited(), o->position)) return true;
   return false;
 }
 
 bool queues::hopeless(stream const& s, std::uint64_t position) const {
   if (!any_lost) return false;
-  std::vector<stream const*> seen;
-  return hopeless(s, position, seen);
+  ++questions_;
+  return hopeless_in(s, position);
 }
 
 stream const* queues::stream_with_awaited(operation const& waits, words const& known, work& found) const {

@@ -1,9 +1,12 @@
 // Work of the simulated machine: operations in streams, events, gates.
 // Threads: under the machine's lock, except the bytes and user work of a running operation.
+//
+// Host memory that work needs is taken before it is enqueued: a stream moves without any.
 #pragma once
+#include <boost/intrusive/list.hpp>
 #include <chrono>
-#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <optional>
 #include <ranges>
@@ -12,6 +15,7 @@
 #include <vector>
 
 #include "runtime/base/call_site.h"
+#include "runtime/base/room.h"
 #include "simulator/machine/callers.h"
 #include "simulator/machine/freedoms.h"
 #include "simulator/machine/memory.h"
@@ -70,13 +74,34 @@ struct operation {
   void drop() noexcept;  // drops its work, if still there
 };
 
-struct host_waiter {
+using operations = std::list<operation>;  // one that is appended moves no other, and needs no memory
+
+// Lists of objects that others own: an entry needs no memory, and leaves its lists when it is destroyed.
+template <class List>
+using listed = boost::intrusive::list_base_hook<boost::intrusive::tag<List>,
+                                                boost::intrusive::link_mode<boost::intrusive::auto_unlink>>;
+template <class T, class List>
+using list_of =
+    boost::intrusive::list<T, boost::intrusive::base_hook<listed<List>>, boost::intrusive::constant_time_size<false>>;
+
+struct host_waiter : listed<host_waiter> {
+  explicit host_waiter(std::uint64_t p) : position(p) {}
   std::uint64_t position;
   base::condition wake{};
 };
 
-// A queue of operations; the front is next. Invariant: given = done + queue.size().
-struct stream : std::enable_shared_from_this<stream> {
+// The lists that a stream may be in, once each.
+struct to_settle;       // it may proceed now
+struct before_unready;  // its front is work that is not ready
+struct of_engine;       // its front will be run next
+struct followers;       // its front waits for another stream
+
+// A queue of operations; the front is next. Invariants: given = done + queue.size(); one in a list is among the live.
+struct stream : std::enable_shared_from_this<stream>,
+                listed<to_settle>,
+                listed<before_unready>,
+                listed<of_engine>,
+                listed<followers> {
   int device = 0;
   int priority = 0;
   stream_kind kind{};
@@ -85,9 +110,8 @@ struct stream : std::enable_shared_from_this<stream> {
   // a lane of a graph: the stream of the launch. id 0: not a lane
   struct launched { std::uint64_t id = 0; int device = 0; } from{};
   std::uint64_t given = 0, done = 0;
-  std::deque<operation> queue{};
-  bool busy = false;       // a worker has the front, or will take it
-  bool following = false;  // in `followers` of the stream its front waits for
+  operations queue{};
+  bool busy = false;  // a worker has the front, or will take it
   bool destroyed = false;
   bool permanent = false;  // the legacy stream, or a thread's
   std::shared_ptr<capture> in{};  // the capture that records its work
@@ -97,9 +121,30 @@ struct stream : std::enable_shared_from_this<stream> {
   static constexpr std::uint32_t alone = ~0u;
   std::uint32_t connection = 0;   // the shared connection, if any
   std::uint32_t rank = 0;  // for ranked schedules
-  std::vector<std::pair<std::uint64_t, std::shared_ptr<stream>>> followers{};  // (position, the waiting stream)
-  std::vector<host_waiter*> hosts{};
+  mutable std::uint64_t asked = 0;  // the last question of hopeless() that came here
+  list_of<stream, followers> followed_by{};
+  std::uint64_t follows_until = 0;  // in `followed_by` of another: that one's position
+  list_of<host_waiter, host_waiter> hosts{};
+
+  template <class List>
+  bool is_in() const noexcept {
+    return static_cast<listed<List> const&>(*this).is_linked();
+  }
+  template <class List>
+  void leave() noexcept {
+    static_cast<listed<List>&>(*this).unlink();
+  }
 };
+
+template <class List>
+void add(list_of<stream, List>& all, stream& s) noexcept {
+  if (!s.is_in<List>()) all.push_back(s);
+}
+template <class List>
+std::shared_ptr<stream> take_from(stream& s) noexcept {
+  s.leave<List>();
+  return s.shared_from_this();
+}
 
 inline bool event::complete() const noexcept { return !on || on->done >= position; }
 
@@ -114,6 +159,7 @@ class handle_table {
     std::uint32_t index;
     if (free_.empty()) {
       index = static_cast<std::uint32_t>(all_.size());
+      base::make_room(free_, all_.size() + 1);
       all_.emplace_back();
     } else {
       index = free_.back();
@@ -132,7 +178,7 @@ class handle_table {
     auto const index = static_cast<std::uint32_t>(h) - 1;
     all_[index].what.reset();
     ++all_[index].turn;
-    free_.push_back(index);
+    free_.push_back(index);  // there is room
   }
   std::uint64_t came_back() const noexcept { return came_back_; }  // number of reused handles
   template <class F>
@@ -178,20 +224,20 @@ class queues {
   std::uint32_t calls_to_failure = 0;   // until failing devices are lost
   std::uint64_t next_stream = 1, next_gate = 1, next_turn = 1;
   bool any_lost = false;
-  std::vector<work> dropped;           // work to drop after the lock is released
+  operations dropped;                   // their work is to be dropped after the lock is released
   std::function<std::int64_t()> clock;  // in ns, for timing events
   std::function<void(stream&)> abandon; // called when a walk will never finish its half-done front
   base::thread_scheduler* hosts = nullptr;         // the host threads, if the machine schedules them
   std::function<bool()> spreads;        // does a fault of work lose the other devices? Empty: never
 
-  void give(stream&, operation&&);  // to the end of its queue
+  void give(stream&, operations&&) noexcept;  // all, to the end of its queue
   // Streams on one connection begin their work in the order of enqueue. Returns: the stream whose work must
   // begin before this one's front, or null. None share while a gate holds one: gate tests must not depend on
   // connections.
   stream* ahead_of(stream const&) const;
 
   // Completes the front. `freed` gets the streams whose front waited for it.
-  void retire(stream&, std::vector<std::shared_ptr<stream>>& freed);
+  void retire(stream&, list_of<stream, to_settle>& freed);
   // A sticky error: nothing on the device runs any more. A busy stream's front stays with its worker.
   void lose(int device);
   // The same, caused by work: other open devices may be lost too, and all may surface some calls later (F5).
@@ -227,9 +273,10 @@ class queues {
   void census(std::vector<std::string>&) const;
 
  private:
-  bool hopeless(stream const&, std::uint64_t, std::vector<stream const*>& seen) const;
+  bool hopeless_in(stream const&, std::uint64_t position) const;
   stream const* why_not_ready(operation const&, std::string& text) const;
   stream const* stream_with_awaited(operation const& waits, words const&, work& found) const;  // null: none
+  mutable std::uint64_t questions_ = 0;  // of hopeless()
   base::guarded<std::vector<std::string>> findings_;
   base::condition moved_;
   int waiting_hosts_ = 0;    // for moved_
@@ -237,6 +284,7 @@ class queues {
   std::uint64_t moves_ = 0, given_up_ = 0;
 };
 
-void drop_all(std::vector<work>&) noexcept;
+void drop_all(operations&) noexcept;
+operation wait_for(stream&, std::uint64_t position);
 
 }  // namespace weir::driver::sim

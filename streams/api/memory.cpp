@@ -9,6 +9,7 @@
 
 #include "runtime/base/os.h"
 #include "runtime/base/round_up.h"
+#include "runtime/core/log.h"
 #include "runtime/memory/device/device_allocator.h"  // known here, it is called directly
 #include "runtime/memory/device/device_memory.h"
 #include "runtime/memory/device/shortage.h"
@@ -18,6 +19,7 @@
 #include "simulator/checker/race_checker.h"
 #include "streams/api/adoptions.h"
 #include "streams/api/pageable.h"
+#include "streams/api/refused_free.h"
 #include "streams/pinned/pinned_memory.h"
 #include "streams/stream/context.h"
 
@@ -79,6 +81,15 @@ void end_noted(void const* p, source_location const& at, Free free) {
   }
 }
 
+void tell_stays(void const* p, char const* end, std::string_view why) {
+  memory::allocator const* const a = memory::device_memory::owner_in_process(p);
+  auto const found = a ? a->find(p) : std::nullopt;
+  if (!found || !found->home || !logs(found->home->owner(), log_level::warning)) return;
+  log(log_level::warning, {found->device, found->home->id(), found->bytes},
+      base::text(end, " did not free the block at ", base::address_text(p), ": ", why,
+                 ". The block stays. Free it with weir::deallocate after the capture, or end its owner before"));
+}
+
 void* allocate_on(clock::stream_clock& home, size_t bytes, size_t alignment, source_location const& at) {
   void* const p = memory::fast_allocate_noted(&home, bytes, alignment);
   return noted(p ? p : blocks(home.owner()).on(home.device(), at).allocate(home, bytes, alignment, at), bytes, home,
@@ -126,6 +137,20 @@ void deallocate(stream_ref last_use, void* p, source_location at) {
     }
     throw_stranger("deallocate", p, stream, at);
   });
+}
+
+void streams::tell_of_refused_free(void const* p, char const* end) noexcept {
+  try {
+    try {
+      throw;
+    } catch (invalid_use const&) {  // freed elsewhere
+    } catch (device_lost const&) {  // of a lost device nothing is allocated again
+    } catch (driver_error const& e) {
+      tell_stays(p, end, e.operands());
+    } catch (std::bad_alloc const&) {
+      tell_stays(p, end, "no host memory");
+    }
+  } catch (...) {}  // no host memory for the line, or a process that ends
 }
 
 void record_stream(void const* p, stream_ref user, source_location at) {
@@ -195,21 +220,23 @@ void buffer::reset() noexcept {
   std::uint64_t const since = since_;
   forget();
   if (!p) return;
-  constexpr source_location its_end{"the end of its buffer", "", 0};  // not a line of the program
+  static constexpr source_location its_end{"the end of its buffer", "", 0};  // not a line of the program
   if (k != memory_kind::pageable) {
     if (process_was_forked() || !streams::adoptions::owner_ends(p, since)) return;  // owned elsewhere
-    note_end(p, its_end);
   }
+  if (k == memory_kind::pageable) return std::free(p);
   try {  // if the runtime is gone, it has dealt with the block
-    if (k == memory_kind::pageable) {
-      std::free(p);
-    } else if (k == memory_kind::pinned) {
-      if (auto* const host = streams::pinned_memory::owner(p)) host->deallocate(p, its_end);
-    } else if (memory::fast_deallocate_noted(p)) {
-    } else if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) {
-      a->deallocate(p, nullptr, its_end);
-    }
-  } catch (...) {}  // already freed elsewhere
+    end_noted(p, its_end, [&] {
+      if (k == memory_kind::pinned) {
+        if (auto* const host = streams::pinned_memory::owner(p)) host->deallocate(p, its_end);
+      } else if (memory::fast_deallocate_noted(p)) {
+      } else if (memory::allocator* const a = memory::device_memory::owner_in_process(p)) {
+        a->deallocate(p, nullptr, its_end);
+      }
+    });
+  } catch (...) {
+    streams::tell_of_refused_free(p, its_end.file_name());
+  }
 }
 
 void* buffer::host_data(char const* operation, source_location at) const {
@@ -296,10 +323,12 @@ void* detail::allocate_pinned(std::size_t count, std::size_t size, std::size_t a
 void detail::deallocate_pinned(void* block) noexcept {
   if (process_was_forked()) return;
   if (auto* const pool = streams::pinned_memory::owner(block)) {
-    observe::note(observe::action::free, block, 0, 0, 0, 0, source_location::current());
+    constexpr source_location at = source_location::current();
     try {
-      pool->deallocate(block, source_location::current());
-    } catch (...) {}
+      end_noted(block, at, [&] { pool->deallocate(block, at); });
+    } catch (...) {
+      streams::tell_of_refused_free(block, "pinned_allocator");
+    }
   }
 }
 

@@ -26,6 +26,12 @@ void handle_memo::note(int device, CUstream_st* handle, clock::stream_clock& s, 
   const_cast<entry&>(mine().at(device, handle)) = {handle, &s, version, guarded_runtime(), device};
 }
 
+void handle_memo::forget_that_one_is_current() noexcept {
+  if (value() == &empty) return;
+  for (entry& e : const_cast<handle_memo*>(value())->entries_)
+    if (e.device <= of_any_device) e = {};
+}
+
 namespace {
 
 driver::stream_handle handle_of(CUstream_st* s) noexcept {
@@ -84,8 +90,6 @@ external_stream::~external_stream() {
 
 namespace {
 
-constexpr int of_any_device = -2;  // in a thread's memo: the handle was named without a device
-
 // Null, cudaStreamLegacy and cudaStreamPerThread: each device has one.
 bool is_of_each_device(CUstream_st* native) noexcept {
   return streams::handle_of(native) <= driver::stream_handle::per_thread;
@@ -121,24 +125,40 @@ stream_ref borrow_stream(weir::device d, CUstream_st* native, source_location at
 }
 
 stream_ref detail::stream_of(CUstream_st* native, source_location at) {
-  if (auto* const known = streams::handle_memo::find(of_any_device, native)) return streams::ref_of(*known);
+  using streams::handle_memo;
+  if (auto* const known = handle_memo::find(handle_memo::of_any_device, native)) return streams::ref_of(*known);
   auto& r = streams::current_runtime(at);
   int const here = streams::device_in_cuda(r, "stream_of", at);
   if (is_of_each_device(native)) return borrow_stream(here, native, at);
-  std::uint64_t const version = streams::handle_memo::version();
+  std::uint64_t const version = handle_memo::version();
   auto* stream = streams::clocks_of(r).known(here, streams::handle_of(native));
   using streams::borrowed_streams;
   if (!stream) stream = &r.part<borrowed_streams>().named(here, native, borrowed_streams::of::any_device, at);
-  if (stream->alive() != clock::life::borrowed) streams::handle_memo::note(of_any_device, native, *stream, version);
+  if (stream->alive() != clock::life::borrowed) handle_memo::note(handle_memo::of_any_device, native, *stream, version);
   return streams::ref_of(*stream);
 }
 
 stream_ref detail::stream_of(weir::device d, CUstream_st* native, source_location at) {
-  return d == gpu ? stream_of(native, at) : borrow_stream(d, native, at);
+  if (d == gpu) return stream_of(native, at);
+  using streams::handle_memo;
+  int const key = handle_memo::of_device(d.index());
+  if (auto* const known = handle_memo::find(key, native)) return streams::ref_of(*known);
+  std::uint64_t const version = handle_memo::version();
+  stream_ref const found = borrow_stream(d, native, at);
+  (void)streams::device_in_cuda(streams::current_runtime(at), d.index(), "stream_of", at);
+  clock::stream_clock& stream = streams::clock_of(found);
+  if (stream.alive() != clock::life::borrowed) handle_memo::note(key, native, stream, version);
+  return found;
 }
 
 device detail::device_in_cuda(source_location at) {
   return streams::device_in_cuda(streams::current_runtime(at), "current device", at);
+}
+
+device detail::device_of_call(weir::device d, source_location at) {
+  if (d == gpu) return device_in_cuda(at);
+  (void)streams::device_in_cuda(streams::current_runtime(at), d.index(), "current device", at);
+  return d;
 }
 
 void detail::deallocate_on(weir::device d, CUstream_st* last_use, void* p, source_location at) {

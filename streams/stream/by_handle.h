@@ -24,6 +24,11 @@ class handle_memo {
   static std::uint64_t version() noexcept { return fast_path_version() & ~std::uint64_t{1}; }
   static void note(int device, CUstream_st* handle, clock::stream_clock&, std::uint64_t version);
 
+  // As `device`, for calls after which a device is current in CUDA: it is, as long as the entry is there.
+  static constexpr int of_any_device = -2;  // the handle was named without a device
+  static constexpr int of_device(int d) noexcept { return of_any_device - 1 - d; }
+  static void forget_that_one_is_current() noexcept;
+
  private:
   struct entry {
     CUstream_st* handle = nullptr;

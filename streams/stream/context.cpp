@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "runtime/base/room.h"
+#include "streams/stream/by_handle.h"
 #include "streams/stream/stream_pool.h"
 
 namespace weir::streams {
@@ -106,6 +107,7 @@ void set(seat& s, runtime::impl& r, int device, std::string_view operation, sour
 void restore(seat& s, driver::driver& machine, frame const& f) {
   if (f.stream_device >= 0) s.chosen[static_cast<std::size_t>(f.stream_device)] = f.stream_found;
   s.device = f.device_found;
+  if (f.cuda_found == driver::no_device) handle_memo::forget_that_one_is_current();
   if (machine.make_current(f.cuda_found).ok()) return;
   // The program made a device current that weir has not used.
   if (machine.open(f.cuda_found).ok()) (void)machine.make_current(f.cuda_found);
@@ -152,13 +154,16 @@ clock::stream_clock& current_clock(runtime::impl& r, source_location const& at) 
 int current_ordinal(runtime::impl& r) { return seat_in(r).device; }
 
 int device_in_cuda(runtime::impl& r, std::string_view operation, source_location at) {
+  return device_in_cuda(r, seat_in(r).device, operation, at);
+}
+
+int device_in_cuda(runtime::impl& r, int if_none, std::string_view operation, source_location at) {
   auto const is = r.machine().current_device();
   require(is.is, operation, "the current device", "", at);
   if (is.value != driver::no_device) return is.value;
   // cudaMalloc leaves its device current. Else cudaPointerGetAttributes tells no address of what was allocated.
-  int const mine = seat_in(r).device;
-  if (r.machine().open(mine).ok()) (void)r.machine().make_current(mine);
-  return mine;
+  if (r.machine().open(if_none).ok()) (void)r.machine().make_current(if_none);
+  return if_none;
 }
 
 std::string describe(clock::stream_clock const& t) { return base::text("stream ", t.id(), " of gpu:", t.device()); }

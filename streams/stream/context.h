@@ -55,6 +55,8 @@ int current_ordinal(runtime::impl&);                                  // the cur
 // The device that is current in CUDA, as cudaSetDevice and weir's own calls leave it. If none is, weir's, which becomes
 // current, if it can. Throws: driver_error
 int device_in_cuda(runtime::impl&, std::string_view operation, source_location);
+// If none is, `if_none` becomes current, if it can, and is the answer.
+int device_in_cuda(runtime::impl&, int if_none, std::string_view operation, source_location);
 inline weir::stamp public_stamp(clock::stamp s) noexcept { return detail::stream_access::stamp(s); }
 inline clock::stamp inner_stamp(weir::stamp s) noexcept { return detail::stream_access::stamp(s); }
 

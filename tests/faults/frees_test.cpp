@@ -20,12 +20,15 @@
 #include "streams/pinned/pinned_memory.h"
 #include "streams/stream/context.h"
 #include "tests/faults/heap.h"
+#include "weir/collective.h"
 #include "weir/copy.h"
 #include "weir/graph.h"
 #include "weir/launch.h"
+#include "weir/log.h"
 #include "weir/observe.h"
 #include "weir/pool.h"
 #include "weir/sim.h"
+#include "weir/tensor.h"
 
 namespace weir::faults {
 namespace {
@@ -291,6 +294,70 @@ INSTANTIATE_TEST_SUITE_P(of, free_without_memory,
                          ::testing::Combine(::testing::ValuesIn(kinds),
                                             ::testing::Values(hears::none, hears::notices, hears::observer)),
                          name_of);
+
+// Each owner's end frees its block first in a capture, and the graph cannot keep it. Otherwise nothing says where
+// the memory is, and the history counts it as freed.
+TEST(refused_free, of_an_owners_end_is_told_and_undone) {
+  std::vector<std::string> said;
+  on_log([&](log_line const& l) {
+    if (l.level == log_level::warning) said.push_back(l.str());
+  });
+  runtime own(simulated{.devices = 1, .memory = 64_MiB}, {.log = log_level::warning});
+  runtime_guard const in(own);
+  auto rank = communicator::create_all(std::vector{device(0)});
+  struct owner {
+    std::string_view name;
+    std::function<std::pair<void*, std::function<void()>>(stream&)> make;  // its block, and what ends it
+  };
+  owner const owners[] = {
+      {"buffer",
+       [](stream& s) {
+         auto its = std::make_shared<std::optional<buffer>>(std::in_place, s, 70'000);
+         return std::pair<void*, std::function<void()>>{(*its)->data(), [its] { its->reset(); }};
+       }},
+      {"tensor",
+       [](stream& s) {
+         stream_guard const on(s);
+         auto its = std::make_shared<std::optional<tensor>>(zeros({70'000}));
+         return std::pair<void*, std::function<void()>>{(*its)->data(), [its] { its->reset(); }};
+       }},
+      {"gradient_buckets",
+       [&](stream& s) {
+         auto its = std::make_shared<std::optional<gradient_buckets>>(std::in_place, rank[0]);
+         (*its)->add("weight", 70'000, float32);
+         (*its)->build(s);
+         return std::pair<void*, std::function<void()>>{(*its)->parameters().data, [its] { its->reset(); }};
+       }},
+  };
+  for (owner const& one : owners) {
+    SCOPED_TRACE(one.name);
+    record_memory_history();
+    stream s;
+    auto const [block, end] = one.make(s);
+    said.clear();
+    {
+      graph const left = graph::capture(s, [&, &block = block, &end = end] {
+        fill(block, std::byte{7}, 1000);
+        (void)simulation::of(own).fail_call("keep_with_graph", 1);
+        end();
+      });
+    }
+    ASSERT_EQ(said.size(), 1u);
+    EXPECT_NE(said[0].find("the end of its " + std::string(one.name) + " did not free the block at " +
+                           base::address_text(block)),
+              std::string::npos)
+        << said[0];
+    EXPECT_NE(said[0].find("weir::deallocate"), std::string::npos) << said[0];
+    for (memory_event const& e : memory_history()) {
+      EXPECT_FALSE(e.what == "free" && e.address == reinterpret_cast<std::uintptr_t>(block));
+    }
+    ASSERT_TRUE(find_block(block));
+    deallocate(block);
+    EXPECT_EQ(memory_history().back().what, "free");
+  }
+  stop_memory_history();
+  on_log({});
+}
 
 }  // namespace
 }  // namespace weir::faults

@@ -3,6 +3,7 @@
 #include "weir/stream_of.h"
 
 #include <atomic>
+#include <functional>
 #include <thread>
 
 #include "tests/interop/come_and_go.h"
@@ -66,6 +67,51 @@ TEST_F(stream_by_handle, a_first_call_leaves_a_device_current) {
     EXPECT_EQ(detail::device_in_cuda(), device(0)) << "a lost device is named, and fails where it is used";
     EXPECT_EQ(machine.current_device().value, driver::no_device);
   }).join();
+}
+
+// As a resource that is made with a device does, whatever the thread's memo knows of the handle.
+TEST_F(stream_by_handle, a_call_for_a_device_leaves_one_current) {
+  simulated_stream theirs(1);
+  external_stream const known(1, theirs.handle());
+  auto const on_a_fresh_thread = [&](auto const& body) {
+    std::thread([&] {
+      runtime_guard const too(*r);
+      driver::driver& machine = runtime::current().get().machine();
+      EXPECT_EQ(machine.current_device().value, driver::no_device);
+      body(machine);
+    }).join();
+  };
+  std::function<void()> const calls[] = {
+      [] { (void)detail::stream_of(device(1), nullptr); }, [&] { (void)detail::stream_of(device(1), theirs.handle()); },
+      [&] { (void)detail::stream_of(theirs.handle()); }, [] { EXPECT_EQ(detail::device_of_call(1), device(1)); }};
+  for (auto const& call : calls) {
+    on_a_fresh_thread([&](driver::driver& machine) {
+      call();
+      int const first = machine.current_device().value;
+      EXPECT_NE(first, driver::no_device);
+      call();
+      EXPECT_EQ(machine.current_device().value, first);
+    });
+    on_a_fresh_thread([&](driver::driver& machine) {  // a guard ends, and with it what it made current
+      {
+        device_guard const inside(0);
+        call();
+      }
+      EXPECT_EQ(machine.current_device().value, driver::no_device);
+      call();
+      EXPECT_NE(machine.current_device().value, driver::no_device);
+    });
+    on_a_fresh_thread([&](driver::driver& machine) {  // the memo knows the handles
+      (void)borrow_stream(1, nullptr), (void)borrow_stream(1, theirs.handle());
+      call();
+      EXPECT_NE(machine.current_device().value, driver::no_device);
+    });
+  }
+  on_a_fresh_thread([&](driver::driver& machine) {
+    as_cuda_set_device(0);
+    (void)detail::stream_of(device(1), nullptr);
+    EXPECT_EQ(machine.current_device().value, 0) << "the program's choice stays";
+  });
 }
 
 // A bare launch after the guard goes where it went before.
