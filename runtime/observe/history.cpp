@@ -179,7 +179,7 @@ history& history::process() noexcept {
   return *only;
 }
 
-history::log& history::mine() noexcept {
+history::log& history::mine() {
   static auto* const logs = new base::per_thread<log>;
   return logs->get();
 }

@@ -19,6 +19,7 @@
 #include "tests/faults/heap.h"
 #include "weir/collective.h"
 #include "weir/memory.h"
+#include "weir/observe.h"
 #include "weir/stream.h"
 
 namespace weir::faults {
@@ -203,14 +204,24 @@ TEST(a_threads_first_call, ends_no_process_without_memory) {
       {"recheck", [&] { machine.recheck(); }},
       {"abort", [&] { ranks[0].abort(); }},
   };
-  for (first_call const& c : calls) {
-    SCOPED_TRACE(c.name);
+  auto const on_a_fresh_thread = [](std::function<void()> const& call) {
     std::thread([&] {
       heap::fail(1, heap::without_end);
-      c.make();
+      call();
       heap::stop();
     }).join();
+  };
+  for (first_call const& c : calls) {
+    SCOPED_TRACE(c.name);
+    on_a_fresh_thread(c.make);
   }
+  buffer noted(1000);
+  auto const its = reinterpret_cast<std::uintptr_t>(noted.data());
+  record_memory_history();
+  host_ends = pinned(1000);  // what the process keeps of a history
+  on_a_fresh_thread([&] { noted.reset(); });
+  for (memory_event const& e : memory_history()) EXPECT_NE(e.address, its) << "a history that misses an event ends";
+  stop_memory_history();
 }
 
 }  // namespace
