@@ -29,10 +29,13 @@ if(PROJECT_IS_TOP_LEVEL)
   endif()
   find_program(WEIR_CCACHE ccache)
   if(WEIR_CCACHE)
-    # Without this sloppiness ccache does not cache files that use the tests' precompiled header.
-    set(launcher ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${WEIR_CCACHE})
+    # Without this sloppiness ccache does not cache files that use the tests' precompiled header. Without depend mode
+    # it compares preprocessed text, so that it reuses a precompiled header from before a comment changed. GCC then no
+    # longer knows the header by `#pragma once`. The namespace keeps results of other modes out.
+    set(launcher ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_DEPEND=1
+                 CCACHE_NAMESPACE=weir ${WEIR_CCACHE})
     foreach(language CXX CUDA)
-      if(NOT CMAKE_${language}_COMPILER_LAUNCHER)
+      if(NOT CMAKE_${language}_COMPILER_LAUNCHER OR CMAKE_${language}_COMPILER_LAUNCHER MATCHES "^([^;]*/)?ccache$")
         set(CMAKE_${language}_COMPILER_LAUNCHER ${launcher})
       endif()
     endforeach()
