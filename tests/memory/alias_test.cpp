@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <random>
 
 #include "runtime/memory/device/device_allocator.h"
 #include "tests/memory/names.h"
@@ -117,6 +118,48 @@ TEST(ghosts, nothing_is_unmapped_before_work_is_complete) {
   EXPECT_FALSE(in_a_hole(m.take(16))) << "a hole as large as the block, and a queue that still uses it";
   EXPECT_EQ(m.calls->unmaps, 0);
   EXPECT_TRUE(m.bench.control->run());
+  m.expect_sound();
+}
+
+// Behind work that has not begun, blocks of many sizes come and go. Each handle that moves stays mapped wherever it was.
+TEST(ghosts, unfinished_work_leaves_a_handle_few_of_them) {
+  moved m;
+  std::mt19937 random(1);
+  std::vector<char*> live;
+  auto const give_one = [&] {
+    std::swap(live[random() % live.size()], live.back());
+    m.give(live.back());
+    live.pop_back();
+  };
+  for (int i = 0; i < 3000; ++i) {
+    if (live.size() == 8) give_one();
+    live.push_back(m.take(1 + random() % 40));
+    driver::touch const use{reinterpret_cast<driver::address>(live.back()), page, true};
+    ASSERT_TRUE(m.bench.machine().enqueue(0, m.s.handle(), {&use, 1}, {[](void*) {}, nullptr, nullptr}).ok());
+  }
+  std::size_t const handles = m.reserved() / page;
+  EXPECT_LE(static_cast<std::size_t>(m.calls->maps), handles * (memory::alias_table::most_under_work + 1));
+  EXPECT_EQ(m.calls->unmaps, 0);
+  EXPECT_EQ(m.device.validate(), std::vector<std::string>{});
+  // Where memory is short, they move all the same: nothing can complete meanwhile.
+  m.device.set_limit(m.reserved());
+  while (!live.empty()) give_one();
+  live.push_back(m.take(handles - m.walls.size() - 2 * 16));
+  m.device.set_limit(0);
+  EXPECT_EQ(m.reserved(), handles * page);
+  EXPECT_EQ(m.device.validate(), std::vector<std::string>{});
+  // All work is complete: what stayed serves the next block.
+  give_one();
+  m.give(m.holes[0]), m.give(m.holes[1]);
+  for (void* w : m.walls) m.give(w);
+  m.walls.clear();
+  (void)m.bench.clocks().poll(m.s.now());
+  EXPECT_TRUE(m.bench.control->run());
+  m.give(m.take(handles - 1));
+  EXPECT_LE(m.reserved(), (handles + 1) * page) << "the bound allows a page more";
+  m.device.empty_cache();
+  EXPECT_EQ(m.reserved(), 0u);
+  EXPECT_EQ(m.calls->maps, m.calls->unmaps) << "no ghost of what has gone";
   m.expect_sound();
 }
 

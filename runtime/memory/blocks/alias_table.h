@@ -30,7 +30,11 @@ struct alias {
 class alias_table {
  public:
   using places = std::map<address, alias>;
-  static constexpr int most = 8;  // of one handle
+  static constexpr int most = 8;  // of one handle, once the work on older ones is complete
+  // Of one handle whose work is not complete, so that no alias of it can go. Each takes addresses and a mapping. Then
+  // the handle moves only where memory is short.
+  static constexpr int most_under_work = 16;
+  static bool is_full(aliased_handle const& h) noexcept { return h.alias_count.get() >= most_under_work; }
 
   // Holds the lock while the result is live.
   base::guarded<places>::access look() const { return all_.lock(); }
@@ -39,8 +43,8 @@ class alias_table {
   void leave(aliased_handle& h, address at, clock::stamp last, bool granted) noexcept {
     auto const all = all_.lock();
     alias& g = all->find(at)->second;
-    g = {&h, h.aliases, at, h.bytes, last, granted, false};
-    h.aliases = &g;
+    g = {&h, nullptr, at, h.bytes, last, granted, false};
+    link(g);
   }
   // The handle has moved to `to`, and stays mapped at its old address.
   void leave_for(aliased_handle& h, address to, clock::stamp last) noexcept {
@@ -60,8 +64,7 @@ class alias_table {
     node.key() = g.at;
     all->insert(std::move(node));
     unlink(g);
-    g.next = g.of->aliases;
-    g.of->aliases = &g;
+    link(g);
   }
   void forget(address at) noexcept {  // unmapped, or never made
     auto const all = all_.lock();
@@ -86,9 +89,8 @@ class alias_table {
   place oldest(aliased_handle const& h, int spared) const noexcept {
     auto const all = all_.lock();
     alias const* g = h.aliases;
-    int n = g ? 1 : 0;
-    for (; g && g->next; g = g->next) ++n;
-    return n > spared ? place{g->at, g->bytes, g->last} : place{};
+    while (g && g->next) g = g->next;
+    return h.alias_count.get() > spared ? place{g->at, g->bytes, g->last} : place{};
   }
   // For the end. Ensures: handles still point to the aliases that are gone, so do not query them again.
   places take_all() noexcept { return std::exchange(*all_.lock(), {}); }
@@ -103,10 +105,16 @@ class alias_table {
   }
 
  private:
+  static void link(alias& g) noexcept {
+    g.next = g.of->aliases;
+    g.of->aliases = &g;
+    g.of->alias_count.add(1);
+  }
   static void unlink(alias& g) noexcept {
     alias** link = &g.of->aliases;
     while (*link != &g) link = &(*link)->next;
     *link = g.next;
+    g.of->alias_count.add(-1);
   }
   base::guarded<places> all_;
 };

@@ -29,7 +29,8 @@ struct handle {
 };
 // One that may have aliases: what a stream's memory keeps.
 struct aliased_handle : handle {
-  alias* aliases = nullptr;    // the newest; with their lock
+  alias* aliases = nullptr;               // the newest; with their lock
+  base::single_writer<int> alias_count;  // changes with their lock; any thread may read it
 };
 
 class alignas(64) region {

@@ -174,7 +174,9 @@ void growth::enter_segment(stream_heap& mine, handle const& h) {
   region* in = nullptr;
   try {
     in = of_.space.adopt_segment(h.at, h.bytes, mine);
-    in->set_pages(h, &(mine.handles[h.at] = aliased_handle{h}));
+    aliased_handle& known = mine.handles[h.at];
+    static_cast<handle&>(known) = h;
+    in->set_pages(h, &known);
     mine.blocks.add_region(*in, state::free);
   } catch (std::bad_alloc const&) {  // the host's memory
     mine.handles.erase(h.at);

@@ -77,8 +77,12 @@ class growth::filling {
       may_move_ = false;
     }
     n = sizes_.next(within_pool(left));
-    if (full_ || !charge(n)) return {driver::code::out_of_memory};
-    return make(at, n);
+    if (!full_ && charge(n)) return make(at, n);
+    // Memory is short. A handle that stayed for the sake of addresses moves rather than that the thread waits.
+    driver::status s{driver::code::out_of_memory};
+    short_ = passed_over_;
+    if (short_ && !move(at, left, n, s, whose::any) && of_graph_) (void)move(at, left, n, s, whose::pool_s);
+    return s;
   }
   handle_sizes suitable() const {
     if (one_handle_) return {page_, for_.bytes, for_.bytes};
@@ -205,6 +209,11 @@ class growth::filling {
         auto found = m.blocks.reserve_handle(
             left, enough,
             [&](handle const& h) {
+              bool const spares_addresses = how == may::fit_ordered && !short_;
+              if (spares_addresses && alias_table::is_full(static_cast<aliased_handle const&>(h))) {
+                passed_over_ = true;
+                return false;
+              }
               return (how == may::go || h.bytes <= left) && h.physical != driver::memory_handle::none &&
                      !a_.of_.open_bytes(h);
             },
@@ -253,6 +262,8 @@ class growth::filling {
   std::size_t fresh_ = 0;                  // bytes charged for handles yet to be made
   bool may_move_ = !a_.of_.deterministic && !one_handle_;  // which handles are complete is nothing that a program says
   bool may_move_inside_ = may_move_ && of_graph_ && !long_run_;  // handles of a graph's own pool
+  bool passed_over_ = false;  // a handle, because it is full of aliases
+  bool short_ = false;        // none is passed over for that
   bool patient_ = true;
   bool full_ = false;  // the driver has not even a page
 };

@@ -178,11 +178,13 @@ void handle_mover::validate(stream_heap const& m, std::vector<std::string>& wron
     }
   });
   for (auto const& [at, h] : m.handles) {
-    for (alias const* g = h.aliases; g; g = g->next) {
+    int count = 0;
+    for (alias const* g = h.aliases; g; g = g->next, ++count) {
       auto const found = all->find(g->at);
       if (found == all->end() || &found->second != g || g->of != &h || g->at == h.at || g->bytes != h.bytes)
         say("an alias is not its handle's, at the handle's own address, or of another size", g->at);
     }
+    if (count != h.alias_count.get()) say("a handle has another number of aliases than it says", at);
   }
 }
 

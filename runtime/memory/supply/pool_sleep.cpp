@@ -214,9 +214,13 @@ void pool_sleep::split(stream_heap& m) const {
       handle const& h = *p.in->page(at);
       at = h.at + h.bytes;
       if (!h.asleep || (h.at >= p.at && at <= p.end())) continue;
-      for (address a = h.at; a < at; a += page)
-        if (auto const [i, is_new] = fresh.try_emplace(a, m.handles.at(h.at)); is_new)
-          i->second.at = a, i->second.bytes = page;
+      for (address a = h.at; a < at; a += page) {
+        auto const [i, is_new] = fresh.try_emplace(a);
+        if (!is_new) continue;
+        handle& part = i->second;  // a sleeping handle has no aliases
+        part = h;
+        part.at = a, part.bytes = page;
+      }
     }
   });
   if (fresh.empty()) return;
