@@ -55,6 +55,7 @@ inline constexpr explored explored_programs[] = {
     {"marks", marks_among_threads},
     {"given_back", memory_given_back_among_threads},
     {"pools_end", pools_end_among_threads},
+    {"pool_ends_under_guards", pool_ends_under_guards},
     {"knowledge", knowledge_among_threads},
     {"crew", crew_among_threads},
     {"history", history_among_threads},

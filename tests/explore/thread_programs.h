@@ -112,6 +112,65 @@ inline void pools_end_among_threads(trial& t) {
   for (std::string const& what : device.validate()) t.fail(what);
 }
 
+// Threads allocate in a pool that another thread ends meanwhile. What the pool left goes to the next pool, of the same
+// stream or of another. A block lies in the pool that its thread named, or in none, and its home is the stream that it
+// was asked for. Once the pool has ended, the pool that its thread entered before is in force.
+inline void pool_ends_under_guards(trial& t) {
+  auto& bench = t.bench({.devices = 1, .memory = 1 << 20});
+  memory::allocator& device = bench.on(0);
+  clock::stream_clock &one = t.stream(0), &two = t.stream(0);
+  auto const here = source_location::current();
+  bool has_ended = false;
+  memory::memory_pool& shared = device.make_pool("shared", 0);
+  memory::memory_pool& outer = device.make_pool("outer", 0);
+  auto const allocate_in = [&](memory::memory_pool& pool, clock::stream_clock& line, std::uint32_t blocks) {
+    bool const nested = t.coin(50);
+    std::uint64_t const outside = nested ? memory::thread_caches::enter(outer) : 0;
+    std::uint64_t const in = memory::thread_caches::enter(pool);
+    std::vector<void*> kept;
+    for (std::uint32_t i = 0; i < blocks && !t.failed(); ++i) {
+      void* p = nullptr;
+      bool const ended_before = &pool == &shared && has_ended;
+      try {
+        std::size_t const bytes = t.coin(50) ? 70'000 : 600;
+        p = device.allocate(line, bytes, 0, here);
+        give_filled(t, line, filled::now, p, bytes, 7);
+      } catch (out_of_memory const&) {
+        continue;
+      }
+      auto const found = device.find(p);
+      bool const in_none = !found->pool || found->pool->is != memory::memory_pool::kind::ordinary;
+      if (found->pool != &pool && !in_none && !(nested && found->pool == &outer))
+        t.fail("a block lies in a pool that its thread did not name");
+      if (ended_before && nested && found->pool != &outer) t.fail("a block lies outside of the pool in force");
+      if (found->home != &line) t.fail("a block has the home of another stream");
+      t.coin(50) ? kept.push_back(p) : device.deallocate(p, nullptr, here);
+    }
+    for (void* const p : kept) device.deallocate(p, nullptr, here);
+    memory::thread_caches::leave(in);
+    if (nested) memory::thread_caches::leave(outside);
+  };
+  for (std::string const name : {"a", "b"})
+    t.spawn(name, [&, n = 2 + t.draw(5)] { allocate_in(shared, one, n); });
+  t.spawn("ends it", [&, n = 1 + t.draw(3)] {
+    if (t.coin(50)) allocate_in(shared, one, 1);
+    if (t.coin(50)) (void)bench.clocks().synchronize(one.now());
+    device.end_pool(shared);
+    has_ended = true;
+    for (std::uint32_t i = 0; i < n && !t.failed(); ++i) {
+      memory::memory_pool& next = device.make_pool("next", 0);
+      allocate_in(next, t.coin(50) ? one : two, 1 + t.draw(2));
+      device.end_pool(next);
+    }
+  });
+  t.join();
+  device.end_pool(outer);
+  for (auto* line : {&one, &two}) {
+    if (!bench.clocks().synchronize(line->now()).ok() && !t.failed()) t.fail("device lost");
+  }
+  for (std::string const& what : device.validate()) t.fail(what);
+}
+
 // Two threads make one stream wait for two others. Afterwards it knows both orders.
 inline void knowledge_among_threads(trial& t) {
   auto& bench = t.bench();

@@ -14,6 +14,9 @@ TEST(explore_threads, a_freed_block_serves_others_after_its_work) {
   tests::explore_program("given_back", 500);
 }
 TEST(explore_threads, what_an_ended_pool_left_goes_to_one) { tests::explore_program("pools_end", 500); }
+TEST(explore_threads, a_call_keeps_the_heap_that_it_found) {
+  tests::explore_program("pool_ends_under_guards", 500);
+}
 TEST(explore_threads, what_two_threads_wait_for_is_known_of_both) {
   tests::explore_program("knowledge", 500);
 }

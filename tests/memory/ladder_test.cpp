@@ -2,12 +2,15 @@
 // Threads: each test's own; work runs on the machine's threads.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
+#include <vector>
 
 #include "tests/support/memory_bench.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/seeds.h"
 #include "weir/device.h"
+#include "weir/graph.h"
 #include "weir/memory.h"
 #include "weir/observe.h"
 #include "weir/runtime.h"
@@ -136,6 +139,63 @@ TEST_F(ladder, names_a_driver_that_refuses_what_is_there) {
   EXPECT_NE(why.text().find("The driver refused"), std::string::npos) << why.text();
   machine.clear_failures();
   buffer const after(6_MiB);
+  sound();
+}
+
+// A place can lack more than it seems, when a graph holds a block there. Then the next one is tried.
+TEST_F(ladder, a_place_that_a_graph_holds_hides_no_other) {
+  set_memory_limit(12_MiB);
+  stream const held, open, mine;
+  std::vector<void*> walls;
+  auto const with_a_hole = [&](stream_ref s) {
+    walls.push_back(allocate(s, 1_MiB));
+    void* const hole = allocate(s, 4_MiB);
+    walls.push_back(allocate(s, 1_MiB));
+    return hole;
+  };
+  void* const kept = with_a_hole(held);
+  {
+    graph const g = graph::capture(held, [&] { deallocate(kept); });
+    void* const hole = with_a_hole(open);
+    deallocate(hole);
+    empty_cache();
+    void* p = nullptr;
+    EXPECT_NO_THROW(p = allocate(mine, 4_MiB));
+    EXPECT_EQ(p, hole);
+    deallocate(p);
+  }
+  for (void* const w : walls) deallocate(w);
+  sound();
+}
+
+// Where pages are short, no place is tried that lacks as many.
+TEST_F(ladder, a_refusal_beside_many_streams_costs_no_more_calls) {
+  set_memory_limit(0);
+  auto machine = simulation::of(own);
+  std::vector<stream> others;
+  std::vector<void*> walls;
+  auto const add_streams_with_room = [&](std::size_t n) {
+    while (others.size() < n) {
+      stream_ref const s = others.emplace_back();
+      walls.push_back(allocate(s, 1_MiB));
+      void* const middle = allocate(s, 4_MiB);
+      walls.push_back(allocate(s, 1_MiB));
+      deallocate(middle);
+    }
+    empty_cache();
+  };
+  auto const creates_of_a_refusal = [&] {
+    constexpr std::uint64_t most = 2000;
+    std::vector<std::uint64_t> failures;
+    for (std::uint64_t k = 1; k <= most; ++k) failures.push_back(machine.fail_call("create", k));
+    (void)refusal_of(current_stream(), 4_MiB);
+    return std::ranges::count_if(failures, [&](std::uint64_t n) { return !machine.cancel_failure(n); });
+  };
+  add_streams_with_room(1);
+  auto const beside_one = creates_of_a_refusal();
+  add_streams_with_room(10);
+  EXPECT_LE(creates_of_a_refusal(), beside_one + 4);
+  for (void* const w : walls) deallocate(w);
   sound();
 }
 

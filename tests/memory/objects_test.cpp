@@ -120,6 +120,21 @@ TEST(heap_table, opens_later_heaps_to_the_readers_of_all) {
   EXPECT_EQ(of_a.readers.load() | d.heaps.of(b).readers.load(), 0u);
 }
 
+TEST(heap_table, keeps_a_heap_that_still_lends) {
+  one_device d;
+  clock::stream_clock &a = d.bench.stream(0), &b = d.bench.stream(0);
+  memory::memory_pool& pool = d.heaps.add_pool(memory::memory_pool::kind::ordinary, "pool", 0);
+  memory::stream_heap &mine = d.heaps.of(a), &other = d.heaps.of(b), &apart = d.heaps.of(b, pool);
+  {
+    memory::heap_stay const in_other = memory::heap_table::stay_to_lend(other, mine);
+    EXPECT_TRUE(in_other);
+    EXPECT_EQ(other.callers.load(), 1u);
+    EXPECT_TRUE(memory::heap_table::stay_to_lend(mine, mine));
+    EXPECT_FALSE(memory::heap_table::stay_to_lend(apart, mine)) << "it lies in a pool by now";
+  }
+  EXPECT_EQ(other.callers.load() + apart.callers.load() + mine.callers.load(), 0u);
+}
+
 TEST(stream_heap, lists_itself_by_its_largest_free_block) {
   one_device d;
   clock::stream_clock& home = d.bench.stream(0);

@@ -51,12 +51,19 @@ void* device_allocator::allocate_in(memory_pool& pool, from where, alloc_request
   stream_heap& mine = heaps_.of(r.home, pool);
   thread_cache* const cache = where == from::pools_in_force ? mine.cache_to_allocate() : mine.cache_here();
   void* p = nullptr;
+  heap_stay in_it;
+  bool another = false;
   {
     section const hold(mine);
-    p = mine.take(r);
+    another = !heaps_.serves(mine, r.home, pool);
+    if (!another) p = mine.take(r);
     if (p && cache && mine.cacheable())
       r.size_class < 0 ? mine.lock.bias_to(cache->own) : mine.refill(*cache, r.size_class);
+    if (!p && !another) in_it = heap_stay(mine);
   }
+  // This thread's table may name a heap for the pool that is not the pool's any more.
+  if (another || (cache && pool.is_over())) [[unlikely]] invalidate_fast_paths();
+  if (another) [[unlikely]] return allocate_in(pool, where, r);
   bool fell_asleep = false;
   if (!p) {
     base::internal_ordering const own_affair(of_.runtime.observer());

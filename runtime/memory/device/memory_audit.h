@@ -2,6 +2,7 @@
 // Threads: any. One heap's lock after the other. Changes peaks, reclaims what is known to be complete, and
 // shuts thread caches (layout(), by_stream(), headroom(), validate()); changes nothing else.
 #pragma once
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -28,10 +29,25 @@ class memory_audit {
   void add_pool(memory_report&, memory_pool const&) const;  // the pool that the request was for
   // What a stream could be given if all work were done. Of blocks in the arena. Examines everything.
   struct room {
+    // Addresses between two blocks in use. Its ends may lie in handles that stay; what lies between may be mapped anew.
+    struct opening {
+      std::size_t head = 0, between = 0, tail = 0;  // bytes
+
+      std::size_t all() const noexcept { return head + between + tail; }
+      // With so many bytes of handles that serve any place. grows: those may be mapped between the ends.
+      std::size_t largest(std::size_t anywhere, bool grows) const noexcept;
+      std::size_t ends() const noexcept;                           // bytes of what serves a block with no page more
+      std::size_t lacks(std::size_t bytes) const noexcept {  // that have to be mapped for a block. Requires: <= all()
+        return std::min(between, bytes - std::min(bytes, std::max(head, tail)));
+      }
+    };
     struct place {
       stream_heap* in;
       arena::zone part;
-      std::size_t largest;  // bytes of one block there
+      std::vector<opening> openings;
+      std::size_t largest = 0;  // bytes of one block there
+
+      std::size_t lacks(std::size_t bytes) const noexcept;  // the least of its openings. Requires: bytes <= largest
     };
     std::size_t anywhere = 0;  // bytes of handles without a byte in use, and of those that may be made
     std::size_t ends = 0;      // bytes of free ranges of a granule and more, in handles that stay

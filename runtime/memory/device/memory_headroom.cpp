@@ -11,20 +11,7 @@
 namespace weir::memory {
 namespace {
 
-// Addresses between two blocks in use. Its ends may lie in handles that stay; what lies between may be mapped anew.
-struct opening {
-  std::size_t head = 0, between = 0, tail = 0;  // bytes
-
-  // With so many bytes of handles that serve any place. grows: those may be mapped between the ends.
-  std::size_t largest(std::size_t anywhere, bool grows) const noexcept {
-    if (between <= (grows ? anywhere : 0)) return head + between + tail;
-    return (grows ? anywhere : 0) + std::max(head, tail);
-  }
-  std::size_t ends() const noexcept {  // bytes of what serves a block with no page more
-    if (between == 0) return head + tail >= granule ? head + tail : 0;
-    return (head >= granule ? head : 0) + (tail >= granule ? tail : 0);
-  }
-};
+using opening = memory_audit::room::opening;
 
 class openings {
  public:
@@ -79,6 +66,23 @@ class openings {
 
 }  // namespace
 
+std::size_t memory_audit::room::opening::largest(std::size_t anywhere, bool grows) const noexcept {
+  if (between <= (grows ? anywhere : 0)) return all();
+  return (grows ? anywhere : 0) + std::max(head, tail);
+}
+
+std::size_t memory_audit::room::opening::ends() const noexcept {
+  if (between == 0) return head + tail >= granule ? head + tail : 0;
+  return (head >= granule ? head : 0) + (tail >= granule ? tail : 0);
+}
+
+std::size_t memory_audit::room::place::lacks(std::size_t bytes) const noexcept {
+  std::size_t least = bytes;
+  for (opening const& g : openings)
+    if (bytes <= g.all()) least = std::min(least, g.lacks(bytes));
+  return least;
+}
+
 memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_pool const& pool, graphs which,
                                              std::uint64_t readers) const {
   std::size_t const page = of_.space.page_bytes(), reserved = of_.counts.reserved(), limit = of_.counts.limit();
@@ -87,12 +91,6 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
   fresh += of_.runtime.part<observe::external_memory>().idle(of_.device);
   fresh -= std::min(fresh, of_.driver_reserve);
   std::size_t const allowed = limit ? limit - std::min(limit, reserved) : fresh;
-  struct part {
-    stream_heap* in;
-    arena::zone which;
-    std::vector<opening> all;
-  };
-  std::vector<part> parts;
   std::size_t whole = 0, whole_here = 0;
   if (mine) readers = mine->readers.load();
   room out;
@@ -112,21 +110,19 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
       if (!stays) whole += in.whole_bytes, whole_here += here ? in.whole_bytes : 0;
       for (auto const& [at, h] : in.stays) out.stays.push_back(h);
       if (!lends) continue;
-      parts.push_back({m, arena::zone::blocks, std::move(in.blocks)});
-      if (!in.runs.empty()) parts.push_back({m, arena::zone::runs, std::move(in.runs)});
+      out.places.push_back({m, arena::zone::blocks, std::move(in.blocks)});
+      if (!in.runs.empty()) out.places.push_back({m, arena::zone::runs, std::move(in.runs)});
     }
   }
   std::size_t const in_all = std::min(fresh, allowed) + whole, room_here = pool.room();
   std::size_t const in_pool = room_here > in_all ? in_all : room_here + whole_here;
   out.pool_is_full = in_pool < in_all;
   out.anywhere = round_down(std::min(in_all, in_pool), page);
-  for (part const& p : parts) {
-    std::size_t largest = 0;
-    for (opening const& g : p.all) {
-      largest = std::max(largest, g.largest(out.anywhere, of_.space.maps()));
+  for (room::place& p : out.places) {
+    for (opening const& g : p.openings) {
+      p.largest = std::max(p.largest, g.largest(out.anywhere, of_.space.maps()));
       out.ends += g.ends();
     }
-    out.places.push_back({p.in, p.which, largest});
   }
   return out;
 }

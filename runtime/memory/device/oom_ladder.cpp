@@ -240,15 +240,23 @@ void* oom_ladder::between_blocks(stream_heap& mine, alloc_request const& r) {
   for (int tries = 0; tries < 2; ++tries) {  // one call may be refused
     (void)return_.retry_refused();
     memory_pool const& pool = *mine.pool.get();
-    auto const room = audit_.look_for_room(&mine, pool);
+    auto room = audit_.look_for_room(&mine, pool);
+    std::erase_if(room.places, [&](auto const& p) { return p.largest < r.rounded; });
+    std::ranges::stable_sort(room.places, {}, [&](auto const& p) { return p.lacks(r.rounded); });
+    std::size_t most_lacking = ~std::size_t{0};  // bytes that were too many at an earlier place
     for (auto const& p : room.places) {
-      if (p.largest < r.rounded) continue;
+      if (p.lacks(r.rounded) >= most_lacking) break;
+      heap_stay const there = heap_table::stay_to_lend(*p.in, mine);
+      if (!there) continue;
       if (of_.space.maps()) give_pages(r, room.pool_is_full ? &pool : nullptr);
-      driver::status const s = growth_.grow_there(*p.in, p.part, r, out);
+      growth::place where{p.part};
+      driver::status const s = growth_.grow_there(*p.in, where, r, out);
       of_.note_status(s);
       if (s.ok() && reuse_.hand_over(*p.in, out, mine)) return out;
       if (!s.ok() && s.what != driver::code::out_of_memory) refuse_call(s, r);
       out = nullptr;
+      // Less moves to where peers read, so that such a place says nothing of others.
+      if (!s.ok() && !p.in->readers.load()) most_lacking = std::min(most_lacking, where.missing);
     }
   }
   return nullptr;

@@ -30,13 +30,21 @@ bool page_sharing::serves(memory_pool& pool, clock::stream_clock& home) {
 }
 
 void* page_sharing::take(memory_pool& pool, alloc_request const& r) {
-  stream_heap& all = heaps_.shared(pool);
-  section const hold(all);
-  return all.take_for(r.home, r);
+  for (;;) {
+    stream_heap& all = heaps_.shared(pool);
+    section const hold(all);
+    if (heaps_.serves(all, heaps_.shared_home(), pool)) return all.take_for(r.home, r);
+  }
 }
 
 void* page_sharing::take_after_a_miss(memory_pool& pool, alloc_request const& r) {
   stream_heap& all = heaps_.shared(pool);
+  heap_stay in_it;
+  {
+    section const hold(all);
+    if (!heaps_.serves(all, heaps_.shared_home(), pool)) return nullptr;
+    in_it = heap_stay(all);
+  }
   if (of_.polls && completion_.poll(all, asked_a_miss)) {
     if (void* const p = take(pool, r)) return p;
   }

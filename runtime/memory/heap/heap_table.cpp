@@ -215,6 +215,11 @@ stream_heap& heap_table::find(clock::stream_clock& t, memory_pool& pool) {
   return *heaps_.back();
 }
 
+bool heap_table::serves(stream_heap const& m, clock::stream_clock const& home, memory_pool const& pool) const noexcept {
+  memory_pool const* const its = m.pool.get();
+  return m.home.load() == &home && (its == &pool || (its == &rest_ && pool.has_ended()));
+}
+
 void heap_table::ask_the_retired() {
   // otherwise a rank may be waiting for this thread
   bool const may_wait = of_.deterministic && of_.clocks.collectives_given().empty();
@@ -284,7 +289,7 @@ bool heap_table::takes_over(stream_heap& m, clock::stream_clock& heir, memory_po
   if ((m.home.load()->alive() != clock::life::retired && &its != &left_) || its.is_asleep()) return false;
   if (m.is_shared() && &its != &left_) return false;  // its streams go on
   section const hold(m);
-  if (!may_inherit(m, heir, pool)) return false;
+  if (m.callers.load() || !may_inherit(m, heir, pool)) return false;
   clock::stream_clock& old = *m.home.load();
   for (thread_cache* c : m.caches) {
     c->revoke();

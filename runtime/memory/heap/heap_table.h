@@ -1,10 +1,14 @@
 // Which heap a stream allocates from in a pool, and all heaps and pools of a device.
 // Threads: any. Its lock is taken before a heap's.
 //
-// Invariants: a live stream has at most one heap in each pool of the program. A retired stream's heap, all work
-// complete, serves the next new one; a heap that an ended pool left does, once no block in it is in use, or only blocks
-// that wait and that no graph holds. So there are as many heaps as streams in pools at one time, however many come and
-// go.
+// Invariants
+//   a live stream has at most one heap in each pool of the program
+//   a heap goes to another stream or pool only while no call is in it (stream_heap::callers)
+//   a retired stream's heap, all work complete, serves the next new one of its pool
+//   a heap that an ended pool left serves any pool's next stream, once no block in it is in use. Blocks in it may wait
+//     for their users if three things hold: it stays with its stream, no graph holds one of them, and the pool is no
+//     graph's and has no limit
+//   so there are about as many heaps as streams in pools at one time, however many come and go
 #pragma once
 #include <array>
 #include <memory>
@@ -68,6 +72,15 @@ class heap_table {
     bool const may = &its == &here || (its.is == memory_pool::kind::left && here.is == memory_pool::kind::rest);
     return may && (mine.readers.load() & ~other.readers.load()) == 0;
   }
+
+  // For a search that comes back to a heap: keeps it. Empty: by now it may not lend to `mine`.
+  static heap_stay stay_to_lend(stream_heap& in, stream_heap const& mine) {
+    section const hold(in);
+    return &in == &mine || may_lend(in, mine) ? heap_stay(in) : heap_stay();
+  }
+  // Whether it is still the heap of that stream in that pool. An ended pool's heap may have another home by now. What
+  // names an ended pool is served outside of it. Requires: its lock
+  bool serves(stream_heap const&, clock::stream_clock const& home, memory_pool const&) const noexcept;
 
   std::size_t reclaim_known() const;  // by what is known, not in deterministic mode; bytes that became free
   std::vector<observe::heap_counters const*> heap_counts() const;

@@ -133,6 +133,9 @@ class alignas(64) stream_heap {
   // other devices that each handle is open to, a bit each. Bits are set while mapping halts, and cleared at
   // any time; both under heap_table's lock
   base::atomic<std::uint64_t> readers{0};
+  // Calls that found it as their stream's heap in their pool, and hold no lock meanwhile: it goes to no other stream
+  // or pool (heap_table). Raised with the lock.
+  base::atomic<unsigned> callers{0};
 
   heap_index::rows to_be_listed() const noexcept;  // as heap_index.h says. Requires: the lock
   void list() noexcept {                           // likewise
@@ -190,6 +193,25 @@ class section {
   base::biased_lock hold_;
   stream_heap& heap_;
   std::size_t const before_;
+};
+
+// Keeps a heap with its stream and its pool after the lock is released; an ended pool's heap still leaves it.
+class heap_stay {
+ public:
+  heap_stay() noexcept = default;
+  explicit heap_stay(stream_heap& m) noexcept : heap_(&m) { m.callers.fetch_add(1); }  // Requires: the lock
+  heap_stay(heap_stay&& o) noexcept : heap_(std::exchange(o.heap_, nullptr)) {}
+  heap_stay& operator=(heap_stay&& o) noexcept {
+    std::swap(heap_, o.heap_);
+    return *this;
+  }
+  ~heap_stay() {
+    if (heap_) heap_->callers.fetch_sub(1);
+  }
+  explicit operator bool() const noexcept { return heap_; }
+
+ private:
+  stream_heap* heap_ = nullptr;
 };
 
 }  // namespace weir::memory

@@ -34,7 +34,7 @@ class memory_pool {
     limit_ = limit;
     charged_ = most_charged_ = asleep_bytes_ = asleep_blocks_ = 0;
     holders_ = 1;
-    closed_ = ended_ = false;
+    closed_.set(false), ended_ = false;
     asleep_.set(false), ending_.set(false);
   }
   // False, without a change: the limit forbids it.
@@ -75,11 +75,11 @@ class memory_pool {
   }
   void close() noexcept {  // the program's object ends: guards have no effect from now on
     base::lock_guard const hold(lock_);
-    closed_ = true;
+    closed_.set(true);
   }
   void end() noexcept {
     base::lock_guard const hold(lock_);
-    closed_ = ended_ = true;
+    closed_.set(true), ended_ = true;
   }
   struct sums {
     std::size_t limit, charged, most_charged, asleep;  // bytes; limit 0: none
@@ -123,8 +123,9 @@ class memory_pool {
   void set_ending() noexcept { ending_.set(true); }
   bool is_open_as(std::uint64_t number) const noexcept {  // guards of that pool have an effect
     base::lock_guard const hold(lock_);
-    return !closed_ && number_.get() == number;
+    return !closed_.get() && number_.get() == number;
   }
+  bool is_over() const noexcept { return closed_.get(); }  // closed, or ended. Set before fast paths are invalidated
   bool has_ended() const noexcept {
     base::lock_guard const hold(lock_);
     return ended_;
@@ -147,7 +148,8 @@ class memory_pool {
   std::string name_;
   std::size_t limit_, charged_ = 0, most_charged_ = 0, asleep_bytes_ = 0, asleep_blocks_ = 0;
   int holders_ = 1;
-  bool closed_ = false, ended_ = false;
+  base::single_writer<bool> closed_{false};  // changes under lock_
+  bool ended_ = false;
   base::single_writer<bool> asleep_{false}, ending_{false};
 };
 

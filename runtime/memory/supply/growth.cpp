@@ -24,8 +24,8 @@ arena::places growth::places_for(stream_heap const& mine) const {
   return moves && (of_.counts.limit() || of_.is_nearly_full()) ? arena::places::openings : arena::places::mapped;
 }
 
-driver::status growth::grow_there(stream_heap& in, arena::zone part, alloc_request const& r, void*& out) {
-  if (of_.space.maps()) return grow_by(in, r, how::usual, out, 0, part);
+driver::status growth::grow_there(stream_heap& in, place& where, alloc_request const& r, void*& out) {
+  if (of_.space.maps()) return grow_by(in, r, how::usual, out, 0, &where);
   section const hold(in);
   out = in.take_anywhere(r);
   return out ? driver::status{} : driver::status{driver::code::out_of_memory};
@@ -43,7 +43,7 @@ bool growth::has_room_for_long_run(stream_heap& mine, alloc_request const& r) {
 }
 
 driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how way, void*& out,
-                               std::size_t spare, std::optional<arena::zone> only) {
+                               std::size_t spare, place* only) {
   mapping_lock::shared const coming(memory_.changes);
   memory_pool& pool = *mine.pool.get();
   if (pool.is_asleep()) return asleep;
@@ -64,7 +64,7 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
       return mover_.plan(mine, bytes, alignment, run ? arena::zone::runs : arena::zone::blocks, g, thorough);
     };
     if (only) {
-      if (!mover_.plan(mine, bytes, alignment, *only, g, true)) return driver::no_addresses;
+      if (!mover_.plan(mine, bytes, alignment, only->part, g, true)) return driver::no_addresses;
     } else if (!planned(way == how::fewest_new_pages)) {
       std::size_t has = 0;
       for (region const* r : mine.blocks.regions()) has += r->bytes;
@@ -82,6 +82,7 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
   region& in = *g.reserved->in;
   physical_memory::batch made;
   driver::status const s = fill(mine, g, r.rounded, made);
+  if (only && g.is_clear) only->missing = g.missing_bytes;
   if (!s.ok()) memory_.undo(made);
   std::size_t kept = made.orphaned;
   for (handle const& h : made.handles) kept += h.bytes;

@@ -3,8 +3,6 @@
 //
 // Invariant: what is reserved for a plan serves no other request until it is committed.
 #pragma once
-#include <optional>
-
 #include "runtime/memory/supply/handle_return.h"
 #include "runtime/memory/supply/peer_access.h"
 #include "runtime/memory/supply/reserve_bound.h"
@@ -17,10 +15,15 @@ class growth {
          handle_return& back, peer_access& peers)
       : of_(of), heaps_(heaps), memory_(memory), bound_(bound), mover_(mover), return_(back), peers_(peers) {}
 
-  // spare: bytes that may be reserved past the bound's first term. Throws: bad_alloc
+  // spare: bytes that may be reserved past the bound's first term. Throws: bad_alloc. Requires: a heap_stay, or a
+  // pool that no other thread knows
   driver::status grow(stream_heap& mine, alloc_request const&, void*& out, std::size_t spare = 0);
-  // In that heap and that part alone, from free memory or new pages, for the heap's own home.
-  driver::status grow_there(stream_heap&, arena::zone, alloc_request const&, void*& out);
+  // In that heap and that part alone, from free memory or new pages, for the heap's own home. Requires: as grow
+  struct place {
+    arena::zone part;
+    std::size_t missing = ~std::size_t{0};  // bytes that were to be mapped there, if the pages are short
+  };
+  driver::status grow_there(stream_heap&, place&, alloc_request const&, void*& out);
   // no driver was asked: another thread put the pool to sleep during the search
   static constexpr driver::status asleep{driver::code::not_permitted, -1};
   struct pool_fell_asleep {};  // thrown for it
@@ -28,7 +31,7 @@ class growth {
  private:
   enum class how : std::uint8_t { usual, long_run, fewest_new_pages };
   driver::status grow_by(stream_heap& mine, alloc_request const&, how, void*& out, std::size_t spare,
-                         std::optional<arena::zone> only = {});
+                         place* only = nullptr);
   arena::places places_for(stream_heap const&) const;
   bool has_room_for_long_run(stream_heap& mine, alloc_request const&);
   driver::status grow_segment(stream_heap& mine, alloc_request const&, void*& out);

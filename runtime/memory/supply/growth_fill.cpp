@@ -270,6 +270,7 @@ class growth::filling {
 
 driver::status growth::fill(stream_heap& mine, growth_plan& g, std::size_t asked, physical_memory::batch& out) try {
   if (driver::status const s = mover_.clear_aliases(mine, g, out); !s.ok()) return s;
+  g.is_clear = true;
   out.handles.reserve(g.missing_bytes / of_.space.page_bytes() + 1);  // nothing below is lost for want of host memory
   filling f(*this, mine, g, asked, out);
   for (address_range const& hole : g.missing) {
