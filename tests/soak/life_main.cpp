@@ -114,21 +114,26 @@ std::string table(life_plan const& p, life_outcome const& o) {
   return out;
 }
 
+life_outcome live(life_plan const& p) {
+  life l(p);
+  double said = 0;
+  return l.run([&](double share, sample const& s) {
+    if (share < said) return;
+    while (said <= share) said += 0.1;
+    std::fprintf(stderr, "soak: %3.0f %%, %llu acts", share * 100, static_cast<unsigned long long>(s.ends));
+    for (measure const m : {measure::host_bytes, measure::resident, measure::used_addresses})
+      std::fprintf(stderr, ", %.1f MiB %s", static_cast<double>(s.at(m)) / (1 << 20), std::string(name_of(m)).c_str());
+    std::fprintf(stderr, "\n");
+  });
+}
+
 int life_main(int argc, char** argv) {
-  life_plan const p = read(argc - 1, argv + 1);
-  life_outcome o;
-  {
-    life l(p);
-    double said = 0;
-    o = l.run([&](double share, sample const& s) {
-      if (share < said) return;
-      while (said <= share) said += 0.1;
-      std::fprintf(stderr, "soak: %3.0f %%, %llu acts", share * 100, static_cast<unsigned long long>(s.ends));
-      for (measure const m : {measure::host_bytes, measure::resident, measure::used_addresses})
-        std::fprintf(stderr, ", %.1f MiB %s", static_cast<double>(s.at(m)) / (1 << 20),
-                     std::string(name_of(m)).c_str());
-      std::fprintf(stderr, "\n");
-    });
+  life_plan p = read(argc - 1, argv + 1);
+  life_outcome o = live(p);
+  // Among other programs a short life hides a planted leak, of time above all: two longer ones follow.
+  for (int more = 0; more < 2 && p.planted != leak::none && !o.found(p.planted) && o.failure.empty(); ++more) {
+    p.seconds *= 3;
+    o = live(p);
   }
   std::printf("%s\n", table(p, o).c_str());
   if (!o.failure.empty()) std::printf("BROKEN: %s\n", o.failure.c_str());
