@@ -121,11 +121,13 @@ TEST(ghosts, nothing_is_unmapped_before_work_is_complete) {
   m.expect_sound();
 }
 
-// Behind work that has not begun, blocks of many sizes come and go. Each handle that moves stays mapped wherever it was.
+// Behind work that has not begun, blocks of many sizes come and go. Each handle that moves stays mapped wherever it
+// was.
 TEST(ghosts, unfinished_work_leaves_a_handle_few_of_them) {
   moved m;
   std::mt19937 random(1);
   std::vector<char*> live;
+  int begun = 0;
   auto const give_one = [&] {
     std::swap(live[random() % live.size()], live.back());
     m.give(live.back());
@@ -135,7 +137,8 @@ TEST(ghosts, unfinished_work_leaves_a_handle_few_of_them) {
     if (live.size() == 8) give_one();
     live.push_back(m.take(1 + random() % 40));
     driver::touch const use{reinterpret_cast<driver::address>(live.back()), page, true};
-    ASSERT_TRUE(m.bench.machine().enqueue(0, m.s.handle(), {&use, 1}, {[](void*) {}, nullptr, nullptr}).ok());
+    driver::work const counted{[](void* n) { ++*static_cast<int*>(n); }, nullptr, &begun};
+    ASSERT_TRUE(m.bench.machine().enqueue(0, m.s.handle(), {&use, 1}, counted).ok());
   }
   std::size_t const handles = m.reserved() / page;
   EXPECT_LE(static_cast<std::size_t>(m.calls->maps), handles * (memory::alias_table::most_under_work + 1));
@@ -144,6 +147,11 @@ TEST(ghosts, unfinished_work_leaves_a_handle_few_of_them) {
   // Where memory is short, they move all the same: nothing can complete meanwhile.
   m.device.set_limit(m.reserved());
   while (!live.empty()) give_one();
+  for (std::size_t pages = 20; pages < handles - handles / 8; pages += 20) {
+    m.give(m.take(pages));
+    EXPECT_EQ(begun, 0) << pages;
+    if (begun) break;
+  }
   live.push_back(m.take(handles - m.walls.size() - 2 * 16));
   m.device.set_limit(0);
   EXPECT_EQ(m.reserved(), handles * page);

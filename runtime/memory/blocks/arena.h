@@ -27,7 +27,7 @@ struct growth_plan {
   std::vector<alias*> aliases;  // inside: each is switched back, or unmapped, before `missing` is mapped
   std::uint64_t freed = 0;       // newest free stamp inside
   std::size_t missing_bytes = 0;
-  bool is_clear = false;  // of aliases
+  bool is_clear = false;         // no alias lies inside any more: `missing_bytes` is final
   std::size_t spare = 0;         // bytes that may be reserved past the bound's first term
   std::int64_t live_before = 0;  // bytes, of all streams
   bool run = false;              // for a slab's run

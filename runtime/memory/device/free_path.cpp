@@ -88,7 +88,7 @@ void free_path::ask(clock::stream_clock& s, source_location at) const {
   } catch (invalid_use const&) {  // spoiled meanwhile
   } catch (device_lost const&) {
   } catch (driver_error const&) {
-    // The handle of a borrowed stream that has ended is nobody's, and a process that ends launches no graph.
+    // The handle of a borrowed stream that has ended names no stream, and a process that ends launches no graph.
     if (exists && !process_is_ending()) throw;
   }
 }

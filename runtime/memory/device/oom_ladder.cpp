@@ -243,9 +243,9 @@ void* oom_ladder::between_blocks(stream_heap& mine, alloc_request const& r) {
     auto room = audit_.look_for_room(&mine, pool);
     std::erase_if(room.places, [&](auto const& p) { return p.largest < r.rounded; });
     std::ranges::stable_sort(room.places, {}, [&](auto const& p) { return p.lacks(r.rounded); });
-    std::size_t most_lacking = ~std::size_t{0};  // bytes that were too many at an earlier place
+    std::size_t too_many = ~std::size_t{0};  // bytes: an earlier place could not get them
     for (auto const& p : room.places) {
-      if (p.lacks(r.rounded) >= most_lacking) break;
+      if (p.lacks(r.rounded) >= too_many) break;
       heap_stay const there = heap_table::stay_to_lend(*p.in, mine);
       if (!there) continue;
       if (of_.space.maps()) give_pages(r, room.pool_is_full ? &pool : nullptr);
@@ -256,7 +256,7 @@ void* oom_ladder::between_blocks(stream_heap& mine, alloc_request const& r) {
       if (!s.ok() && s.what != driver::code::out_of_memory) refuse_call(s, r);
       out = nullptr;
       // Less moves to where peers read, so that such a place says nothing of others.
-      if (!s.ok() && !p.in->readers.load()) most_lacking = std::min(most_lacking, where.missing);
+      if (!s.ok() && !p.in->readers.load()) too_many = std::min(too_many, where.missing);
     }
   }
   return nullptr;

@@ -20,8 +20,8 @@ class physical_memory {
     std::vector<handle> handles;
     std::map<address, aliased_handle> places;   // list nodes for these, and for handles that were not made
     std::map<address, aliased_handle> arrived;  // moved here from elsewhere
-    // whether an arrived handle's use may be incomplete, and only ordered before the stream's next work
-    bool arrived_ordered = false;
+    clock::stream_clock const* home = nullptr;  // the stream whose next work may use them
+    std::uint64_t arrived_freed = 0;            // the fence of `home` after which all use of `arrived` is complete
     std::size_t charged = 0;   // bytes, of the handles made and of one that could not be mapped
     std::size_t of_pool = 0;   // bytes charged to the pool, of the handles made and of those from other pools
     std::size_t from_other_pools = 0;  // bytes of `arrived`

@@ -81,6 +81,7 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
   }
   region& in = *g.reserved->in;
   physical_memory::batch made;
+  made.home = mine.home.load();
   driver::status const s = fill(mine, g, r.rounded, made);
   if (only && g.is_clear) only->missing = g.missing_bytes;
   if (!s.ok()) memory_.undo(made);
@@ -103,7 +104,7 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
     mine.counts.mapped(static_cast<std::int64_t>(h.bytes));
     mine.record_mapping(h, observe::action::map);
   }
-  if (made.arrived_ordered) g.reserved->freed = std::max(g.reserved->freed, mine.home.load()->now().n);
+  g.reserved->freed = std::max(g.reserved->freed, made.arrived_freed);
   if (!s.ok()) {
     mine.blocks.roll_back(g);
     // mapped, and the driver neither grants it nor takes it back: its place stays taken

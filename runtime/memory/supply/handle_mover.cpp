@@ -2,6 +2,8 @@
 // Threads: as handle_mover.h.
 #include "runtime/memory/supply/handle_mover.h"
 
+#include <algorithm>
+
 namespace weir::memory {
 
 struct handle_mover::onlooker {
@@ -99,7 +101,9 @@ void handle_mover::detach_handle(stream_heap& from, heap_block& place,
   back ? aliases_.swap(*back, last) : aliases_.leave_for(h, to, last);
   node.key() = to;
   out.arrived.insert(std::move(node));
-  out.arrived_ordered |= !of_.clocks.complete(last);
+  // what another stream used last is ordered before the next work of this one
+  if (last.stream == out.home->id()) out.arrived_freed = std::max(out.arrived_freed, last.n);
+  else if (!of_.clocks.complete(last)) out.arrived_freed = std::max(out.arrived_freed, out.home->now().n);
   from.counts.mapped(-static_cast<std::int64_t>(h.bytes));
   of_.counts.handle_gone();
   if (from.is_of_graph()) from.left_behind += place.bytes;  // stays reserved: a launch may use it
