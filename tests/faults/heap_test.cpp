@@ -121,16 +121,26 @@ TEST(an_arena_without_memory, frees_its_own_pages) {
   }
 }
 
-// If the driver refuses to release memory now, weir releases it later.
-TEST(shared_memory_without_memory, is_given_back_in_the_end) {
-  if (std::getenv("WEIR_CHECK_RACES")) GTEST_SKIP() << "the checker does not go on without memory";
-  runtime own(simulated{.devices = 1, .memory = 64_MiB});
-  runtime_guard const in(own);
-  auto& exports = own.get().part<peer::exports>();
-  auto& driver = *driver::fault_injector_of(own.get().machine());
-  auto const left = [&] {
+class shared_memory_without_memory : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (std::getenv("WEIR_CHECK_RACES")) GTEST_SKIP() << "the checker does not go on without memory";
+  }
+  void come_to_rest() {
     synchronize(device(0));
     exports.forget_idle();
+  }
+
+  runtime own{simulated{.devices = 1, .memory = 64_MiB}};
+  runtime_guard const in{own};
+  peer::exports& exports = own.get().part<peer::exports>();
+};
+
+// If the driver refuses to release memory now, weir releases it later.
+TEST_F(shared_memory_without_memory, is_given_back_in_the_end) {
+  auto& driver = *driver::fault_injector_of(own.get().machine());
+  auto const left = [&] {
+    come_to_rest();
     auto all = driver::sim::controls_of(driver)->census();
     all.push_back(std::to_string(driver.memory(0).value.free) + " B free");
     return all;
@@ -152,15 +162,10 @@ TEST(shared_memory_without_memory, is_given_back_in_the_end) {
 }
 
 // What is cached makes room, and to find it takes memory, too.
-TEST(shared_memory_without_memory, comes_back_if_room_was_sought) {
-  if (std::getenv("WEIR_CHECK_RACES")) GTEST_SKIP() << "the checker does not go on without memory";
-  runtime own(simulated{.devices = 1, .memory = 64_MiB});
-  runtime_guard const in(own);
-  auto& exports = own.get().part<peer::exports>();
+TEST_F(shared_memory_without_memory, comes_back_if_room_was_sought) {
   auto& driver = *driver::fault_injector_of(own.get().machine());
   auto const free_at_rest = [&] {
-    synchronize(device(0));
-    exports.forget_idle();
+    come_to_rest();
     empty_cache();
     return driver.memory(0).value.free;
   };
