@@ -117,6 +117,11 @@ if explained.groups != [("00000000aa", "00000000bb")]:
 for text, name in (("x.load()", "x.load"), ("where->given[mine].load()", "given.load"), ("version().load()", "version.load"), ("at[f(i)[0]].load()", "at.load"), ("  a->b.c.load()", "c.load")):
     if (seen := [s.access for s in m.sites_of("a.cpp", f"int f() {{ {text}; }}") if s.kind == "default"]) != [name]:
         sys.exit(f"FAILED: {text} is an access {seen}, not {name}")
+for rule in ("if (a < b) wrong.push_back(c);", "if (a < b)\n    wrong.push_back(c);", "if (a < b) {\n    wrong.push_back(c);\n  }", "for (int i = 0; i < n; ++i)\n    if (!a) wrong.push_back(c);"):
+    if seen := m.sites_of("a.cpp", f"void f() {{\n  {rule}\n}}"):
+        sys.exit(f"FAILED: a rule of validate() is changed by {seen[0].kind}: {rule}")
+if [s.kind for s in m.sites_of("a.cpp", "void f() { if (a < b) count(); each([&](int i) { wrong.push_back(i); }); }")] != ["flip", "remove"]:
+    sys.exit("FAILED: changes beside a rule of validate() are not found")
 Path("sites").write_text("".join(f"{s.number} {s.kind} {s.line} {' '.join(s.text.split())}\n" for s in sites))
 PY
 failed=0
