@@ -82,7 +82,7 @@ broken "a system call" runtime/clock/fence.cpp 'mmap(' 'void* p = mmap(nullptr, 
 broken "a system call at global scope" runtime/clock/fence.cpp '::open(' 'int f = ::open("a");'
 broken "code after a comment that ends" runtime/clock/fence.cpp 'std::mutex' '/* one' 'two */ std::mutex m;'
 broken "a name that says nothing" runtime/clock/fence.cpp 'fence_manager' 'class fence_manager {'
-broken "a file that is too long" runtime/clock/fence.cpp 'has 501 lines' $(seq -f 'int_a%g;' 501)
+broken "a file that is too long" runtime/clock/fence.cpp 'has 501 lines of code' $(seq -f 'int_a%g;' 501)
 broken "a test with a long name" tests/clock/stream_clock_test.cpp 'has 61 characters' "TEST(suite, $(printf 'a%.0s' {1..55})) {"
 broken "a test of parameters with a long name" tests/clock/kernel_test.cu 'has 61 characters' "TEST_P(suite, $(printf 'a%.0s' {1..55})) {"
 broken "a test with capital letters" tests/clock/stream_clock_test.cpp 'has capital letters' 'TEST_F(suite, aName) {'
@@ -96,10 +96,14 @@ broken "a host of an archive without a scheme" cmake/fetch.cmake "packages.examp
 broken "a retired word in a document" docs/decisions/why.md 'retired' 'Each gizmo has one.'
 
 fresh
+{ seq -f 'int a%g;  // said' 250; seq -f '  // %g' 100; echo; printf '/* one\n   two */\n'; seq -f 'int b%g;' 249; echo '#include <string>'; } > runtime/clock/fence.cpp
+kept "comments and blank lines are no lines of code"
+
+fresh
 echo 'long runtime/clock/fence.cpp 510' >> tools/floors.txt
 seq -f 'int_a%g;' 501 > runtime/clock/fence.cpp
 kept "a file that may be long for now"
-grep -q '^runtime/clock/fence.cpp: 501 lines' "$work/out" || fail "a file that may be long for now is told"
+grep -q '^runtime/clock/fence.cpp: 501 lines of code' "$work/out" || fail "a file that may be long for now is told"
 for lines in 500 511; do
   seq -f 'int_a%g;' $lines > runtime/clock/fence.cpp
   ! "$root/tools/floors" "$work/t" > "$work/out" 2>&1 || fail "a row for more lines than 500 lets $lines pass"
