@@ -25,7 +25,8 @@ void copy(place const&, operand const& out, operand const& in, source_location);
 void count_up(place const&, operand const& out, source_location);      // contiguous: 0, 1, 2, …
 
 enum class draw : std::uint8_t { uniform, normal };
-inline std::int64_t groups_of(std::int64_t n) noexcept { return (n + 3) / 4; }  // four numbers a group
+// Four numbers a group.
+inline std::int64_t groups_of(std::int64_t n) noexcept { return (n + 3) / 4; }
 struct distribution {
   draw how;
   double mean, deviation;  // of normal numbers: mean + deviation * number, each step rounded to float32

@@ -40,7 +40,8 @@ struct device_batch {
 device_batch split_batch(weir::tensor storage, int rows, model_shape const&);
 
 enum class optimizer : std::int32_t { sgd, adamw };
-constexpr int states_of(optimizer o) noexcept { return o == optimizer::adamw ? 2 : 1; }  // floats a parameter
+// Floats a parameter.
+constexpr int states_of(optimizer o) noexcept { return o == optimizer::adamw ? 2 : 1; }
 
 struct update_options {
   float rate = 0, momentum = 0.9f;  // momentum: of sgd

@@ -12,7 +12,8 @@
 namespace weir WEIR_API {
 // torch's four values; allocated and freed only grow, until reset. Exact peaks: docs/explanation/memory.md
 struct statistic { std::int64_t current, peak, allocated, freed; };
-struct statistic_by_size { statistic all, small, large; };      // small: up to 32 KiB, in slabs
+// small: up to 32 KiB, in slabs
+struct statistic_by_size { statistic all, small, large; };
 // Recovery steps, in order, when neither the stream's cache nor the driver can serve an allocation. The last
 // is a retry for memory that other threads freed meanwhile.
 inline constexpr std::array<std::string_view, 9> recovery_steps{

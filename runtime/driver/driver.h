@@ -80,7 +80,8 @@ struct device_info {
   bool maps = true;                  // reserve, create, map and grant work; false: only create_segment does
   bool multicast = false;            // it can take part in it (NVLink SHARP)
 };
-struct memory_info { std::size_t free = 0, total = 0; };  // bytes, of the whole device
+// Bytes, of the whole device.
+struct memory_info { std::size_t free = 0, total = 0; };
 inline constexpr int no_device = -1;
 
 enum class stream_kind : std::uint8_t {

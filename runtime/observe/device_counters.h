@@ -359,7 +359,8 @@ class device_counters {
   void ran_out() { edit([](memory_statistics& n) { ++n.num_ooms; }); }
   void waited(bool behind_all) { edit([&](memory_statistics& n) { ++n.waits_inserted, n.late_waits += behind_all; }); }
   void fenced() { edit([](memory_statistics& n) { ++n.fences; }); }
-  void missed() { edit([&](memory_statistics&) { ++misses_; }); }  // an allocation had to call the driver for memory
+  // An allocation had to call the driver for memory.
+  void missed() { edit([&](memory_statistics&) { ++misses_; }); }
 
   void set_limit(std::size_t bytes) {
     lock_guard hold(lock_);

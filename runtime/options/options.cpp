@@ -177,7 +177,8 @@ size_t set_option(options& into, std::string_view key, std::string_view value, s
 // a hundred years fit in a count of nanoseconds
 constexpr std::chrono::milliseconds longest{std::int64_t{1000} * 3600 * 24 * 365 * 100};
 bool is_time(std::chrono::milliseconds t) { return t.count() >= 0 && t <= longest; }
-bool is_part(double part) { return part >= 0 && part <= 1; }  // false for NaN
+// False for NaN.
+bool is_part(double part) { return part >= 0 && part <= 1; }
 
 std::string in_small_letters(std::string_view text) {
   std::string out(text);

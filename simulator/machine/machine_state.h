@@ -34,7 +34,8 @@ class machine final : public driver, public controls {
   bool cancel_failure(std::uint64_t number) override { return front_->cancel(number); }
   void clear_failures() override { front_->forget_orders(); }
   fault_injector& refusing() noexcept override { return *front_; }
-  void refused_by(fault_injector& front) noexcept { front_ = &front; }  // what stands in front of this, see make()
+  // What stands in front of this, see make().
+  void refused_by(fault_injector& front) noexcept { front_ = &front; }
   int device_of(event_handle) const;                         // -1: unknown event
   void lose_device(int device) override;
   void disconnect(int from, int to) override;

@@ -12,7 +12,8 @@
 namespace weir::tests {
 
 inline seeds orders(std::uint64_t n) { return {"relay", n}; }
-inline bool many(seeds const& s) { return s.count() >= 100; }  // enough to say in how many something is found
+// Enough to say in how many something is found.
+inline bool many(seeds const& s) { return s.count() >= 100; }
 
 // A seeded machine with one device and the scheduler of its host threads.
 struct scheduled_rig {

@@ -12,7 +12,8 @@
 
 namespace {
 
-struct { int copy, launch; } line;  // of this file, in the pipeline
+// Lines of this file, in the pipeline.
+struct { int copy, launch; } line;
 
 // Doubles each batch on one stream while another stream copies the next batch.
 float pipeline(bool mended) {

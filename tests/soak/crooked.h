@@ -38,7 +38,8 @@ using stream_key = std::pair<int, driver::stream_handle>;  // device, stream
 
 // weir's queries during a decision about one block.
 struct noted {
-  struct wait { stream_key on; std::uint64_t covered; };  // operations of that stream before its event
+  // covered: operations of that stream before its event
+  struct wait { stream_key on; std::uint64_t covered; };
   std::vector<wait> waits;
   int yes = 0;      // complete events
   int created = 0;  // handles

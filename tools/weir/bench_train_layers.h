@@ -209,7 +209,8 @@ struct add_bias {
   }
 };
 
-WEIR_HOST_DEVICE inline float below(float x) { return 0.5f * (1 + erff(x * 0.70710678f)); }  // of a normal number
+// The probability that a normal number is below x.
+WEIR_HOST_DEVICE inline float below(float x) { return 0.5f * (1 + erff(x * 0.70710678f)); }
 template <class T>
 struct bias_gelu {  // u += bias; y = gelu(u)
   T* y;

@@ -87,7 +87,8 @@ double of_peak(trace const& t, std::size_t limit) {
   return t.peak_requested ? static_cast<double>(limit) / static_cast<double>(t.peak_requested) : 0;
 }
 
-std::string limit_text(std::size_t limit) { return std::to_string(limit >> 20) + "MiB"; }  // as --limit takes it
+// As --limit takes it.
+std::string limit_text(std::size_t limit) { return std::to_string(limit >> 20) + "MiB"; }
 
 std::string json_of(char const* prefix, trace const& t, fitted const& f) {
   std::string const is = std::string("\"") + prefix;
