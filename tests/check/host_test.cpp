@@ -29,7 +29,8 @@ void fetch_then(waits how, int& copied_at, std::function<void(buffer const&)> co
   stream_guard const home{s.ref()};
   buffer x(size), to = pinned(size);
   fill(x.data(), std::byte{7}, size);
-  stamp const copied = copy(s, to.data(), x.data(), size, non_blocking); copied_at = __LINE__;
+  stamp const copied = copy(s, to.data(), x.data(), size, non_blocking);
+  copied_at = __LINE__ - 1;
   event e;
   e.record(s);
   if (how == waits::for_the_stream) s.synchronize();

@@ -31,7 +31,8 @@ TEST(races, a_write_and_a_read_on_two_streams_that_nothing_orders) {
   auto const run = [&](bool right) {
     stream a, b;
     streams = __LINE__ - 1;
-    buffer x(size); made = __LINE__;
+    buffer x(size);
+    made = __LINE__ - 1;
     a.ref().wait(current_stream());
     write(a, x.data(), size), wrote = __LINE__;
     if (right) b.ref().wait(a);

@@ -8,12 +8,16 @@
 #include "weir/c.h"
 
 #define CHECK(condition) \
-  if (!(condition)) return __LINE__
+  do { \
+    if (!(condition)) return __LINE__; \
+  } while (0)
 #define OK(call) CHECK((call) == WEIR_OK)
 /* The call is refused with that status, and its text has those words. */
 #define REFUSED(call, status, words) \
-  if ((call) != (status) || weir_last_status() != (status) || !strstr(weir_last_error(), words)) \
-  return fprintf(stderr, "refused with: %s\n", weir_last_error()), __LINE__
+  do { \
+    if ((call) != (status) || weir_last_status() != (status) || !strstr(weir_last_error(), words)) \
+      return fprintf(stderr, "refused with: %s\n", weir_last_error()), __LINE__; \
+  } while (0)
 
 static weir_stream const legacy = 0;
 

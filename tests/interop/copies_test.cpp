@@ -28,7 +28,9 @@ bool has(std::string const& text, char const* words) { return text.find(words) !
 // Each test is a process: libraries stay loaded.
 #define IN_A_PROCESS(...) EXPECT_EXIT({ ::alarm(20); __VA_ARGS__; std::_Exit(7); }, testing::ExitedWithCode(7), "")
 #define NEED(condition) \
-  if (!(condition)) std::_Exit(__LINE__ % 200 + 20)
+  do { \
+    if (!(condition)) std::_Exit(__LINE__ % 200 + 20); \
+  } while (false)
 
 struct copies : testing::Test {
   void SetUp() override {

@@ -48,7 +48,9 @@ void fill_with(void* to, test::bytes_of_host const& bytes) {
 }
 
 #define NEED_READERS(readers) \
-  if ((readers).empty()) GTEST_SKIP() << "no other device reaches device 0; there are " << device_count()
+  do { \
+    if ((readers).empty()) GTEST_SKIP() << "no other device reaches device 0; there are " << device_count(); \
+  } while (false)
 
 TEST(visible_here, every_reader_sees_each_handle_from_the_first_on) {
   auto const m = machine_for_peers();
