@@ -110,6 +110,17 @@ echo '(none)' > "$work/openblas"
 packages build || fail "where OpenBLAS cannot be had the reference BLAS serves"
 grep -q 'ten times' "$work/out" || fail "it is said that products will be slow"
 
+# Another version of clang-format is none.
+machine
+printf '#!/bin/sh\necho clang-format version 15.0.7\n' | tee "$work/bin/clang-format" > "$work/bin/clang-format-14"
+chmod +x "$work"/bin/*
+if packages format; then fail "a clang-format that is still missing is an error"; fi
+asked 'install -y --no-remove .*clang-format-14' || fail "clang-format 14 is installed beside another version"
+grep -q 'still missing after the installation: clang_format' "$work/out" || fail "and the error names it"
+: > "$work/calls"
+printf '#!/bin/sh\necho Debian clang-format version 14.0.6\n' > "$work/bin/clang-format"
+packages format && [ ! -s "$work/calls" ] || fail "a clang-format 14 of any name will do"
+
 if packages frobnicate; then fail "an unknown group is refused"; fi
 
 [ "$failed" = 0 ] || { echo "$failed cases failed"; exit 1; }
