@@ -1,6 +1,6 @@
 # weir_unity(target source...): compiles the sources of a top-level folder as one file, to parse headers once. The
 # folders of the allocator are apart: in a larger file the compiler inlines less of the path of each allocation.
-# So are options and reports, which the library compiles with fewer passes.
+# So are options and reports.
 #
 # A file that a planted defect replaces is an exception: it must be its own library member. So are the files of
 # this list, which define a name that another file of their folder defines.

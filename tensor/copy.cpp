@@ -80,9 +80,9 @@ tensor tensor::to(weir::device on, blocking b, source_location at) const {
   }
   known_runtime const& own = tensor_access::block_of(*this).owner;
   runtime::impl& r = own.any() ? own.get("tensor::to", tensors::describe(*this), at) : streams::current_runtime(at);
-  int const index = streams::resolve(on, r, "tensor::to", at);
-  if (index == tensors::device_of(*this)) return *this;
-  tensor there = tensors::make_at("tensor::to", &r, index, memory_kind::device, shape(), dtype(), at);
+  int const chosen = streams::resolve(on, r, "tensor::to", at);
+  if (chosen == tensors::device_of(*this)) return *this;
+  tensor there = tensors::make_at("tensor::to", &r, chosen, memory_kind::device, shape(), dtype(), at);
   there.copy_(*this, b, at);
   return there;
 }

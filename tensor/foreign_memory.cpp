@@ -10,13 +10,13 @@
 namespace weir {
 namespace {
 
-constexpr char const* operation = "tensor::from_blob";
+constexpr char const* this_call = "tensor::from_blob";
 
 // Bytes from the first to the last element.
 size_t extent_in_bytes(shape const& s, strides const& by, dtype type, source_location at) {
   bool const negative = std::any_of(by.begin(), by.end(), [](std::int64_t step) { return step < 0; });
   if (by.rank() != s.rank() || negative)
-    throw invalid_use(operation, s.str() + " with strides " + by.str(),
+    throw invalid_use(this_call, s.str() + " with strides " + by.str(),
                       "Give one stride for each extent, none negative; copy what runs backwards first", at,
                       error_id{341});
   if (s.numel(at) == 0) return 0;
@@ -29,7 +29,7 @@ size_t extent_in_bytes(shape const& s, strides const& by, dtype type, source_loc
   size_t bytes = 0;
   if (overflows || __builtin_mul_overflow(static_cast<size_t>(last) + 1, size_of(type), &bytes) ||
       bytes > static_cast<size_t>(std::numeric_limits<std::int64_t>::max()))
-    throw invalid_use(operation, s.str() + " with strides " + by.str() + " has more than 2^63 bytes",
+    throw invalid_use(this_call, s.str() + " with strides " + by.str() + " has more than 2^63 bytes",
                       "The strides have overflowed: check what they were made from", at, error_id{342});
   return bytes;
 }
@@ -41,13 +41,13 @@ void require_memory_of(runtime::impl& owner, void const* p, int device, source_l
     where = known->on.str();
   } else {
     auto const found = owner.machine().find(p);
-    require(found.is, operation, base::address_text(p), "", at);
+    require(found.is, this_call, base::address_text(p), "", at);
     if (found.value.in == driver::where::device && found.value.device == device) return;
     where = found.value.in == driver::where::device           ? base::gpu_name(found.value.device)
             : found.value.in == driver::where::unknown_device ? "a device that this runtime does not have"
                                                               : "the cpu";
   }
-  throw invalid_use(operation, base::address_text(p) + " as memory of " + base::gpu_name(device) + " is on " + where,
+  throw invalid_use(this_call, base::address_text(p) + " as memory of " + base::gpu_name(device) + " is on " + where,
                     "Name the device it is on", at, error_id{343});
 }
 
@@ -90,10 +90,10 @@ tensor tensor::from_blob(void* p, weir::shape s, weir::strides by, weir::dtype t
   storage::state const& its = tensor_access::block_of(checked);
   block->data = its.data, block->device = its.device, block->kind = its.kind, block->owner = its.owner;
   if (!on.is_cpu()) {
-    if (block->nbytes) require_memory_of(block->owner.get(operation, s.str(), at), p, block->device.index(), at);
-    if (owner.home && streams::clock_or_throw(*owner.home, operation, at).device() != block->device.index())
+    if (block->nbytes) require_memory_of(block->owner.get(this_call, s.str(), at), p, block->device.index(), at);
+    if (owner.home && streams::clock_or_throw(*owner.home, this_call, at).device() != block->device.index())
       throw invalid_use(
-          operation,
+          this_call,
           "memory of " + block->device.str() + ", and its home is " + streams::describe(streams::clock_of(*owner.home)),
           "Name a stream of the memory's device", at, error_id{344});
   }

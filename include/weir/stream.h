@@ -13,6 +13,8 @@ namespace weir WEIR_API {
 using float_milliseconds = std::chrono::duration<float, std::milli>;
 // torch: lower runs first; clamped to the device's range
 enum class priority : std::int8_t { normal = 0, high = -1, highest = -2 };
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wshadow"  // GCC 12 takes weir::non_blocking to be shadowed by the enumerator
 // Whether CUDA's legacy stream, which launches and copies use that name no stream, is ordered with a stream.
 // The values are CUDA's.
 enum class stream_flags : std::uint8_t {
@@ -22,6 +24,7 @@ enum class stream_flags : std::uint8_t {
   blocking = 0,
   non_blocking = 1,  // cudaStreamNonBlocking: waits and events alone order it with the legacy stream
 };
+#pragma GCC diagnostic pop
 class event;
 namespace detail {
 struct stream_access;

@@ -61,21 +61,21 @@ std::size_t gotten(collective_request const& r, int rank, int ranks) {
   return 0;
 }
 
-bytes combine(collective_request const& r, std::vector<bytes>& parts) {
+byte_vector combine(collective_request const& r, std::vector<byte_vector>& parts) {
   switch (r.what) {
     case collective::broadcast:
     case collective::scatter: return std::move(parts[static_cast<std::size_t>(r.root)]);
     case collective::all_gather:
     case collective::gather: {
-      bytes all;
-      for (bytes const& p : parts) all.insert(all.end(), p.begin(), p.end());
+      byte_vector all;
+      for (byte_vector const& p : parts) all.insert(all.end(), p.begin(), p.end());
       return all;
     }
     case collective::all_to_all: {
-      bytes all;
+      byte_vector all;
       std::size_t const one = r.part_bytes();
       for (std::size_t at = 0; at < parts.size() * one; at += one)
-        for (bytes const& p : parts)
+        for (byte_vector const& p : parts)
           all.insert(all.end(), p.data() + at, p.data() + at + one);
       return all;
     }
@@ -85,15 +85,15 @@ bytes combine(collective_request const& r, std::vector<bytes>& parts) {
     case collective::all_reduce:
     case collective::reduce_scatter: break;
   }
-  bytes all(parts[0].size());
+  byte_vector all(parts[0].size());
   std::vector<void const*> in;
-  for (bytes const& p : parts) in.push_back(p.data());
+  for (byte_vector const& p : parts) in.push_back(p.data());
   void* const out = all.data();
   reduce(r.type, r.how, in, {&out, 1}, 0, static_cast<std::int64_t>(all.size() / size_of(r.type)));
   return all;
 }
 
-std::span<std::byte const> result(collective_request const& r, bytes const& whole, int rank, int ranks) {
+std::span<std::byte const> result(collective_request const& r, byte_vector const& whole, int rank, int ranks) {
   std::size_t const n = gotten(r, rank, ranks);
   bool const sliced = r.what == collective::reduce_scatter || r.what == collective::scatter ||
                       r.what == collective::all_to_all;
@@ -109,7 +109,7 @@ bool received(int line, frame_head& h) noexcept {
   return filled(line, std::as_writable_bytes(std::span(&h, 1)));
 }
 
-bool received(int line, bytes& part, std::size_t n) {
+bool received(int line, byte_vector& part, std::size_t n) {
   constexpr std::size_t step = std::size_t{4} << 20;
   while (part.size() < n) {
     std::size_t const at = part.size();

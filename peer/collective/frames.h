@@ -9,7 +9,7 @@
 
 namespace weir::peer {
 
-using bytes = std::vector<std::byte>;
+using byte_vector = std::vector<std::byte>;
 
 struct frame_head {
   std::uint64_t turn = 0, bytes = 0;
@@ -31,12 +31,12 @@ bool known(frame_head const&, int ranks) noexcept;  // whether a program could h
 std::size_t brought(collective_request const&, int rank, int ranks);  // bytes that a rank sends to rank 0
 std::size_t gotten(collective_request const&, int rank, int ranks);   // bytes of its result
 // What all ranks get, and one rank's part of it. `parts`: by rank, or of the sender and the receiver.
-bytes combine(collective_request const&, std::vector<bytes>& parts);
-std::span<std::byte const> result(collective_request const&, bytes const& whole, int rank, int ranks);
+byte_vector combine(collective_request const&, std::vector<byte_vector>& parts);
+std::span<std::byte const> result(collective_request const&, byte_vector const& whole, int rank, int ranks);
 
 // Block: while the other end does not take, or send, the bytes. Return: false if the line has ended.
 bool sent(int line, frame_head const&, std::span<std::byte const>) noexcept;
 bool received(int line, frame_head&) noexcept;
-bool received(int line, bytes&, std::size_t);  // memory is taken as the bytes come: the number is the other end's
+bool received(int line, byte_vector&, std::size_t);  // memory is taken as the bytes come: the number is the other end's
 
 }  // namespace weir::peer

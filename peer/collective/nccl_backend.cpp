@@ -196,7 +196,8 @@ class nccl_backend final : public collective_backend {
     }
     if (answer == ncclSuccess) {
       base::call_site const in(runtime_.observer(), name_of(all).data(), at);
-      for (collective_request const& one : all) machine.touched(on.device(), on.handle(), one.touches(devices_.size()));
+      for (collective_request const& each : all)
+        machine.touched(on.device(), on.handle(), each.touches(devices_.size()));
       mine.last.store(on.now().n, base::memory_order_relaxed);
       mine.last_stream.store(on.id(), base::memory_order_relaxed);
       return;

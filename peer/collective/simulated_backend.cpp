@@ -180,9 +180,9 @@ driver::sim::words const parts_words{
     [](void* p, void* other) { return static_cast<rank_task*>(p)->needs(*static_cast<rank_task*>(other)); },
     [](void* p) { return static_cast<rank_task*>(p)->missing(); }};
 
-driver::work work_of(std::unique_ptr<rank_task> p) {
+driver::work work_of(std::unique_ptr<rank_task> task) {
   return {[](void* p) { static_cast<rank_task*>(p)->run(); }, [](void* p) { static_cast<rank_task*>(p)->drop(); },
-          p.release(), is_ready};
+          task.release(), is_ready};
 }
 
 class streams_backend final : public collective_backend {

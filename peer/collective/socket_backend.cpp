@@ -27,7 +27,7 @@ struct exchange {
   collective_request const what;
   int const rank, ranks;
   source_location const at;
-  bytes in{}, out{};
+  byte_vector in{}, out{};
   base::atomic<bool> done{false};
 };
 
@@ -35,7 +35,7 @@ struct job {  // of the sending thread
   std::shared_ptr<exchange> own{};  // has arrived; else rank 0 sends a result:
   int to = 0;
   frame_head head{};
-  std::shared_ptr<bytes const> whole{};
+  std::shared_ptr<byte_vector const> whole{};
   std::span<std::byte const> part{};
 };
 
@@ -97,7 +97,7 @@ struct departure {
 };
 
 template <class Part>
-driver::work work_of(std::unique_ptr<Part> p) {
+driver::work work_of(std::unique_ptr<Part> task) {
   return {[](void* p) { static_cast<Part*>(p)->run(); },
           [](void* p) {
             auto* const part = static_cast<Part*>(p);
@@ -107,7 +107,7 @@ driver::work work_of(std::unique_ptr<Part> p) {
             }
             delete part;
           },
-          p.release(), [](void* p) { return static_cast<Part*>(p)->ready(); }};
+          task.release(), [](void* p) { return static_cast<Part*>(p)->ready(); }};
 }
 
 class sockets_backend final : public collective_backend {
@@ -234,7 +234,7 @@ class sockets_backend final : public collective_backend {
     struct one {
       collective_request asks;
       source_location at;
-      bytes brings;
+      byte_vector brings;
       bool came = false;
     };
     std::vector<one> parts;  // by place
@@ -322,10 +322,10 @@ class sockets_backend final : public collective_backend {
         if (!known(h, ranks())) throw fault{from, nonsense};
         if (h.bytes != (rank_ == 0 ? brought(asks, from, ranks()) : gotten(asks, rank_, ranks())))
           throw fault{from, nonsense};
-        bytes part;
-        if (!received(open[i], part, h.bytes)) throw fault{from, hung_up};
-        if (rank_ == 0) take(from, asks, {}, std::move(part));
-        else finish(asks, std::move(part));
+        byte_vector came;
+        if (!received(open[i], came, h.bytes)) throw fault{from, hung_up};
+        if (rank_ == 0) take(from, asks, {}, std::move(came));
+        else finish(asks, std::move(came));
       }
     }
   }
@@ -337,7 +337,7 @@ class sockets_backend final : public collective_backend {
   }
 
   // Rank 0: a rank's part of a call.
-  void take(int from, collective_request const& asks, source_location at, bytes brings) {
+  void take(int from, collective_request const& asks, source_location at, byte_vector brings) {
     if (asks.between_two() && asks.root == from) throw fault{from, nonsense};
     joined complete;
     {
@@ -354,27 +354,27 @@ class sockets_backend final : public collective_backend {
       complete = std::move(j);
       all->erase(place_of_call);
     }
-    std::vector<bytes> parts;
+    std::vector<byte_vector> parts;
     for (auto& p : complete.parts) parts.push_back(std::move(p.brings));
-    auto const whole = std::make_shared<bytes const>(combine(asks, parts));
+    auto const whole = std::make_shared<byte_vector const>(combine(asks, parts));
     std::optional<collective_request> own;  // its result comes last: then this rank may leave
     for (std::size_t place = 0; place < complete.parts.size(); ++place) {
       collective_request const& r = complete.parts[place].asks;
       int const rank = r.between_two() ? complete.parts[1 - place].asks.root : static_cast<int>(place);
-      std::span<std::byte const> const part = result(r, *whole, rank, ranks());
+      std::span<std::byte const> const answer = result(r, *whole, rank, ranks());
       if (rank == 0) {
         own = r;
         continue;
       }
       {
         auto q = all_->all.lock();
-        q->jobs.push_back({{}, rank, head_of(r, part.size()), whole, part});
+        q->jobs.push_back({{}, rank, head_of(r, answer.size()), whole, answer});
       }
       all_->changed.notify_all();
     }
     if (!own) return;
-    auto const part = result(*own, *whole, 0, ranks());
-    finish(*own, {part.begin(), part.end()});
+    auto const answer = result(*own, *whole, 0, ranks());
+    finish(*own, {answer.begin(), answer.end()});
   }
 
   static void compare(joined const& j, int from) {
@@ -397,7 +397,7 @@ class sockets_backend final : public collective_backend {
   }
 
   // This rank has its result.
-  void finish(collective_request const& asks, bytes result) {
+  void finish(collective_request const& asks, byte_vector result) {
     std::shared_ptr<exchange> e;
     {
       auto q = all_->all.lock();
@@ -413,8 +413,8 @@ class sockets_backend final : public collective_backend {
     runtime_.machine().recheck();
   }
 
-  void send(int to, frame_head const& h, std::span<std::byte const> part) const {
-    if (!sent(lines_[static_cast<std::size_t>(to)].get(), h, part) && !hub_left_.load()) throw fault{to, hung_up};
+  void send(int to, frame_head const& h, std::span<std::byte const> content) const {
+    if (!sent(lines_[static_cast<std::size_t>(to)].get(), h, content) && !hub_left_.load()) throw fault{to, hung_up};
   }
   static constexpr char const *hung_up = "has ended, or its connection is broken",
                               *nonsense = "sends what does not fit this rank's collective";

@@ -293,8 +293,8 @@ int thread_group::shared::awaited() const noexcept {
     std::uint64_t const its = exceptions_of(rank), place = next[r] - closed;
     if (place < open.size() && open[place].exceptions < its) return rank;
     // One that has called the next collective is judged by it: both come to their other calls behind it.
-    auto const waits = [&](int other, std::uint64_t exceptions) {
-      return other != rank && next[static_cast<std::size_t>(other)] <= next[r] && exceptions < its;
+    auto const waits = [&](int other, std::uint64_t least) {
+      return other != rank && next[static_cast<std::size_t>(other)] <= next[r] && least < its;
     };
     for (auto const& [of, p] : pairs)
       if ((of[0] == rank || of[1] == rank) && !p.open.empty() &&

@@ -247,35 +247,35 @@ bool stripes::carry(clock::stream_clock& stream, endpoint const& dst, endpoint c
   if (!captured.ok() || captured.value) return false;
   auto const usable = my.usable(stream.device(), lent);
   if (usable.empty()) return false;
-  auto lanes = my.idle_for(stream, usable);
-  if (!lanes && which == stripes::lanes::to_be_made) lanes = my.make(stream.device(), usable, where);
-  if (!lanes) return false;
+  auto taken = my.idle_for(stream, usable);
+  if (!taken && which == lanes::to_be_made) taken = my.make(stream.device(), usable, where);
+  if (!taken) return false;
   streams::copy_in_parts const whole;
   sharing<state::lane> all{my.owner, my.clocks, my.pinned, stream, dst, src, where};
   driver::status failed;
   std::exception_ptr thrown;
   try {
-    for (auto& one : lanes->lanes) all.begin(*one);
-    std::size_t const shares = lanes->lanes.size() + 1;
+    for (auto& one : taken->lanes) all.begin(*one);
+    std::size_t const shares = taken->lanes.size() + 1;
     std::size_t const fair = base::round_up(bytes / (4 * shares), smallest_chunk);
     std::size_t const chunk = std::clamp(fair, smallest_chunk, largest_chunk);
     for (std::size_t i = 0, offset = 0; offset < bytes; ++i, offset += chunk) {
       std::size_t const n = std::min(chunk, bytes - offset), whose = i % shares;
-      auto* const by = whose ? lanes->lanes[whose - 1].get() : nullptr;
+      auto* const by = whose ? taken->lanes[whose - 1].get() : nullptr;
       if (by && by->works && (by->works = all.pass(*by, offset, n))) continue;
       streams::enqueue_copy(stream, at(dst.at, offset), at(src.at, offset), n, where);
     }
   } catch (...) {
     thrown = std::current_exception();
   }
-  for (auto& one : lanes->lanes) {
+  for (auto& one : taken->lanes) {
     if (auto const joined = all.join(*one); !joined.ok()) failed = joined;
-    lanes->whole &= one->works && failed.ok();
+    taken->whole &= one->works && failed.ok();
   }
   // the caller may access the host memory now
   if (thrown) static_cast<void>(my.owner.machine().synchronize_stream(stream.device(), stream.handle()));
-  lanes->last = stream.now();
-  my.keep(std::move(lanes));
+  taken->last = stream.now();
+  my.keep(std::move(taken));
   if (thrown) std::rethrow_exception(thrown);
   if (!failed.ok())
     throw_refusal(

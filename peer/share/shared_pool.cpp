@@ -328,11 +328,11 @@ driver::status shared_pool::find_room(exported& b, source_location at) {
   for (bool collects = true;; collects = !collects) {
     bool had = false, many = false;
     {
-      auto books = books_.lock();
-      books->held.reserve(books->held.size() + books->live + 1);  // so that put_back() allocates nothing
-      had = cut(*books, b);
-      many = books->held.size() > books->look_again;
-      if (collects) s.seen = books->changes;
+      auto locked = books_.lock();
+      locked->held.reserve(locked->held.size() + locked->live + 1);  // so that put_back() allocates nothing
+      had = cut(*locked, b);
+      many = locked->held.size() > locked->look_again;
+      if (collects) s.seen = locked->changes;
     }
     if (had && many) collect();
     if (had) return {};

@@ -85,8 +85,8 @@ grant heap_counters::left_after(change const& out, change const& deferred) noexc
   add(out, deferred);
   std::int64_t const by[levels] = {out.blocks - deferred.blocks, out.blocks, out.bytes - deferred.bytes, out.bytes,
                                    out.requested - deferred.requested};
-  auto const fall = [](std::int64_t& left, std::int64_t by, value& peak) {
-    if ((left -= by) < 0) peak.add(-std::exchange(left, 0));
+  auto const fall = [](std::int64_t& left, std::int64_t n, value& peak) {
+    if ((left -= n) < 0) peak.add(-std::exchange(left, 0));
   };
   for (std::size_t i = 0; i < 2; ++i) {
     for (std::size_t k = 0; k < levels; ++k) fall(left_.up[k][i], by[k], peaks_[k][2 * i]);

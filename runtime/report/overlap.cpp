@@ -105,7 +105,7 @@ std::string sentences(int device, device_times const& d) {
 }
 
 // By the names that the streams' calls give their spans: what is none of these is a collective, named by its calls.
-void count(observe::span const& s, device_times& d) {
+void add_span(observe::span const& s, device_times& d) {
   std::int64_t const ns = s.end_ns - s.begin_ns;
   if (s.name == "copy" || s.name == "fill") d.copies.spans.push_back(&s);
   else if (s.name == "wait") d.waited += ns;
@@ -121,7 +121,7 @@ std::string overlap(std::span<observe::span const> spans) {
   std::map<int, device_times> devices;
   for (observe::span const& s : spans) {
     if (s.where != observe::span::on::stream) continue;
-    count(s, devices[s.device]);
+    add_span(s, devices[s.device]);
   }
   std::string out;
   for (auto const& [device, d] : devices) out += sentences(device, d);

@@ -91,10 +91,10 @@ epoch knowledge::launched(executable& x, moment before, base::site site) {
     before.seen = order.with(before.seen, x.last);
     order.follows(s, x.last);
   }
-  std::span<range const> const uses = x.of.uses ? std::span<range const>(*x.of.uses) : std::span<range const>();
-  epoch const now = used(s, before, uses, site, trust::promised, &x.of);
+  std::span<range const> const ranges = x.of.uses ? std::span<range const>(*x.of.uses) : std::span<range const>();
+  epoch const now = used(s, before, ranges, site, trust::promised, &x.of);
   x.last = {now, before.seen, 0};
-  for (range const& r : uses)
+  for (range const& r : ranges)
     if (r.copied) copies_from(now, before, r.at, r.bytes, site);
   return now;
 }

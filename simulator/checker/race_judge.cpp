@@ -110,7 +110,7 @@ void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> 
     a = made(action::frees, ends.front().at, {"deallocate", where}, at, bytes);
     for (std::size_t i = 1; i < ends.size(); ++i) a->also.push_back(ends[i].at);
   }
-  auto const over = [&](epoch e) {
+  auto const is_over = [&](epoch e) {
     return order.complete(e, trust::promised) || std::any_of(ends.begin(), ends.end(), [&](moment const& m) {
              return order.ordered(e, m.at.stream, m.seen, trust::promised);
            });
@@ -118,7 +118,7 @@ void knowledge::freed(address at, std::size_t bytes, std::span<stream_id const> 
   std::set<access const*> told;
   for (part const& p : memory.find(at, bytes)) {
     p.of->uses.each(p.from, p.to, [&](access const& old) {
-      if (old.is_over() || old.all_epochs(over)) return false;
+      if (old.is_over() || old.all_epochs(is_over)) return false;
       if (b->second.of_graph && old.of_launch) return true;  // the memory stays with the graph
       if (old.moves_a_pool) return true;  // no block gets the memory before the copy is complete
       if (std::find(counted.begin(), counted.end(), old.stream) != counted.end()) return true;

@@ -12,8 +12,8 @@ namespace weir::streams {
 namespace {
 
 #if defined(__SSE2__)
-constexpr std::size_t stream = 64;
-constexpr std::size_t page = 4096;  // bytes demoted at a time
+constexpr std::size_t line_bytes = 64;
+constexpr std::size_t demoted_bytes = 4096;  // bytes demoted at a time
 
 void stream_line(char* to, char const* from) noexcept {
   auto const* const in = reinterpret_cast<__m128i const*>(from);
@@ -26,9 +26,9 @@ void stream_line(char* to, char const* from) noexcept {
 // CLDEMOTE is a hint: other processors execute it as a no-op.
 void copy_and_hand_on(char* to, char const* from, std::size_t bytes) noexcept {
   while (bytes) {
-    std::size_t const n = std::min(bytes, page);
+    std::size_t const n = std::min(bytes, demoted_bytes);
     std::memcpy(to, from, n);
-    for (std::size_t at = 0; at < n; at += stream) asm volatile(".byte 0x0f, 0x1c, 0x00" ::"a"(to + at) : "memory");
+    for (std::size_t at = 0; at < n; at += line_bytes) asm volatile(".byte 0x0f, 0x1c, 0x00" ::"a"(to + at) : "memory");
     to += n, from += n, bytes -= n;
   }
 }
@@ -44,10 +44,11 @@ void copy_in_host(void* dst, void const* src, std::size_t bytes, stores by) noex
     auto* to = static_cast<char*>(dst);
     auto const* from = static_cast<char const*>(src);
     auto const step = [&](std::size_t n) { to += n, from += n, bytes -= n; };
-    std::size_t const before = std::min(bytes, (stream - reinterpret_cast<std::uintptr_t>(dst) % stream) % stream);
+    std::size_t const past = reinterpret_cast<std::uintptr_t>(dst) % line_bytes;
+    std::size_t const before = std::min(bytes, (line_bytes - past) % line_bytes);
     std::memcpy(to, from, before);
     step(before);
-    for (; bytes >= stream; step(stream)) stream_line(to, from);
+    for (; bytes >= line_bytes; step(line_bytes)) stream_line(to, from);
     std::memcpy(to, from, bytes);
     _mm_sfence();  // streaming stores become visible before the completion does
     return;

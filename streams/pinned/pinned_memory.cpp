@@ -214,8 +214,8 @@ memory_report pinned_memory::state::why_no_room(std::size_t bytes, std::size_t r
 
 void* pinned_memory::state::grow_or_recover(int near, std::size_t bytes, std::size_t rounded, std::size_t alignment,
                                             attempt& failed, source_location at) {
-  auto grown = grow(near, rounded, alignment, bytes);
-  if (grown.block) return grown.block;
+  auto got = grow(near, rounded, alignment, bytes);
+  if (got.block) return got.block;
   auto& ladder = failed.steps;
   auto const climbed = [&](std::string_view name, std::size_t gave, std::int64_t since) {
     auto const again = std::ranges::find(ladder, name, &recovery_step::name);
@@ -227,26 +227,26 @@ void* pinned_memory::state::grow_or_recover(int near, std::size_t bytes, std::si
     bool const may = may_give_back();
     std::size_t const gave = may ? trim() : 0;
     climbed(may ? "idle pages returned" : "idle pages kept during collectives", gave, start);
-    grown = grow(near, rounded, alignment, bytes);
-    return grown.block;
+    got = grow(near, rounded, alignment, bytes);
+    return got.block;
   };
-  if (grown.is.what == driver::code::out_of_memory) {
+  if (got.is.what == driver::code::out_of_memory) {
     ++in.lock()->counters.now().num_alloc_retries;
-    if (give_back_and_grow()) return grown.block;
+    if (give_back_and_grow()) return got.block;
   }
-  if (grown.is.what == driver::code::out_of_memory) {
+  if (got.is.what == driver::code::out_of_memory) {
     patience time{owner.machine().moves_by_itself() ? base::now_ns() : 0};
     do {
       std::int64_t const start = base::now_ns();
-      if (void* const block = wait_for_room(near, bytes, rounded, alignment, time, grown.others)) return block;
+      if (void* const block = wait_for_room(near, bytes, rounded, alignment, time, got.others)) return block;
       climbed("wait for copies", 0, start);
-      if (give_back_and_grow()) return grown.block;
+      if (give_back_and_grow()) return got.block;
       ++time.polls;
-    } while (grown.is.what == driver::code::out_of_memory && (grown.others || more_may_come()) && time.left());
+    } while (got.is.what == driver::code::out_of_memory && (got.others || more_may_come()) && time.left());
   }
-  failed.last = grown.is;
-  if (grown.is.what == driver::code::out_of_memory || grown.is.ok()) return nullptr;
-  throw_refusal(grown.is, "allocate", bytes_text(bytes) + " of pinned memory",
+  failed.last = got.is;
+  if (got.is.what == driver::code::out_of_memory || got.is.ok()) return nullptr;
+  throw_refusal(got.is, "allocate", bytes_text(bytes) + " of pinned memory",
                 "Raise the system's limit of locked pages (`ulimit -l`), or pin less", at);
 }
 

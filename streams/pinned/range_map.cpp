@@ -32,9 +32,9 @@ void pinned_space::add(entries&& in, address base, std::size_t bytes, int node) 
 
 pinned_space::entries pinned_space::remove(address base) noexcept {
   auto whole = ranges_.extract(base);
-  auto segment = segments_.extract(whole.mapped().age);
-  auto listing = by_size_.extract({segment.mapped().bytes, whole.mapped().age, base});
-  return {std::move(segment), std::move(whole), std::move(listing)};
+  auto of = segments_.extract(whole.mapped().age);
+  auto listing = by_size_.extract({of.mapped().bytes, whole.mapped().age, base});
+  return {std::move(of), std::move(whole), std::move(listing)};
 }
 
 std::vector<pinned_space::address> pinned_space::wholly_free(std::int64_t idle_since) const {
@@ -93,11 +93,11 @@ pinned_space::place pinned_space::take_on(std::size_t bytes, std::size_t alignme
 }
 
 pinned_space::place pinned_space::give(place freed) noexcept {
-  address const segment = freed->second.segment;
-  auto const joins = [&](place other) { return other->second.segment == segment && other->second.is == state::free; };
+  address const base = freed->second.segment;
+  auto const joins = [&](place other) { return other->second.segment == base && other->second.is == state::free; };
   range whole;
   whole.bytes = freed->second.bytes;
-  whole.segment = segment;
+  whole.segment = base;
   whole.age = freed->second.age;
   auto listing = std::move(freed->second.listing);
   if (auto const after = std::next(freed); after != ranges_.end() && joins(after)) {
@@ -123,7 +123,7 @@ pinned_space::place pinned_space::find(address at) { return base::holder_of(rang
 
 std::vector<std::string> pinned_space::validate() const {
   std::vector<std::string> wrong;
-  std::size_t listed = 0;
+  std::size_t counted = 0;
   for (auto const& [age, one] : segments_) {
     auto const [base, bytes, node, idle_since] = one;
     address at = base;
@@ -134,13 +134,13 @@ std::vector<std::string> pinned_space::validate() const {
       if (is_free && free_before) wrong.push_back("two neighbouring free ranges were not merged");
       if (is_free && !by_size_.contains({here->second.bytes, here->second.age, here->first}))
         wrong.push_back("the list by size differs from the free ranges");
-      listed += is_free;
+      counted += is_free;
       free_before = is_free;
       at += here->second.bytes;
     }
     if (at != base + bytes) wrong.push_back("the ranges of a segment leave a gap or overlap");
   }
-  if (listed != by_size_.size()) wrong.push_back("the list by size differs from the free ranges");
+  if (counted != by_size_.size()) wrong.push_back("the list by size differs from the free ranges");
   return wrong;
 }
 

@@ -94,16 +94,16 @@ clock::stream_clock& borrowed_streams::named(int device, CUstream_st* native, of
     }
     if (asked) refuse(runtime_.machine().adopt(device, native).is);  // a new one: is it of this device?
     auto all = contents_.lock();
-    auto const known = all->by_id.find(is.value.id);
-    bool const is_known = !is.value.captured && known != all->by_id.end() && known->second.stream;
-    if (is_known && known->second.at.first != device) {
+    auto const at_id = all->by_id.find(is.value.id);
+    bool const is_known = !is.value.captured && at_id != all->by_id.end() && at_id->second.stream;
+    if (is_known && at_id->second.at.first != device) {
       if (!of_any) throw_other_device("borrow_stream", device, at);
-      device = known->second.at.first;
+      device = at_id->second.at.first;
     }
     if (!is_known && !is.value.captured && !asked) continue;
     if (is_known && all->captured.empty()) [[likely]] {
-      known->second.turn = ++all->turn;
-      found = known->second.stream;
+      at_id->second.turn = ++all->turn;
+      found = at_id->second.stream;
     } else {
       found = &find(*all, device, is.value, gone);
     }

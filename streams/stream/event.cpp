@@ -44,24 +44,24 @@ void event::record(stream_ref s, source_location at) {
   auto& stream = streams::clock_or_throw(s, "event::record", at);
   if (!state_) state_ = std::make_unique<state>(event_options{});  // moved from: like new
   auto now = state_->now.lock();
-  auto event = now->event;
+  auto recorded = now->event;
   bool const of_a_gone_runtime = now->last && !clock::find(now->stream);
-  if (event && !of_a_gone_runtime) {
+  if (recorded && !of_a_gone_runtime) {
     clock::stream_clock const& before = *clock::find(now->stream);
-    if (&before.owner() != &stream.owner() || event->device() != stream.device())
+    if (&before.owner() != &stream.owner() || recorded->device() != stream.device())
       throw invalid_use("event::record",
-                        streams::describe(stream) + "; the event is of gpu:" + std::to_string(event->device()) +
+                        streams::describe(stream) + "; the event is of gpu:" + std::to_string(recorded->device()) +
                             ", recorded on " + streams::describe(before),
                         "Use an event for each device", at, error_id{240});
   } else {
     auto made = stream.owner().part<clock::clocks>().take_event(stream.device(), state_->kind());
     require(made.is, "event::record", streams::describe(stream), "", at);
-    event = std::move(made.value);
+    recorded = std::move(made.value);
   }
-  auto f = stream.record(event, now->event == event ? now->last : nullptr);
+  auto f = stream.record(recorded, now->event == recorded ? now->last : nullptr);
   require(f.is, "event::record", streams::describe(stream), "", at);
-  event = f.value->event;
-  *now = {stream.id(), std::move(event), std::move(f.value)};
+  recorded = f.value->event;
+  *now = {stream.id(), std::move(recorded), std::move(f.value)};
 }
 
 bool event::query(source_location at) const {

@@ -184,9 +184,9 @@ stream& stream::operator=(stream&& from) noexcept {
 }
 
 stream::~stream() {
-  clock::stream_clock* const stream = clock::find(ref_.id());  // null: moved from, or the runtime is gone
-  if (!stream || process_is_ending() || process_was_forked()) return;
-  if (auto* const pool = stream->owner().part_if_made<streams::stream_pool>()) pool->give_back(*stream);
+  clock::stream_clock* const line = clock::find(ref_.id());  // null: moved from, or the runtime is gone
+  if (!line || process_is_ending() || process_was_forked()) return;
+  if (auto* const pool = line->owner().part_if_made<streams::stream_pool>()) pool->give_back(*line);
 }
 
 stream_ref default_stream(device d, source_location at) {

@@ -22,8 +22,8 @@ cuda_driver::~cuda_driver() {
   if (refusal_of_process() != code::ok) return;  // the driver may be unloaded; the system frees everything
   {
     auto g = gates_.lock();
-    for (auto const& [id, gate] : g->closed)
-      base::store_release(g->words[gate.device * gates_a_device + gate.slot], gate.sequence);
+    for (auto const& [id, closed] : g->closed)
+      base::store_release(g->words[closed.device * gates_a_device + closed.slot], closed.sequence);
     g->closed.clear();
   }
   // Host functions still name this driver. After a loss, other devices may wait forever for its events: then

@@ -310,8 +310,8 @@ status cuda_driver::open_gate(gate_handle handle) {
   auto g = gates_.lock();
   auto const found = g->closed.find(static_cast<std::uint64_t>(handle));
   if (found == g->closed.end()) return invalid;
-  gate const& gate = found->second;
-  base::store_release(g->words[gate.device * gates_a_device + gate.slot], gate.sequence);
+  gate const& closed = found->second;
+  base::store_release(g->words[closed.device * gates_a_device + closed.slot], closed.sequence);
   g->closed.erase(found);
   return {};
 }

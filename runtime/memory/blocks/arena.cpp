@@ -257,8 +257,8 @@ heap_block* arena::commit(growth_plan& g) {
   return p;
 }
 
-void arena::end_reservation(heap_block& candidate) noexcept {
-  heap_block* p = &candidate;
+void arena::end_reservation(heap_block& reserved) noexcept {
+  heap_block* p = &reserved;
   region& r = *p->in;
   address const end = p->end();
   for (address a = p->at; a < end;) {  // ranges of mapped, and of unmapped pages

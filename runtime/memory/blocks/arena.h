@@ -394,10 +394,10 @@ class arena {
   void change_large(heap_block&, bool was, bool is) noexcept;
   heap_block* carve_inside(heap_block& free, address at, std::size_t bytes) noexcept;  // Requires: stocked
   void know_first_region() noexcept {
-    region const* const first = regions_.empty() ? nullptr : regions_.front();
-    first_large_ = first ? first->large.get() : nullptr;
-    large_from_ = first_large_ ? first->large_bytes : std::numeric_limits<std::size_t>::max();
-    by_openings_ &= first && first->rooms;
+    region const* const front = regions_.empty() ? nullptr : regions_.front();
+    first_large_ = front ? front->large.get() : nullptr;
+    large_from_ = first_large_ ? front->large_bytes : std::numeric_limits<std::size_t>::max();
+    by_openings_ &= front && front->rooms;
   }
   static bool is_large(heap_block const& p) noexcept {
     return p.in->large && p.at < p.in->runs && p.bytes >= p.in->large_bytes;

@@ -225,17 +225,17 @@ heap_block* arena::take_chosen(std::size_t bytes, std::size_t alignment) {
 
 arena::candidate arena::chosen_candidate(search& s) {
   candidate out;
-  chosen const c = choose(s.bytes, s.alignment, [&](heap_block const& first, address at) {
-    std::size_t const page = first.in->page_bytes;
+  chosen const c = choose(s.bytes, s.alignment, [&](heap_block const& left, address at) {
+    std::size_t const page = left.in->page_bytes;
     address const lo = round_down(at, page), hi = round_up(at + s.bytes, page);
     return s.aliases.look(lo, hi, false) && s.aliases.between(lo, hi);
   });
   if (!c.left) return out;
-  heap_block& first = c.left->in->rooms->first(*c.left);
-  std::size_t const page = first.in->page_bytes;
+  heap_block& block = c.left->in->rooms->first(*c.left);
+  std::size_t const page = block.in->page_bytes;
   address const lo = round_down(c.at, page), hi = round_up(c.at + s.bytes, page);
-  out = {c.at, 0, 0, 0, 0, &first};
-  for (heap_block const* p = &first; p && p->at < hi && idle(p); p = p->after) {
+  out = {c.at, 0, 0, 0, 0, &block};
+  for (heap_block const* p = &block; p && p->at < hi && idle(p); p = p->after) {
     address const from = std::max(p->at, lo), to = std::min(p->end(), hi);
     if (to > from && p->is == state::unmapped) out.missing += to - from;
   }

@@ -29,7 +29,7 @@ std::size_t slabs::run_bytes(int c, std::size_t have) noexcept {
 
 void slab::say_more(std::uint32_t i) noexcept {
   if (!users_storage) return;
-  for (std::uintptr_t known = users_storage[i].load(); !users_storage[i].compare_exchange(known, known | more);) {}
+  for (std::uintptr_t mark = users_storage[i].load(); !users_storage[i].compare_exchange(mark, mark | more);) {}
 }
 
 void slab::record_use(std::uint32_t i, clock::stream_clock& user) {
@@ -48,7 +48,7 @@ void slab::record_use(std::uint32_t i, clock::stream_clock& user) {
 
 void slab::forget_user(std::uint32_t i, clock::stream_clock& user) noexcept {
   if (first_user_of(i) == &user) {
-    for (std::uintptr_t known = users_storage[i].load(); !users_storage[i].compare_exchange(known, known & more);) {}
+    for (std::uintptr_t mark = users_storage[i].load(); !users_storage[i].compare_exchange(mark, mark & more);) {}
   }
   if (note* const n = note_of(i)) n->users.forget(user);
 }

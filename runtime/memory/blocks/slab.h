@@ -171,8 +171,8 @@ struct alignas(64) slab {
   }
   // The slot's home is `home`. The spare note serves a slot that has none.
   void set_home(std::uint32_t i, clock::stream_clock& home, spare_note spare) noexcept {
-    if (note* const known = note_of(i)) {
-      known->set_home(home);
+    if (note* const there = note_of(i)) {
+      there->set_home(home);
       return;
     }
     spare.key() = i;
@@ -196,7 +196,7 @@ struct alignas(64) slab {
   }
   template <class Do>
   void each_user(std::uint32_t i, Do act) const {
-    if (clock::stream_clock* const first = first_user_of(i)) act(first);
+    if (clock::stream_clock* const user = first_user_of(i)) act(user);
     if (note const* const n = note_of(i)) {
       n->users.each(act);
     }
@@ -204,13 +204,13 @@ struct alignas(64) slab {
   // Threads: any, with or without the lock. False: the slot has another first mark.
   bool add_first_user(first_user* all, std::uint32_t i, clock::stream_clock& user) const noexcept {
     auto const as = reinterpret_cast<std::uintptr_t>(&user);
-    std::uintptr_t known = all[i].load(base::memory_order_relaxed);
-    while ((known & ~more) == 0) {
-      if (!all[i].compare_exchange(known, known | as)) continue;
+    std::uintptr_t mark = all[i].load(base::memory_order_relaxed);
+    while ((mark & ~more) == 0) {
+      if (!all[i].compare_exchange(mark, mark | as)) continue;
       byte(i).set(byte(i).get() | slot_bits::noted);
       return true;
     }
-    return (known & ~more) == as;
+    return (mark & ~more) == as;
   }
   void record_use(std::uint32_t i, clock::stream_clock& user);          // Throws: bad_alloc
   void forget_user(std::uint32_t i, clock::stream_clock& user) noexcept;

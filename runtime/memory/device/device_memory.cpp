@@ -80,11 +80,11 @@ allocator* device_memory::owner(void const* p) noexcept {
   return nullptr;
 }
 
-std::uint64_t device_memory::add_callback(ladder_callback c, void* state, int order) {
-  return state_->callbacks.add(c, state, order);
+std::uint64_t device_memory::add_callback(ladder_callback c, void* argument, int order) {
+  return state_->callbacks.add(c, argument, order);
 }
-std::uint64_t device_memory::add_waiting_callback(ladder_callback c, void* state) {
-  return state_->callbacks.add(c, state, 0, oom_callbacks::kind::waits);
+std::uint64_t device_memory::add_waiting_callback(ladder_callback c, void* argument) {
+  return state_->callbacks.add(c, argument, 0, oom_callbacks::kind::waits);
 }
 void device_memory::remove_callback(std::uint64_t id) noexcept { state_->callbacks.remove(id); }
 bool device_memory::call_back(memory_report const& why) { return state_->callbacks.call(why); }

@@ -184,9 +184,9 @@ free_path::outcome free_path::take_back(void* p, clock::stream_clock* last_use, 
         if (cache && m.cacheable()) m.lock.bias_to(cache->own);
       }
       m.freed_since_fence += rounded;
-      bool const others = heaps_.index.size() > 1;
+      bool const shares = heaps_.index.size() > 1;
       if (home.alive() == clock::life::borrowed ? home.count_free(rounded)
-                                                : others && m.freed_since_fence >= m.fence_at_home_after()) {
+                                                : shares && m.freed_since_fence >= m.fence_at_home_after()) {
         at_home = &home, m.freed_since_fence = 0;
         m.wanted > 0 ? --m.wanted : ++m.unwanted;
       }

@@ -206,7 +206,7 @@ bool graph_pools::await_launches(graph_life const& its) const {
 bool graph_pools::is_over_in_time(graph_life const& its) const {
   bool const moves = of_.machine.moves_by_itself();
   std::int64_t const until = moves ? base::now_ns() + patience_ns : 0;
-  for (int looks = 0; !its.is_over() && (moves ? base::now_ns() < until : looks < most_looks); ++looks)
+  for (int tries = 0; !its.is_over() && (moves ? base::now_ns() < until : tries < most_looks); ++tries)
     moves ? base::sleep_ns(nap_ns) : base::yield_thread();
   return its.is_over();
 }

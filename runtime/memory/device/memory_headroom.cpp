@@ -98,8 +98,8 @@ memory_audit::room memory_audit::look_for_room(stream_heap const* mine, memory_p
   for (stream_heap* m : heaps_.all()) {
     memory_pool const& its = *m->pool.get();
     bool const ending = which == graphs::when_over && its.is_ending(), stays = its.pages_stay() && !ending;
-    bool const left = its.is == memory_pool::kind::left || ending;  // of a graph that is gone, but for its work
-    bool const here = &its == &pool, serves = here || (left && pool.is == memory_pool::kind::rest);
+    bool const is_left = its.is == memory_pool::kind::left || ending;  // of a graph that is gone, but for its work
+    bool const here = &its == &pool, serves = here || (is_left && pool.is == memory_pool::kind::rest);
     bool const lends = m == mine || (serves && (readers & ~m->readers.load()) == 0);
     base::biased_lock hold(m->lock);
     if (m->asleep.get()) continue;

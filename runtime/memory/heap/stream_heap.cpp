@@ -34,10 +34,10 @@ void* stream_heap::take(alloc_request const& r) {
 
 slabs::taken stream_heap::free_slot(alloc_request const& r) {
   if (auto const got = slots.take(r.size_class, r.bytes); got.from) return got;
-  std::size_t const wanted = slots.next_run_bytes(r.size_class), bytes = slots.usual_next_run_bytes(r.size_class),
+  std::size_t const next_bytes = slots.next_run_bytes(r.size_class), bytes = slots.usual_next_run_bytes(r.size_class),
                     alignment = slabs::run_alignment(r.size_class);
-  heap_block* run = blocks.take_run(wanted, alignment);
-  if (!run && bytes < wanted) run = blocks.take_run(bytes, alignment);
+  heap_block* run = blocks.take_run(next_bytes, alignment);
+  if (!run && bytes < next_bytes) run = blocks.take_run(bytes, alignment);
   if (!run && slots.has_shed()) run = blocks.take_short_run(bytes, alignment, size_classes::bytes(r.size_class));
   if (!run) return {};
   cut_run(*run, r.size_class);

@@ -64,15 +64,15 @@ void thread_cache::put(std::uint32_t c, std::span<cached_slot const> from) noexc
   from_slabs_[c] += static_cast<std::int64_t>(from.size());
 }
 
-std::size_t thread_cache::spill(std::uint32_t c, std::span<cached_slot> out) noexcept {
+std::size_t thread_cache::spill(std::uint32_t c, std::span<cached_slot> to) noexcept {
   magazine& m = magazines_[c];
   std::uint32_t const n = m.count();
   use(c);
   if (n >= limits_[c]) missed(c, met::full);
   set_sign(c);
   if (n < limits_[c]) return 0;
-  std::size_t const going = std::min<std::size_t>(n - limits_[c] / 2u, out.size());
-  std::copy_n(m.slots.begin(), going, out.begin());
+  std::size_t const going = std::min<std::size_t>(n - limits_[c] / 2u, to.size());
+  std::copy_n(m.slots.begin(), going, to.begin());
   std::copy(m.slots.begin() + static_cast<std::ptrdiff_t>(going), m.slots.begin() + n, m.slots.begin());
   m.head.end(m.head.get() - going);
   from_slabs_[c] -= static_cast<std::int64_t>(going);
@@ -87,7 +87,7 @@ void thread_cache::missed(std::uint32_t c, met what) noexcept {
 }
 
 void thread_cache::raise_limit(std::uint32_t c) noexcept {
-  auto const bytes = [](std::uint32_t of) { return size_classes::bytes(static_cast<int>(of)); };
+  auto const bytes = [](std::uint32_t size_class) { return size_classes::bytes(static_cast<int>(size_class)); };
   std::size_t const more = limits_[c] * bytes(c);
   if (limits_[c] == most_slots) return;
   if (granted_ + more > most_bytes) {  // take room from sizes that are empty now

@@ -11,11 +11,11 @@ namespace {
 constexpr std::size_t nearly_full = 16;  // part of a device: with less left, places are chosen with care (growth)
 }  // namespace
 
-device_context::device_context(weir::runtime::impl& r, int device, allocator* a, source_location const& at)
+device_context::device_context(weir::runtime::impl& r, int index, allocator* a, source_location const& at)
     : runtime(r),
       machine(r.machine()),
       clocks(r.part<clock::clocks>()),
-      device(device),
+      device(index),
       entry(a),
       announced(r.options().nvtx_memory),
       space(machine, device),

@@ -21,9 +21,9 @@ class memory_pool {
   // rest: what no pool of the program holds. left: what ended pools leave, until it is free. graph: a graph's
   // launches write its pages. registered: its limit is one handle that other processes may map.
   enum class kind : std::uint8_t { ordinary, registered, graph, rest, left };
-  // of: number of the heap table that it belongs to. number: unique in the process
-  memory_pool(std::uint64_t of, std::uint64_t number, kind k, std::string name, std::size_t limit)
-      : of(of), is(k), number_(number), name_(std::move(name)), limit_(limit) {}
+  // table: number of the heap table that it belongs to. number: unique in the process
+  memory_pool(std::uint64_t table, std::uint64_t number, kind k, std::string name, std::size_t limit)
+      : of(table), is(k), number_(number), name_(std::move(name)), limit_(limit) {}
   memory_pool(memory_pool const&) = delete;
 
   // A later pool. Requires: ended, nothing is charged, and no heap is in it

@@ -67,7 +67,7 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
       if (!mover_.plan(mine, bytes, alignment, only->part, g, true)) return driver::no_addresses;
     } else if (!planned(way == how::fewest_new_pages)) {
       std::size_t has = 0;
-      for (region const* r : mine.blocks.regions()) has += r->bytes;
+      for (region const* mapped : mine.blocks.regions()) has += mapped->bytes;
       region* const more = of_.space.take(bytes + alignment, mine, has);
       if (more && pool.is_registered()) more->runs = more->base + more->bytes;  // among blocks: all is mapped at once
       if (more) mine.blocks.add_region(*more, state::unmapped);
@@ -91,9 +91,9 @@ driver::status growth::grow_by(stream_heap& mine, alloc_request const& r, how wa
   section const hold(mine);
   of_.counts.gave(kept, made.charged - kept);
   for (handle const& h : made.handles) {
-    auto place = made.places.extract(h.at);
-    static_cast<handle&>(place.mapped()) = h;
-    in.set_pages(h, &mine.handles.insert(std::move(place)).position->second);
+    auto node = made.places.extract(h.at);
+    static_cast<handle&>(node.mapped()) = h;
+    in.set_pages(h, &mine.handles.insert(std::move(node)).position->second);
     mine.note_mapped(h);
   }
   mine.log_mapping(kept - made.orphaned, "memory mapped");

@@ -48,9 +48,9 @@ class growth::filling {
 
  private:
   void charge_within_bound(std::size_t bytes) {
-    std::size_t const may = pool_.charge_within(a_.of_.may_take(bytes), page_);
-    fresh_ = a_.of_.counts.charge_within(may, bound_, page_);
-    pool_.refund(may - fresh_);
+    std::size_t const granted = pool_.charge_within(a_.of_.may_take(bytes), page_);
+    fresh_ = a_.of_.counts.charge_within(granted, bound_, page_);
+    pool_.refund(granted - fresh_);
     out_.charged += fresh_, out_.of_pool += fresh_;
   }
   driver::status next(address at, std::size_t left, std::size_t& n) {

@@ -217,9 +217,9 @@ void pool_sleep::split(stream_heap& m) const {
       for (address a = h.at; a < at; a += page) {
         auto const [i, is_new] = fresh.try_emplace(a);
         if (!is_new) continue;
-        handle& part = i->second;  // a sleeping handle has no aliases
-        part = h;
-        part.at = a, part.bytes = page;
+        handle& single = i->second;  // a sleeping handle has no aliases
+        single = h;
+        single.at = a, single.bytes = page;
       }
     }
   });
