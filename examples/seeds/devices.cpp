@@ -104,9 +104,11 @@ told late_error(bool launch_blocking) {
   weir::runtime rt{weir::simulated{.devices = 1, .memory = 64_MiB}, {.launch_blocking = launch_blocking}};
   weir::runtime_guard const in{rt};
   weir::simulation machine = weir::simulation::of(rt);
+  auto const on_device = [](CUstream_st*) {};
+  auto const on_host = [machine]() mutable { machine.lose_device(0); };
   unsigned const launched = __LINE__ + 2;
   try {
-    weir::launch(weir::current_stream(), {}, [](CUstream_st*) {}, [machine]() mutable { machine.lose_device(0); });
+    weir::launch(weir::current_stream(), {}, on_device, on_host);
     weir::synchronize();
   } catch (weir::device_lost const& e) {
     return {launched, e.where().line()};
