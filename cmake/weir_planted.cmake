@@ -43,7 +43,9 @@ add_custom_target(planted)  # all of them; tools/planted prints their table
 # weir_prover_program(name source): the prover, with that source linked before the library.
 function(weir_prover_program name)
   add_executable(${name} $<TARGET_OBJECTS:weir_prover> ${ARGN})
-  target_link_libraries(${name} PRIVATE weir_test_support weir::weir weir::cblas GTest::gtest)
+  # The standard library comes first: a member of weir that defines some of its functions, too, is not linked for those
+  # beside the planted copy.
+  target_link_libraries(${name} PRIVATE stdc++ weir_test_support weir::weir weir::cblas GTest::gtest)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/planted)
   add_dependencies(planted ${name})
 endfunction()

@@ -124,8 +124,9 @@ class [[nodiscard]] registered_host_memory {
   // Throws: invalid_use (null, a page that is pinned already, not host memory), device_lost, driver_error
   // (the system locks no more)
   explicit registered_host_memory(std::span<std::byte>, source_location = source_location::current());
-  // Unlocks the pages; on a refusal weir retries before the next range. A runtime that ends first does it.
-  // Requires: the memory exists, also at its runtime's end. Blocks: until all devices' work is done.
+  // Unlocks the pages; on a refusal, or beside a capture, weir does it before the next range. A runtime that
+  // ends first does it. Requires: the memory exists, also at its runtime's end. Blocks: until all devices' work
+  // is done.
   ~registered_host_memory();
   registered_host_memory(registered_host_memory const&) = delete;
   registered_host_memory& operator=(registered_host_memory const&) = delete;

@@ -119,7 +119,9 @@ class imported_buffer {
   // Returns the buffer to its owner, which may then write or reuse the memory. Empty afterwards.
   // Requires: no other stream uses it. Blocks: until the work enqueued on `last_use` is complete.
   void release(stream_ref last_use, source_location = source_location::current());
-  void reset() noexcept;  // As release. Blocks: until all work of its device, and of devices that may read it, is done
+  // As release; beside a capture a later reset() or receive() does it. Blocks: until all work of its device,
+  // and of devices that may read it, is done
+  void reset() noexcept;
 
  private:
   friend class share_channel;

@@ -27,8 +27,8 @@ struct refusal {  // the last one of a thread
 };
 
 refusal& last() {
-  static auto* const value = new weir::base::per_thread<refusal>;
-  return value->get();
+  static weir::base::per_thread<refusal> value;
+  return value.get();
 }
 
 weir_status note(weir_status s, char const* text, int driver_code = 0) noexcept {

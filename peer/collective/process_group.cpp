@@ -8,6 +8,7 @@
 #include "peer/collective/group.h"
 #include "peer/ranks/launcher.h"
 #include "peer/ranks/watch.h"
+#include "runtime/base/lasting.h"
 #include "runtime/base/os.h"
 #include "runtime/core/parts.h"
 #include "simulator/machine/machine.h"
@@ -367,8 +368,8 @@ std::shared_ptr<group> group_at(runtime::impl& owner, rendezvous_point point, me
 namespace {
 
 // Listeners of ids that no rank 0 has taken yet.
-base::guarded<std::map<std::string, os::tcp_socket>>& waiting_listeners() {
-  static auto* const all = new base::guarded<std::map<std::string, os::tcp_socket>>();
+base::guarded<std::map<std::string, os::tcp_socket>>& waiting_listeners() noexcept {
+  static base::lasting<base::guarded<std::map<std::string, os::tcp_socket>>> all;
   return *all;
 }
 

@@ -7,8 +7,8 @@
 namespace weir::peer {
 
 copy_settings& make_copy_settings() {
-  static auto* const of_thread = new base::per_thread<copy_settings>;
-  return *(copy_settings::own::value = &of_thread->get());
+  static base::per_thread<copy_settings> of_thread;
+  return *(copy_settings::own::value = &of_thread.get());
 }
 
 bool fast_copy::find(runtime::impl& r, clock::stream_clock* given, asked const& a, source_location const& at) {

@@ -177,7 +177,10 @@ class imports final : public openable_memory {  // a part of the runtime
   std::unique_ptr<opened_import> open(message const&, loaned&, std::uint64_t channel, int reader, source_location);
   driver::status open_to(int device, std::uint64_t readers) override;
   driver::status open_to(void const* inside, int reader) override;
-  bool at_rest(imported const&);         // Blocks: until all work of devices that may use it is done
+  // Blocks: until all work of devices that may use it is done; then it is closed. If a wait is refused, beside a
+  // capture for one, it is closed by a later call
+  void close_at_rest(std::unique_ptr<opened_import>) noexcept;
+  void close_postponed() noexcept;             // those that were refused. Blocks: as close_at_rest
   void close(opened_import&) noexcept;         // writes `released`. Requires: no work uses it
   clock::clocks& clocks() noexcept { return clocks_; }
   std::size_t mapped() const { return all_.lock()->size(); }  // handles of other processes
@@ -189,6 +192,7 @@ class imports final : public openable_memory {  // a part of the runtime
   std::shared_ptr<imported> bring_in(message const&, owned_file const& memory, int device, source_location);
   void make_reachable(imported&, int reader, source_location);
   driver::status grant_all(imported&, std::uint64_t readers);  // Requires: opening_
+  bool at_rest(imported const&);
   void sweep() noexcept;                 // unmaps unused handles that ended at their owner, or exceed most_unused
   int device_named(std::string const& uuid, source_location);  // Requires: opening_
 
@@ -198,6 +202,7 @@ class imports final : public openable_memory {  // a part of the runtime
   base::mutex opening_;                  // one open at a time, so that a second open of the same memory finds the first
   std::vector<std::string> uuids_;       // of this process's devices; under opening_
   base::guarded<std::vector<std::shared_ptr<imported>>> all_;
+  base::guarded<std::vector<std::unique_ptr<opened_import>>> postponed_;
   std::uint64_t closed_ = 0;             // number of closed imported_buffers; under all_
 };
 

@@ -8,6 +8,7 @@
 #include "peer/share/exports.h"
 #include "runtime/base/os_socket.h"
 #include "runtime/base/process.h"
+#include "runtime/base/room.h"
 #include "runtime/memory/device/shortage.h"
 
 namespace weir::peer {
@@ -186,6 +187,7 @@ std::unique_ptr<opened_import> imports::open(message const& m, loaned& with, std
 std::unique_ptr<opened_import> imports::open_now(message const& m, loaned& with, std::uint64_t channel, int reader,
                                                  source_location at) {
   auto &memory = with.memory, &life = with.life;
+  close_postponed();
   base::lock_guard const alone(opening_);
   int const device = device_named(uuid_of(m), at);
   runtime_.open(device, receiving, at);
@@ -275,8 +277,28 @@ driver::status imports::open_to(void const* inside, int reader) {
 
 bool imports::at_rest(imported const& b) {
   for (int d = 0; d < runtime_.device_count(); ++d)
-    if (b.pages.granted(d) && !clocks_.synchronize_device(d).ok()) return false;
+    if (b.pages.granted(d) && !clocks_.lost(d) && !clocks_.synchronize_device(d).ok() && !clocks_.lost(d)) return false;
   return true;
+}
+
+void imports::close_at_rest(std::unique_ptr<opened_import> o) noexcept {
+  if (at_rest(*o->of)) return close(*o);
+  auto all = postponed_.lock();
+  try {
+    base::make_room(*all);
+    all->push_back(std::move(o));
+  } catch (std::bad_alloc const&) {
+    static_cast<void>(o.release());  // it stays open until the process ends
+  }
+}
+
+void imports::close_postponed() noexcept {
+  auto all = postponed_.lock();
+  std::erase_if(*all, [this](auto const& o) {
+    bool const done = at_rest(*o->of);
+    if (done) close(*o);
+    return done;
+  });
 }
 
 void imports::close(opened_import& o) noexcept {

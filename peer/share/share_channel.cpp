@@ -95,13 +95,13 @@ void imported_buffer::release(stream_ref last_use, source_location at) {
   is_.reset();
 }
 
-// If the wait fails, the buffer stays mapped and is not released, so the owner does not reuse its memory.
+// Until the wait succeeds, the buffer stays mapped and is not released, so the owner does not reuse its memory.
 void imported_buffer::reset() noexcept {
-  auto const is = std::move(is_);
+  auto is = std::move(is_);
   if (!is || is->of->ended || process_was_forked()) return;
-  try {
-    if (is->home->at_rest(*is->of)) is->home->close(*is);
-  } catch (...) {}
+  peer::imports& home = *is->home;
+  home.close_postponed();
+  home.close_at_rest(std::move(is));
 }
 
 // Pools -----------------------------------------------------------------------------------------------------

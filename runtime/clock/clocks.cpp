@@ -5,6 +5,7 @@
 #include <map>
 #include <utility>
 
+#include "runtime/base/lasting.h"
 #include "runtime/base/os.h"
 #include "runtime/base/room.h"
 #include "runtime/clock/shared_state.h"
@@ -16,8 +17,8 @@ base::atomic<base::atomic<stream_clock*>*> directory[chunks];
 
 namespace {
 using entry = base::atomic<stream_clock*>;
-base::mutex& growing() {
-  static auto* const m = new base::mutex;
+base::mutex& growing() noexcept {
+  static base::lasting<base::mutex> m;
   return *m;
 }
 std::uint16_t* entries_gone[chunks];  // by page of a mapped chunk; under growing()

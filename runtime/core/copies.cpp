@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "runtime/base/lasting.h"
 #include "runtime/base/os.h"
 #include "runtime/base/os_library.h"
 #include "runtime/core/parts.h"
@@ -36,8 +37,8 @@ constexpr std::uint32_t note_type = 1;  // as in the note
 
 std::uint32_t this_process() noexcept { return static_cast<std::uint32_t>(os::process_id()); }
 
-base::mutex& counting() {
-  static auto* const m = new base::mutex;
+base::mutex& counting() noexcept {
+  static base::lasting<base::mutex> m;
   return *m;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 
+#include "runtime/base/lasting.h"
 #include "runtime/base/sync.h"
 #include "runtime/options/options.h"
 
@@ -15,10 +16,7 @@ struct sink {
   std::function<void(log_line const&)> tell;
 };
 sink& the_sink() {
-  static auto* const only = [] {
-    base::no_switch const here;
-    return new sink;
-  }();
+  static base::lasting<sink> only;
   return *only;
 }
 

@@ -5,13 +5,14 @@
 #include <algorithm>
 
 #include "runtime/base/byte_range.h"
+#include "runtime/base/lasting.h"
 #include "runtime/observe/stat_math.h"
 
 namespace weir::observe {
 namespace {
 
-base::guarded<std::vector<external_memory const*>>& in_process() {
-  static auto* const all = new base::guarded<std::vector<external_memory const*>>;  // outlives every runtime
+base::guarded<std::vector<external_memory const*>>& in_process() noexcept {
+  static base::lasting<base::guarded<std::vector<external_memory const*>>> all;  // outlives every runtime
   return *all;
 }
 

@@ -171,7 +171,7 @@ struct history::book {
 
 history::history() : book_(std::make_unique<book>()) {}
 
-history& history::process() noexcept {
+history& history::process() {
   static auto* const only = [] {
     base::no_switch const here;
     return new history;
@@ -180,8 +180,8 @@ history& history::process() noexcept {
 }
 
 history::log& history::mine() {
-  static auto* const logs = new base::per_thread<log>;
-  return logs->get();
+  static base::per_thread<log> logs;
+  return logs.get();
 }
 
 void history::start(std::size_t events, bool stacks) {
@@ -223,13 +223,13 @@ void history::note(action what, std::uintptr_t at, std::size_t bytes, std::uint6
   }
 }
 
-void history::take_back(std::uintptr_t at) noexcept {
-  log& l = mine();  // exists: it wrote the event
+void history::take_back(std::uintptr_t at) noexcept try {
+  log& l = mine();
   base::lock_guard const hold(lock_);
   std::uint32_t const n = l.count.load(base::memory_order_relaxed);
   if (n == l.gathered || l.events[n - 1].at != at || l.events[n - 1].what != action::free) return;
   l.count.store(n - 1, base::memory_order_release);
-}
+} catch (std::bad_alloc const&) {}  // this thread has no log: it has written nothing
 
 // Gathers all threads' events up to one moment, so that an event is never gathered before an earlier one.
 void history::gather() {

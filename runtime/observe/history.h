@@ -58,7 +58,8 @@ struct live_block {
 
 class history {
  public:
-  static history& process() noexcept;  // never destroyed: threads write into it until the process ends
+  // Never destroyed: threads write into it until the process ends. Throws: bad_alloc, at the process's first call
+  static history& process();
   static bool on() noexcept { return on_.load(base::memory_order_relaxed); }
 
   void start(std::size_t events, bool stacks);  // clears earlier events

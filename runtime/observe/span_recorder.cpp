@@ -4,15 +4,13 @@
 
 #include <algorithm>
 
+#include "runtime/base/lasting.h"
 #include "runtime/base/process.h"
 
 namespace weir::observe {
 
 span_recorder& span_recorder::process() noexcept {
-  static auto* const only = [] {
-    base::no_switch const here;
-    return new span_recorder;
-  }();
+  static base::lasting<span_recorder> only;
   return *only;
 }
 

@@ -2,6 +2,7 @@
 // Threads: as checking_driver.h says.
 #include "simulator/checker/checking_driver.h"
 
+#include "runtime/base/lasting.h"
 #include "runtime/base/process.h"
 #include "runtime/options/options.h"
 #include "simulator/machine/guard.h"
@@ -17,14 +18,14 @@ base::site site_of(char const* operation) {
 trust trust_here() { return base::this_call().internal_ordering ? trust::known : trust::promised; }
 
 // All live checkers. The default runtime's is never destroyed.
-base::guarded<std::vector<checking_driver*>>& alive() {
-  static auto* const all = new base::guarded<std::vector<checking_driver*>>;
+base::guarded<std::vector<checking_driver*>>& alive() noexcept {
+  static base::lasting<base::guarded<std::vector<checking_driver*>>> all;
   return *all;
 }
 base::atomic<bool> any_found{false}, any_printed{false};
 base::atomic<std::uint64_t> uses_seen{0};  // by checkers that have ended or printed
 base::guarded<unjudged>& unseen_by_all() {   // the same
-  static auto* const all = new base::guarded<unjudged>;
+  static base::lasting<base::guarded<unjudged>> all;
   return *all;
 }
 constexpr int status_of_reports = 66;  // as in other sanitizers

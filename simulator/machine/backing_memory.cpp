@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "runtime/base/lasting.h"
 #include "runtime/base/os.h"
 #include "runtime/base/sync.h"
 
@@ -21,7 +22,7 @@ struct backing_memory::shelf {
 };
 
 backing_memory::shelf& backing_memory::kept() noexcept {
-  static shelf* const all = new shelf;  // never destroyed: machines of static objects end late
+  static base::lasting<shelf> all;  // machines of static objects end late
   return *all;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "runtime/base/lasting.h"
 #include "runtime/base/os_threads.h"
 
 namespace weir::driver::sim {
@@ -21,7 +22,7 @@ std::shared_ptr<numbers> const& workers() {
 }
 
 base::guarded<std::vector<os::thread_seen>>& idle_strangers() {
-  static auto* const all = new base::guarded<std::vector<os::thread_seen>>();
+  static base::lasting<base::guarded<std::vector<os::thread_seen>>> all;
   return *all;
 }
 
@@ -39,8 +40,8 @@ struct counted_in {
 };
 
 void count_this_thread(std::uint64_t machine, std::shared_ptr<numbers> const& threads) {
-  static auto* const value = new base::per_thread<counted_in>;
-  counted_in& mine = value->get();
+  static base::per_thread<counted_in> value;
+  counted_in& mine = value.get();
   auto const is_it = [&](counted_in::one const& its) { return its.machine == machine; };
   if (std::any_of(mine.all.rbegin(), mine.all.rend(), is_it)) return;
   std::erase_if(mine.all, [](counted_in::one const& its) { return its.threads.use_count() == 1; });
@@ -62,7 +63,9 @@ std::vector<os::thread_seen> all_but(numbers& known) {
 callers::callers() : machine_(last_machine.fetch_add(1) + 1) {}
 
 void callers::add_this_thread() const { count_this_thread(machine_, all_); }
-void callers::this_thread_never_calls() { count_this_thread(no_machine, workers()); }
+void callers::this_thread_never_calls() noexcept try {
+  count_this_thread(no_machine, workers());
+} catch (std::bad_alloc const&) {}  // it is taken for a thread that may call: a stuck program is told later
 
 bool callers::others_may_come() const {
   auto here = all_but(*all_);

@@ -13,7 +13,7 @@ class callers {
  public:
   callers();
   void add_this_thread() const;           // until it ends. Idempotent, quick the second time
-  static void this_thread_never_calls();  // any machine: it is a machine's worker
+  static void this_thread_never_calls() noexcept;  // any machine: it is a machine's worker
   int count() const noexcept { return static_cast<int>(all_->lock()->size()); }
   // Whether the process has a thread that has not called, and may: none_has_come() has not seen it, or it has run
   // since.

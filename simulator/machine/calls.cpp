@@ -77,6 +77,7 @@ status machine::append(int device, stream_handle h, operation&& whole) {
   operations one;
   one.push_back(std::move(whole));
   operation& o = one.front();
+  o.make_room();
   base::unique_lock lock(all_.mutex);
   status why;
   stream* const s = find_stream(device, h, why);

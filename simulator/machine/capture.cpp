@@ -64,6 +64,7 @@ void capture::enter(stream& s, std::shared_ptr<capture> const& self) {
 
 operation replay(graph::step& s, std::shared_ptr<graph> const& of) {
   operation o = s.what;
+  o.make_room();  // a copy has none
   o.job = {};
   if (!s.what.job.run) return o;
   o.job.state = new replayed{of, &s.what.job};
@@ -368,8 +369,8 @@ void machine::graph_census(std::vector<std::string>& found) const {
 
 namespace {
 std::shared_ptr<void> const& this_thread_lives() {
-  static auto* const value = new base::per_thread<std::shared_ptr<void>>;  // never destroyed: threads end late
-  auto& mine = value->get();
+  static base::per_thread<std::shared_ptr<void>> value;
+  auto& mine = value.get();
   if (!mine) mine = std::make_shared<char>();
   return mine;
 }

@@ -8,6 +8,7 @@
 
 #include "runtime/base/byte_range.h"
 #include "runtime/base/call_site.h"
+#include "runtime/base/lasting.h"
 #include "runtime/base/text.h"
 #include "simulator/machine/memory.h"
 
@@ -18,8 +19,8 @@ struct watched {
   std::vector<memory*> all;
   onlooker more;
 };
-base::guarded<watched>& watching() {
-  static auto* const w = new base::guarded<watched>;  // needed until the process ends
+base::guarded<watched>& watching() noexcept {
+  static base::lasting<base::guarded<watched>> w;  // needed until the process ends
   return *w;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "runtime/base/lasting.h"
 #include "runtime/base/os.h"
 #include "runtime/base/process.h"
 #include "runtime/base/process_end.h"
@@ -25,14 +26,14 @@ struct made_current {  // what a thread made current last, and on which machine
   int device = no_device;
 };
 // Their workers end before the process does.
-base::guarded<std::vector<executor*>>& with_workers() {
-  static auto* const all = new base::guarded<std::vector<executor*>>();
+base::guarded<std::vector<executor*>>& with_workers() noexcept {
+  static base::lasting<base::guarded<std::vector<executor*>>> all;
   return *all;
 }
 
 made_current& of_this_thread() {
-  static auto* const value = new base::per_thread<made_current>;
-  return value->get();
+  static base::per_thread<made_current> value;
+  return value.get();
 }
 
 // A machine whose calls can be refused.

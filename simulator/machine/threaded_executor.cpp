@@ -216,9 +216,21 @@ class threaded_executor final : public executor {
     if (waiting_for_rest_ > 0) rest_.notify_all();
   }
 
+  std::string begin(std::span<use const> uses) {
+    try {
+      return all_.bytes.begin(uses);
+    } catch (std::bad_alloc const&) {
+      return "no host memory";  // so short that it needs none
+    }
+  }
+  void tell(std::string const& wrong) {
+    try {
+      all_.note_finding("stray: " + wrong);
+    } catch (std::bad_alloc const&) {}  // the device is lost all the same
+  }
+
   void labour(engine& e) {
     callers::this_thread_never_calls();
-    std::vector<use> uses;
     base::unique_lock lock(all_.mutex);
     for (;;) {
       auto& from = e.urgent.empty() ? e.ready : e.urgent;
@@ -242,8 +254,9 @@ class threaded_executor final : public executor {
       if (!device.lost) {
         wake_engines_locked();
         lock.unlock();
+        auto& uses = o.reached;
         o.uses(s->device, uses);
-        wrong = all_.bytes.begin(uses);
+        wrong = begin(uses);
         if (wrong.empty()) {
           {
             memory::at_work const now(
@@ -259,7 +272,7 @@ class threaded_executor final : public executor {
       s->busy = false;
       --busy_;
       if (!wrong.empty()) {
-        all_.note_finding("stray: " + wrong);
+        tell(wrong);
         all_.fault(s->device);
         if (all_.connections > 0) todo_all();  // work blocked behind the fault no longer holds up its connection
       }

@@ -3,6 +3,7 @@
 //
 // Host memory that work needs is taken before it is enqueued: a stream moves without any.
 #pragma once
+#include <algorithm>
 #include <boost/intrusive/list.hpp>
 #include <chrono>
 #include <functional>
@@ -66,10 +67,12 @@ struct operation {
   std::uint64_t turn = 0;         // the order of enqueue, over all streams
   std::uint64_t blocks_ended = 0; // number of blocks freed before the enqueue
   base::site site{};              // wait: the program's source line, with a checker
+  std::vector<use> reached{};     // its uses, for the worker that runs it: make_room() has made the room
 
   stream& awaited() const noexcept { return *static_cast<stream*>(other.get()); }
   gate& held() const noexcept { return *static_cast<gate*>(other.get()); }
-  void uses(int device, std::vector<use>& into) const;
+  void uses(int device, std::vector<use>& into) const;  // allocates nothing in `reached` after make_room()
+  void make_room() { reached.reserve(std::max<std::size_t>(2, touches.size() + 1)); }
   void run() noexcept;        // copies, fills or runs the work. Requires: its uses were begun
   void drop() noexcept;  // drops its work, if still there
 };

@@ -2,6 +2,8 @@
 // Threads: any.
 #include "simulator/threads/scheduled_thread.h"
 
+#include "runtime/base/lasting.h"
+
 namespace weir::base::detail {
 namespace {
 
@@ -16,8 +18,8 @@ struct shelf {
   std::mutex mutex{};
   std::vector<kept*> idle{};
 };
-shelf*& all() noexcept {
-  static shelf* made = new shelf;
+lasting<shelf>& all() noexcept {
+  static lasting<shelf> made;
   return made;
 }
 
@@ -37,8 +39,9 @@ void labour(kept& me) {
     me.go.await();
     baton_flag& next = done_by(me);
     {
-      std::lock_guard lock(all()->mutex);
-      all()->idle.push_back(&me);
+      shelf& kept_here = *all();
+      std::lock_guard lock(kept_here.mutex);
+      kept_here.idle.push_back(&me);
     }
     next.give();
   }
@@ -55,7 +58,7 @@ void labour(kept& me) {
     [] {
       scheduled_thread::value = nullptr;
       relays.store(0);
-      all() = new shelf;
+      all().make_anew();
     });
 
 }  // namespace
@@ -64,10 +67,11 @@ void run_on_kept_thread(std::shared_ptr<scheduler_thread> t,
                         std::shared_ptr<scheduler_thread> (*body)(scheduler_thread&) noexcept) {
   kept* by = nullptr;
   {
-    std::lock_guard lock(all()->mutex);
-    if (!all()->idle.empty()) {
-      by = all()->idle.back();
-      all()->idle.pop_back();
+    shelf& kept_here = *all();
+    std::lock_guard lock(kept_here.mutex);
+    if (!kept_here.idle.empty()) {
+      by = kept_here.idle.back();
+      kept_here.idle.pop_back();
     }
   }
   if (!by) {

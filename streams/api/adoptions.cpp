@@ -5,6 +5,7 @@
 #include <boost/unordered/unordered_flat_map.hpp>
 #include <cstdio>
 
+#include "runtime/base/lasting.h"
 #include "runtime/base/text.h"
 #include "weir/error.h"
 
@@ -18,7 +19,7 @@ struct adoption {
 };
 using books = boost::unordered_flat_map<void*, adoption>;
 base::guarded<books>& last_of_each() {
-  static auto* const all = new base::guarded<books>;  // never destroyed: outlives every buffer
+  static base::lasting<base::guarded<books>> all;  // outlives every buffer
   return *all;
 }
 

@@ -23,6 +23,7 @@ locked_ranges::~locked_ranges() {
   } catch (...) {}  // no host memory: the system unlocks what is left
   for (auto const own : left) unlock(own);
   base::lock_guard const alone(changing_);
+  static_cast<void>(runtime_.has_come_to_rest());
   try_refused();
 }
 
@@ -61,10 +62,22 @@ bool locked_ranges::has_idle() const {
   return std::ranges::any_of(all->pages, [](auto const& one) { return one.second.holders == 0; });
 }
 
+// False: a stream is captured, which a wait would spoil, or the host has no memory. Lost devices run nothing, and
+// those that are not in use answer that the call is invalid.
+bool locked_ranges::have_come_to_rest() {
+  bool all = true;
+  for (int d = 0; d < runtime_.device_count(); ++d) {
+    using driver::code;
+    code const is = clocks_.synchronize_device(d).what;
+    all &= is != code::not_permitted && is != code::out_of_memory;
+  }
+  return all;
+}
+
 driver::status locked_ranges::lock(base::byte_range own, source_location at) {
-  if (has_idle()) static_cast<void>(runtime_.has_come_to_rest());  // copies may have used what stayed locked
   base::lock_guard const alone(changing_);
-  try_refused();
+  bool const at_rest = !has_idle() || have_come_to_rest();  // copies may have used what stayed locked
+  if (at_rest) try_refused();
   base::byte_range const pages = whole_pages(own);
   std::vector<base::byte_range> fresh;
   {
@@ -91,6 +104,7 @@ driver::status locked_ranges::lock(base::byte_range own, source_location at) {
       all->ranges.erase(own.at);
     }
     let_go(pages);
+    if (at_rest) try_refused();
     return is;
   }
   bool const booked = books_.pinned(own.at, own.bytes, at);
@@ -100,15 +114,15 @@ driver::status locked_ranges::lock(base::byte_range own, source_location at) {
     static_cast<void>(books_.unpinned(own.at));
     all_.lock()->ranges.erase(own.at);
     let_go(pages);
+    if (at_rest) try_refused();
     throw;
   }
   return is;
 }
 
 void locked_ranges::unlock(base::byte_range own) noexcept {
-  static_cast<void>(runtime_.has_come_to_rest());  // no engine uses it any more
   base::lock_guard const alone(changing_);
-  try_refused();
+  bool const at_rest = have_come_to_rest();  // no engine uses it any more
   auto const was = books_.unpinned(own.at);
   constexpr source_location its_end{"the end of its registered_host_memory", "", 0};  // not a line of the program
   try {
@@ -116,12 +130,12 @@ void locked_ranges::unlock(base::byte_range own) noexcept {
   } catch (...) {}  // the witness misses this free
   all_.lock()->ranges.erase(own.at);
   let_go(whole_pages(own));
+  if (at_rest) try_refused();
 }
 
 // A range leaves these pages. Requires: changing_
 void locked_ranges::let_go(base::byte_range pages) noexcept {
   each_on(all_.lock()->pages, pages, [](auto& r) { --r.second.holders; });
-  try_refused();
 }
 
 // Unlocks what no range is on. Requires: changing_, and rest since the last range left

@@ -1,6 +1,6 @@
 // The program's own memory that registered_host_memory has page-locked. The driver locks whole pages, once: ranges
-// that share a page share its registration, which ends with the last of them. A refused unlock is retried before
-// the next lock or unlock, and at the end of the runtime.
+// that share a page share its registration, which ends with the last of them. A refused unlock, and one beside a
+// capture, is retried before the next lock or unlock, and at the end of the runtime.
 // Threads: any. Locks and unlocks are one at a time.
 //
 // Invariant: registrations do not overlap, and cover each range's pages; `holders` counts the ranges on their pages.
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/base/byte_range.h"
+#include "runtime/clock/stream_clock.h"
 #include "runtime/core/parts.h"
 #include "runtime/observe/external_memory.h"
 
@@ -16,11 +17,13 @@ namespace weir::streams {
 
 class locked_ranges {  // a part of the runtime
  public:
-  explicit locked_ranges(runtime::impl& r) : runtime_(r), books_(r.part<observe::external_memory>()) {}
+  explicit locked_ranges(runtime::impl& r)
+      : runtime_(r), clocks_(r.part<clock::clocks>()), books_(r.part<observe::external_memory>()) {}
   ~locked_ranges();  // Blocks: as unlock. Unlocks all: a registered_host_memory may outlive its runtime
   // Throws: bad_alloc; then nothing is locked. Requires: it is in no other range, even in part
   driver::status lock(base::byte_range own, source_location);
-  void unlock(base::byte_range own) noexcept;  // Blocks: until all work of all devices is done
+  // Blocks: until all work of all devices is done. Beside a capture it does not wait, and the pages stay locked
+  void unlock(base::byte_range own) noexcept;
   // The range that has some of these bytes; none: zero bytes
   base::byte_range range_in(base::byte_range) const;
   // Bytes to the end of the registration that holds the address; none holds it: all there are
@@ -44,10 +47,12 @@ class locked_ranges {  // a part of the runtime
   void let_go(base::byte_range pages) noexcept;
   void try_refused() noexcept;
   bool has_idle() const;
+  bool have_come_to_rest();
 
   runtime::impl& runtime_;
+  clock::clocks& clocks_;
   observe::external_memory& books_;
-  mutable base::mutex changing_;  // held over the driver's calls
+  mutable base::mutex changing_;  // held over waits and the driver's calls
   base::guarded<books> all_;      // never held over one
 };
 

@@ -1,5 +1,6 @@
 // The pinned pool: the choice of a range, the growth and return of pages, and the recovery steps.
 // Threads: any; one lock over the map of addresses, never held across a driver call that may block.
+#include "runtime/base/lasting.h"
 #include "streams/pinned/pinned_pool.h"
 
 #include "runtime/base/call_site.h"
@@ -43,8 +44,8 @@ memory_cause cause_of(memory_report const& r, driver::status last) {
 }
 
 // Every pool of this process, to look up addresses without their runtime.
-base::guarded<std::vector<pinned_memory*>>& pools() {
-  static auto* const all = new base::guarded<std::vector<pinned_memory*>>;
+base::guarded<std::vector<pinned_memory*>>& pools() noexcept {
+  static base::lasting<base::guarded<std::vector<pinned_memory*>>> all;
   return *all;
 }
 

@@ -7,6 +7,7 @@
 #include <optional>
 #include <tuple>
 
+#include "runtime/base/lasting.h"
 #include "streams/stream/by_handle.h"
 #include "streams/stream/context.h"
 
@@ -27,8 +28,8 @@ struct recent {
   }
 };
 
-base::guarded<std::vector<recent*>>& of_threads() {
-  static auto* const value = new base::guarded<std::vector<recent*>>;
+base::guarded<std::vector<recent*>>& of_threads() noexcept {
+  static base::lasting<base::guarded<std::vector<recent*>>> value;
   return *value;
 }
 recent::recent() {
@@ -40,8 +41,8 @@ recent::~recent() {
   std::erase(*of_threads().lock(), this);
 }
 recent& of_this_thread() {
-  static auto* const value = new base::per_thread<recent>;
-  return value->get();
+  static base::per_thread<recent> value;
+  return value.get();
 }
 
 bool in_use(clock::stream_clock const* s) {

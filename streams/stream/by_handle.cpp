@@ -18,8 +18,8 @@ handle_memo& handle_memo::mine() {
     own() { value() = &its; }
     ~own() { value() = &empty; }
   };
-  static auto* const all = new base::per_thread<own>;
-  return all->get().its;
+  static base::per_thread<own> all;
+  return all.get().its;
 }
 
 void handle_memo::note(int device, CUstream_st* handle, clock::stream_clock& s, std::uint64_t version) {

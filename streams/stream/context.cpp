@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "runtime/base/lasting.h"
 #include "runtime/base/room.h"
 #include "streams/stream/by_handle.h"
 #include "streams/stream/stream_pool.h"
@@ -33,8 +34,8 @@ struct seat {  // one thread in one runtime
 
 // Guards that ended on another thread, by the thread that made them. Its entry lives as long as the thread.
 base::atomic<std::uint64_t> misplaced{0}, notes_left{0};
-base::guarded<std::unordered_map<std::uint64_t, std::vector<std::uint64_t>>>& notes() {
-  static auto* const value = new base::guarded<std::unordered_map<std::uint64_t, std::vector<std::uint64_t>>>;
+base::guarded<std::unordered_map<std::uint64_t, std::vector<std::uint64_t>>>& notes() noexcept {
+  static base::lasting<base::guarded<std::unordered_map<std::uint64_t, std::vector<std::uint64_t>>>> value;
   return *value;
 }
 
@@ -61,8 +62,8 @@ struct seats {
 };
 
 seats& mine() {
-  static auto* const value = new base::per_thread<seats>;
-  return value->get();
+  static base::per_thread<seats> value;
+  return value.get();
 }
 
 seat* seat_if_any(std::uint64_t runtime) {

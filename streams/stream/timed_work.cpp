@@ -129,9 +129,9 @@ void timed_work::end() noexcept {
 
 namespace {
 base::flag any_launch;  // a launch was timed at some time
-base::per_thread<std::unique_ptr<timed_work>>& open_launch() {
-  static auto* const value = new base::per_thread<std::unique_ptr<timed_work>>;
-  return *value;
+base::per_thread<std::unique_ptr<timed_work>>& open_launch() noexcept {
+  static base::per_thread<std::unique_ptr<timed_work>> value;
+  return value;
 }
 }  // namespace
 
@@ -146,7 +146,9 @@ void begin_timed_launch(clock::stream_clock& stream, source_location at) noexcep
 
 void end_timed_launch() noexcept {
   if (!any_launch.on()) [[likely]] return;
-  open_launch().get() = nullptr;
+  try {
+    open_launch().get() = nullptr;
+  } catch (std::bad_alloc const&) {}  // this thread has timed no launch
 }
 
 void collect_timed_work(runtime::impl& r) noexcept {

@@ -14,7 +14,9 @@ namespace weir::tests {
 class graphs_among_threads {
  public:
   explicit graphs_among_threads(trial& t)
-      : t_(t), bench_(t.bench({.devices = 1, .memory = std::size_t{4} << (18 + t.draw(3))}, drawn_policies(t))) {
+      : t_(t),
+        bench_(t.bench({.devices = 1, .memory = std::size_t{4} << (18 + t.draw(3))}, drawn_policies(t))),
+        told_(t.coin()) {
     for (int i = 0; i < 6; ++i) lines_.push_back(&t.stream(0));
     t.among_threads(3, 8, [this](int n) { one_thread(*this, started_.fetch_add(1)).run(n == 3 ? 1 : n); });
     if (!t.failed()) end();
@@ -64,6 +66,7 @@ class graphs_among_threads {
     struct captured_graph {
       driver::executable_handle ready{};
       std::vector<block> outputs{};
+      memory::graph_holder memory{};  // null: weir does not hear of its launches
     };
     struct inside {
       std::vector<block> blocks{};
@@ -129,20 +132,20 @@ class graphs_among_threads {
       if (t_.failed()) return;
       auto& choices = of_.bench_.core.part<memory::graph_choices>();
       bool const shares = t_.coin();
-      if (shares) {  // this thread's graphs run one after the other, on its first stream
-        if (!shared_) shared_ = std::make_shared<memory::graph_hold const>();
-        choices.declare(begun.value->capture(), shared_);
-      }
+      if (shares && !shared_) shared_ = std::make_shared<memory::graph_hold const>();
+      captured_graph made;
+      if (shares) made.memory = shared_;  // this thread's graphs run one after the other, on its first stream
+      else if (of_.told_) made.memory = std::make_shared<memory::graph_hold const>();
+      if (made.memory) choices.declare(begun.value->capture(), made.memory);
       t_.say("captures, with memory ", shares ? "that it shares" : "of its own");
       inside all;
       // a long one has free handles to move
       for (int n = 2 + static_cast<int>(t_.draw(t_.coin(30) ? 40 : 10)); n > 0 && !t_.failed(); --n) step_inside(all);
       if (all.worked_there) must(line(0).join(line(1)), "join");
       bool const keeps_outputs = t_.coin();
-      captured_graph made;
       for (block const& b : all.blocks) keeps_outputs ? made.outputs.push_back(b) : free(b);
       auto const kept = machine().end_capture(0, line(0).handle());
-      if (shares) choices.forget(begun.value->capture());
+      if (made.memory) choices.forget(begun.value->capture());
       if (!kept.ok()) return t_.fail("a capture was spoiled");
       if (t_.coin(20)) {  // it is never launched
         must(machine().destroy_graph(kept.value), "destroy_graph");
@@ -225,6 +228,7 @@ class graphs_among_threads {
     void launch(captured_graph const& g) {
       t_.say("launches");
       must(machine().launch_graph(0, line(0).handle(), g.ready), "launch_graph");
+      if (g.memory) g.memory->life()->note_launch(of_.bench_.clocks(), line(0).now());
       for (block const& b : g.outputs) give(0, b, job::kind::look, "of a graph, after its launch");
     }
     void launch_one() {
@@ -250,10 +254,41 @@ class graphs_among_threads {
     memory::graph_holder shared_;
   };
 
+  // Nothing is live or runs but one more graph, which is let go right after its launch: an allocation waits for it.
+  void serve_after_the_last_launch() {
+    auto& memory = bench_.on(0);
+    auto& machine = bench_.machine();
+    auto& choices = bench_.core.part<memory::graph_choices>();
+    clock::stream_clock& s = *lines_[0];
+    std::size_t const most = machine.memory(0).value.total;
+    try {
+      if (!machine.begin_capture(0, s.handle(), driver::capture_mode::relaxed).ok()) return t_.fail("begin_capture");
+      std::uint64_t const capture = s.lane().value->capture();
+      auto its = std::make_shared<memory::graph_hold const>();
+      choices.declare(capture, its);
+      void* const inside = memory.allocate(s, most / 2, 0, source_location::current());
+      driver::touch const all{reinterpret_cast<driver::address>(inside), most / 2, true};
+      bool ok = machine.enqueue(0, s.handle(), {&all, 1}, {[](void*) {}, nullptr, nullptr}).ok();
+      memory.deallocate(inside, nullptr, source_location::current());
+      auto const kept = machine.end_capture(0, s.handle());
+      choices.forget(capture);
+      auto const ready = machine.instantiate(0, kept.value);
+      ok = ok && ready.ok() && machine.destroy_graph(kept.value).ok() &&
+           machine.launch_graph(0, s.handle(), ready.value).ok();
+      its->life()->note_launch(bench_.clocks(), s.now());
+      if (!ok || !machine.destroy_executable(ready.value).ok()) return t_.fail("a graph was refused");
+      its = nullptr;
+      memory.deallocate(memory.allocate(*lines_[1], most * 3 / 4, 0, source_location::current()), nullptr,
+                        source_location::current());
+    } catch (out_of_memory const& e) {
+      t_.fail("all graphs are over, and memory is refused: " + e.report().text());
+    }
+  }
   void end() {
     for (clock::stream_clock* const s : lines_) {
       if (auto const is = bench_.clocks().synchronize(s->now()); !is.ok()) t_.fail("synchronize");
     }
+    if (told_) serve_after_the_last_launch();
     auto& memory = bench_.on(0);
     (void)memory.empty_cache();
     auto const s = memory.statistics();
@@ -268,6 +303,7 @@ class graphs_among_threads {
   trial& t_;
   memory_bench& bench_;
   std::vector<clock::stream_clock*> lines_;
+  bool const told_;  // weir hears of all launches, as of those of weir::graph
   base::atomic<std::size_t> started_{0};
 };
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <vector>
 
+#include "runtime/memory/heap/fast_path.h"
 #include "runtime/memory/heap/thread_caches.h"
 #include "runtime/memory/space/memory_pool.h"
 #include "runtime/observe/history.h"
@@ -133,7 +134,8 @@ inline void pool_ends_under_guards(trial& t) {
       bool const ended_before = &pool == &shared && has_ended;
       try {
         std::size_t const bytes = t.coin(50) ? 70'000 : 600;
-        p = device.allocate(line, bytes, 0, here);
+        p = memory::fast_allocate(&line, bytes, 0);
+        if (!p) p = device.allocate(line, bytes, 0, here);
         give_filled(t, line, filled::now, p, bytes, 7);
       } catch (out_of_memory const&) {
         continue;

@@ -14,13 +14,22 @@
 
 #include "runtime/base/call_site.h"
 #include "runtime/core/parts.h"
+#include "runtime/memory/device/device_memory.h"
+#include "runtime/observe/external_memory.h"
+#include "runtime/observe/history.h"
+#include "runtime/observe/span_recorder.h"
+#include "simulator/checker/race_checker.h"
 #include "simulator/faults/fault_injector.h"
 #include "simulator/machine/machine.h"
+#include "streams/pinned/pinned_memory.h"
+#include "streams/stream/timed_work.h"
 #include "tests/faults/heap.h"
 #include "weir/collective.h"
+#include "weir/launch.h"
 #include "weir/memory.h"
 #include "weir/observe.h"
 #include "weir/stream.h"
+#include "weir/timeline.h"
 
 namespace weir::faults {
 namespace {
@@ -177,6 +186,88 @@ INSTANTIATE_TEST_SUITE_P(of, machine_without_memory,
                                                                       : "seeded";
                          });
 
+// A worker can refuse nothing: what it needs is made by the call that enqueues. The first work takes its memory.
+TEST(a_machines_worker, needs_no_memory) {
+  auto const made = sim::make({.devices = 1}, {});
+  driver::driver& m = *made.machine;
+  ASSERT_TRUE(m.open(0).ok());
+  stream_handle const s = m.create_stream(0, stream_kind::independent, 0).value;
+  address const at = m.create_segment(0, 4096).value;
+  base::atomic<int> ran{0};
+  work const takes_memory{[](void*) { heap::fail(1, heap::without_end); }, [](void*) {}, nullptr, nullptr};
+  work const counts{[](void* n) { static_cast<base::atomic<int>*>(n)->fetch_add(1); }, [](void*) {}, &ran, nullptr};
+  work const gives_memory{[](void*) { heap::stop(); }, [](void*) {}, nullptr, nullptr};
+  std::vector<touch> const many(100, touch{at, 8, true});
+  EXPECT_TRUE(m.begin_capture(0, s, capture_mode::relaxed).ok());
+  EXPECT_TRUE(m.enqueue(0, s, many, counts).ok());
+  auto const graph = m.instantiate(0, m.end_capture(0, s).value);
+  ASSERT_TRUE(graph.ok());
+  EXPECT_TRUE(m.enqueue(0, s, {}, takes_memory).ok());
+  EXPECT_TRUE(m.enqueue(0, s, many, counts).ok());
+  EXPECT_TRUE(m.fill(0, s, reinterpret_cast<void*>(at), 1, 1, 8).ok());  // NOLINT(performance-no-int-to-ptr)
+  EXPECT_TRUE(m.launch_graph(0, s, graph.value).ok());
+  EXPECT_TRUE(m.enqueue(0, s, {}, gives_memory).ok());
+  EXPECT_TRUE(m.synchronize_stream(0, s).ok());
+  EXPECT_EQ(ran.load(), 2);
+}
+
+// A wrong use is told in words, for which there is no memory: the device is lost all the same.
+TEST(a_machines_worker, loses_a_device_without_memory_for_words) {
+  auto const made = sim::make({.devices = 1}, {});
+  driver::driver& m = *made.machine;
+  ASSERT_TRUE(m.open(0).ok());
+  stream_handle const s = m.create_stream(0, stream_kind::independent, 0).value;
+  work const takes_memory{[](void*) { heap::fail(1, heap::without_end); }, [](void*) {}, nullptr, nullptr};
+  work const nothing{[](void*) {}, [](void*) {}, nullptr, nullptr};
+  touch const wrong{64, 8, true};
+  EXPECT_TRUE(m.enqueue(0, s, {}, takes_memory).ok());
+  EXPECT_TRUE(m.enqueue(0, s, {&wrong, 1}, nothing).ok());
+  EXPECT_EQ(m.synchronize_stream(0, s).what, code::lost);
+}
+
+// What a process keeps is made by its first call. Some of these promise not to throw, others may.
+TEST(a_process_first_call, ends_no_process_without_memory) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // each needs a process without earlier calls
+  static int foreign = 0;
+  struct first_call {
+    char const* name;
+    void (*make)();
+  };
+  first_call const calls[] = {
+      {"find_block", [] { EXPECT_FALSE(find_block(&foreign)); }},
+      {"a device block's owner", [] { EXPECT_FALSE(memory::device_memory::owner_in_process(&foreign)); }},
+      {"a pinned block's owner", [] { EXPECT_FALSE(streams::pinned_memory::owner(&foreign)); }},
+      {"memory beside", [] { EXPECT_FALSE(observe::external_memory::find_in_process(&foreign)); }},
+      {"is_alive", [] { EXPECT_FALSE(memory::device_memory::is_alive(nullptr)); }},
+      {"the findings of all checkers", [] { check::print_all_findings(); }},
+      {"record_memory_history", [] { record_memory_history(); }},
+      {"stop_memory_history", [] { stop_memory_history(); }},
+      {"stop_timeline", [] { stop_timeline(); }},
+      {"the recorder of spans", [] { (void)observe::span_recorder::process().turn(); }},
+      {"open",
+       [] {
+         heap::pause();
+         auto const made = sim::make({.devices = 1, .schedule = scheduling::stepped}, {});
+         heap::go_on();
+         (void)made.machine->open(0);
+         heap::pause();
+       }},
+  };
+  for (first_call const& c : calls) {
+    EXPECT_EXIT(
+        {
+          heap::fail(1, heap::without_end);
+          try {
+            c.make();
+          } catch (std::bad_alloc const&) {}  // it says so: it made nothing
+          heap::stop();
+          std::_Exit(::testing::Test::HasFailure() ? 1 : 7);
+        },
+        ::testing::ExitedWithCode(7), "")
+        << c.name;
+  }
+}
+
 // A thread's first calls make what the thread keeps. Some promise not to throw: without memory they ended the process.
 TEST(a_threads_first_call, ends_no_process_without_memory) {
   if (std::getenv("WEIR_CHECK_RACES")) GTEST_SKIP() << "the checker does not go on without memory";
@@ -220,8 +311,13 @@ TEST(a_threads_first_call, ends_no_process_without_memory) {
   record_memory_history();
   host_ends = pinned(1000);  // what the process keeps of a history
   on_a_fresh_thread([&] { noted.reset(); });
+  on_a_fresh_thread([] { observe::history::process().take_back(0); });
   for (memory_event const& e : memory_history()) EXPECT_NE(e.address, its) << "a history that misses an event ends";
   stop_memory_history();
+  record_timeline();
+  launch(known, {}, [](CUstream_st*) {}, [] {});
+  on_a_fresh_thread([] { streams::end_timed_launch(); });
+  stop_timeline();
 }
 
 }  // namespace

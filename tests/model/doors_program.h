@@ -5,6 +5,7 @@
 #include <random>
 
 #include "runtime/clock/stream_clock.h"
+#include "streams/stream/borrowed.h"
 #include "tests/interop/handle_watch.h"
 #include "tests/model/verdict.h"
 #include "weir/launch.h"
@@ -25,6 +26,7 @@ class doors_program {
   verdict run() {
     try {
       stream const mine{device(0)};
+      if (below(16) == 0) crowd(mine);
       for (int step = 0; step < 120 && wrong_.ok(); ++step) one_step(mine);
       while (!blocks_.empty()) give(blocks_.size() - 1);
       lives_.clear();
@@ -88,6 +90,21 @@ class doors_program {
         break;
       case 7: pass_on(one); break;
     }
+  }
+
+  // So many streams mark a block that weir gives up those that were named longest ago: what they left does not grow.
+  void crowd(stream const& mine) {
+    void* const p = allocate(mine, large);
+    auto const& clocks = owned_.rt->get().part<clock::clocks>();
+    std::size_t const before = clocks.size();
+    std::vector<std::unique_ptr<simulated_stream>> others;  // at once, so that each has another handle
+    for (std::size_t n = 0; n < 4 * streams::borrowed_streams::most_marked; ++n) {
+      others.push_back(std::make_unique<simulated_stream>(0));
+      record_stream(p, borrow_stream(0, others.back()->handle()));
+    }
+    if (clocks.size() - before > 3 * streams::borrowed_streams::most_marked)
+      wrong_.note(check::invariants, "streams that marked a block stay known: " + std::to_string(clocks.size() - before));
+    deallocate(p);
   }
 
   void begin() {

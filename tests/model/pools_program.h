@@ -122,13 +122,18 @@ class pools_program {
     auto const refused = [&](char const* what, driver::status s) {
       if (!program_.unkind_) program_.must(s, what);
     };
+    auto const& host = program_.bench_->core.part<streams::pinned_memory>();
     try {
       streams::host_store store(program_.bench_->core, k.device, source_location::current());
+      auto const before = host.statistics().allocated_bytes.all.current;
       std::size_t given = 0;
       if (auto const s = a.sleep(*k.pool, &store, given); !s.ok()) return refused("sleep", s);
       ++slept;
       program_.say("pool ", k.pool->number(), " sleeps");
-      for (std::size_t i = below(4); i; --i) drop();
+      bool const had_blocks = k.pool->has_asleep();
+      for (std::size_t i = below(4) ? below(4) : program_.blocks_.size(); i; --i) drop();
+      if (!program_.unkind_ && had_blocks && !k.pool->has_asleep() && host.statistics().allocated_bytes.all.current != before)
+        program_.fail(check::invariants, "no block of a pool that sleeps is left, and its copy is kept");
       if (below(2)) (void)a.empty_cache();
       program_.validate("while a pool sleeps");
       while (k.pool->is_asleep()) {

@@ -55,6 +55,26 @@ struct opened_for_another_device {
   void expect_it_arrived() { EXPECT_EQ(test::read_back(mine.data(), some_bytes, 1), test::pattern(some_bytes, 3)); }
 };
 
+// Regression: a buffer that ended beside a capture was mapped until the runtime ended, and its owner lost the memory.
+TEST(opened_memory, that_ended_beside_a_capture_is_released_later) {
+  opened_for_another_device its;
+  stream const captured{device(0)};
+  auto const handle = streams::clock_of(captured).handle();
+  imported_buffer second = its.open();
+  for (imported_buffer* const one : {&its.o, &second}) {
+    int const before = its.theirs.importers();
+    ASSERT_TRUE(its.m.driver().begin_capture(0, handle, driver::capture_mode::global).ok());
+    one->reset();
+    auto const kept = its.m.driver().end_capture(0, handle);
+    EXPECT_TRUE(kept.ok()) << "the capture was spoiled";
+    EXPECT_EQ(its.theirs.importers(), before) << "work may still use it";
+    imported_buffer().reset();
+    if (one == &its.o) continue;
+    (void)its.open();  // any later one releases what waits
+    EXPECT_EQ(its.theirs.importers(), 0);
+  }
+}
+
 TEST(shared_memory, opened_for_another_device_is_read_by_it) {
   opened_for_another_device its;
   EXPECT_EQ(its.o.device(), device(0));

@@ -4,6 +4,7 @@
 #include <optional>
 #include <random>
 #include <span>
+#include <thread>
 
 #include "streams/pinned/locked_ranges.h"
 #include "tests/peer/machine_fixture.h"
@@ -67,6 +68,30 @@ TEST(registered_host_memory, unlocks_refused_pages_later) {
   EXPECT_NO_THROW(registered_host_memory{mine}) << "refused again, so that it takes the pages that stayed locked";
   EXPECT_NO_THROW(registered_host_memory{mine});
   EXPECT_EQ(route_of_mine(), copy_route::staged);
+}
+
+// Regression: its end waited for the device by a call that spoiled the captures of all threads, in every mode.
+TEST(registered_host_memory, ends_beside_captures_of_others) {
+  for (auto const mode :
+       {driver::capture_mode::global, driver::capture_mode::this_thread, driver::capture_mode::relaxed}) {
+    test::machine m;
+    auto mine = test::pattern(300'001, 1), other = test::pattern(100, 2);
+    buffer on_gpu(mine.size(), {.on = device(0)});
+    stream const s{device(0)}, captured{device(0)};
+    EXPECT_TRUE(m.driver().begin_capture(0, streams::clock_of(captured).handle(), mode).ok());
+    std::thread([&] {
+      runtime_guard const here(m.own);
+      registered_host_memory const lock(mine);
+      copy(s, on_gpu.data(), mine.data(), mine.size(), non_blocking);
+    }).join();  // ends it
+    auto const kept = m.driver().end_capture(0, streams::clock_of(captured).handle());
+    EXPECT_TRUE(kept.ok()) << "the capture was spoiled";
+    EXPECT_EQ(explain_copy(on_gpu.data(), mine.data(), mine.size()).by, copy_route::engine) << "still locked";
+    EXPECT_NO_THROW(registered_host_memory{other});
+    EXPECT_EQ(explain_copy(on_gpu.data(), mine.data(), mine.size()).by, copy_route::staged) << "unlocked since";
+    EXPECT_EQ(test::read_back(on_gpu.data(), mine.size(), 0), mine);
+    EXPECT_EQ(m.get().part<streams::locked_ranges>().validate(), std::vector<std::string>{});
+  }
 }
 
 TEST(registered_host_memory, is_unlocked_by_a_runtime_that_ends) {

@@ -347,8 +347,8 @@ cuda_driver::seen cuda_driver::look_in_books(address to, address from, std::size
   auto const b = books_.lock();
   auto const of_dst = in_books(*b, to, bytes, &dst_lies), of_src = in_books(*b, from, bytes, &src_lies);
   try {
-    static auto* const of_thread = new base::per_thread<remembered>;
-    auto& mine = *(remembered::own::value = &of_thread->get());
+    static base::per_thread<remembered> of_thread;
+    auto& mine = *(remembered::own::value = &of_thread.get());
     mine.read(edition_.load(base::memory_order_relaxed));
     if (of_dst.value_or(false)) mine.note(dst_lies);
     if (of_src.value_or(false)) mine.note(src_lies);

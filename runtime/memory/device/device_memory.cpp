@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "runtime/base/lasting.h"
 #include "runtime/base/room.h"
 #include "runtime/core/parts.h"
 #include "runtime/memory/device/device_allocator.h"
@@ -21,8 +22,8 @@ struct device_memory::state {
 };
 
 namespace {
-base::guarded<std::vector<device_memory*>>& alive() {
-  static auto* const all = new base::guarded<std::vector<device_memory*>>;  // outlives every runtime
+base::guarded<std::vector<device_memory*>>& alive() noexcept {
+  static base::lasting<base::guarded<std::vector<device_memory*>>> all;  // outlives every runtime
   return *all;
 }
 }  // namespace

@@ -3,6 +3,7 @@
 #include "runtime/memory/heap/thread_caches.h"
 
 
+#include "runtime/base/lasting.h"
 #include "runtime/base/os.h"
 #include "runtime/base/room.h"
 #include "runtime/memory/heap/stream_heap.h"
@@ -15,8 +16,8 @@ struct registry {
   base::mutex lock;
   std::vector<thread_cache*> spare;  // of threads that ended
 };
-registry& registered() {
-  static auto* const one = new registry;
+registry& registered() noexcept {
+  static base::lasting<registry> one;
   return *one;
 }
 
